@@ -72,20 +72,24 @@ class KeyUsage:
     )
 
     def __init__(self, name: str, budget: KeyBudget, *, clock: Callable[[], float] = time.time) -> None:
-        self._name = name
-        self.budget = budget
         self._clock = clock
         self._minute, self._day = _Window(_MINUTE_SECONDS), _Window(DAY_SECONDS)
-        self._limits = (
-            (self._minute, "minute", budget.requests_per_minute, budget.tokens_per_minute),
-            (self._day, "day", budget.requests_per_day, budget.tokens_per_day),
-        )
-        self.limits_tokens = budget.tokens_per_minute is not None or budget.tokens_per_day is not None
         self.requests = 0
         self.tokens = 0
         self.reserved = 0
         """Tokens that running requests may still use."""
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self.revise(name, budget)
+
+    def revise(self, name: str, budget: KeyBudget) -> None:
+        """Use another budget from now on, also for the requests that wait."""
+        self._name, self.budget = name, budget
+        self._limits = (
+            (self._minute, "minute", budget.requests_per_minute, budget.tokens_per_minute),
+            (self._day, "day", budget.requests_per_day, budget.tokens_per_day),
+        )
+        self.limits_tokens = budget.tokens_per_minute is not None or budget.tokens_per_day is not None
+        self._admit_waiting()
 
     @property
     def waiting(self) -> int:

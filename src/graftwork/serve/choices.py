@@ -21,16 +21,20 @@ async def stream_choices(engine: ServingEngine, call: ChatCall, *, model: str) -
     calls = call.fan_out()
     if len(calls) == 1:
         return await engine.stream(calls[0], model=model)
-    streams: list[ReplyStream] = []
+    tasks = [asyncio.create_task(engine.stream(single, model=model)) for single in calls]
     try:
-        # One after the other: a refusal of the first is a refusal of all.
-        for single in calls:
-            streams.append(await engine.stream(single, model=model))
+        return MergedStream(await asyncio.gather(*tasks))
     except BaseException:
-        for stream in streams:
-            stream.close()
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(_close)
         raise
-    return MergedStream(streams)
+
+
+def _close(starting: "asyncio.Task[ReplyStream]") -> None:
+    """Its answer has begun, but nobody wants it: another choice was refused, or the client has left."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()
 
 
 class MergedStream:

@@ -1,42 +1,32 @@
 """Replicas, retries and fallbacks as Prometheus text, from the status of the engine and counts."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 
-from graftwork.serve.engine_protocol import EngineStatus
+from graftwork.serve.engine_protocol import EngineStatus, ReplicaStatus
+from graftwork.serve.metrics import render_counts
 
 FallbackCounts = Counter[tuple[str, str, str]]
 """Requests by the model that was asked for, the release that answered, and why."""
 
 
+_OF_REPLICAS: dict[str, Callable[[ReplicaStatus], float]] = {
+    "graft_replica_up": lambda replica: replica["state"] == "ready",
+    "graft_replica_circuit_open": lambda replica: replica["circuit"] != "closed",
+    "graft_replica_in_flight": lambda replica: replica["outstanding"],
+    "graft_replica_failures_total": lambda replica: replica["failures"],
+}
+
+
 def render_failover(status: EngineStatus, fallbacks: FallbackCounts) -> str:
     lines: list[str] = []
     replicas = status.get("replicas", [])
-    names = [f'replica="{replica["name"]}"' for replica in replicas]
-    lines += _render("graft_replica_up", zip(names, (r["state"] == "ready" for r in replicas), strict=True))
-    lines += _render(
-        "graft_replica_circuit_open", zip(names, (r["circuit"] != "closed" for r in replicas), strict=True)
-    )
-    lines += _render("graft_replica_in_flight", zip(names, (r["outstanding"] for r in replicas), strict=True))
-    lines += _render(
-        "graft_replica_failures_total", zip(names, (r["failures"] for r in replicas), strict=True)
-    )
-    lines += _render("graft_retries_total", [("", status.get("retries", 0))])
-    lines += _render("graft_retries_refused_total", [("", status.get("retries_refused", 0))])
-    lines += _render("graft_hedges_total", [("", status.get("hedges", 0))])
-    found = sorted(fallbacks.items())
-    labels = [
-        f'model="{_escape(model)}",to="{_escape(to)}",why="{_escape(why)}"' for (model, to, why), _ in found
-    ]
-    lines += _render("graft_fallbacks_total", zip(labels, (count for _, count in found), strict=True))
+    for name, read in _OF_REPLICAS.items():
+        if replicas:
+            lines += render_counts(name, ("replica",), [((r["name"],), read(r)) for r in replicas])
+    lines += render_counts("graft_retries_total", (), [((), status.get("retries", 0))])
+    lines += render_counts("graft_retries_refused_total", (), [((), status.get("retries_refused", 0))])
+    lines += render_counts("graft_hedges_total", (), [((), status.get("hedges", 0))])
+    if fallbacks:
+        lines += render_counts("graft_fallbacks_total", ("model", "to", "why"), fallbacks.items())
     return "".join(f"{line}\n" for line in lines)
-
-
-def _render(name: str, samples: Iterable[tuple[str, float]]) -> list[str]:
-    kind = "counter" if name.endswith("_total") else "gauge"
-    lines = [f"{name}{{{labels}}} {value:g}" if labels else f"{name} {value:g}" for labels, value in samples]
-    return [f"# TYPE {name} {kind}", *lines] if lines else []
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -61,7 +61,7 @@ _KNOWN = {
     "/health": "GET, HEAD",
 }
 _MODEL_PATH = "/v1/models/"
-_SCOPES: dict[str, Scope] = {"/v1/feedback": "feedback", "/v1/traces": "feedback", "/metrics": "metrics"}
+_SCOPES: dict[str, Scope] = {"/v1/feedback": "feedback", "/v1/traces": "traces", "/metrics": "metrics"}
 """What the key of a request needs; for all other paths it is `models`."""
 _ADMIN_CONNECTIONS = 64
 
@@ -312,7 +312,9 @@ class Gateway(AnswerService):
         if self._traces is None:
             message = "this server takes no traces: serve.traces or serve.capture is off"
             raise ApiError(404, message, code="traces_off")
-        return await self._traces.take(request)
+        usage = self._keys.require(request).usage
+        usage.take_request()
+        return await self._traces.take(request, usage)
 
     def _admit(self, request: Request, api: ApiFormat) -> ChatCall:
         """The request as a checked call, unless too many are in flight."""

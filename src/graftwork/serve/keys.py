@@ -19,10 +19,11 @@ from pydantic import Field
 from graftwork.records.base import Record
 from graftwork.serve.budgets import KeyBudget, KeyUsage
 from graftwork.serve.http_messages import ApiError, Request
+from graftwork.serve.metrics import render_counts
 
 log = logging.getLogger(__name__)
 
-Scope = Literal["models", "feedback", "metrics", "admin"]
+Scope = Literal["models", "feedback", "traces", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_SCOPES: tuple[Scope, ...] = ("models", "feedback")
 SECRET_PREFIX = "sk-graft-"
@@ -82,6 +83,12 @@ class KeyHolder:
         self.usage = usage or KeyUsage(name, KeyBudget())
         self._expires = expires
 
+    def revise(self, key: "ApiKey") -> None:
+        """Follow the key as it is stored now; what it has used and reserved stays."""
+        self.name, self.scopes, self.models = key.name, frozenset(key.scopes), frozenset(key.models)
+        self._expires = _read_expiry(key)
+        self.usage.revise(key.name, key.budget)
+
     @property
     def expired(self) -> bool:
         return self._expires is not None and time.time() >= self._expires
@@ -124,7 +131,12 @@ class KeyRing:
         for key in keys:
             stored = True
             if key.revoked_at is None:
-                holders[key.digest] = known.get(key.id) or self._hold(key)
+                holder = known.get(key.id)
+                if holder is None:
+                    holder = self._hold(key)
+                else:
+                    holder.revise(key)
+                holders[key.digest] = holder
         self._holders = holders
         # Revoking the last key must not open the endpoint.
         self.required = stored or bool(self._fixed)
@@ -176,26 +188,27 @@ class KeyRing:
 
 def render_keys(ring: KeyRing) -> str:
     """What each key has used, as Prometheus text. Names are given by the operator."""
+    if not ring.required:
+        return ""
     lines: list[str] = []
     for what in ("requests", "tokens"):
-        if ring.required:
-            lines.append(f"# TYPE graft_key_{what}_total counter")
-            lines += [
-                f'graft_key_{what}_total{{key="{holder.name}"}} {getattr(holder.usage, what)}'
-                for holder in ring.holders
-            ]
+        used = [((holder.name,), getattr(holder.usage, what)) for holder in ring.holders]
+        lines += render_counts(f"graft_key_{what}_total", ("key",), used)
     return "".join(line + "\n" for line in lines)
 
 
+def _read_expiry(key: ApiKey) -> float | None:
+    return None if key.expires_at is None else datetime.fromisoformat(key.expires_at).timestamp()
+
+
 def hold(key: ApiKey) -> KeyHolder:
-    expires = None if key.expires_at is None else datetime.fromisoformat(key.expires_at).timestamp()
     return KeyHolder(
         key.name,
         id=key.id,
         scopes=key.scopes,
         models=key.models,
         usage=KeyUsage(key.name, key.budget),
-        expires=expires,
+        expires=_read_expiry(key),
     )
 
 

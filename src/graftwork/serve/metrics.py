@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -68,12 +68,8 @@ class Metrics:
         self.reply_tokens.add(reply_tokens)
 
     def render(self, gauges: dict[str, float]) -> str:
-        lines = ["# TYPE graft_requests_total counter"]
-        for (model, status), count in sorted(self.requests.items()):
-            lines.append(f'graft_requests_total{{model="{model}",status="{status}"}} {count}')
-        lines.append("# TYPE graft_tokens_total counter")
-        for (model, kind), count in sorted(self.tokens.items()):
-            lines.append(f'graft_tokens_total{{model="{model}",kind="{kind}"}} {count}')
+        lines = render_counts("graft_requests_total", ("model", "status"), self.requests.items())
+        lines += render_counts("graft_tokens_total", ("model", "kind"), self.tokens.items())
         for name in (
             "answer_seconds",
             "first_token_seconds",
@@ -82,24 +78,32 @@ class Metrics:
             "reply_tokens",
         ):
             lines += getattr(self, name).render(f"graft_{name}")
-        for name, arms in (("requests", self.assigned), ("failures", self.assigned_failures)):
-            if arms:
-                lines.append(f"# TYPE graft_split_{name}_total counter")
-            for (experiment, arm), count in sorted(arms.items()):
-                labels = f'experiment="{experiment}",arm="{arm}"'
-                lines.append(f"graft_split_{name}_total{{{labels}}} {count}")
-        lines += _render_pairs("graft_routed_total", ("model", "by"), self.routed)
-        lines += _render_pairs("graft_escalations_total", ("check", "outcome"), self.escalated)
-        lines += _render_pairs("graft_chains_total", ("chain", "outcome"), self.chained)
+        for name, labels, counts in (
+            ("graft_split_requests_total", ("experiment", "arm"), self.assigned),
+            ("graft_split_failures_total", ("experiment", "arm"), self.assigned_failures),
+            ("graft_routed_total", ("model", "by"), self.routed),
+            ("graft_escalations_total", ("check", "outcome"), self.escalated),
+            ("graft_chains_total", ("chain", "outcome"), self.chained),
+        ):
+            if counts:
+                lines += render_counts(name, labels, counts.items())
         own = {"graft_in_flight": self.in_flight, "graft_disconnects_total": self.disconnects}
         for name, value in {**own, **gauges}.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# TYPE {name} {kind}", f"{name} {value:g}"]
+            lines += render_counts(name, (), [((), value)])
         return "\n".join(lines) + "\n"
 
 
-def _render_pairs(name: str, labels: tuple[str, str], counts: Mapping[tuple[str, str], int]) -> Iterator[str]:
-    if counts:
-        yield f"# TYPE {name} counter"
-    for (first, second), count in sorted(counts.items()):
-        yield f'{name}{{{labels[0]}="{first}",{labels[1]}="{second}"}} {count}'
+def render_counts(
+    name: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str | int, ...], float]]
+) -> list[str]:
+    """Samples of a counter or gauge with their type; a name that ends in `_total` is a counter."""
+    lines = [f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"]
+    for values, count in sorted(counts):
+        pairs = zip(labels, values, strict=True)
+        shown = ",".join(f'{label}="{_escape(str(value))}"' for label, value in pairs)
+        lines.append(f"{name}{{{shown}}} {count:.15g}" if shown else f"{name} {count:.15g}")
+    return lines
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
 from serve_harness import DEADLINE, OTHER, RELEASE, BrokenSink, ListSink, open_house, raw
 
+from graftwork.serve.api.call import ChatLimits
+from graftwork.serve.api.chat import parse_chat_body
+from graftwork.serve.choices import stream_choices
 from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import ServeSettings
 
@@ -312,6 +317,76 @@ def test_a_probe_may_ask_for_the_head_of_health_without_a_key(run):
             assert answer.endswith(b"\r\n\r\n")
 
     run(main)
+
+
+def test_metrics_escape_what_operators_call_their_models_and_checks(run):
+    odd = 'the "small" one\\\n2'
+    shown = 'the \\"small\\" one\\\\\\n2'
+
+    async def main():
+        routes = Routes(releases=frozenset({RELEASE}), aliases={odd: RELEASE})
+        async with open_house(routes=routes) as house:
+            metrics = house.gateway.metrics
+            metrics.count_request(odd, 200)
+            metrics.count_answer(odd, prompt_tokens=12_345_678, reply_tokens=1, seconds=1.0)
+            metrics.routed[odd, "rule"] += 1
+            metrics.escalated[odd, "escalated"] += 1
+            metrics.chained[odd, "answered"] += 1
+            metrics.assigned["e", odd] += 1
+            _, body = await Client(port=house.port).fetch("GET", "/metrics")
+        lines = body.decode().splitlines()
+        assert f'graft_requests_total{{model="{shown}",status="200"}} 1' in lines
+        assert f'graft_tokens_total{{model="{shown}",kind="prompt"}} 12345678' in lines
+        assert sum(shown in line for line in lines) == 7
+        sample = re.compile(r'(# TYPE \w+ \w+|\w+(\{(\w+="([^"\\]|\\.)*",?)+\})? [0-9.e+-]+)')
+        assert [line for line in lines if not sample.fullmatch(line)] == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_streamed_choices_start_at_once_and_a_refusal_ends_the_others(run, refused):
+    async def main():
+        engine, count = EngineOfStreams(), 3
+        body = {"model": "base", "messages": HELLO, "n": count, "stream": True}
+        call = parse_chat_body(body, ChatLimits())
+        starting = asyncio.create_task(stream_choices(engine, call, model="base"))
+        while len(engine.asked) < count:
+            await asyncio.sleep(0)
+        streams = [ClosingStream() for _ in range(count)]
+        engine.asked[1].set_result(streams[1])
+        if refused:
+            engine.asked[0].set_exception(ApiError(400, "no"))
+            with pytest.raises(ApiError):
+                await starting
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert engine.asked[2].cancelled()
+        else:
+            engine.asked[0].set_result(streams[0])
+            engine.asked[2].set_result(streams[2])
+            (await starting).close()
+        assert streams[1].closed
+
+    run(main)
+
+
+class ClosingStream:
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+class EngineOfStreams:
+    """An engine whose streams begin when the test says so."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def stream(self, call, *, model):
+        self.asked.append(asyncio.get_running_loop().create_future())
+        return await self.asked[-1]
 
 
 def test_health_and_metrics_say_how_it_is(run):

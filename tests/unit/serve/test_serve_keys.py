@@ -74,7 +74,8 @@ def test_a_key_may_come_as_x_api_key_and_bearer_in_any_case(run):
 
 PATHS = {
     "models": ("/v1/chat/completions", "/v1/models"),
-    "feedback": ("/v1/feedback", "/v1/traces"),
+    "feedback": ("/v1/feedback",),
+    "traces": ("/v1/traces",),
     "metrics": ("/metrics",),
 }
 
@@ -421,6 +422,35 @@ def test_keys_that_stay_keep_what_they_have_used():
     ring.holders[0].usage.take_request()
     ring.replace((key("a", "a"), key("c", "c")))
     assert {holder.name: holder.usage.requests for holder in ring.holders} == {"a": 1, "c": 0}
+
+
+def test_a_key_that_changes_in_the_store_has_its_new_budget_and_keeps_its_counts(run):
+    async def main():
+        ring = ring_of(key("s", budget={"requests_per_day": 1}))
+        async with open_house(keys=ring) as house:
+            statuses = [(await ask(house, "s"))[0].status for _ in range(2)]
+            ring.replace((key("s", budget={"requests_per_day": 3}),))
+            statuses += [(await ask(house, "s"))[0].status for _ in range(3)]
+            ring.replace((key("s", scopes=("feedback",)),))
+            statuses.append((await ask(house, "s"))[0].status)
+        assert statuses == [200, 429, 200, 200, 429, 403]
+
+    run(main)
+
+
+def test_a_raised_budget_admits_the_requests_that_wait(run):
+    async def main():
+        usage = KeyUsage("s", KeyBudget(tokens_per_day=100))
+        running = await usage.reserve(80)
+        waiting = asyncio.create_task(usage.reserve(80))
+        await asyncio.sleep(0)
+        assert usage.waiting == 1
+        usage.revise("s", KeyBudget(tokens_per_day=200))
+        (await waiting).release()
+        running.release()
+        assert usage.reserved == 0
+
+    run(main)
 
 
 def test_secrets_are_long_and_of_a_form_that_redaction_knows():
