@@ -13,7 +13,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,21 +98,31 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, priv
     `durable=False` leaves out the sync, for what is of no use after a power cut anyway. `private` is for its
     owner alone wherever it is; other files are as private as their folder.
     """
-    data = content.encode() if isinstance(content, str) else content
+    with atomic_file(path, durable=durable, private=private) as handle:
+        handle.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = True, private: bool = False) -> Iterator[IO[bytes]]:
+    """As `write_atomic`, for content that comes piece by piece. A block that fails leaves nothing behind."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         make_folder(path.parent)
         with create_file(temporary, private=private) as handle:
-            handle.write(data)
+            yield handle
             handle.flush()
             if durable:
                 os.fsync(handle.fileno())
         temporary.replace(path)
         if durable:
             sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise explain_os_error(error, path) from error
+    except BaseException as error:
+        # A path that cannot be made cannot be removed either.
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise explain_os_error(error, path) from error
+        raise
 
 
 @contextmanager

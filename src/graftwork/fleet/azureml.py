@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.rest import RestClient
@@ -24,6 +24,7 @@ from graftwork.fleet.storage import (
     fetch_results,
     read_beat_of,
     read_exit,
+    read_file,
     ship,
     start_words,
 )
@@ -158,7 +159,7 @@ class AzureMLPlace:
 
     def log(self, job: PlacedJob) -> str:
         names = (f"jobs/{job.label}/out/{name}" for name in (LOG, "run/worker.log"))
-        return "".join((self._storage.read(name) or b"").decode(errors="replace") for name in names)
+        return "".join((read_file(self._storage, name) or b"").decode(errors="replace") for name in names)
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         if not fetch_results(self._storage, job.label, folder) and self._get(job.label) is None:
@@ -276,12 +277,8 @@ class BlobStorage:
     def flush(self) -> None:
         """Every write is there when it returns."""
 
-    def read(self, name: str) -> bytes | None:
-        try:
-            content: bytes = _ask(lambda: self._azure.container.download_blob(self._prefix + name).readall())
-        except NotThere:
-            return None
-        return content
+    def copy(self, name: str, target: IO[bytes]) -> None:
+        _ask(lambda: self._azure.container.download_blob(self._prefix + name).readinto(target))
 
 
 class AzureClients:

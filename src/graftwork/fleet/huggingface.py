@@ -6,12 +6,13 @@ those of the Jobs API; the job gets the token, to push.
 """
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.settings import HuggingFaceSettings
@@ -268,19 +269,16 @@ class HubStorage:
 
         self._hub.ask(commit)
 
-    def read(self, name: str) -> bytes | None:
-        def download(api: Any) -> bytes:
+    def copy(self, name: str, target: IO[bytes]) -> None:
+        def download(api: Any) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 path = api.hf_hub_download(
                     self._repository, name, repo_type="dataset", local_dir=folder, force_download=True
                 )
-                return Path(path).read_bytes()
+                with Path(path).open("rb") as content:
+                    shutil.copyfileobj(content, target)
 
-        try:
-            content: bytes = self._hub.ask(download)
-        except NotThere:
-            return None
-        return content
+        self._hub.ask(download)
 
 
 def _name(job: Any) -> str:

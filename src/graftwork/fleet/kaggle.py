@@ -6,20 +6,22 @@ ended from outside: the job looks for a dataset named `<label>-stop`, and its ti
 """
 
 import http.client
+import io
 import json
 import os
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, read_bundle
 from graftwork.fleet.far_start import EXIT_FILE
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.results import parse_exit, take_files
 from graftwork.fleet.settings import KaggleSettings
-from graftwork.fleet.storage import START_SOURCE, choose_results
+from graftwork.fleet.storage import PIECE, START_SOURCE, choose_results
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
@@ -97,8 +99,10 @@ class KagglePlace:
             return JobPoll(phase="starting", message="waiting for a machine of Kaggle")
         if state in ("RUNNING", "CANCEL_REQUESTED"):
             return JobPoll(phase="running")
-        url = dict(self._output(job.label)).get(f"work/{EXIT_FILE}")
-        ended = parse_exit(_download(url) if url else None)
+        url, content = dict(self._output(job.label)).get(f"work/{EXIT_FILE}"), io.BytesIO()
+        if url:
+            _download(url, content)
+        ended = parse_exit(content.getvalue())
         if ended is not None:
             return ended
         if state == "CANCEL_ACKNOWLEDGED":
@@ -116,11 +120,8 @@ class KagglePlace:
             raise unknown_job(self.name, job.label)
         urls = {name.removeprefix("work/"): url for name, url in self._output(job.label)}
 
-        def files() -> Iterator[tuple[str, bytes]]:
-            for name in choose_results([*urls]):
-                yield name.removeprefix("run/"), _download(urls[name])
-
-        take_files(files(), folder)
+        chosen = choose_results([*urls])
+        take_files(((name.removeprefix("run/"), partial(_download, urls[name])) for name in chosen), folder)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         """Leave the flag; and delete the kernel, `at_once`, which takes its output along."""
@@ -441,12 +442,16 @@ def _plain_log(text: str) -> str:
         return text
 
 
-def _download(url: str) -> bytes:
+def _download(url: str, target: IO[bytes]) -> None:
     try:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as answer:
-            content: bytes = answer.read()
-            return content
+            while piece := answer.read(PIECE):
+                target.write(piece)
+            if answer.length:
+                raise http.client.IncompleteRead(b"", answer.length)
     except (OSError, http.client.HTTPException) as error:
         raise PlaceUnreachable(
-            "a file of the output could not be brought", why=str(error)[:200], fix="try again later"
+            "a file of the output could not be brought",
+            why=str(error)[:200],
+            fix="try again later, with room on the disk",
         ) from None

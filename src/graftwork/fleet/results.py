@@ -4,19 +4,30 @@ In: a tar file from another machine, or a folder that a person brought. Out: the
 the outcome last and with the paths of this machine. Names that lead elsewhere are refused.
 """
 
+import io
 import json
+import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from graftwork.files.disk import folder_digest, write_atomic
+from graftwork.files.disk import atomic_file, folder_digest, write_atomic
+from graftwork.fleet.place import NotThere
 from graftwork.records.errors import Damaged
 from graftwork.records.fleet import JobPoll
 
 OUTCOME = "outcome.json"
 ADAPTER = "adapter"
+LONGEST_NAME = 200
+"""Bytes of a name; file systems allow 255, of which a file that is being written needs some more."""
+MOST_FOLDERS = 32
+CopyFile = Callable[[IO[bytes]], object]
+"""Writes the content of a file, or raises `NotThere`."""
 _KEPT_HERE = {"lock", "job.json"}
 
 
@@ -31,7 +42,7 @@ def take_packed(pack: Callable[[IO[bytes]], object], folder: Path) -> None:
 def take_results(stream: IO[bytes], folder: Path) -> None:
     """Take the files of a tar file."""
 
-    def files() -> Iterator[tuple[str, bytes]]:
+    def files() -> Iterator[tuple[str, CopyFile]]:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for entry in archive:
                 # The holes of a sparse file are not in the archive: it may claim to have any size.
@@ -39,7 +50,7 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
                 source = archive.extractfile(entry) if plain else None
                 if source is None:
                     raise Damaged("the results hold something that is no file", where=entry.name[:100])
-                yield entry.name, source.read()
+                yield entry.name, partial(shutil.copyfileobj, source)
 
     try:
         take_files(files(), folder)
@@ -55,27 +66,54 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
 def take_folder(source: Path, folder: Path) -> None:
     """Take the files of a folder: the `run` of a work folder, as a person copied it."""
     paths = [path for path in sorted(source.rglob("*")) if path.is_file() and not path.is_symlink()]
-    take_files(((path.relative_to(source).as_posix(), path.read_bytes()) for path in paths), folder)
+
+    def copy(path: Path, target: IO[bytes]) -> None:
+        with path.open("rb") as content:
+            shutil.copyfileobj(content, target)
+
+    take_files(((path.relative_to(source).as_posix(), partial(copy, path)) for path in paths), folder)
 
 
-def take_files(files: Iterable[tuple[str, bytes]], folder: Path) -> None:
+def take_files(files: Iterable[tuple[str, CopyFile]], folder: Path) -> None:
+    """Take each file piece by piece: it may be larger than the memory."""
     outcome: bytes | None = None
-    for name, content in files:
+    for name, copy in files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise Damaged("the results name a file outside of the run", where=name[:100])
         plain = path.as_posix()
         if len(path.parts) > 1 and path.parts[0] in {OUTCOME, *_KEPT_HERE}:
             raise Damaged("the results have a folder where the run has a file", where=name[:100])
-        if plain == OUTCOME:
-            outcome = content
-        elif plain not in _KEPT_HERE:
-            try:
-                write_atomic(folder / path, content, durable=False)
-            except ValueError as error:
-                raise Damaged("the results name a file that cannot be", where=ascii(name)[:100]) from error
+        _require_possible(path, folder)
+        # A job that still runs may have removed it since it was listed.
+        with suppress(NotThere):
+            if plain == OUTCOME:
+                read = io.BytesIO()
+                copy(read)
+                outcome = read.getvalue()
+            elif plain not in _KEPT_HERE:
+                with atomic_file(folder / path, durable=False) as target:
+                    copy(target)
     if outcome is not None:
         write_atomic(folder / OUTCOME, _at_home(outcome, folder))
+
+
+def _require_possible(path: PurePosixPath, folder: Path) -> None:
+    """Refuse a name that no file can have here, or that another file or folder has."""
+    where = ascii(str(path))[:100]
+    try:
+        lengths = [len(os.fsencode(part)) for part in path.parts]
+        possible = max(lengths) <= LONGEST_NAME and len(lengths) <= MOST_FOLDERS and "\0" not in str(path)
+    except ValueError:
+        possible = False
+    if not possible:
+        raise Damaged(
+            "the results name a file that cannot be",
+            why=f"names have up to {LONGEST_NAME} bytes and {MOST_FOLDERS} levels, in UTF-8",
+            where=where,
+        )
+    if (folder / path).is_dir() or any((folder / above).is_file() for above in path.parents):
+        raise Damaged("the results have a file and a folder of the same name", where=where)
 
 
 def _at_home(outcome: bytes, folder: Path) -> str:

@@ -184,7 +184,7 @@ class RunMirror:
                 target = f"{self._root}/run/{name}"
                 if not has_buckets(self._files):
                     self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-                self._files.pipe_file(target, path.read_bytes())
+                self._files.put_file(str(path), target)
                 self._seen[name] = stamp
             except FileNotFoundError:
                 continue

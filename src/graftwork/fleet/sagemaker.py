@@ -6,17 +6,26 @@ S3 and brings back after a spot machine was taken away. Secrets go through Secre
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from graftwork.fleet.bundle import BUNDLE_FILE
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.settings import SageMakerSettings
-from graftwork.fleet.storage import START, ask_to_stop, fetch_results, read_beat_of, read_exit, ship
+from graftwork.fleet.storage import (
+    START,
+    ask_to_stop,
+    fetch_results,
+    read_beat_of,
+    read_exit,
+    read_file,
+    ship,
+)
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -170,7 +179,7 @@ class SageMakerPlace:
                 )
             )
             lines = [f"{event['message']}\n" for event in pages.get("events", ())]
-        worker = self._storage.read(f"jobs/{job.label}/out/run/worker.log") or b""
+        worker = read_file(self._storage, f"jobs/{job.label}/out/run/worker.log") or b""
         return "".join(lines) + worker.decode(errors="replace")
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
@@ -292,15 +301,12 @@ class S3Storage:
     def flush(self) -> None:
         """Every write is there when it returns."""
 
-    def read(self, name: str) -> bytes | None:
-        try:
-            content: bytes = _ask(lambda: self._get(self._prefix + name))
-        except NotThere:
-            return None
-        return content
+    def copy(self, name: str, target: IO[bytes]) -> None:
+        def download() -> None:
+            body = self._aws.client("s3").get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"]
+            shutil.copyfileobj(body, target)
 
-    def _get(self, key: str) -> Any:
-        return self._aws.client("s3").get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        _ask(download)
 
 
 class _InUse(Refused):

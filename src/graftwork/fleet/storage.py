@@ -5,19 +5,21 @@ once whatever job needs them; `jobs/<label>/in` for the start of a job; `jobs/<l
 fills. It starts nothing: that is the work of the place.
 """
 
+import io
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from pydantic import ValidationError
 
 from graftwork.files.remote import has_buckets, open_url
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.far_start import EXIT_FILE, FULL, STOP_FILE
-from graftwork.fleet.place import PlaceUnreachable, Refused
+from graftwork.fleet.place import NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.results import OUTCOME, parse_exit, take_files
 from graftwork.records.base import hide_login
 from graftwork.records.errors import EnvironmentLacks
@@ -26,6 +28,7 @@ from graftwork.records.job import Beat
 
 BLOBS = "blobs"
 START = "start.py"
+PIECE = 2**20
 CHECKPOINTS = "run/checkpoints/"
 START_SOURCE = Path(__file__).with_name("far_start.py")
 
@@ -43,8 +46,8 @@ class JobStorage(Protocol):
     def flush(self) -> None:
         """Return once everything that was written is there."""
 
-    def read(self, name: str) -> bytes | None:
-        """None: there is no such file."""
+    def copy(self, name: str, target: IO[bytes]) -> None:
+        """Write the content of a file, piece by piece: it may be weights. Raises `NotThere`."""
 
 
 class UrlStorage:
@@ -67,21 +70,33 @@ class UrlStorage:
         return {name.removeprefix(start): int(entry["size"]) for name, entry in (found or {}).items()}
 
     def put(self, name: str, source: Path) -> None:
-        self.write(name, source.read_bytes())
+        target = self._target(name)
+        self._do(lambda: self._files.put_file(str(source), target))
 
     def write(self, name: str, content: bytes) -> None:
+        target = self._target(name)
+        self._do(lambda: self._files.pipe_file(target, content))
+
+    def _target(self, name: str) -> str:
         target = f"{self._root}/{name}"
         if not has_buckets(self._files):
             self._do(lambda: self._files.makedirs(target.rpartition("/")[0], exist_ok=True))
-        self._do(lambda: self._files.pipe_file(target, content))
+        return target
 
     def flush(self) -> None:
         """Every write is there when it returns."""
 
-    def read(self, name: str) -> bytes | None:
+    def copy(self, name: str, target: IO[bytes]) -> None:
         self._files.invalidate_cache()
-        content: bytes | None = self._find(lambda: self._files.cat_file(f"{self._root}/{name}"))
-        return content
+        source = self._find(lambda: self._files.open(f"{self._root}/{name}", "rb"))
+        if source is None:
+            raise NotThere(
+                "the storage for the files of jobs has no such file", fix=f"check {self._setting}", where=name
+            )
+        with source:
+            # A read that fails is the storage's fault, a write that of the disk here.
+            while piece := self._do(lambda: source.read(PIECE)):
+                target.write(piece)
 
     def _find(self, call: Callable[[], Any]) -> Any:
         """What is read; None if it is not there."""
@@ -168,13 +183,23 @@ def ask_to_stop(storage: JobStorage, label: str) -> None:
     storage.write(f"jobs/{label}/{STOP_FILE}", b"")
 
 
+def read_file(storage: JobStorage, name: str) -> bytes | None:
+    """The content of a small file; None: there is no such file."""
+    content = io.BytesIO()
+    try:
+        storage.copy(name, content)
+    except NotThere:
+        return None
+    return content.getvalue()
+
+
 def read_exit(storage: JobStorage, label: str) -> JobPoll | None:
     """How the job ended, by its own account; None: it has not ended."""
-    return parse_exit(storage.read(f"jobs/{label}/out/{EXIT_FILE}"))
+    return parse_exit(read_file(storage, f"jobs/{label}/out/{EXIT_FILE}"))
 
 
 def read_beat_of(storage: JobStorage, label: str) -> Beat | None:
-    content = storage.read(f"jobs/{label}/out/run/heartbeat.json")
+    content = read_file(storage, f"jobs/{label}/out/run/heartbeat.json")
     try:
         return Beat.from_json(content) if content is not None else None
     except ValidationError:
@@ -186,13 +211,8 @@ def fetch_results(storage: JobStorage, label: str, folder: Path) -> bool:
     prefix = f"jobs/{label}/out/"
     names = [name.removeprefix(prefix) for name in storage.sizes(f"{prefix}run/")]
 
-    def files() -> Iterator[tuple[str, bytes]]:
-        for name in choose_results(names):
-            content = storage.read(prefix + name)
-            if content is not None:
-                yield name.removeprefix("run/"), content
-
-    take_files(files(), folder)
+    chosen = choose_results(names)
+    take_files(((name.removeprefix("run/"), partial(storage.copy, prefix + name)) for name in chosen), folder)
     return bool(names)
 
 

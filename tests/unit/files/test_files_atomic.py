@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.files import disk
 from graftwork.files.disk import Journal, atomic_folder, write_atomic
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentLacks, GraftError
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -104,3 +104,11 @@ def test_a_journal_can_be_followed_from_where_one_stopped(tmp_path):
 )
 def test_system_errors_are_explained(code, words):
     assert words in disk.explain_os_error(OSError(code, os.strerror(code)), Path("x")).what
+
+
+@pytest.mark.parametrize("name", ["a" * 250, "file/below"])
+def test_a_path_that_cannot_be_made_is_an_explained_error(tmp_path, name):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(GraftError):
+        write_atomic(tmp_path / name, "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

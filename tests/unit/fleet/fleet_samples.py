@@ -1,6 +1,8 @@
 """Small bundles for tests: the trial worker, which needs no model."""
 
 import os
+import tracemalloc
+from contextlib import contextmanager
 from pathlib import Path
 
 from graftwork.fleet.bundle import BundleParts, build_bundle
@@ -32,3 +34,19 @@ def with_vanishing_folder(folder, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", scandir)
     return part
+
+
+LARGE = 2**26
+"""Bytes of a file that stands for weights."""
+
+
+@contextmanager
+def memory_limit(size):
+    """What Python allocates within must stay below so many bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < size, f"{peak / 1e6:.0f} MB were allocated at once"

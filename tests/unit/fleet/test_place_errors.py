@@ -87,7 +87,7 @@ def test_output_of_kaggle_that_ends_too_early_is_brought_again(monkeypatch):
 
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_request, **_options: Cut())
     with pytest.raises(PlaceUnreachable, match="could not be brought"):
-        kaggle._download("https://kaggle.invalid/output")
+        kaggle._download("https://kaggle.invalid/output", io.BytesIO())
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,15 @@ import json
 import tarfile
 
 import pytest
+from fleet_samples import LARGE, memory_limit
 
-from graftwork.fleet.results import parse_exit, take_files, take_results
+from graftwork.fleet.place import NotThere
+from graftwork.fleet.results import parse_exit, take_files, take_folder, take_results
 from graftwork.records.errors import Damaged
+
+
+def text(content):
+    return lambda target: target.write(content.encode())
 
 
 def packed(**files):
@@ -50,8 +56,42 @@ def test_results_that_end_too_early_or_are_none_are_damaged(tmp_path, keep):
 )
 def test_names_that_would_stand_in_the_way_of_the_run_are_refused(tmp_path, name):
     with pytest.raises(Damaged):
-        take_files([(name, b"there")], tmp_path)
+        take_files([(name, text("there"))], tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a" * 250, "a" * 5000, "a/" * 1500 + "a", f"{'ä' * 120}/b", "log/below/it"])
+def test_a_name_that_no_file_can_have_here_is_damage_and_leaves_no_part(tmp_path, name):
+    with pytest.raises(Damaged, match=r"cannot be|same name"):
+        take_results(packed(**{"log": b"1", name: b"2"}), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_folder_and_then_a_file_of_its_name_is_damage(tmp_path):
+    with pytest.raises(Damaged, match="same name"):
+        take_results(packed(**{"adapter/x": b"1", "adapter": b"2"}), tmp_path)
+
+
+def test_a_file_that_a_running_job_removes_meanwhile_is_left_out(tmp_path):
+    def gone(target):
+        target.write(b"a part of it")
+        raise NotThere("it was removed")
+
+    take_files([("gone", gone), ("log", text("there"))], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_results_larger_than_the_memory_allowed_are_taken_piece_by_piece(tmp_path):
+    weights, archive = tmp_path / "source" / "weights", tmp_path / "results.tar"
+    weights.parent.mkdir()
+    with weights.open("wb") as content:
+        content.truncate(LARGE)
+    with tarfile.open(archive, "w") as tar:
+        tar.add(weights, arcname="weights")
+    with archive.open("rb") as stream, memory_limit(LARGE // 8):
+        take_results(stream, tmp_path / "a")
+        take_folder(weights.parent, tmp_path / "b")
+    assert {(tmp_path / name / "weights").stat().st_size for name in "ab"} == {LARGE}
 
 
 def test_a_file_that_is_mostly_holes_is_refused_before_it_is_read(tmp_path):
@@ -71,7 +111,7 @@ def test_a_file_that_is_mostly_holes_is_refused_before_it_is_read(tmp_path):
 
 def test_an_outcome_that_is_nested_without_end_is_damaged(tmp_path):
     with pytest.raises(Damaged):
-        take_files([("outcome.json", b"[" * 200_000)], tmp_path)
+        take_files([("outcome.json", text("[" * 200_000))], tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"code": 1e999, "reason": ""}', b"\xff", b"7"])

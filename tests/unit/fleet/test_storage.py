@@ -1,9 +1,11 @@
 """Files of jobs below a URL: what is not there is not read, and a write that fails is an error."""
 
 import pytest
+from fleet_samples import LARGE, memory_limit
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.storage import UrlStorage
+from graftwork.fleet.runner import RunMirror
+from graftwork.fleet.storage import UrlStorage, fetch_results, read_file
 
 
 def raise_not_found(*_words, **_options):
@@ -12,7 +14,7 @@ def raise_not_found(*_words, **_options):
 
 def test_a_missing_file_reads_as_none_and_a_missing_folder_is_empty(tmp_path):
     storage = UrlStorage(str(tmp_path / "none"), setting="fleet.x.storage")
-    assert storage.read("a") is None
+    assert read_file(storage, "a") is None
     assert storage.sizes("jobs/") == {}
 
 
@@ -31,3 +33,24 @@ def test_a_package_that_is_missing_here_leaves_no_job_open(monkeypatch):
     monkeypatch.setattr("fsspec.core.url_to_fs", lacks)
     with pytest.raises(Refused, match="not installed"):
         UrlStorage("s3://bucket", setting="fleet.x.storage")
+
+
+def test_weights_go_to_the_storage_and_back_piece_by_piece(tmp_path):
+    source = tmp_path / "weights"
+    with source.open("wb") as content:
+        content.truncate(LARGE)
+    storage = UrlStorage(str(tmp_path / "bucket"), setting="fleet.x.storage")
+    with memory_limit(LARGE // 8):
+        storage.put("jobs/a/out/run/adapter/weights", source)
+        assert fetch_results(storage, "a", tmp_path / "run")
+    assert (tmp_path / "run/adapter/weights").stat().st_size == LARGE
+
+
+def test_the_mirror_of_a_job_gets_the_adapter_piece_by_piece(tmp_path):
+    adapter = tmp_path / "run" / "adapter" / "weights"
+    adapter.parent.mkdir(parents=True)
+    with adapter.open("wb") as content:
+        content.truncate(LARGE)
+    with memory_limit(LARGE // 8):
+        RunMirror(f"file://{tmp_path}/mirror", "r1").copy(tmp_path / "run")
+    assert (tmp_path / "mirror/r1/run/adapter/weights").stat().st_size == LARGE
