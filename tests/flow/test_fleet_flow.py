@@ -85,6 +85,7 @@ def test_a_run_moves_from_this_machine_to_another_and_keeps_its_bytes(
         app(["fleet", "run", "--place", "ssh", "-C", str(other), "--json"], standalone_mode=False)
         outcome = json.loads(capsys.readouterr().out)
         assert outcome["adapter_hash"] == whole.adapter_hash
+        assert next(found for found in outcome["residuals"] if found["name"] == "minutes")["actual"] > 0
         assert Path(outcome["adapter_folder"]) == run_folder / "adapter"
         states = [(job.place, job.state) for job in work.jobs.list()]
         assert states == [("local", "stopped"), ("ssh", "done")]

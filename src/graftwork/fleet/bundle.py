@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import atomic_folder, file_digest, make_folder, require_digest, write_atomic
 from graftwork.fleet.wheel import build_wheel
+from graftwork.process.waited import WAITED
 from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged
 from graftwork.records.fleet import Bundle, BundleBase, BundleFile
@@ -114,6 +115,9 @@ def _travelling(parts: BundleParts) -> Iterator[tuple[str, Path]]:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 yield f"{name}/{path.relative_to(folder).as_posix()}", path
+    # How long the run has taken goes on with it.
+    if parts.checkpoint is not None and (waited := parts.checkpoint.parent.parent / WAITED).exists():
+        yield f"{RESUME}/{WAITED}", waited
 
 
 def _link(source: Path, target: Path) -> None:

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from graftwork.files.disk import make_folder, write_atomic
 from graftwork.files.remote import has_buckets, open_url
 from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, JOB_FILE, RESUME, START_ADAPTER
 from graftwork.process import clock
-from graftwork.process.heartbeat import read_beat
+from graftwork.process.heartbeat import read_beat, remove_beat
 from graftwork.process.local_workers import LocalWorkers
+from graftwork.process.waited import WAITED, add_waited
 from graftwork.process.worker import ERROR_FILE, set_in_handler, tie_to_parent
 from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError
 from graftwork.records.fleet import Bundle
@@ -51,9 +53,12 @@ def run_bundle(bundle_folder: Path, work: Path, *, seconds: float | None) -> int
         write_atomic(run / ERROR_FILE, json.dumps(error.as_json()))
         print(f"{error.what}: {error.why}", file=sys.stderr)
         return error.exit_code
+    begun = clock.steady()
     try:
         return _Runner(bundle, run, mirror, seconds=seconds).run()
     finally:
+        with suppress(GraftError):  # a full disk has a reason of its own
+            add_waited(run, clock.steady() - begun)
         mirror.copy(run)
 
 
@@ -76,7 +81,9 @@ def restore(bundle: Bundle, folder: Path, run: Path) -> None:
     if bundle.resume_step is None or any(target.glob("step-*")):
         return
     make_folder(target)
-    for step in (folder / RESUME).iterdir():
+    if (waited := folder / RESUME / WAITED).exists():
+        shutil.copyfile(waited, run / WAITED)
+    for step in (folder / RESUME).glob("step-*"):
         part = target / f".{step.name}.part"
         shutil.rmtree(part, ignore_errors=True)
         shutil.copytree(step, part)
@@ -140,6 +147,7 @@ class _Runner:
             print(f"the worker ended with {code}; starting it again", flush=True)
 
     def _attempt(self) -> int:
+        remove_beat(self._run)
         handle = self._workers.submit(self._job)
         copied, asked = float("-inf"), False
         while (status := self._workers.poll(handle, seconds=POLL_SECONDS)).running:

@@ -16,12 +16,13 @@ from typing import Any
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.process import clock
 from graftwork.process.memory import explain_exhaustion, is_exhaustion
+from graftwork.process.waited import add_waited
 from graftwork.process.worker import ERROR_FILE, hold_lock, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
 from graftwork.records.job import Moment
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.text.redact import publish_text
-from graftwork.train.run_folder import ATTEMPTS, SAVED, WAITED, is_settled
+from graftwork.train.run_folder import ATTEMPTS, SAVED, is_settled
 from graftwork.train.worker import job_settings, load_for
 
 CACHEABLE_METHODS = ("lora", "dora")
@@ -115,7 +116,7 @@ def train_many(batch: TrainBatch, train: TrainRun) -> None:
         finally:
             for waiting in left:
                 # Who shares the steps shares the time.
-                _add_waited(Path(waiting.folder), (time.perf_counter() - begun) / len(left))
+                add_waited(Path(waiting.folder), (time.perf_counter() - begun) / len(left))
             free_memory()
 
 
@@ -220,12 +221,6 @@ def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int
     since = [at for at in attempts if at >= max(begun, further)]
     # The attempt that came further was killed after that, too.
     return len(since) + (1 if further > begun and any(begun <= at < further for at in attempts) else 0)
-
-
-def _add_waited(folder: Path, seconds: float) -> None:
-    path = folder / WAITED
-    before = float(path.read_text()) if path.exists() else 0.0
-    write_atomic(path, repr(before + seconds))
 
 
 FASTER_ON = {"cpu": False, "cuda": False}

@@ -17,6 +17,7 @@ from graftwork.fleet import bootstrap, far_start
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.runner import RunMirror
 from graftwork.fleet.trial_worker import TrialJob, _resume
+from graftwork.process.waited import read_waited
 from graftwork.records.errors import Damaged
 from time_limits import check_with_limits
 
@@ -89,6 +90,8 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_to_the_same_bytes(tmp_path, cac
     assert code == 75, output
     assert reason(tmp_path / "first").startswith("stopped by a signal from the place; stopped in good order")
     assert (tmp_path / "mirror" / "run1" / "run" / "heartbeat.json").exists()
+    waited = read_waited(tmp_path / "first" / "run")
+    assert waited > 0
 
     newest = max(saved.iterdir())
     second, bundle = trial_bundle(tmp_path, job={"steps": 60}, checkpoint=newest)
@@ -99,6 +102,7 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_to_the_same_bytes(tmp_path, cac
     for _ in range(60):
         whole = hashlib.sha256(whole.encode()).hexdigest()
     assert result(tmp_path / "second") == whole
+    assert read_waited(tmp_path / "second" / "run") > waited, "the time of both places"
     assert json.loads((tmp_path / "second" / "exit.json").read_text())["code"] == 0
     assert not (tmp_path / "second" / "run" / "checkpoints" / "step-000001").exists()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graftwork.files.disk import Journal, folder_digest, write_atomic
+from graftwork.files.disk import Journal, folder_digest
 from graftwork.model.base import verify_base
 from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.multi_node import launch_of
@@ -23,12 +23,13 @@ from graftwork.plan import residuals
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience
+from graftwork.process.waited import add_waited, read_waited
 from graftwork.process.worker import hold_lock, interruption_error
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.text.redact import publishable
-from graftwork.train.run_folder import MESSAGES, OUTCOME, WAITED
+from graftwork.text.redact import publish_text, publishable
+from graftwork.train.run_folder import MESSAGES, OUTCOME
 from graftwork.train.run_setup import pass_mirrors
 
 
@@ -119,8 +120,6 @@ def _train(work: OpenProject, job: TrainJob) -> float:
     words = Journal(folder / MESSAGES)
     heard = max((offset for _, offset in words.follow(0)), default=0)
     begun = time.perf_counter()
-    waited_file = folder / WAITED
-    before = float(waited_file.read_text()) if waited_file.exists() else 0.0
 
     def listen() -> None:
         nonlocal heard
@@ -129,8 +128,8 @@ def _train(work: OpenProject, job: TrainJob) -> float:
             work.reporter.info(str(line["word"]))
 
     if (folder / OUTCOME).exists():
-        # Trained with the others of its project, or just before a crash of this side.
-        return before / 60
+        # Trained at another place, with the others of its project, or just before a crash of this side.
+        return read_waited(folder) / 60
     job = as_replanned(job)
     # Busy, and no crash, while the worker of a killed command still writes its checkpoint.
     with hold_lock(folder):
@@ -159,8 +158,7 @@ def _train(work: OpenProject, job: TrainJob) -> float:
             run_job(task, reporter=work.reporter, hooks=hooks, place=work.place)
     finally:
         launch.over()
-        waited = before + time.perf_counter() - begun
-        write_atomic(waited_file, repr(waited))
+        waited = add_waited(folder, time.perf_counter() - begun)
     return waited / 60
 
 
@@ -174,7 +172,8 @@ def stall_watcher(work: OpenProject, job: TrainJob) -> Iterator[StallWatcher]:
         project=work.settings.project,
         command=alerts.command,
         webhook=alerts.webhook,
-        on_info=work.reporter.info,
+        # The reason of a failed delivery is what a command of the user wrote.
+        on_info=lambda text: work.reporter.info(publish_text(text)),
     ) as alarm:
         yield StallWatcher(
             Path(job.folder),
