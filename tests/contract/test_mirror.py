@@ -110,6 +110,30 @@ def test_intact_local_files_are_not_fetched(url, tmp_path):
     assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
 
 
+@pytest.mark.parametrize("victims", [(20,), (10, 20)])
+def test_the_intact_copy_of_a_checkpoint_that_is_damaged_here_is_used(url, tmp_path, victims):
+    save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url, keep=2)), checkpoint(10))
+    save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url, keep=2)), checkpoint(20, 0.1))
+    for step in victims:
+        (tmp_path / "here" / f"step-{step:06d}" / TENSORS).write_bytes(b"damaged")
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url))
+    assert store.open().step == 20
+    assert any("step 20 was replaced by that of the mirror" in message for message in store.messages())
+    (tmp_path / "here" / "step-000020" / TENSORS).write_bytes(b"damaged again")
+    assert store.best().step == 20
+
+
+def test_a_damaged_checkpoint_whose_mirror_does_not_answer_leaves_the_older_one(url, tmp_path, monkeypatch):
+    for step in (10, 20):
+        write_checkpoint(tmp_path / "here", checkpoint(step), keep=2)
+    (tmp_path / "here" / "step-000020" / TENSORS).write_bytes(b"damaged")
+    mirror = mirror_of(url)
+    deaf(mirror, monkeypatch, times=10**6)
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
+    assert store.open().step == 10
+    assert any("cannot be read" in message for message in store.messages())
+
+
 @pytest.mark.parametrize("victim", [TENSORS, MANIFEST])
 def test_a_damaged_copy_is_passed_over_and_sent_again_later(url, tmp_path, victim):
     mirror = mirror_of(url)

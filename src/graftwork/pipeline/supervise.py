@@ -19,7 +19,7 @@ from graftwork.pipeline.reporter import Reporter
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience, assess_health
-from graftwork.process.heartbeat import read_beat
+from graftwork.process.heartbeat import read_beat, remove_beat
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.memory import killed_for_memory
 from graftwork.process.worker import ERROR_FILE, interruption_error
@@ -221,9 +221,9 @@ class _Supervisor:
 
     def attempt(self) -> JobStatus:
         """Start the worker and watch it to its end."""
-        # From here on a heartbeat is the next worker's.
-        self._begun = clock.now()
         (self._folder / ERROR_FILE).unlink(missing_ok=True)
+        for folder in {self._folder, *self._active_folders()}:
+            remove_beat(folder)
         self._hooks.on_start()
         status = self._watch(self._place.submit(self._job))
         self._beats()
@@ -243,7 +243,7 @@ class _Supervisor:
                 where=failure["where"],
                 figures=failure["figures"],
             )
-        beat = self._own_beat()
+        beat = read_beat(self._folder)
         return killed_for_memory(code, kills=status.memory_kills, vitals=beat.vitals if beat else None)
 
     def report_restart(self, code: int, pause: float) -> None:
@@ -292,7 +292,7 @@ class _Supervisor:
 
     def _report(self, status: JobStatus) -> None:
         self._beats()
-        beat = self._own_beat()
+        beat = read_beat(self._folder)
         if beat is not None:
             self._reporter.progress(
                 beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=self._detail(beat)
@@ -313,25 +313,19 @@ class _Supervisor:
             detail["expected_step_seconds"] = self._hooks.watcher.expected_seconds
         return detail
 
-    def _own_beat(self) -> Beat | None:
-        return self._beat_in(self._folder)
+    def _active_folders(self) -> Sequence[Path]:
+        active = self._hooks.active_folders
+        return active() if active is not None else (self._folder,)
 
     def _beats(self) -> list[Beat]:
         """The heartbeats of all active folders; the progress of each is remembered."""
-        active = self._hooks.active_folders
         found = []
-        for folder in active() if active is not None else (self._folder,):
-            beat = self._beat_in(folder)
+        for folder in self._active_folders():
+            beat = read_beat(folder)
             if beat is not None:
                 self._done[folder] = max(self._done.get(folder, 0.0), beat.done)
                 found.append(beat)
         return found
-
-    def _beat_in(self, folder: Path) -> Beat | None:
-        """The heartbeat, unless an earlier worker left it."""
-        beat = read_beat(folder)
-        own = beat is not None and clock.seconds_between(self._begun, beat.start) >= 0
-        return beat if own else None
 
     def _stop_seconds(self) -> float:
         """A step must be able to finish, however long it takes."""

@@ -12,11 +12,13 @@ import shlex
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 from graftwork.files.disk import Journal
@@ -30,6 +32,9 @@ WEBHOOK_SECONDS = 10.0
 WEBHOOK_PAUSES = (1.0, 4.0)
 """Between three tries."""
 LONGEST_ANSWER = 64 * 2**10
+LONGEST_OUTPUT, LONGEST_LINE = 4096, 300
+"""Bytes and characters of what a command wrote: enough to say why it failed."""
+SHORTEST_SECRET = 6
 CLOSING_SECONDS = 30.0
 
 
@@ -137,24 +142,35 @@ def check_webhook(address: str) -> str:
 
 
 def run_command(words: list[str], body: bytes, *, seconds: float = COMMAND_SECONDS) -> str:
-    """Why it failed, or nothing. It gets the alert on its input; its output is not kept."""
-    try:
-        child = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+    """Why it failed, with the last line that it wrote, or nothing. It gets the alert on its input."""
+    # Not a pipe: what the command leaves running may keep its end open.
+    with tempfile.TemporaryFile() as output:
+        try:
+            child = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            )
+        except OSError as error:
+            return f"could not be started: {error.strerror}"
+        try:
+            child.communicate(body, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            return f"was ended: it took longer than {seconds:.0f} s{_last_line(output, words)}"
+        return (
+            f"ended with exit code {child.returncode}{_last_line(output, words)}" if child.returncode else ""
         )
-    except OSError as error:
-        return f"could not be started: {error.strerror}"
-    try:
-        child.communicate(body, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        return f"was ended: it took longer than {seconds:.0f} s"
-    return f"ended with exit code {child.returncode}" if child.returncode else ""
+
+
+def _last_line(output: IO[bytes], words: list[str]) -> str:
+    """The last line of what a command wrote, without its own arguments. The caller redacts it."""
+    output.seek(max(output.seek(0, os.SEEK_END) - LONGEST_OUTPUT, 0))
+    lines = output.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    # The arguments may be secret: a command that fails often repeats them.
+    for word in sorted(words, key=len, reverse=True):
+        last = last.replace(word, "…") if len(word) >= SHORTEST_SECRET else last
+    return f": {last[:LONGEST_LINE]}" if last else ""
 
 
 def post(

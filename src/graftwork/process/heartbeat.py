@@ -248,6 +248,11 @@ class Heart:
             write_atomic(self._path, beat.to_json(), durable=False)
 
 
+def remove_beat(folder: Path) -> None:
+    """Before a worker starts: what an earlier one left says nothing about it."""
+    (folder / HEARTBEAT_FILE).unlink(missing_ok=True)
+
+
 def read_beat(folder: Path) -> Beat | None:
     """The last beat; None where there is none, or one that this version cannot read."""
     try:

@@ -1,6 +1,6 @@
 """How long a run was waited for, over all attempts and places: seconds in a file of its folder.
 
-In: how long an attempt took, by whoever watched the worker. Out: the sum, which goes on where the run does.
+In: how long an attempt took, measured by the process that watched it. Out: the sum, which moves with the run.
 """
 
 from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.files.disk import Journal
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.pipeline import supervise
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.supervise import (
@@ -25,9 +25,11 @@ from graftwork.pipeline.supervise import (
 from graftwork.process import local_workers
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience
+from graftwork.process.heartbeat import Heart, read_beat
 from graftwork.process.worker import lock_holder, stoppable
 from graftwork.records.base import Record
 from graftwork.records.errors import OutOfMemory, StoppedInOrder, UserMistake, WorkerFailed
+from graftwork.records.job import JobHandle, JobStatus
 
 WORKER = """
 import os, signal, sys, threading
@@ -355,3 +357,35 @@ def test_pauses_are_bounded_and_only_crashes_without_progress_count(ended, most)
             return
         assert 0 < pause <= LONGEST_PAUSE_SECONDS
         assert pause == min(0.5 * 2 ** (in_a_row - 1), LONGEST_PAUSE_SECONDS)
+
+
+class SlowStart:
+    """A place at which the worker has started and not beaten yet."""
+
+    name = "slow"
+
+    def __init__(self):
+        self.left = 1
+
+    def submit(self, job):
+        return JobHandle(place=self.name, id="1", name=job.name, folder=job.folder)
+
+    def poll(self, _handle, *, seconds=0.0):
+        self.left -= 1
+        return JobStatus(running=self.left >= 0, exit_code=0)
+
+    def fetch(self, _handle):
+        pass
+
+
+@pytest.mark.parametrize("heart", [".", "one of a batch"])
+def test_the_heartbeat_of_a_dead_attempt_is_not_taken_for_a_stall_of_the_next(job, heart):
+    folder = job.folder / heart
+    with Heart(folder) as beat:
+        beat.beat("training", 8, 9)
+    dead = read_beat(folder).model_copy(update={"at": 0.0, "steady": 0.0, "boot": ""})
+    write_atomic(folder / "heartbeat.json", dead.to_json())
+    with Alarm(folder, run="r") as alarm:
+        watcher = StallWatcher(folder, alarm, expected_seconds=1.0, patience=Patience())
+        job(watcher=watcher, active_folders=lambda: (folder,), place=SlowStart())
+    assert alerts(folder) == []

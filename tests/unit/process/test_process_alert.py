@@ -128,6 +128,10 @@ def test_a_command_that_does_not_end_is_ended():
 
 def test_a_command_that_fails_is_reported():
     assert "exit code 3" in run_command([sys.executable, "-c", "raise SystemExit(3)"], b"{}")
+    words = [sys.executable, "-c", "import sys; print('sent'); sys.exit('no route to the pager')"]
+    assert run_command(words, b"{}") == "ended with exit code 1: no route to the pager"
+    words = [sys.executable, "-c", "import sys; sys.exit(f'cannot use {sys.argv[1]}')", "--token=hunter2"]
+    assert run_command(words, b"{}") == "ended with exit code 1: cannot use …"
 
 
 @pytest.mark.parametrize("wrong", ["ftp://host/x", "host/x", "file:///etc/passwd", "http://"])

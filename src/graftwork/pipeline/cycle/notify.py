@@ -12,6 +12,7 @@ from graftwork.cycle.settings import EmailSettings, NotifySettings
 from graftwork.cycle.state import Notice
 from graftwork.process.alert import check_webhook, post, run_command, split_command
 from graftwork.records.errors import UserMistake
+from graftwork.text.redact import publish_text
 
 _MAIL_SECONDS = 20.0
 
@@ -22,7 +23,7 @@ def send_notice(notice: Notice, settings: NotifySettings) -> str:
     failures = []
     try:
         if settings.command and (failure := run_command(split_command(settings.command), body)):
-            failures.append(f"the command {failure}")
+            failures.append(f"the command {publish_text(failure)}")
         if settings.webhook and (failure := post(check_webhook(settings.webhook), body)):
             failures.append(f"the webhook at {urlsplit(settings.webhook).hostname} {failure}")
     except UserMistake as mistake:

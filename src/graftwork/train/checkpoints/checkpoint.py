@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,25 +146,42 @@ def write_checkpoint(
     return path
 
 
-def latest_good(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
+Restore = Callable[[Path], bool]
+"""Replaces a damaged checkpoint by an intact copy, if there is one."""
+
+
+def no_copy(_path: Path) -> bool:
+    return False
+
+
+def latest_good(folder: Path, restore: Restore = no_copy) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The newest intact checkpoint, and a message about each newer one that is damaged."""
-    return first_good(reversed(_folders(folder)))
+    return first_good(reversed(_folders(folder)), restore)
 
 
-def best_good(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
+def best_good(folder: Path, restore: Restore = no_copy) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The intact checkpoint with the best score, and a message about each better one that is damaged."""
     looked = [(saved.score, path) for saved, path in _manifests(folder) if is_score(saved.score)]
-    return first_good(path for _, path in sorted(looked))
+    return first_good((path for _, path in sorted(looked)), restore)
 
 
-def first_good(paths: Iterable[Path]) -> tuple[Checkpoint | None, tuple[str, ...]]:
+def first_good(paths: Iterable[Path], restore: Restore) -> tuple[Checkpoint | None, tuple[str, ...]]:
     complaints: list[str] = []
     for path in paths:
         try:
-            return read_checkpoint(path), tuple(complaints)
+            return _read_or_restore(path, restore), tuple(complaints)
         except Damaged as damage:
             complaints.append(f"checkpoint {path.name} is passed over: {damage.what}")
     return None, tuple(complaints)
+
+
+def _read_or_restore(path: Path, restore: Restore) -> Checkpoint:
+    try:
+        return read_checkpoint(path)
+    except Damaged:
+        if not restore(path):
+            raise
+    return read_checkpoint(path)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -7,6 +7,7 @@ start.
 """
 
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -100,6 +101,18 @@ class FsspecMirror:
             else:
                 return
 
+    def restore(self, path: Path) -> bool:
+        """Replace a damaged checkpoint here by its copy. An older one is there if that fails: asked once."""
+        try:
+            step = next((step for step in self._steps() if step_name(step) == path.name), None)
+            restored = step is not None and self._bring(step, path.parent)
+        except Exception as error:  # whatever a network library may raise
+            self._messages.put(f"the mirror cannot be read: {self._say(error)}")
+            return False
+        if restored:
+            self._messages.put(f"the damaged checkpoint of step {step} was replaced by that of the mirror")
+        return restored
+
     def _say(self, error: Exception) -> str:
         return redact_login(error, self._url)
 
@@ -119,6 +132,8 @@ class FsspecMirror:
         try:
             with atomic_folder(folder / step_name(step)) as temporary:
                 self._download(step, temporary)
+                # Only a damaged one can be there.
+                shutil.rmtree(folder / step_name(step), ignore_errors=True)
         except Damaged as damage:
             self._distrusted.add(step)
             self._messages.put(f"checkpoint {step_name(step)} of the mirror is passed over: {damage.what}")

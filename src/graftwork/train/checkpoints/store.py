@@ -42,6 +42,9 @@ class CheckpointMirror(Protocol):
         Raises EnvironmentLacks if the mirror cannot be read.
         """
 
+    def restore(self, path: Path) -> bool:
+        """Replace a damaged checkpoint here by its copy; False if that cannot be had."""
+
     def messages(self) -> Iterator[str]:
         """Problems since the last call."""
 
@@ -92,9 +95,9 @@ class CheckpointStore:
         return list_saved(self._folder)
 
     def open(self) -> Checkpoint | None:
-        """The newest good checkpoint of this run, from disk or else from the mirror."""
+        """The newest good checkpoint of this run: from disk, or from the mirror where it is damaged here."""
         remove_partial(self._folder)
-        checkpoint = self._found(*latest_good(self._folder))
+        checkpoint = self._found(*latest_good(self._folder, self._restore))
         if checkpoint is None and self._mirror is not None:
             self._mirror.fetch(self._folder)
             checkpoint = self._found(*latest_good(self._folder))
@@ -103,7 +106,10 @@ class CheckpointStore:
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best evaluation."""
         self._join()
-        return self._found(*best_good(self._folder))
+        return self._found(*best_good(self._folder, self._restore))
+
+    def _restore(self, path: Path) -> bool:
+        return self._mirror is not None and self._mirror.restore(path)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Start writing; returns as soon as the previous write is done."""
