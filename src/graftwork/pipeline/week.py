@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.calendar_settings import PlaceCalendarSettings, QuotaSettings
+from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.settings import FleetSettings
 from graftwork.pipeline.fit import FitRequest, question_of
 from graftwork.pipeline.week_money import (
@@ -292,7 +293,8 @@ def _place(
     if place.windows:
         windows = [parse_window(text) for text in place.windows]
         opened = spans_of(windows, start=frame.start, length=frame.length, zone=zone)
-    by_hand = place.by_hand or ("start" if terms is not None and terms.driven_by == "by hand" else "no")
+    needs_person = (place.place or name) == ManualPlace.name or (terms and terms.driven_by == "by hand")
+    by_hand = place.by_hand or ("start" if needs_person else "no")
     if by_hand == "whole":
         opened = intersect(opened, people)
     quotas = place.quotas or _catalog_quotas(terms)

@@ -77,6 +77,18 @@ def test_catalog_terms_hold_where_the_project_sets_none():
     )
 
 
+@pytest.mark.parametrize("place", ["manual: {speed: 1.0}", "colab: {place: manual, speed: 1.0}"])
+def test_sessions_of_a_place_that_is_run_by_hand_start_when_people_are_there(place, tmp_path):
+    change("kaggle: {speed: 1.0, transfer_minutes: 5}", place)
+    name = place.partition(":")[0]
+    body = read("--scenario", "parallel", "--ical", str(tmp_path / "week.ics"))
+    sessions = [s for s in WeekSchedule.model_validate(body).sessions if s.place == name]
+    assert sessions
+    assert all(session.by_hand and 8 <= session.starts_at.hour < 20 for session in sessions)
+    events = (tmp_path / "week.ics").read_text().count("BEGIN:VEVENT")
+    assert events >= len(sessions)
+
+
 def test_files_are_written_and_an_earlier_plan_is_kept(tmp_path):
     result = ask("--scenario", "parallel", "--out", "w.json", "--html", "w.html", "--ical", "w.ics")
     assert result.exit_code == 0, result.exception
