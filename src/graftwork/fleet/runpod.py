@@ -1,4 +1,4 @@
-"""RunPod as a place, by its REST API v2. Contract-tested against a stand-in, not live-validated.
+"""RunPod as a place, by its REST API v2 (beta). Contract-tested against a stand-in, not live-validated.
 
 In: an order. Out: a pod whose name is the job's label, with a timer that ends it. RUNPOD_API_KEY holds the
 key of the account, RUNPOD_API_BASE_URL another address of the API.
@@ -7,7 +7,7 @@ key of the account, RUNPOD_API_BASE_URL another address of the API.
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class RunPodPlace(RentedPlace):
                     fix="create one in the console and set RUNPOD_API_KEY",
                     where="RUNPOD_API_KEY",
                 )
-            self._own_client = RunPodClient(key, base_url=os.environ.get("RUNPOD_API_BASE_URL") or BASE_URL)
+            self._own_client = RunPodClient(key, base_url=api_address(os.environ))
         return self._own_client
 
     def offer(self) -> tuple[Offer, ...]:
@@ -161,6 +161,10 @@ class RunPodPlace(RentedPlace):
             usd_per_hour=float(pod.get("cost") or 0.0),
             created_at=_seconds(str(pod.get("createdAt"))),
         )
+
+
+def api_address(environment: Mapping[str, str]) -> str:
+    return environment.get("RUNPOD_API_BASE_URL") or BASE_URL
 
 
 def _seconds(text: str) -> float:

@@ -245,7 +245,6 @@ PATIENCE_SECONDS = 3.0
 OF_SCHEME = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
 OF_ACCOUNT = {
     "HF_TOKEN": "huggingface.co",
-    "RUNPOD_API_KEY": "rest.runpod.io",
     "LAMBDA_API_KEY": "cloud.lambda.ai",
     "AZURE_CLIENT_ID": "management.azure.com",
     "KAGGLE_KEY": "www.kaggle.com",
@@ -262,6 +261,7 @@ class Host(NamedTuple):
 
 def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) -> tuple[Host, ...]:
     """By the settings first; then by the accounts that are present."""
+    from graftwork.fleet import runpod
     from graftwork.store.database import find_server
 
     found: dict[tuple[str, int], Host] = {}
@@ -288,6 +288,9 @@ def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) 
     for variable, host in OF_ACCOUNT.items():
         if environment.get(variable):
             need(host, 443, f"the account in {variable}")
+    if environment.get("RUNPOD_API_KEY"):
+        address = urlsplit(runpod.api_address(environment))
+        need(address.hostname, address.port, "the account in RUNPOD_API_KEY")
     return tuple(found.values())
 
 
