@@ -36,7 +36,7 @@ ORDER = {
     "api": "audits, components, models, plans < project < captures, cycle, datasets, endpoint, "
     "evaluations, fleet, generations, releases, reviews, runs, week < overview",
     "web": "static, templates, options, security, warm_up < rendering < live, actions < views < app < serve",
-    "fleet": "calendar_settings, federated_settings < settings, place, wheel, far_side, far_start, "
+    "fleet": "calendar_settings, federated_settings, place < settings, wheel, far_side, far_start, "
     "bootstrap, results, trial_worker, simulated_hosts < bundle, ledger, manifests, simulator "
     "< manual, hosts, runner, control, image, rest, storage < "
     "drill, rented, shared_folder, kaggle, sagemaker, huggingface, azureml, kubernetes, skypilot "
