@@ -7,6 +7,7 @@ Every POST must come from the page itself.
 
 import hashlib
 import hmac
+import os
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -19,10 +20,12 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graftwork.files.disk import make_folder, write_atomic
+from graftwork.records.errors import EnvironmentLacks
 
 TOKEN_SECONDS = 900.0
 SESSION_SECONDS = 30 * 24 * 3600
 KEY_FILE = "key"
+KEY_BYTES = 32
 ALIVE = "/alive"
 OPEN_PATHS = ("/static/", ALIVE)
 POLICY = (
@@ -43,7 +46,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class SignIn:
-    """Signs tokens and cookies with a key in the project's state. `boot` names this start of the server."""
+    """Signs tokens and cookies with the user's key for the project. `boot` names this start of the server."""
 
     key: bytes
     boot: str
@@ -87,16 +90,42 @@ class SignIn:
         return hmac.compare_digest(signature.encode(), self._sign(*parts).encode())
 
 
+def sign_in_folder(root: Path) -> Path:
+    """Where the user keeps the key of a project's page, and where it runs.
+
+    Outside the project: what came with a clone or an archive must neither sign a session nor name a server.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    project = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    return Path(state) / "graftwork" / "web" / project
+
+
 def load_key(folder: Path) -> bytes:
     """The key in the folder, made where it is missing; readable by its owner alone."""
     path = folder / KEY_FILE
     try:
-        return bytes.fromhex(path.read_text())
+        key = bytes.fromhex(path.read_text())
+        if len(key) == KEY_BYTES:
+            return key
     except (OSError, ValueError):
-        make_folder(folder)
-        key = secrets.token_bytes(32)
-        write_atomic(path, key.hex(), private=True)
-        return key
+        pass
+    make_private_folder(folder)
+    key = secrets.token_bytes(KEY_BYTES)
+    write_atomic(path, key.hex(), private=True)
+    return key
+
+
+def make_private_folder(folder: Path) -> None:
+    try:
+        make_folder(folder.parent)
+        folder.mkdir(0o700, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"the folder for the key of the page cannot be made: {error.strerror}",
+            why="the key that signs sessions is kept outside the project",
+            fix="set XDG_STATE_HOME to a folder that you may write",
+            where=str(folder),
+        ) from error
 
 
 class Gatekeeper:

@@ -11,8 +11,10 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -20,7 +22,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.web.options import WebOptions
-from graftwork.web.security import ALIVE, SignIn, load_key
+from graftwork.web.security import ALIVE, SignIn, load_key, sign_in_folder
 
 if TYPE_CHECKING:
     from graftwork.api.project import Project
@@ -45,11 +47,13 @@ class PageAddress:
 
 def find_running(project: "Project") -> PageAddress | None:
     """The page of this project that runs already, with a new link to it."""
-    folder = project.folder
+    folder = sign_in_folder(project.folder.root)
     try:
-        known = json.loads((folder.state / "web" / SERVER_FILE).read_text())
+        known = json.loads((folder / SERVER_FILE).read_text())
         url, boot = str(known["url"]), str(known["boot"])
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not is_on_this_machine(url):
         return None
     try:
         asked = urllib.request.Request(url + ALIVE)
@@ -58,7 +62,7 @@ def find_running(project: "Project") -> PageAddress | None:
                 return None
     except NoAnswer:
         return None
-    sign_in = SignIn(load_key(folder.state / "web"), boot)
+    sign_in = SignIn(load_key(folder), boot)
     return PageAddress(url=url, link=f"{url}/?token={sign_in.make_token()}", already_running=True)
 
 
@@ -77,8 +81,9 @@ def serve_page(
         number = listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{number}"
-        sign_in = SignIn(load_key(folder.state / "web"), secrets.token_hex(8))
-        write_server_file(folder.state / "web" / SERVER_FILE, url, sign_in.boot)
+        state = sign_in_folder(folder.root)
+        sign_in = SignIn(load_key(state), secrets.token_hex(8))
+        write_server_file(state / SERVER_FILE, url, sign_in.boot)
         # The socket listens already: a browser that is quicker than the imports below waits for its page.
         on_ready(PageAddress(url, f"{url}/?token={sign_in.make_token()}"))
         from graftwork.web.app import make_app
@@ -107,6 +112,19 @@ def accepted_hosts(host: str, port: int) -> frozenset[str]:
     if host not in LOOPBACK:
         return frozenset()
     return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Whether a token may go to this address: plain HTTP, on an address that this machine could listen on."""
+    try:
+        parts = urlsplit(url)
+        host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+        address = ip_address(host)
+        with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except (OSError, ValueError):
+        return False
+    return parts.scheme == "http" and url == f"http://{parts.netloc}" and "@" not in url
 
 
 def write_server_file(path: Path, url: str, boot: str) -> None:

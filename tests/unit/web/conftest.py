@@ -11,6 +11,14 @@ from served_page import serve
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def user_state(tmp_path_factory):
+    """Keys of pages are kept in the user's state; tests have one of their own."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def made_project(embedded_base, tmp_path_factory) -> Path:
     """Not to be changed: tests that change it take a copy."""

@@ -28,16 +28,56 @@ def test_a_link_without_a_running_page_is_refused(empty_project):
 
 
 def test_a_second_start_finds_the_page_that_runs_and_gets_a_link_of_its_own(shop, capsys):
+    from graftwork.web.security import sign_in_folder
     from graftwork.web.serve import SERVER_FILE, find_running, write_server_file
 
     with serve(shop) as served:
-        write_server_file(shop / ".graft" / "web" / SERVER_FILE, served.base, served.sign_in.boot)
+        write_server_file(sign_in_folder(shop) / SERVER_FILE, served.base, served.sign_in.boot)
         found = find_running(open_project(shop))
         assert found is not None
         assert served.sign_in.use_token(found.link.partition("token=")[2])
         ui(project=shop, link=True, json=True)
         assert '"already_running": true' in capsys.readouterr().out
     assert find_running(open_project(shop)) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "accepted"),
+    [
+        ("http://127.0.0.1:8910", True),
+        ("http://localhost:8910", True),
+        ("http://0.0.0.0:8910", True),
+        ("http://192.0.2.7:8910", False),
+        ("http://page.example:8910", False),
+        ("https://127.0.0.1:8910", False),
+        ("http://127.0.0.1:8910@page.example", False),
+        ("http://page.example@127.0.0.1:8910", False),
+        ("http://127.0.0.1:8910/x?y", False),
+        ("http://127.0.0.1.page.example:8910", False),
+        ("http://127.1:8910", False),
+        ("http://[", False),
+        ("", False),
+    ],
+)
+def test_a_link_leads_to_this_machine_only(url, accepted):
+    from graftwork.web.serve import is_on_this_machine
+
+    assert is_on_this_machine(url) == accepted
+
+
+def test_a_key_and_an_address_that_came_with_the_project_are_not_used(shop):
+    from graftwork.web.security import KEY_FILE, SignIn, load_key, sign_in_folder
+    from graftwork.web.serve import SERVER_FILE, find_running, write_server_file
+
+    planted = shop / ".graft" / "web"
+    planted.mkdir(parents=True, exist_ok=True)
+    (planted / KEY_FILE).write_text("00" * 32)
+    with serve(shop) as served:
+        write_server_file(planted / SERVER_FILE, served.base, served.sign_in.boot)
+        assert find_running(open_project(shop)) is None
+        assert not served.sign_in.accepts_cookie(SignIn(bytes(32), "x").make_cookie())
+    assert load_key(sign_in_folder(shop)) != bytes(32)
+    assert shop not in sign_in_folder(shop).parents
 
 
 def test_a_port_that_is_taken_is_named_and_the_next_one_is_used_by_default():
