@@ -323,12 +323,12 @@ def _holds(loaded: _Loaded, case: Case, text: str) -> bool:
 def _require(project: Project) -> _Loaded:
     loaded = _load(project)
     if loaded is None:
-        raise UserMistake("nothing was evaluated yet", fix="run `graft eval run`, or `graft run`")
+        raise UserMistake("nothing was evaluated yet", fix="run `graft eval`, or `graft run`")
     if not loaded.cases:
         raise UserMistake(
             "the cases of the last evaluation are gone",
             why="; ".join(loaded.missing),
-            fix="run `graft eval run` again",
+            fix="run `graft eval` again",
         )
     return loaded
 
@@ -351,7 +351,7 @@ def _load(project: Project) -> _Loaded | None:
     except ValueError:
         raise UserMistake(
             "the last evaluation was written by another version of graftwork",
-            fix="run `graft eval run` again",
+            fix="run `graft eval` again",
         ) from None
     loaded = _read_files(evaluated)
     _kept.put(key, loaded)

@@ -211,7 +211,7 @@ def _explain(code: int, found: dict[str, Any], errors: str, where: str) -> Graft
         )
     return EnvironmentLacks(
         f"the serving machine did not take the release: {found.get('what') or last}",
-        why=str(found.get("why", "")) or f"graft there ended with {code}",
+        why=str(found.get("why", "")) or f"`graft` there ended with {code}",
         fix=str(found.get("fix", "")) or "install graftwork there, with a graft.yaml of the same project",
         where=where,
     )

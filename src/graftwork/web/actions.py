@@ -167,7 +167,7 @@ def _run(form: ActionForm) -> Done:
         )
     command = [sys.executable, "-m", "graftwork.cli.main", "run", "-C", str(folder.root)]
     worker.start_detached(command, log=folder.state / "logs" / "web-run.log", folder=folder.root)
-    return Done("graft run was started in the background", "/")
+    return Done("The run was started in the background", "/")
 
 
 def _stop_job(form: ActionForm) -> Done:

@@ -140,7 +140,7 @@ async def _show_bug(request: Request, error: Exception) -> Response:
 
     sys.stderr.write(publish_text("".join(traceback.format_exception(error))))
     explained = EnvironmentLacks(
-        "graft could not make this page",
+        "this page could not be made",
         why=f"an unexpected {type(error).__name__}; the terminal of `graft ui` shows where",
         fix="reload; if it stays, report it with the text in the terminal",
     )

@@ -10,17 +10,19 @@ import sys
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 from graftwork.cli import output
-from graftwork.cli.main import main
+from graftwork.cli.main import app, main
 
 ROOT = Path(__file__).parents[3]
 ANSWERS = ROOT / "docs" / "answers"
 WIDTH = 118
 LEFT_OUT = "…"
+_UsageError: Any = typer.BadParameter.__base__
 _BLOCK = re.compile(r"^```console\n\$ graft (.+)\n([\s\S]*?)^```$", re.MULTILINE)
 _FENCED = re.compile(r"^```[\s\S]*?^```$", re.MULTILINE)
 
@@ -33,6 +35,32 @@ class Shown(NamedTuple):
 class Printed(NamedTuple):
     lines: tuple[str, ...]
     failed: bool
+
+
+def misuse_of(line: str) -> str | None:
+    """What is wrong with a shown command `graft …`; None if it parses.
+
+    It may leave values out, and have a word in capitals for one.
+    """
+    command: Any = typer.main.get_command(app)
+    shown = re.split(r" +(?:\||&&|;|>|--|#|·) ", f"{line} ")[0]
+    words = shlex.split(re.sub(r"[…[\]]", "", shown))[1:]
+    context = command.make_context("graft", [], resilient_parsing=True)
+    while words and hasattr(command, "get_command") and not words[0].startswith("-"):
+        subcommand = command.get_command(context, words[0])
+        if subcommand is None:
+            break
+        command, words = subcommand, words[1:]
+    if hasattr(command, "get_command") and words and not words[0].startswith("-"):
+        if words[0].isupper():
+            return None
+        return f"no command {words[0]!r}"
+    try:
+        _, rest, _ = command.make_parser(command.context_class(command)).parse_args(list(words))
+    except _UsageError as error:
+        # The last option may leave its value out.
+        return None if error.message == f"Option {words[-1]!r} requires an argument." else error.message
+    return f"unexpected argument {rest[0]!r}" if rest else None
 
 
 def shown_in(page: Path) -> list[Shown]:

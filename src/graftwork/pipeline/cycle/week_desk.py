@@ -156,7 +156,7 @@ class ProjectWeek:
             raise Stale(
                 f"the run of {model} is not the one of this week",
                 why="its data or its plan was made again since its session began",
-                fix=f"judge it by `graft run --model {model}`",
+                fix=f"judge it by `graft release make --model {model}`",
                 where=model,
             )
         return finish_run(work, made).get("gate", Verdict).decision == "deploy"

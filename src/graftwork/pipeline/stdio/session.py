@@ -246,7 +246,7 @@ class WorkerSession:
             self._mistake = UserMistake(
                 "the message cannot be read",
                 why=why,
-                fix=f"graft worker --schema prints version {PROTOCOL_VERSION} of the protocol",
+                fix=f"`graft worker --schema` prints version {PROTOCOL_VERSION} of the protocol",
             )
             self._arrived.set()
         else:
