@@ -76,6 +76,19 @@ def test_eight_percent_of_wrong_labels_are_estimated_and_half_of_them_listed(see
     assert time.thread_time() - started < 30
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_of_one_class_that_were_written_for_another_are_in_the_interval_and_found(seed):
+    rows, _ = tickets(wrong=0.0, seed=seed, form="plain")
+    billing = [place for place, row in enumerate(rows) if row.reply == "billing"]
+    for place in random.Random(100 + seed).sample(billing, min(22, len(billing))):
+        rows[place] = rows[place].model_copy(update={"reply": "login"})
+    found = audit_rows(rows)
+    rate = queue_noise(found).rate
+    assert rate.low > 0
+    assert rate.high >= 22 / 300
+    assert "label_noise" in {finding.code for finding in found.findings}
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_clean_log_has_about_no_wrong_labels(seed):
     rows, _ = tickets(wrong=0.0, seed=seed)

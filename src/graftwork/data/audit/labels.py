@@ -5,7 +5,7 @@ replies are labels: few distinct replies, or JSON objects with fields of few dis
 
 Ridge regression over hashed n-grams of the prompt predicts every label from all other rows, in closed form.
 Where the prediction is clear the classifier is hardly ever wrong, so the share of disagreeing labels there
-estimates the share of wrong ones. Labels that prompts do not predict are not estimated, and the reason is
+estimates the share of wrong ones; the share among all rows bounds it. Labels that prompts do not predict are not estimated, and the reason is
 given.
 """
 
@@ -228,21 +228,32 @@ def _kappa(predicted: "NDArray[Any]", given: "NDArray[Any]", labels: int) -> flo
 
 
 def _estimate(scores: "NDArray[np.float64]", given: "NDArray[Any]") -> tuple[Figure, int]:
-    """The disagreement among the most clearly predicted rows, with Wilson's interval.
+    """The disagreement among the most clearly predicted rows of each label, with its interval.
 
     How clearly a row is predicted does not depend on its own label. Half of the rows count; a quarter if
-    the classifier's own errors show in the second quarter.
+    the classifier's own errors show in the second quarter. Each label gives its own half: where one label was
+    often written for another, no row of it is among the clearest of all. What the other rows hold is not
+    known, so the upper end is that of the disagreement among all.
     """
     import numpy as np
 
     ordered = np.sort(scores, axis=1)
-    clear = np.argsort(-(ordered[:, -1] - ordered[:, -2]), kind="stable")
-    wrong = (scores.argmax(axis=1) != given)[clear]
-    half, quarter = len(wrong) // 2, len(wrong) // 4
-    first, second = int(wrong[:quarter].sum()), int(wrong[quarter:half].sum())
-    if second - first > 1.64 * math.sqrt(first + second + 1):
-        half = quarter
-    return wilson(int(wrong[:half].sum()), half), half
+    margin = ordered[:, -1] - ordered[:, -2]
+    predicted = scores.argmax(axis=1)
+    wrong = predicted != given
+    rank = np.empty(len(given))
+    """How far down a row is among those of the same predicted label, from 0 to 1."""
+    for label in np.unique(predicted):
+        rows = np.flatnonzero(predicted == label)
+        clearest = rows[np.argsort(-margin[rows], kind="stable")]
+        rank[clearest] = (np.arange(len(rows)) + 0.5) / len(rows)
+    half, quarter = rank < 0.5, rank < 0.25
+    first = int(wrong[quarter].sum())
+    second = int(wrong[half].sum()) - first
+    judged = quarter if second - first > 1.64 * math.sqrt(first + second + 1) else half
+    clear, rows_judged = wilson(int(wrong[judged].sum()), int(judged.sum())), int(judged.sum())
+    high = max(clear.high, wilson(int(wrong.sum()), len(wrong)).high)
+    return clear.model_copy(update={"high": high}), rows_judged
 
 
 def wilson(count: int, of: int) -> Figure:
