@@ -74,7 +74,9 @@ def fill(project, count):
         store = FeedbackStore(work.database, project=work.settings.project)
         for number in range(count):
             good = number % 2 == 0
-            work.captures.add([capture(number, "By the pond." if good else "Nowhere.")])
+            # Of answers of all lengths: what length explains does not count.
+            length = " as far as I know" * (number % 3)
+            work.captures.add([capture(number, f"{'By the pond' if good else 'Nowhere at all'}{length}.")])
             fixed = "By the small pond." if number % 4 == 3 else None
             store.add(
                 Feedback(capture=f"c{number}", at="2026-11-02T00:00:00Z", score=float(good), correction=fixed)
@@ -92,15 +94,15 @@ def test_a_judge_that_agrees_with_people_counts_in_the_gate_and_is_asked_once(
         gate={"rules": [{"metric": "judge_score", "over": 0.5}], "primary": "none"},
     )
     project = open_project(small_project, reporter=listener)
-    fill(project, 40)
+    fill(project, 80)
     with project.open() as work:
         assert "graft eval calibrate" in doubts_about_judge(work)["judge_score"]
     found = project.calibrate()
     by_mode = {made.mode: made for made in found.modes}
-    # Forty answers with feedback, and ten corrections, each with the pair that it makes.
-    assert by_mode["pointwise"].labels == 50
+    # Eighty answers with feedback, and twenty corrections, each with the pair that it makes.
+    assert by_mode["pointwise"].labels == 100
     assert by_mode["pointwise"].kappa.value == 1.0
-    assert by_mode["pairwise"].labels == 10
+    assert by_mode["pairwise"].labels == 20
     assert found.sufficient
     questions = len(asked)
     project.calibrate()

@@ -97,8 +97,7 @@ def _calibrate_mode(
             candidate={pair.case.id: pair.preferred for pair in pairs},
             progress=report,
         )
-        grades = {verdict.case_id: verdict.grade for verdict in verdicts}
-        opinions, unjudged = opinions_of_pairs(pairs, grades)
+        opinions, unjudged = opinions_of_pairs(pairs, verdicts)
     terms = CalibrationTerms(
         model=settings.model,
         identity=judge_identity(settings, mode),

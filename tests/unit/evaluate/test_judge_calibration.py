@@ -18,6 +18,7 @@ from graftwork.evaluate.judge.calibration import (
     opinions_of_marks,
     opinions_of_pairs,
 )
+from graftwork.evaluate.judge.tally import PairVerdict
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -45,6 +46,69 @@ def case(name, group=None):
         reference="",
         group=group,
     )
+
+
+def verdicts_of(said):
+    return [PairVerdict(str(place), *choices) for place, choices in enumerate(said)]
+
+
+def judged_by_length(preferred_longer, preferred_shorter):
+    """People's choices, and a judge that takes the longer answer in both orders."""
+    longer = [("a long answer", "short")] * preferred_longer + [
+        ("short", "a long answer")
+    ] * preferred_shorter
+    pairs = [LabelledPair(case(str(n)), *texts, str(n)) for n, texts in enumerate(longer)]
+    said = [
+        ("second", "first") if len(preferred) > len(other) else ("first", "second")
+        for preferred, other in longer
+    ]
+    return calibrate(opinions_of_pairs(pairs, verdicts_of(said))[0], terms=terms("pairwise"))
+
+
+@pytest.mark.parametrize(("longer", "shorter"), [(60, 0), (57, 3), (48, 12)])
+def test_a_judge_that_prefers_the_longer_answer_does_not_count_where_people_mostly_did_too(longer, shorter):
+    found = judged_by_length(longer, shorter)
+    assert found.kappa.low > 0.2
+    assert not found.sufficient
+    assert found.length.kappa.low <= 0
+    assert f"0 of {shorter} pairs whose better answer is the shorter one" in found.why_not
+
+
+def test_a_judge_that_agrees_on_short_and_long_answers_counts():
+    texts = [("a long answer", "short")] * 50 + [("short", "a long answer")] * 10
+    pairs = [LabelledPair(case(str(n)), *pair, str(n)) for n, pair in enumerate(texts)]
+    found, _ = opinions_of_pairs(pairs, verdicts_of([("second", "first")] * 60))
+    calibration = calibrate(found, terms=terms("pairwise"))
+    assert calibration.sufficient
+    assert (calibration.length.longer, calibration.length.shorter) == (50, 10)
+    assert calibration.length.kappa.value == 1.0
+
+
+def test_marks_that_follow_the_length_of_the_answer_do_not_count():
+    answers = [
+        LabelledAnswer(case(str(n)), "x" * (100 + n if n < 30 else n), n < 30, str(n)) for n in range(60)
+    ]
+    by_length = {answer.case.id: float(len(answer.text) >= 100) for answer in answers}
+    found = calibrate(opinions_of_marks(answers, by_length)[0], terms=terms())
+    assert found.kappa.value == 1.0
+    assert "length may explain its agreement" in found.why_not
+    # The same marks of answers whose lengths say nothing.
+    varied = [answer._replace(text="x" * (1 + 7 * place % 60)) for place, answer in enumerate(answers)]
+    assert calibrate(opinions_of_marks(varied, by_length)[0], terms=terms()).sufficient
+
+
+def test_the_place_that_a_judge_chooses_in_both_orders_is_measured():
+    pairs = [LabelledPair(case(str(n)), "one", "two", str(n)) for n in range(40)]
+    said = [("second", "first")] * 28 + [("first", "first")] * 10 + [("second", "second")] * 2
+    found = calibrate(opinions_of_pairs(pairs, verdicts_of(said))[0], terms=terms("pairwise"))
+    assert (found.position.always_first, found.position.always_second) == (10, 2)
+    assert found.position.p_value < 0.05
+    assert found.agreement.value == 28 / 40
+
+
+def test_a_calibration_of_an_earlier_version_is_done_again():
+    found = calibrate(opinions(30, 3, 2, 25), terms=terms()).model_copy(update={"length": None})
+    assert "before length was measured" in found.why_not
 
 
 def test_kappa_is_agreement_beyond_chance():
@@ -94,7 +158,8 @@ def test_perfect_agreement_is_not_taken_for_certain():
 
 def test_a_pair_that_the_judge_leaves_open_is_a_disagreement():
     pairs = [LabelledPair(case(str(n)), "good", "bad", str(n)) for n in range(4)]
-    found, unjudged = opinions_of_pairs(pairs, {"0": 1.0, "1": 0.0, "2": 0.5, "3": None})
+    said = [("second", "first"), ("first", "second"), ("first", "first"), (None, "first")]
+    found, unjudged = opinions_of_pairs(pairs, verdicts_of(said))
     assert [opinion.judge for opinion in found] == [True, False, False]
     assert unjudged == 1
     assert kappa_of(found, mode="pairwise") == pytest.approx(2 / 3 - 1)

@@ -439,6 +439,22 @@ def show_calibration(console: Console, judged: Any) -> None:
             )
         if found.unjudged:
             print_line(console, f"[yellow]{found.mode}: {found.unjudged} got no clear reply[/]")
+        if found.position is not None and found.position.always_first + found.position.always_second:
+            print_line(
+                console,
+                f"[dim]position: in {found.position.always_first} pairs it chose the first answer in both "
+                f"orders, in {found.position.always_second} the second "
+                f"({show_p(found.position.p_value)}); these count as disagreements[/]",
+            )
+        if found.length is not None and found.length.longer + found.length.shorter:
+            bias = found.length
+            print_line(
+                console,
+                f"[dim]length: it agrees on {bias.longer_agreed:g} of {bias.longer} pairs whose better "
+                f"answer is the longer one, on {bias.shorter_agreed:g} of {bias.shorter} whose better "
+                f"answer is the shorter one (kappa with length balanced {bias.kappa.value:.2f}, "
+                f"{bias.kappa.low:.2f} to {bias.kappa.high:.2f})[/]",
+            )
         if found.groups:
             shown = ", ".join(f"{quote(group)} {counts}" for group, counts in found.groups.items())
             print_line(console, f"[dim]agreement by role: {shown}[/]")

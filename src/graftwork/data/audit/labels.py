@@ -5,8 +5,8 @@ replies are labels: few distinct replies, or JSON objects with fields of few dis
 
 Ridge regression over hashed n-grams of the prompt predicts every label from all other rows, in closed form.
 Where the prediction is clear the classifier is hardly ever wrong, so the share of disagreeing labels there
-estimates the share of wrong ones; the share among all rows bounds it. Labels that prompts do not predict are not estimated, and the reason is
-given.
+estimates the share of wrong ones; the share among all rows bounds it. Labels that prompts do not predict are
+not estimated, and the reason is given.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How far a judge agrees with people: agreement and Cohen's kappa, with intervals over sessions.
+"""How far a judge agrees with people: agreement, Cohen's kappa and biases, with intervals over sessions.
 
 In: answers that people labelled, and what the judge says of them. Out: a JudgeCalibration. Pure. A pair that
 the judge leaves open counts as a disagreement; one that it could not judge is left out and counted.
@@ -8,9 +8,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from graftwork.evaluate.judge.tally import PairVerdict
 from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import Interval
 from graftwork.evaluate.statistics.means import RESAMPLES, widened_tail
+from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.records.base import Figure, Record
 from graftwork.records.report import Case
 
@@ -44,6 +46,37 @@ class JudgeOpinion(NamedTuple):
     judge: bool
     cluster: str
     group: str = ""
+    length: int = 0
+    """Characters of the answer; of a pair, those of the preferred answer less those of the other."""
+    place: Literal["first", "second"] | None = None
+    """The place in a pair that the judge chose in both orders, whichever answer stood there."""
+
+
+class PositionBias(Record):
+    """Pairs in which the judge chose a place and not an answer: such a pair is a disagreement."""
+
+    always_first: int
+    always_second: int
+    p_value: float
+    """Exact McNemar test of one place against the other."""
+
+
+class LengthBias(Record):
+    """Agreement where people preferred the longer of two answers, and where they preferred the shorter.
+
+    Answers with a mark are paired for it: one that people called good with one that they did not.
+    """
+
+    longer: int
+    longer_agreed: float
+    shorter: int
+    shorter_agreed: float
+    kappa: Figure
+    """Kappa if people preferred both equally often: 0 for a judge that always prefers the longer answer."""
+
+    @property
+    def explains_agreement(self) -> bool:
+        return self.longer + self.shorter > 0 and self.kappa.low <= 0
 
 
 class JudgeCalibration(Record):
@@ -68,6 +101,10 @@ class JudgeCalibration(Record):
     unjudged: int = 0
     groups: dict[str, str] = {}
     """Agreement by role, where a role has labels."""
+    position: PositionBias | None = None
+    """None for marks."""
+    length: LengthBias | None = None
+    """None where an earlier version calibrated, which did not measure it."""
     confidence: float
     min_kappa: float
     min_labels: int
@@ -88,6 +125,15 @@ class JudgeCalibration(Record):
             return (
                 f"its kappa with people is {self.kappa.value:.2f} ({self.kappa.low:.2f} to "
                 f"{self.kappa.high:.2f}), and its lower bound must be at least {self.min_kappa:g}"
+            )
+        if self.length is None:
+            return "it was calibrated before length was measured; `graft eval calibrate` does that"
+        if self.length.explains_agreement:
+            return (
+                "length may explain its agreement: it agrees with people on "
+                f"{self.length.shorter_agreed:g} of {self.length.shorter} pairs whose better answer is the "
+                f"shorter one, and on {self.length.longer_agreed:g} of {self.length.longer} whose better "
+                "answer is the longer one; label more pairs of the kind that is missing"
             )
         return ""
 
@@ -135,6 +181,8 @@ def calibrate(
         both_bad=counts[False, False],
         unjudged=unjudged,
         groups=_by_group(opinions),
+        position=_position_bias(opinions) if terms.mode == "pairwise" else None,
+        length=_length_bias(opinions, terms),
         confidence=terms.confidence,
         min_kappa=terms.min_kappa,
         min_labels=terms.min_labels,
@@ -183,6 +231,64 @@ def _bound_kappa(opinions: Sequence[JudgeOpinion], terms: CalibrationTerms) -> I
     return Interval(max(low, -1.0), min(high, 1.0))
 
 
+def _position_bias(opinions: Sequence[JudgeOpinion]) -> PositionBias:
+    first = sum(opinion.place == "first" for opinion in opinions)
+    second = sum(opinion.place == "second" for opinion in opinions)
+    return PositionBias(always_first=first, always_second=second, p_value=mcnemar(first, losses=second))
+
+
+class _PairGrade(NamedTuple):
+    """How far the judge agrees with people on a pair, from 0 to 1. `longer`: by how much theirs is longer."""
+
+    longer: int
+    agreed: float
+    cluster: str
+
+
+def _length_bias(opinions: Sequence[JudgeOpinion], terms: CalibrationTerms) -> LengthBias:
+    if terms.mode == "pairwise":
+        pairs = [_PairGrade(o.length, float(o.person == o.judge), o.cluster) for o in opinions]
+    else:
+        pairs = _pair_answers(opinions)
+    strata = ([pair for pair in pairs if pair.longer > 0], [pair for pair in pairs if pair.longer < 0])
+    agreed = [sum(pair.agreed for pair in stratum) for stratum in strata]
+    # Two bounds, each at half of the error.
+    bounds = [
+        bounded_mean(
+            [pair.agreed for pair in stratum],
+            [pair.cluster for pair in stratum],
+            confidence=(1 + terms.confidence) / 2,
+        )
+        for stratum in strata
+    ]
+    shares = [total / len(stratum) if stratum else 0.5 for total, stratum in zip(agreed, strata, strict=True)]
+    value = sum(shares) - 1
+    low, high = sum(bound.low for bound in bounds) - 1, sum(bound.high for bound in bounds) - 1
+    return LengthBias(
+        longer=len(strata[0]),
+        longer_agreed=agreed[0],
+        shorter=len(strata[1]),
+        shorter_agreed=agreed[1],
+        kappa=Figure(value=value, low=min(low, value), high=max(high, value)),
+    )
+
+
+def _pair_answers(opinions: Sequence[JudgeOpinion]) -> list[_PairGrade]:
+    """Each answer in one pair at most: the shortest good one with the longest other one, and so on."""
+    good = sorted((o for o in opinions if o.person), key=lambda o: o.length)
+    other = sorted((o for o in opinions if not o.person), key=lambda o: -o.length)
+    # The side with fewer sessions says which pairs belong together.
+    by_good = len({o.cluster for o in good}) <= len({o.cluster for o in other})
+    return [
+        _PairGrade(
+            longer=one.length - another.length,
+            agreed=(1 + one.judge - another.judge) / 2,
+            cluster=one.cluster if by_good else another.cluster,
+        )
+        for one, another in zip(good, other, strict=False)
+    ]
+
+
 def _by_group(opinions: Sequence[JudgeOpinion]) -> dict[str, str]:
     counts: dict[str, list[int]] = {}
     for opinion in opinions:
@@ -198,7 +304,13 @@ def opinions_of_marks(
     """`marks` are by the id of the case; answers without one are counted."""
     known = [(answer, marks.get(answer.case.id)) for answer in labelled]
     opinions = [
-        JudgeOpinion(answer.good, mark >= GOOD_MARK, answer.cluster, answer.case.group or "")
+        JudgeOpinion(
+            answer.good,
+            mark >= GOOD_MARK,
+            answer.cluster,
+            answer.case.group or "",
+            length=len(answer.text),
+        )
         for answer, mark in known
         if mark is not None
     ]
@@ -206,13 +318,20 @@ def opinions_of_marks(
 
 
 def opinions_of_pairs(
-    labelled: Sequence[LabelledPair], grades: Mapping[str, float | None]
+    labelled: Sequence[LabelledPair], verdicts: Sequence[PairVerdict]
 ) -> tuple[list[JudgeOpinion], int]:
-    """A grade of 1 is for the answer that the person preferred, 0 for the other one, 0.5 for neither."""
-    known = [(pair, grades.get(pair.case.id)) for pair in labelled]
+    """The answer that the person preferred was the candidate of each verdict."""
+    by_case = {verdict.case_id: verdict for verdict in verdicts if verdict.grade is not None}
+    known = [(pair, by_case[pair.case.id]) for pair in labelled if pair.case.id in by_case]
     opinions = [
-        JudgeOpinion(True, grade == 1.0, pair.cluster, pair.case.group or "")
-        for pair, grade in known
-        if grade is not None
+        JudgeOpinion(
+            True,
+            verdict.grade == 1.0,
+            pair.cluster,
+            pair.case.group or "",
+            length=len(pair.preferred) - len(pair.other),
+            place=verdict.place,
+        )
+        for pair, verdict in known
     ]
-    return opinions, len(known) - len(opinions)
+    return opinions, len(labelled) - len(opinions)

@@ -35,6 +35,11 @@ class PairVerdict(NamedTuple):
         return 0.5
 
     @property
+    def place(self) -> Literal["first", "second"] | None:
+        """The place that was chosen in both orders: such a pair shows a bias and no preference."""
+        return self.forth if self.forth == self.back and self.forth != "tie" else None
+
+    @property
     def consistent(self) -> bool:
         return self.grade in (0.0, 1.0) or (self.forth == "tie" and self.back == "tie")
 
@@ -54,9 +59,8 @@ def count_pairs(
     choices = [choice for verdict in judged for choice in (verdict.forth, verdict.back)]
     first, second = choices.count("first"), choices.count("second")
     agreement = clopper_pearson(steady, n=len(judged), confidence=confidence)
-    # Both orders of a pair are one judgement: a pair shows a bias only where it chose the same place twice.
-    always_first = sum(verdict.forth == verdict.back == "first" for verdict in judged)
-    always_second = sum(verdict.forth == verdict.back == "second" for verdict in judged)
+    always_first = sum(verdict.place == "first" for verdict in judged)
+    always_second = sum(verdict.place == "second" for verdict in judged)
     return JudgeTally(
         model=model,
         baseline=baseline,
