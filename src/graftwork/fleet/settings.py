@@ -103,7 +103,7 @@ class SlurmSettings(Record):
 
     folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
     partition: str = Field("", description="The partition; empty: the default one.")
-    gpus: int = Field(0, ge=0, description="GPUs of a job (--gres=gpu:N).")
+    gpus: int = Field(0, ge=0, description="GPUs of a job (--gres=gpu:N); 0: one if --gpu names it.")
     options: tuple[str, ...] = Field((), description="More options of sbatch, as --account=NAME.")
     python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
     tasks: int = Field(4, ge=1, description="Tasks of the array with `engine: slurm`; one core each.")

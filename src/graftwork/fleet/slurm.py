@@ -6,6 +6,7 @@ queued again by Slurm and goes on from its checkpoint.
 """
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ NOTICE_SECONDS = 120
 """Slurm sends TERM so long before the time limit."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESV_DEL_HOLD")
 COMMAND_SECONDS = 60.0
+UNTYPED = "gpu"
+"""A GPU whose kind the cluster does not name."""
 SCRIPT = "job.sh"
 
 
@@ -36,21 +39,27 @@ class SlurmPlace:
         self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
+        """The nodes of each partition with their GPUs. A job gets one where settings or order ask for it."""
         partition = ("-p", self._settings.partition) if self._settings.partition else ()
         lines = _run("sinfo", "-h", "-o", "%P %D %G", *partition).splitlines()
         today = date.today().isoformat()
         return tuple(
             Offer(
                 place=self.name,
-                gpu="" if resources == "(null)" else resources,
-                gpus=0 if resources == "(null)" else 1,
+                gpu=kind,
+                gpus=count,
                 usd_per_hour=0.0,
                 instance=f"{name.rstrip('*')}, {nodes} nodes",
                 source="sinfo",
                 dated=today,
             )
             for name, nodes, resources in (line.split(maxsplit=2) for line in lines)
+            for kind, count in self._ways(gpus_of(resources)).items()
         )
+
+    def _ways(self, gpus: dict[str, int]) -> dict[str, int]:
+        """With which GPUs a node can be had, the default first."""
+        return gpus if gpus and self._settings.gpus else {"": 0, **gpus}
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
         if self._queue(order.label):
@@ -101,6 +110,8 @@ class SlurmPlace:
 
     def _options(self, order: JobOrder) -> tuple[str, ...]:
         settings = self._settings
+        gpus = settings.gpus or (1 if order.gpu else 0)
+        kind = f"{order.gpu}:" if order.gpu not in ("", UNTYPED) else ""
         minutes = max(int(order.seconds / 60) + 3, 5)
         return (
             f"--job-name={order.label}",
@@ -111,7 +122,7 @@ class SlurmPlace:
             f"--output={self._files.job(order.label) / 'job.log'}",
             f"--chdir={self._files.job(order.label)}",
             *([f"--partition={settings.partition}"] if settings.partition else []),
-            *([f"--gres=gpu:{settings.gpus}"] if settings.gpus else []),
+            *([f"--gres=gpu:{kind}{gpus}"] if gpus else []),
             *settings.options,
         )
 
@@ -119,6 +130,18 @@ class SlurmPlace:
         words = self._files.bootstrap(order.label, python=self._settings.python, seconds=order.seconds)
         # The batch process itself: it gets the signals of the queue.
         return f"#!/bin/sh\nexport GRAFT_FLEET_JOB={order.label}\nexec {shlex.join(words)}\n"
+
+
+def gpus_of(resources: str) -> dict[str, int]:
+    """How many GPUs of each kind a node has: `gpu:a100:4(S:0-1),gpu:t4:2,shard:8`, `gpu:4` or `(null)`."""
+    found: dict[str, int] = {}
+    for entry in re.sub(r"\([^)]*\)", "", resources).split(","):
+        name, *rest = entry.strip().split(":")
+        count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+        if name == "gpu":
+            kind = rest[0] if rest else UNTYPED
+            found[kind] = found.get(kind, 0) + count
+    return found
 
 
 def _run(*words: str, environment: Mapping[str, str] | None = None) -> str:

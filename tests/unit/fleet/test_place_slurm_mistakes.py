@@ -32,6 +32,38 @@ def cluster(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ("(null)", []),
+        ("gpu:4", [("gpu", 4)]),
+        ("gpu:a100:8(S:0-1)", [("a100", 8)]),
+        ("gpu:3090:2(S:0,1),shard:8,gpu:t4:1", [("3090", 2), ("t4", 1)]),
+        ("craynetwork:4,mps:400", []),
+    ],
+)
+def test_the_gpus_of_a_node_are_counted_by_kind(cluster, resources, gpus):
+    place = cluster(sinfo=f"echo 'long* 2 {resources}'")
+    first, *others = [(offer.gpu, offer.gpus) for offer in place.offer()]
+    assert first == ("", 0), "what a job gets where nothing asks for a GPU"
+    assert others == gpus
+
+
+def test_a_job_asks_slurm_for_the_gpus_of_the_settings_or_of_its_order(cluster, tmp_path):
+    bundle, _ = trial_bundle(tmp_path)
+    place = cluster()
+
+    def asked(gpu, **settings):
+        place._settings = SlurmSettings(folder=str(tmp_path), **settings)
+        words = place._options(order(bundle).model_copy(update={"gpu": gpu}))
+        return [word for word in words if word.startswith("--gres")]
+
+    assert asked("") == []
+    assert asked("a100") == ["--gres=gpu:a100:1"]
+    assert asked("gpu", gpus=2) == ["--gres=gpu:2"]
+    assert [(offer.gpu, offer.gpus) for offer in place.offer()] == [("a100", 1)]
+
+
 def fails(*lines):
     return "\n".join([*(f"echo 'sbatch: error: {line}' >&2" for line in lines), "exit 1"])
 
