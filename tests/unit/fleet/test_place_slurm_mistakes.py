@@ -105,7 +105,7 @@ def test_a_machine_without_slurm_and_a_card_that_is_not_there_are_explained(clus
     place = cluster()
     with pytest.raises(AnswerIsNo, match="slurm offers no H200 now") as caught:
         choose_offer(place, "H200")
-    assert "gpu:a100:1" in caught.value.why
+    assert "a100" in caught.value.why
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(Refused, match="there is no sinfo on this machine") as caught:
         place.offer()
