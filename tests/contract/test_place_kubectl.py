@@ -15,11 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "fleet"))
 from fleet_samples import trial_bundle
 from place_contract import order
 
-from graftwork.fleet.kubernetes import KubernetesPlace, run_kubectl
+from graftwork.fleet.kubernetes import CommandResult, KubernetesPlace, run_kubectl
 from graftwork.fleet.manifests import manifest_of
 from graftwork.fleet.place import Refused
 from graftwork.fleet.settings import KubernetesSettings
 from graftwork.fleet.simulator import CARD, USD_PER_HOUR, SimulatedProvider
+from graftwork.records.fleet import PlacedJob
 
 WORDS = ["python3", "/graftwork/jobs/it's/in/start.py", "--seconds", "60"]
 JOBSET_FIELDS = {
@@ -175,3 +176,31 @@ def test_the_real_kubectl_makes_lists_and_removes_a_job(kubectl, tmp_path):
     assert place.poll(job).phase == "gone"
     assert kubectl.api.secrets == {}
     assert json.dumps(place.log(job)) == '""'
+
+
+KILLED = {"containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
+NO_IMAGE = {
+    "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]
+}
+EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (KILLED, "its container: OOMKilled, exit code 137"),
+        (NO_IMAGE, "its container: ImagePullBackOff not found"),
+        (EVICTED, "the pod: Evicted The node was low on resource: memory."),
+    ],
+)
+def test_a_job_that_failed_has_the_reason_of_its_pod(tmp_path, status, reason):
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    job = {"metadata": {"name": "graft-x"}, "status": {"conditions": [failed]}}
+
+    def run(words, _given):
+        found = {"items": [{"status": status}, {"status": status}]} if "pods" in words else job
+        return CommandResult(0, json.dumps(found), "")
+
+    place = KubernetesPlace(settings(storage=str(tmp_path)), run=run)
+    placed = PlacedJob(place="kubernetes", id="graft-x", label="graft-x")
+    assert place.poll(placed).message == f"BackoffLimitExceeded; {reason}"

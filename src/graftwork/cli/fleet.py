@@ -1,6 +1,5 @@
 """`graft fleet`: run this project's training at other places, follow it, and keep its cost in a ledger."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,8 +30,6 @@ Deadline = Annotated[
 Card = Annotated[str, typer.Option("--gpu", help="The card to order, as `graft fleet offers` names it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")]
 JobId = Annotated[str, typer.Argument(help="A job id from `graft fleet list`, or its first characters.")]
-FOLLOW_SECONDS = 2.0
-AUTO = "auto"
 
 app = typer.Typer(no_args_is_help=True, help="Run training at other places, with a ledger of jobs and costs.")
 
@@ -124,13 +121,15 @@ def run_at_place(
     work: "OpenProject", request: "FleetRequest", *, yes: bool, detach: bool, as_json: bool
 ) -> None:
     """Start the job, follow it and print the outcome of the training step."""
-    from graftwork.pipeline.fleet_jobs import finish, follow, require_done, start_run
+    from graftwork.pipeline.fleet_jobs import AUTO, continue_job, finish, follow, require_done, start_run
     from graftwork.records.run import TrainOutcome
 
-    if request.place == AUTO:
-        request = choose_for(work, request)
-    job = start_run(work, request, confirm=lambda quote: confirm_quote(quote, yes=yes))
-    if detach or request.place == "manual":
+    job = continue_job(work, request.place)
+    if job is None:
+        if request.place == AUTO:
+            request = choose_for(work, request)
+        job = start_run(work, request, confirm=lambda quote: confirm_quote(quote, yes=yes))
+    if detach or job.place == "manual":
         print_record(job, as_json=as_json)
         return
     job = follow(work, job)
@@ -202,22 +201,16 @@ def logs(
     import sys
 
     from graftwork.cli.output import print_json
-    from graftwork.pipeline.fleet_jobs import get_job, read_log, reconcile
+    from graftwork.pipeline.fleet_jobs import follow_log, get_job, read_log
 
-    pause, shown = threading.Event(), 0
     with opened(project) as work:
-        found = get_job(work, job)
-        while True:
-            text = read_log(work, found)
+        found, text = get_job(work, job), ""
+        for added in follow_log(work, found) if follow else [read_log(work, found)]:
+            text += added
             if not json:
-                sys.stdout.write(text[shown:])
+                sys.stdout.write(added)
                 sys.stdout.flush()
-            shown = len(text)
-            if not follow or not found.is_open:
-                break
-            pause.wait(FOLLOW_SECONDS)
-            reconcile(work)
-            found = get_job(work, job)
+        found = get_job(work, job)
     if json:
         print_json({"job": found.id, "state": found.state, "log": text})
 

@@ -158,8 +158,8 @@ class AzureMLPlace:
         return JobPoll(phase="running", beat=read_beat_of(self._storage, job.label))
 
     def log(self, job: PlacedJob) -> str:
-        names = (f"jobs/{job.label}/out/{name}" for name in (LOG, "run/worker.log"))
-        return "".join((read_file(self._storage, name) or b"").decode(errors="replace") for name in names)
+        content = read_file(self._storage, f"jobs/{job.label}/out/{LOG}") or b""
+        return content.decode(errors="replace")
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         if not fetch_results(self._storage, job.label, folder) and self._get(job.label) is None:

@@ -115,6 +115,12 @@ class Controller:
             committed_usd=largest_cost(order.seconds, order.usd_per_hour, self.safety),
         )
         self.ledger.reserve(job, caps)
+        return self.submit(job, order, now=now, secrets=secrets)
+
+    def submit(
+        self, job: FleetJob, order: JobOrder, *, now: float, secrets: Mapping[str, str] | None = None
+    ) -> FleetJob:
+        """Ask the place for a job that is written down; one that it has already is not made again."""
         try:
             placed = self.place.submit(order, secrets=secrets or {})
         except (Refused, UserMistake) as refused:

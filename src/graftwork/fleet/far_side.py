@@ -386,8 +386,8 @@ class JobHost:
         return {"stopped": True}
 
     def log(self, label: str) -> str:
-        texts = [self.jobs / label / "job.log", self.jobs / label / "work" / "run" / "worker.log"]
-        return "".join(path.read_text(errors="replace") for path in texts if path.exists())
+        path = self.jobs / label / "job.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def pack(self, label: str, stream: IO[bytes]) -> None:
         """The run's folder; without checkpoints once there is a result."""

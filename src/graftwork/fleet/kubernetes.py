@@ -8,7 +8,7 @@ Secrets are a Secret of the cluster, given on kubectl's standard input.
 import json
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -122,12 +122,21 @@ class KubernetesPlace:
         if over:
             self._forget_secrets(job.label)
             code = 75 if "DeadlineExceeded" in message else 1
-            return JobPoll(phase="ended", exit_code=code, message=message or "the pod ended without a result")
+            words = [message or "the pod ended without a result", *self._pod_reasons(job.label)]
+            return JobPoll(phase="ended", exit_code=code, message="; ".join(words))
         status = found.get("status") or {}
         active = status.get("ready") or status.get("jobStatus") == "RUNNING" or _is_active(status)
         if not active:
             return JobPoll(phase="starting", message="waiting for a node")
         return JobPoll(phase="running", beat=read_beat_of(self._storage, job.label))
+
+    def _pod_reasons(self, label: str) -> list[str]:
+        """Why the pods of a job ended, or did not start; the job itself counts them only."""
+        with suppress(GraftError):
+            pods = self._ask("get", "pods", "-l", f"{MARK}={label}", "-o", "json")
+            with suppress(AttributeError, KeyError, TypeError):
+                return list(dict.fromkeys(reason for pod in pods["items"] for reason in _reasons_of(pod)))
+        return []
 
     def log(self, job: PlacedJob) -> str:
         try:
@@ -235,6 +244,19 @@ def _end_of(found: Mapping[str, Any]) -> tuple[bool, str]:
         if condition.get("type") in OVER and condition.get("status") == "True":
             return True, f"{condition.get('reason', '')} {condition.get('message', '')}".strip()
     return False, ""
+
+
+def _reasons_of(pod: Mapping[str, Any]) -> Iterator[str]:
+    """An eviction, a container that was killed (OOMKilled), an image that cannot be pulled."""
+    status = pod.get("status") or {}
+    if status.get("reason"):
+        yield f"the pod: {status['reason']} {status.get('message') or ''}".strip()[:300]
+    for container in status.get("containerStatuses") or ():
+        ended = container["state"].get("terminated") or container["state"].get("waiting") or {}
+        code = f", exit code {ended['exitCode']}" if ended.get("exitCode") else ""
+        if code or ("exitCode" not in ended and ended.get("reason")):
+            why = f"{ended.get('reason', 'ended')}{code} {ended.get('message') or ''}".strip()
+            yield f"its container: {why[:300]}"
 
 
 def _is_active(status: Mapping[str, Any]) -> bool:

@@ -25,9 +25,11 @@ from graftwork.process.heartbeat import read_beat, remove_beat
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.waited import WAITED, add_waited
 from graftwork.process.worker import ERROR_FILE, set_in_handler, tie_to_parent
-from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError
+from graftwork.process.worker_host import LOG_FILE, read_log_tail
+from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.fleet import Bundle
 from graftwork.records.job import Job, JobHandle
+from graftwork.text.redact import publish_text
 
 POLL_SECONDS = 0.5
 MIRROR_SECONDS = 10.0
@@ -35,6 +37,7 @@ STOP_FILE = "stop"
 MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
 """As the training worker reads it: the addresses of mirrors with a login, by the run's id."""
 NOT_COPIED = {"lock", "checkpoints", JOB_FILE}
+LONGEST_LINE = 300
 MOST_CRASHES = 3
 """In a row, without progress."""
 
@@ -142,15 +145,33 @@ class _Runner:
                 # A signal to the whole job reaches the worker before this process asks it.
                 print("stopped at a safe point", flush=True)
             known = code in (EXIT_DONE, EXIT_RESUME_ME) or (self._run / ERROR_FILE).exists()
-            if known or self._stop.is_set() or crashes > MOST_CRASHES:
+            if known or self._stop.is_set():
                 return code if code >= 0 else EXIT_RESUME_ME if self._stop.is_set() else 1
+            if crashes > MOST_CRASHES:
+                return self._give_up(code)
             print(f"the worker ended with {code}; starting it again", flush=True)
+
+    def _give_up(self, code: int) -> int:
+        """Leave the reason where the place and its readers look for it."""
+        lines = read_log_tail(self._run, lines=1)
+        failure = WorkerFailed(
+            f"the worker ended with exit code {code} {MOST_CRASHES + 1} times without progress"
+            f"{f'; its log ends with: {publish_text(lines)[:LONGEST_LINE]}' if lines else ''}",
+            why=publish_text(read_log_tail(self._run)) or "it left no output",
+            fix="`graft fleet logs` shows its output; what was saved is kept, and the run goes on from there",
+            where=str(self._run / LOG_FILE),
+        )
+        write_atomic(self._run / ERROR_FILE, json.dumps(failure.as_json()))
+        return code if code > 0 else failure.exit_code
 
     def _attempt(self) -> int:
         remove_beat(self._run)
+        (self._run / ERROR_FILE).unlink(missing_ok=True)
+        log = LogFollower(self._run / LOG_FILE)
         handle = self._workers.submit(self._job)
         copied, asked = float("-inf"), False
         while (status := self._workers.poll(handle, seconds=POLL_SECONDS)).running:
+            log.print_new()
             if clock.steady() - copied >= MIRROR_SECONDS:
                 copied = clock.steady()
                 self._mirror.copy(self._run)
@@ -163,11 +184,30 @@ class _Runner:
                 asked = True
                 self._stop.set()
                 self._ask(handle)
+        log.print_new(last=True)
         return status.exit_code or 0
 
     def _ask(self, handle: JobHandle) -> None:
         print("stopping at the next safe point", flush=True)
         self._workers.stop(handle)
+
+
+class LogFollower:
+    """Prints what is added to a file: the job has one log, in the order of time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = path.stat().st_size if path.exists() else 0
+
+    def print_new(self, *, last: bool = False) -> None:
+        """Whole lines; what is left without an end only at the `last` call."""
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._at)
+            added = file.read()
+            whole = added if last else added[: added.rfind(b"\n") + 1]
+            self._at += len(whole)
+            text = whole.decode(errors="replace")
+            print(text, end="" if not text or text.endswith("\n") else "\n", flush=True)
 
 
 class RunMirror:

@@ -171,16 +171,17 @@ class SageMakerPlace:
     def log(self, job: PlacedJob) -> str:
         if self._describe(job.label) is None:
             return ""
-        lines = []
         with suppress(GraftError):
             pages = _ask(
                 lambda: self._aws.client("logs").filter_log_events(
                     logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job.label}/"
                 )
             )
-            lines = [f"{event['message']}\n" for event in pages.get("events", ())]
+            if events := pages.get("events", ()):
+                return "".join(f"{event['message']}\n" for event in events)
+        # Not every user may read logs: what the worker wrote is on S3, too.
         worker = read_file(self._storage, f"jobs/{job.label}/out/run/worker.log") or b""
-        return "".join(lines) + worker.decode(errors="replace")
+        return worker.decode(errors="replace")
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         if not fetch_results(self._storage, job.label, folder) and self._describe(job.label) is None:

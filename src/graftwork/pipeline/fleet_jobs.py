@@ -8,7 +8,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from graftwork.fleet.bundle import JOB_FILE
 from graftwork.fleet.control import Controller, affordable_seconds, largest_cost, what_failed
 from graftwork.fleet.hosts import HostsPlace
 from graftwork.fleet.manual import ManualPlace
-from graftwork.fleet.place import Place, make_label
+from graftwork.fleet.place import Place, PlaceUnreachable, make_label
 from graftwork.fleet.rented import RentedPlace
 from graftwork.fleet.results import OUTCOME
 from graftwork.pipeline.fleet_bundle import (
@@ -57,6 +57,8 @@ from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan
 from graftwork.records.run import RunState
 
+AUTO = "auto"
+"""Instead of a place: the one that suits the run."""
 POLL_SECONDS = 2.0
 PAID_POLL_SECONDS = 15.0
 """Providers limit the rate of requests."""
@@ -234,6 +236,31 @@ def start_run(
     work.runs.update(job.run_id, state="running", when=timestamp())
     _report_start(work, job, packed, controller.place)
     return job
+
+
+def continue_job(work: OpenProject, place: str) -> FleetJob | None:
+    """The open job of this run at the place, `auto` for any: a command that was interrupted goes on with it.
+
+    One whose submission was cut off is submitted again, where that costs nothing.
+    """
+    if not any(job.is_open for job in work.jobs.list()):
+        return None
+    plan = run_pipeline(work, upto="plan").get("plan", Plan)
+    job = next((job for job in find_jobs(work, plan) if job.is_open and _is_at(job, place)), None)
+    if job is None:
+        return None
+    controller = control(work, job.place)
+    if job.state == "intended" and not controller.place.paid:
+        job = controller.submit(job, _order_of(job), now=time.time(), secrets=secrets_of(work, job.run_id))
+    work.reporter.info(f"job {job.id} of this run is at {job.place} already")
+    return job
+
+
+def _is_at(job: FleetJob, place: str) -> bool:
+    """Whether the job is where `--place` says. Jobs of all SSH hosts are at one place."""
+    kind, _, host = place.partition(":")
+    there = job.placed.host if job.placed is not None else host
+    return place == AUTO or (kind == job.place.partition(":")[0] and host in ("", there))
 
 
 def _options(request: FleetRequest, quote: RunQuote) -> BundleOptions:
@@ -436,6 +463,35 @@ def placed_of(job: FleetJob) -> PlacedJob:
 
 def read_log(work: OpenProject, job: FleetJob) -> str:
     return open_place(work, job.place).log(placed_of(job))
+
+
+def follow_log(work: OpenProject, job: FleetJob) -> Iterator[str]:
+    """The output of the job, and what is added to it until it has ended. Only its own place is asked."""
+    controller, pause = collecting(work, job.place), threading.Event()
+    place, shown, reconciled = controller.place, "", time.monotonic()
+    seconds = PAID_POLL_SECONDS if place.paid else POLL_SECONDS
+    while True:
+        # In this order: the output of a job that has ended is read before its machine is given back.
+        has_ended = not job.is_open or _has_ended(place, job)
+        with suppress(*([PlaceUnreachable] if shown else [])):
+            # A machine that was given back has none; one that begins again, on another machine, is all new.
+            if text := place.log(placed_of(job)):
+                yield text.removeprefix(shown)
+                shown = text
+        if not job.is_open:
+            return
+        if has_ended or time.monotonic() - reconciled >= RECONCILE_SECONDS:
+            controller.reconcile(now=time.time())
+            reconciled = time.monotonic()
+            job = get_job(work, job.id)
+        if job.is_open:
+            pause.wait(seconds)
+
+
+def _has_ended(place: Place, job: FleetJob) -> bool:
+    with suppress(PlaceUnreachable):
+        return place.poll(placed_of(job)).phase == "ended"
+    return False
 
 
 def stop(work: OpenProject, job: FleetJob, *, at_once: bool) -> FleetJob:

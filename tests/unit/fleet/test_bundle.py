@@ -15,7 +15,7 @@ from fleet_samples import trial_bundle, trial_parts, with_vanishing_folder
 
 from graftwork.fleet import bootstrap, far_start
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
-from graftwork.fleet.runner import RunMirror
+from graftwork.fleet.runner import MOST_CRASHES, LogFollower, RunMirror
 from graftwork.fleet.trial_worker import TrialJob, _resume
 from graftwork.process.waited import read_waited
 from graftwork.records.errors import Damaged
@@ -203,6 +203,30 @@ def test_a_worker_that_fails_gives_its_own_error_as_the_reason(tmp_path, cache):
     assert code in (2, 3), output
     assert "Traceback" not in output
     assert "nowhere" in reason(tmp_path / "work")
+
+
+def test_a_worker_that_crashes_leaves_the_last_line_of_its_log_as_the_reason(tmp_path, cache):
+    folder, _ = trial_bundle(tmp_path, module="graftwork.fleet.no_such_worker")
+    code, output = finish(start(folder, tmp_path / "work", cache=cache))
+    assert code == 1, output
+    assert "its log ends with" in reason(tmp_path / "work")
+    assert "No module named graftwork.fleet.no_such_worker" in reason(tmp_path / "work")
+    # One log for all: what the worker wrote is in that of the job, once.
+    attempts = (tmp_path / "work" / "run" / "worker.log").read_text()
+    assert output.count("No module named") == attempts.count("No module named") == MOST_CRASHES + 1
+
+
+def test_the_lines_of_a_worker_are_passed_on_whole(tmp_path, capsys):
+    path = tmp_path / "worker.log"
+    path.write_text("of an earlier attempt\n")
+    log = LogFollower(path)
+    for added, shown in (("one\ntw", "one\n"), ("", ""), ("o\n", "two\n"), ("no end", "")):
+        with path.open("a") as file:
+            file.write(added)
+        log.print_new()
+        assert capsys.readouterr().out == shown
+    log.print_new(last=True)
+    assert capsys.readouterr().out == "no end\n"
 
 
 def test_packages_that_cannot_be_installed_are_named(tmp_path, monkeypatch):

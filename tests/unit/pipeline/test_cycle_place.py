@@ -21,7 +21,7 @@ from graftwork.pipeline.fleet_reports import export_bundle
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
 from graftwork.records.errors import Busy, UserMistake
-from graftwork.records.fleet import FleetJob
+from graftwork.records.fleet import FleetJob, PlacedJob
 from graftwork.records.plan import Plan
 from graftwork.store.cycles import MemoryCycles, name_cycle
 from graftwork.store.database import open_database
@@ -121,6 +121,39 @@ def test_a_job_that_cannot_be_stopped_does_not_keep_the_others_of_a_canceled_cyc
     place.stop_jobs(work, SimpleNamespace(number=7))
     assert stopped == [("1", True)]
     assert "not stopped yet: its client failed (KeyError)" in lines[0]
+
+
+@pytest.mark.parametrize("asked", ["ssh", "ssh:gpu1", "auto"])
+def test_an_interrupted_run_goes_on_with_its_job_at_the_place(work, monkeypatch, asked):
+    at_gpu1 = PlacedJob(place="ssh", id="1", label="graft-00000000-000000000001", host="gpu1")
+    job = make_job(THERE, 1).model_copy(update={"place": "ssh", "placed": at_gpu1})
+    work.jobs.enter(job)
+    planned = StepOutputs({"plan": HERE})
+    monkeypatch.setattr(fleet_jobs, "run_pipeline", lambda *_words, **_more: planned)
+    monkeypatch.setattr(
+        fleet_jobs, "control", lambda *_words: SimpleNamespace(place=SimpleNamespace(paid=False))
+    )
+    assert fleet_jobs.continue_job(work, asked) == job
+    assert fleet_jobs.continue_job(work, "ssh:gpu2") is None
+    assert fleet_jobs.continue_job(work, "kaggle") is None
+
+
+@pytest.mark.parametrize(("paid", "submitted"), [(False, 1), (True, 0)])
+def test_a_job_whose_submission_was_cut_off_is_submitted_again_where_that_is_free(
+    work, monkeypatch, paid, submitted
+):
+    work.jobs.enter(make_job(THERE, 1, "intended").model_copy(update={"place": "ssh"}))
+    sent = []
+
+    def submit(job, order, **_more):
+        sent.append(order.label)
+        return job.model_copy(update={"state": "submitted"})
+
+    monkeypatch.setattr(fleet_jobs, "run_pipeline", lambda *_words, **_more: StepOutputs({"plan": HERE}))
+    controller = SimpleNamespace(place=SimpleNamespace(paid=paid), submit=submit)
+    monkeypatch.setattr(fleet_jobs, "control", lambda *_words: controller)
+    assert fleet_jobs.continue_job(work, "ssh:gpu1").state == ("intended" if paid else "submitted")
+    assert len(sent) == submitted
 
 
 def test_a_clock_that_is_set_back_does_not_put_off_the_reconciliation(work, monkeypatch):

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.fleet.place import Refused
+from graftwork.fleet.place import PlaceUnreachable, Refused
 from graftwork.pipeline import fleet_jobs
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.fleet import FleetJob, PlacedJob, Reconciled
+from graftwork.records.fleet import FleetJob, JobPoll, PlacedJob, Reconciled
 
 PLACED = PlacedJob(place="ssh", id="1", label="graft-00000000-000000000001")
 
@@ -113,3 +113,58 @@ def test_files_of_a_job_that_still_runs_are_not_its_results(monkeypatch, tmp_pat
     # Else nothing would be brought when it ends, and its machine is given back with the result.
     assert fleet_jobs.fetch(work, ledger.job).fetched is fetched
     assert (ledger.job.fetched, brought) == (fetched, ["run"])
+
+
+class TalkingPlace:
+    """Its log grows with every look, and goes with the machine at the reconciliation that sees the end."""
+
+    paid = False
+
+    def __init__(self, ledger, *logs):
+        self.ledger, self.logs, self.asked = ledger, list(logs), 0
+
+    def poll(self, _job):
+        return JobPoll(phase="ended" if len(self.logs) == 1 else "running")
+
+    def log(self, _job):
+        if not self.ledger.job.is_open:
+            return ""
+        text = self.logs.pop(0)
+        if isinstance(text, Exception):
+            raise text
+        return text
+
+
+@pytest.fixture
+def follow_log(monkeypatch):
+    def run(*logs):
+        ledger = Ledger({"state": "done", "reason": "done"})
+        place, asked = TalkingPlace(ledger, *logs), []
+
+        def reconcile(**_now):
+            asked.append(place)
+            ledger.reconcile()
+
+        def collecting(_work, name):
+            assert name == "ssh", "the other places are not asked"
+            return SimpleNamespace(place=place, reconcile=reconcile)
+
+        monkeypatch.setattr(fleet_jobs, "collecting", collecting)
+        monkeypatch.setattr(fleet_jobs, "POLL_SECONDS", 0.0)
+        text = "".join(fleet_jobs.follow_log(SimpleNamespace(jobs=ledger), ledger.job))
+        assert len(asked) == 1
+        return text
+
+    return run
+
+
+def test_a_log_that_is_followed_is_printed_once_to_its_last_line(follow_log):
+    assert follow_log("a\n", "a\nb\n", "a\nb\n", "a\nb\nlast\n") == "a\nb\nlast\n"
+
+
+def test_a_log_that_begins_again_on_another_machine_is_printed_from_its_beginning(follow_log):
+    assert follow_log("a\nb\n", "c\n", "c\nd\n") == "a\nb\nc\nd\n"
+
+
+def test_a_log_is_followed_across_a_place_that_does_not_answer_for_a_moment(follow_log):
+    assert follow_log("a\n", PlaceUnreachable("no", fix="wait"), "a\nb\n") == "a\nb\n"
