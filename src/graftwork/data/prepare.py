@@ -20,7 +20,7 @@ from graftwork.data.audit.lengths import CountTokens
 from graftwork.data.audit.report import (
     audit_corpus,
 )
-from graftwork.data.audit.row_checks import TAUGHT, AuditContext
+from graftwork.data.audit.row_checks import SERVED, TAUGHT, AuditContext
 from graftwork.data.corpus.build import Progress, build_corpus
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.dedup.paraphrases import find_embedder
@@ -218,7 +218,7 @@ def _write(
     passed, repeats, assignment, kept, unfit, _ = decided
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
     _require_some_proven(len(kept.places), refused)
-    unconfirmed = int((corpus.column("unconfirmed")[kept.places] != 0).sum())
+    unconfirmed = int(np.isin(corpus.column("unconfirmed")[kept.places], (SERVED, TAUGHT)).sum())
     with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}

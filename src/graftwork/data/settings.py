@@ -249,6 +249,11 @@ class DataSettings(Record):
     drop_failed: bool = Field(
         True, description="Drop rows with another status, and replies that are error messages in disguise."
     )
+    drop_rated_bad: bool = Field(
+        True,
+        description="Drop replies that the log labels bad (`label: false`) or scores 0 or less. "
+        "`false` keeps them as bad replies for `train.objective: kto`; none is a reference for tests.",
+    )
     drop_placeholders: bool = Field(True, description="Drop placeholder replies such as 'Mock response'.")
     drop_truncated: bool = Field(True, description="Drop replies that were cut off.")
     redact: bool = Field(True, description="Replace secrets and personal data by placeholders.")

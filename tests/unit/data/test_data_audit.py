@@ -65,6 +65,7 @@ def test_clean_logs_are_fit_to_train_on():
         ("failed_status", make_row("Is it far?", "It is.", status="error")),
         ("claims_success_but_fails", make_row("Is it near?", "HTTP 502 Bad Gateway", status="success")),
         ("empty", make_row("Is it there?", "  ")),
+        ("rated_bad", make_row("Is it good?", "It is not at all good.", reward=0.0)),
         ("secret", make_row("Is it safe?", f"Use {SECRET} for it.")),
     ],
 )

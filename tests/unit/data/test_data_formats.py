@@ -36,6 +36,77 @@ def assistant(text, **more):
     return {"role": "assistant", "content": text, **more}
 
 
+# What stands beside the turns
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        chat("q", "a", system="Be brief."),
+        chat("q", "a", system=[{"type": "text", "text": "Be brief."}]),
+        {
+            "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}],
+            "system": "Be brief.",
+        },
+        {
+            "system": "Be brief.",
+            "chosen": [user("q"), assistant("a")],
+            "rejected": [user("q"), assistant("b")],
+        },
+    ],
+)
+def test_a_system_prompt_beside_the_turns_leads_them(row):
+    assert turns(take(row)) == [("system", "Be brief."), ("user", "q")]
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        (chat("<image>What is it?", "A cat.", images=["cat.jpg"]), "images"),
+        (chat("What is said?", "Hello.", audios=["a.wav"]), "audios"),
+        (chat("<video>What happens?", "A goal.", videos=["v.mp4"]), "videos"),
+        (chat("What is it?", "A cat.", image={"path": "cat.jpg"}), "image"),
+        (
+            {
+                "image": "cat.jpg",
+                "conversations": [
+                    {"from": "human", "value": "<image>\nIt?"},
+                    {"from": "gpt", "value": "A cat."},
+                ],
+            },
+            "image",
+        ),
+    ],
+)
+def test_a_row_about_files_beside_it_is_refused_by_the_key_that_holds_them(row, key):
+    with pytest.raises(BadRow, match=f"`{key}` holds .* files"):
+        take(row)
+
+
+@pytest.mark.parametrize(
+    "more", [{"images": []}, {"image": "python:3.12"}, {"videos": None}, {"images": [None]}]
+)
+def test_a_row_without_files_beside_it_is_read(more):
+    assert take(chat("Which base?", "Slim.", **more)).reply == "Slim."
+
+
+@pytest.mark.parametrize(
+    ("stated", "reward"),
+    [
+        ({"label": False}, 0.0),
+        ({"label": True}, 1.0),
+        ({"kto_tag": "false"}, 0.0),
+        ({"reward": False}, 0.0),
+        ({"label": False, "score": 0.7}, 0.7),
+        ({"label": 0}, None),
+        ({"label": "0"}, None),
+        ({"label": "billing"}, None),
+    ],
+)
+def test_labels_of_good_and_bad_replies_are_rewards(stated, reward):
+    assert take(chat("q", "a", **stated)).reward == reward
+
+
 # Chat, tools, reasoning
 
 

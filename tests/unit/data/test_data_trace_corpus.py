@@ -56,6 +56,19 @@ def test_scores_in_another_file_are_joined_with_their_level(tmp_path):
     ]
 
 
+def test_calls_of_a_trace_that_is_scored_bad_are_left_out_unless_they_are_kept(tmp_path):
+    calls = [observation(n, trace=f"t{n}", question=f"Where is room {n}?") for n in (1, 2)]
+    scores = [
+        {"id": f"s{n}", "trace_id": f"t{n}", "name": "quality", "timestamp": "2026-01-01", "value": n - 1}
+        for n in (1, 2)
+    ]
+    for kept in (True, False):
+        corpus = build(
+            tmp_path, {"observations.jsonl": calls, "scores.jsonl": scores}, drop_rated_bad=not kept
+        )
+        assert corpus.column("passed").tolist() == [kept, True]
+
+
 def test_the_same_call_made_again_in_a_trace_is_a_retry_and_in_another_trace_is_not(tmp_path):
     calls = [
         observation(1, trace="t1", question="Where is it?", answer="I do not know the way to it."),

@@ -43,7 +43,7 @@ from graftwork.data.audit.row_findings import (
     find_unconfirmed_captures,
     find_unreadable,
 )
-from graftwork.data.audit.trace_findings import find_left_out, find_retried
+from graftwork.data.audit.trace_findings import find_left_out, find_rated_traces, find_retried
 from graftwork.data.audit.usage import count_usage
 from graftwork.records.audit import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
 
@@ -174,6 +174,7 @@ RULES = (
     find_unconfirmed_captures,
     find_taught,
     find_left_out,
+    find_rated_traces,
     find_retried,
 )
 _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}

@@ -209,12 +209,19 @@ def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
     return settings.positive_confirms and feedback is not None and feedback >= settings.negative_below
 
 
-SERVED, TAUGHT = 1, 2
-"""A model that was served or traced, or a teacher, wrote the reply, and no person has confirmed it."""
+SERVED, TAUGHT, BAD = 1, 2, 3
+"""A served or traced model or a teacher wrote the reply, and no person confirmed it; or it is rated bad."""
+
+
+def is_rated_bad(row: Interaction) -> bool:
+    """Whether the log says that the reply is bad. Feedback on captured replies has settings of its own."""
+    return row.capture is None and row.reward is not None and row.reward <= 0
 
 
 def find_unconfirmed(row: Interaction, settings: DataSettings) -> int:
-    """Return which model alone vouches for the reply: SERVED, TAUGHT, or 0 for none."""
+    """Return why the reply is no reference: SERVED, TAUGHT, BAD, or 0 where it is one."""
+    if is_rated_bad(row):
+        return BAD
     if row.answered is not None:
         return TAUGHT if row.answered.by == "teacher" else 0
     if row.capture is None or is_confirmed(row.capture, settings.captures):
@@ -278,9 +285,10 @@ def _refuse_unrated(captured: CaptureOrigin, settings: CaptureSettings) -> Refus
     return None
 
 
-REVIEWED = "rejected_in_review"
+REVIEWED, RATED_BAD = "rejected_in_review", "rated_bad"
 CODES = CAPTURE_CODES | {
     REVIEWED,
+    RATED_BAD,
     "empty",
     "placeholder",
     "truncated",
@@ -303,7 +311,11 @@ def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
     if row.answered is not None and row.answered.rejected:
         return Fault(REVIEWED, "a reviewer rejected it")
     return (
-        _judge_capture(row, settings) or _judge_status(row, settings) or _judge_text(row) or _judge_claim(row)
+        _judge_capture(row, settings)
+        or _judge_status(row, settings)
+        or _judge_text(row)
+        or _judge_claim(row)
+        or (Fault(RATED_BAD, "the log labels it bad or scores it 0 or less") if is_rated_bad(row) else None)
     )
 
 
@@ -346,6 +358,7 @@ def is_dropped(code: str, settings: DataSettings) -> bool:
         return True
     return {
         "empty": True,
+        RATED_BAD: settings.drop_rated_bad,
         "placeholder": settings.drop_placeholders,
         "truncated": settings.drop_truncated,
         "failed_status": settings.drop_failed,

@@ -24,6 +24,7 @@ from graftwork.data.audit.row_checks import (
     CONTROL_TOKENS,
     ENCODING,
     NEGATIVE_FEEDBACK,
+    RATED_BAD,
     REASONING,
     REVIEWED,
     SERVED,
@@ -117,6 +118,14 @@ _WORDINGS = {
         "are not marked as failed, and the reply reports a failure",
         "such rows teach the model to answer with error messages",
         lambda settings: f"{_fix_failed(settings)}; let the logger write the true status",
+    ),
+    RATED_BAD: _Wording(
+        "are labelled bad or scored 0 or less by the log",
+        "trained on as they are, such rows teach the model what its judges refused",
+        lambda settings: (
+            f"{say_fix('drop_rated_bad', on=settings.drop_rated_bad, done='drops these')}; "
+            "for `train.objective: kto` set data.drop_rated_bad to false and train.preferences.least_score"
+        ),
     ),
     "empty": _Wording(
         "have no question or no reply",

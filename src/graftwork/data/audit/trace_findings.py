@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from graftwork.data.audit.findings import MOST_ROWS, AuditFacts, count_rows
-from graftwork.data.audit.row_checks import RETRIED
+from graftwork.data.audit.findings import MOST_ROWS, AuditFacts, count_rows, say_fix
+from graftwork.data.audit.row_checks import RATED_BAD, RETRIED
 from graftwork.data.ingest.blocks import IN_OTHER_FILE
 from graftwork.records.audit import Finding
 from graftwork.records.interaction import Origin
@@ -71,6 +71,20 @@ def _count(count: int, what: str) -> str:
     if count == 1:
         noun = f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")
     return f"{count:,} {noun}{space}{rest}"
+
+
+def find_rated_traces(facts: AuditFacts) -> Iterator[Finding]:
+    bad = [place for place, why in sorted(facts.corpus.withdrawn.items()) if why.startswith(RATED_BAD)]
+    if bad:
+        yield Finding(
+            code=RATED_BAD,
+            severity="blocker",
+            count=len(bad),
+            rows=facts.origins(bad[:MOST_ROWS]),
+            title=count_rows(len(bad), "are calls of traces that are scored 0 or less"),
+            effect="trained on as they are, such rows teach the model what its judges refused",
+            fix=say_fix("drop_rated_bad", on=True, done="drops these"),
+        )
 
 
 def find_retried(facts: AuditFacts) -> Iterator[Finding]:

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graftwork.data.audit.findings import PROMPT_FINGERPRINT
-from graftwork.data.audit.row_checks import NEGATIVE_FEEDBACK, RETRIED, REVIEWED, AuditContext
+from graftwork.data.audit.row_checks import (
+    NEGATIVE_FEEDBACK,
+    RATED_BAD,
+    RETRIED,
+    REVIEWED,
+    AuditContext,
+    is_rated_bad,
+)
 from graftwork.data.corpus.columns import ColumnCache
 from graftwork.data.corpus.known_logs import GrownLog, KnownBlock, KnownLogs, is_plain
 from graftwork.data.corpus.remote import remote_features
@@ -196,6 +203,8 @@ def build_corpus(
     corpus.withdraw(_find_replaced(corpus))
     corpus.withdraw(_find_retried_calls(corpus))
     corpus.rewards.update(_join_scores(corpus))
+    if context.settings.drop_rated_bad:
+        corpus.withdraw(_find_rated_bad(corpus))
     return corpus
 
 
@@ -246,6 +255,13 @@ def _join_scores(corpus: Corpus) -> dict[int, JoinedReward]:
         if scores:
             found[place] = JoinedReward(sum(scores) / len(scores), "call" if own else "trace")
     return found
+
+
+def _find_rated_bad(corpus: Corpus) -> dict[int, str]:
+    """Find rows that a score apart from them rates bad; one that has a score of its own keeps that."""
+    joined = sorted(place for place, reward in corpus.rewards.items() if reward.value <= 0)
+    bad = (place for place, row in corpus.rows_at(joined) if is_rated_bad(row))
+    return dict.fromkeys(bad, f"{RATED_BAD}: a score of its trace is 0 or less")
 
 
 def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:

@@ -6,7 +6,7 @@ reason. Raises `BadRow` that names the key.
 
 from typing import Any, NamedTuple
 
-from graftwork.data.ingest.dataset_formats import take_prompt
+from graftwork.data.ingest.dataset_formats import lead_by, take_prompt
 from graftwork.data.ingest.fields import (
     BadRow,
     first_of,
@@ -59,8 +59,7 @@ def take_question(request: dict[str, Any]) -> list[LogTurn]:
         turns = _take_items(asked, "request.input")
     else:
         return take_prompt(request.get("prompt"), "request.prompt", system=system)
-    led = None if system is None else take_text(system, "request.system")
-    return [LogTurn("system", led), *turns] if led and turns and turns[0].role != "system" else turns
+    return lead_by(system, turns, key="request.system")
 
 
 def _take_items(items: list[Any], key: str) -> list[LogTurn]:

@@ -19,10 +19,10 @@ from graftwork.data.ingest.fields import (
     take_extra,
     take_fact,
     take_facts,
-    take_figure,
     take_list,
     take_object,
     take_optional_text,
+    take_score,
     take_stage,
     take_text,
     write_json,
@@ -49,7 +49,7 @@ def fits_chat(row: dict[str, Any]) -> bool:
 
 
 def read_chat(row: dict[str, Any], origin: Origin) -> Interaction:
-    turns = take_turns(row["messages"], "messages")
+    turns = lead_by(first_of(row, "system", "system_prompt"), take_turns(row["messages"], "messages"))
     exchange = to_exchange(turns, "messages", tools=first_of(row, "tools", "functions"))
     return Interaction(
         messages=exchange.messages,
@@ -70,9 +70,7 @@ def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
     turns: list[LogTurn] = []
     for place, item in enumerate(listed):
         turns += _take_turn(item, f"conversations[{place}]")
-    system = take_optional_text(first_of(row, "system", "system_prompt"), "system")
-    if system and turns and turns[0].role != "system":
-        turns.insert(0, LogTurn("system", system))
+    turns = lead_by(first_of(row, "system", "system_prompt"), turns)
     exchange = to_exchange(turns, "conversations", tools=row.get("tools"))
     return Interaction(
         messages=exchange.messages,
@@ -150,8 +148,13 @@ def take_prompt(value: Any, key: str, *, system: Any = None) -> list[LogTurn]:
         if not text.strip():
             raise BadRow(f"`{key}` is empty")
         turns = [LogTurn("user", text)]
-    led = take_optional_text(system, "system")
-    return [LogTurn("system", led), *turns] if led and turns[0].role != "system" else turns
+    return lead_by(system, turns)
+
+
+def lead_by(system: Any, turns: list[LogTurn], *, key: str = "system") -> list[LogTurn]:
+    """Put a system prompt that stands beside the turns before them; one among the turns precedes it."""
+    text = take_optional_text(system, key)
+    return [LogTurn("system", text), *turns] if text and turns and turns[0].role != "system" else turns
 
 
 def fits_alpaca(row: dict[str, Any]) -> bool:
@@ -198,7 +201,7 @@ def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
     if len(chosen) > 1:
         if chosen[:-1] != rejected[:-1]:
             raise BadRow("`chosen` and `rejected` do not answer the same conversation")
-        turns = chosen[:-1]
+        turns = lead_by(first_of(row, "system", "system_prompt"), chosen[:-1])
     elif asked is not None:
         turns = take_prompt(asked, "prompt", system=first_of(row, "system", "system_prompt"))
     else:
@@ -247,7 +250,7 @@ def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Int
         status=_take_status(row, mapping.status),
         finish_reason=_take(row, mapping.finish_reason),
         model=_take(row, mapping.model),
-        reward=take_figure(follow(row, mapping.reward)) if mapping.reward else None,
+        reward=take_score(follow(row, mapping.reward)) if mapping.reward else None,
         split=_take(row, mapping.split),
         extra=_take_extra(row, mapping),
     )
@@ -294,8 +297,7 @@ def _take_question(row: dict[str, Any], mapping: Mapping) -> list[LogTurn]:
     if spoken and turns[spoken[-1]].content == follow(row, mapping.reply):
         turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
     require_user(turns, path)
-    led = take_optional_text(system, mapping.system or "")
-    return [LogTurn("system", led), *turns] if led and turns[0].role != "system" else turns
+    return lead_by(system, turns, key=mapping.system or "")
 
 
 def _take_reply(row: dict[str, Any], path: str) -> str:

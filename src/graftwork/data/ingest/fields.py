@@ -354,7 +354,20 @@ def take_stage(value: Any) -> int | None:
 
 
 def take_reward(row: dict[str, Any]) -> float | None:
-    return take_figure(first_of(row, "reward", "score"))
+    """Return the judgement of the reply: a number, or 1 and 0 for the labels of KTO datasets."""
+    stated = take_score(first_of(row, "reward", "score"))
+    if stated is not None:
+        return stated
+    label = first_of(row, "label", "kto_tag")
+    # A number here is the class of a classification dataset.
+    return take_score(label) if isinstance(label, bool | str) and take_figure(label) is None else None
+
+
+def take_score(value: Any) -> float | None:
+    """Return a score: a number, or 1 for true and 0 for false."""
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().casefold(), value)
+    return float(value) if isinstance(value, bool) else take_figure(value)
 
 
 def take_extra(row: dict[str, Any]) -> dict[str, Any]:

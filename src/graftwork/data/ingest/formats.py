@@ -161,7 +161,30 @@ def find_format(row: dict[str, Any]) -> FormatName | None:
 
 def read_row(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> Sequence[RowResult]:
     """Read a row: its interactions, and what of it is no interaction."""
-    return apply_reasoning(_read(row, origin, settings), settings)
+    results = _read(row, origin, settings)
+    _require_text_alone(row, results)
+    return apply_reasoning(results, settings)
+
+
+_MEDIA = ("image", "audio", "video")
+
+
+def _require_text_alone(row: dict[str, Any], results: Sequence[RowResult]) -> None:
+    """Refuse a row whose turns are about files beside them: without those, the reply is made up."""
+    for medium in _MEDIA:
+        mark = f"<{medium}>"
+        for key in (medium, f"{medium}s"):
+            value = row.get(key)
+            if not value:
+                continue
+            # Text under such a key may name a container image; in a conversation about it, the mark stands.
+            if (isinstance(value, list | dict) and any(value)) or any(
+                mark in message.content
+                for result in results
+                if isinstance(result, Interaction)
+                for message in result.messages
+            ):
+                raise BadRow(f"`{key}` holds {medium} files that belong to the turns, and only text is read")
 
 
 def apply_reasoning(found: Sequence[RowResult], settings: DataSettings) -> Sequence[RowResult]:

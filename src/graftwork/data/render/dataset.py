@@ -261,7 +261,8 @@ _WORDS = {
 
 
 UNFIT_REFERENCE = (
-    "no reference for a test: a model wrote this reply to a held-out question, unconfirmed by a person"
+    "no reference for a test: a model wrote this reply to a held-out question, unconfirmed by a person, or "
+    "the log rates it bad"
 )
 
 

@@ -91,8 +91,8 @@ def require_both_sides(samples: Sequence[TrainingSample]) -> None:
         raise UserMistake(
             f"every reply is {only}",
             why="KTO learns from the difference between good and bad replies",
-            fix="bring logs with `rejected` replies, set `preferences.least_score` for logged scores, or set "
-            "`objective: sft`",
+            fix="bring logs with `rejected` replies, set `preferences.least_score` and `data.drop_rated_bad: "
+            "false` for logged scores, or set `objective: sft`",
             where="train.objective",
         )
 
