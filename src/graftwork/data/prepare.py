@@ -36,7 +36,13 @@ from graftwork.data.render.dataset import (
     render_corpus,
     write_drops,
 )
-from graftwork.data.render.rows import SUBSET_SPLITS, Renderer, apply_system_prompt
+from graftwork.data.render.rows import (
+    BY_TEMPLATE,
+    SUBSET_SPLITS,
+    Renderer,
+    apply_system_prompt,
+    needs_reasoning_dropped,
+)
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment, assign_splits, find_unfit_references
 from graftwork.data.split.leakage import require_no_leak
@@ -217,7 +223,7 @@ def _write(
     """Write the dataset folder of each model."""
     passed, repeats, assignment, kept, unfit, _ = decided
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
-    _require_some_proven(len(kept.places), refused)
+    _require_some_proven(corpus, kept, refused, job)
     unconfirmed = int(np.isin(corpus.column("unconfirmed")[kept.places], (SERVED, TAUGHT)).sum())
     with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
@@ -305,15 +311,36 @@ def _count_redactions(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> dict[st
     return dict(sorted(counts.items()))
 
 
-def _require_some_proven(rows: int, refused: Mapping[int, str]) -> None:
+def _require_some_proven(corpus: Corpus, kept: _Kept, refused: Mapping[int, str], job: PrepareJob) -> None:
     """A row that the template refuses is dropped; a template that refuses all rows is an error."""
+    rows = len(kept.places)
     if rows and len(refused) == rows:
         reason, count = Counter(refused.values()).most_common(1)[0]
         raise AnswerIsNo(
             "no row is left to train on",
             why=f"{count} of {rows} rows: {reason}",
-            fix="raise data.max_tokens, or check the base model's template",
+            fix=_find_cure(corpus, refused, job),
         )
+
+
+_MOST_TRIED = 50
+
+
+def _find_cure(corpus: Corpus, refused: Mapping[int, str], job: PrepareJob) -> str:
+    """Return what to change so that rows are no longer refused; the template is tried on some of them."""
+    by_template = sorted(place for place, reason in refused.items() if reason.startswith(BY_TEMPLATE))
+    if 2 * len(by_template) <= len(refused):
+        return "raise data.max_tokens"
+    settings = job.context.settings
+    rows = [
+        row.model_copy(
+            update={"messages": apply_system_prompt(row.messages, role=row.group, settings=settings)}
+        )
+        for _, row in corpus.rows_at(by_template[:_MOST_TRIED])
+    ]
+    if settings.reasoning == "keep" and needs_reasoning_dropped(rows, job.base.renderer):
+        return f"set data.reasoning to drop: then the template of {job.base.name} takes plain answers"
+    return "check the base model's template and the order of the turns"
 
 
 def _require_rows(

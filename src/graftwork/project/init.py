@@ -9,6 +9,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,9 @@ from graftwork.files.disk import write_atomic
 from graftwork.model.base import find_base, is_ready
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.probe import probe_device
+from graftwork.model.shape import read_config_shape
 from graftwork.project.load import PROJECT_FILE, load_settings
-from graftwork.project.propose import KINDS, Proposal, measure_size, propose
+from graftwork.project.propose import KINDS, USUAL_CONTEXT, Proposal, measure_size, propose
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Interaction
@@ -108,7 +110,11 @@ def write_proposal(
 def _data(proposal: Proposal, logs: Sequence[str]) -> list[str]:
     size = proposal.size
     longest = _round_up(size.longest + (8 if size.counted else size.longest // 2), 32)
+    longest = min(longest, size.context)
     counted = "counted" if size.counted else "estimated"
+    lengths = f"the longest row has {size.longest} tokens ({counted})"
+    if size.too_long:
+        lengths = f"{size.too_long} of the rows are longer than the {size.context} tokens that the base reads"
     shape = [f"  # {proposal.format_why}"]
     if proposal.format:
         shape = [_line(f"  format: {proposal.format}", proposal.format_why)]
@@ -118,7 +124,12 @@ def _data(proposal: Proposal, logs: Sequence[str]) -> list[str]:
         *shape,
         _line(f"  test: {proposal.test:g}", f"about {proposal.test_cases} cases: {proposal.test_why}"),
         _line(f"  validation: {VALIDATION:g}", "to notice overfitting"),
-        _line(f"  max_tokens: {longest}", f"the longest row has {size.longest} tokens ({counted})"),
+        _line(f"  max_tokens: {longest}", lengths),
+        *(
+            [_line("  reasoning: drop", "the base's template takes these replies only without reasoning")]
+            if proposal.drop_reasoning
+            else []
+        ),
     ]
 
 
@@ -155,7 +166,7 @@ def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
 
 def _evaluate(proposal: Proposal) -> list[str]:
     size = proposal.size
-    tokens = _round_up(round(1.25 * size.longest_reply) + 4, 8)
+    tokens = min(_round_up(round(1.25 * size.longest_reply) + 4, 8), size.context)
     lines = [
         "evaluate:",
         _line(f"  max_new_tokens: {tokens}", f"the longest reply has {size.longest_reply} tokens"),
@@ -215,6 +226,8 @@ def _round_up(value: int, step: int) -> int:
 
 
 USUAL_LOGS = "logs/*.jsonl"
+MOST_TRIED = 50
+"""Rows that the base's template is tried on."""
 FEWEST_ROWS = 20
 """Fewer say too little of what a log is about."""
 
@@ -251,8 +264,13 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     with tempfile.TemporaryDirectory(prefix="graft-init-") as scratch:
         clean = _clean(logs, found, folder=Path(scratch))
         rows = rows if clean is None else _leave_out_repeats(clean, len(rows), logs)
-        size = measure_size(rows, count=_counter(base, folder))
-        proposal = propose(rows, formats=found.formats, size=size)
+        at_hand = _open_base(base, folder)
+        template, context = at_hand or (None, USUAL_CONTEXT)
+        drop = template is not None and _needs_reasoning_dropped(rows, template, context)
+        if template is not None and drop:
+            template = template.without_reasoning()
+        size = measure_size(rows, count=None if template is None else _counter(template), context=context)
+        proposal = propose(rows, formats=found.formats, size=size, drop_reasoning=drop)
         if clean is not None:
             split = DataSettings(logs=tuple(logs), test=proposal.test, validation=VALIDATION)
             proposal = proposal.model_copy(update={"rows": clean.count_kept(split)})
@@ -336,14 +354,27 @@ def _explain_unreadable(faults: Sequence[ReadFault], log: str) -> UserMistake:
     )
 
 
-def _counter(base: str, folder: Path) -> Callable[[Interaction], tuple[int, int]] | None:
-    """Counts tokens by the base's own tokenizer; None where the base is not at hand yet."""
+def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:
+    """The base's template and how many tokens it reads; None where the base is not at hand yet."""
     if not is_ready(base, project_folder=folder) or find_spec("tokenizers") is None:
         return None
     try:
-        template = ChatTemplate.from_folder(Path(find_base(base, project_folder=folder).folder))
+        there = Path(find_base(base, project_folder=folder).folder)
+        context = read_config_shape(there / "config.json").shape.max_positions
+        return ChatTemplate.from_folder(there), context
     except GraftError:
         return None
+
+
+def _needs_reasoning_dropped(rows: Sequence[Interaction], template: ChatTemplate, context: int) -> bool:
+    from graftwork.data.render.rows import needs_reasoning_dropped
+
+    short = (row for row in rows if sum(len(turn.content) for turn in row.messages) <= context)
+    return needs_reasoning_dropped(list(islice(short, MOST_TRIED)), template)
+
+
+def _counter(template: ChatTemplate) -> Callable[[Interaction], tuple[int, int]]:
+    """Counts tokens by the base's own tokenizer."""
 
     def count(row: Interaction) -> tuple[int, int]:
         return template.count_tokens(row.messages, row.reply), template.count_text(row.reply) + 1

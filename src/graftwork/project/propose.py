@@ -66,6 +66,10 @@ MOST_HELD_OUT = 0.3
 FEWEST_HELD_OUT = 0.1
 FORM_LIMITS = (0.95, 0.9, 0.85, 0.8, 0.7)
 LETTERS_A_TOKEN = 3.0
+USUAL_CONTEXT = 8192
+"""Tokens that a base is taken to read while it is not at hand."""
+FAR_BEYOND = 20
+"""Times the context: a row with so many estimated tokens is too long by any tokenizer."""
 _NAME = re.compile(r"[^a-z0-9_.-]+")
 
 
@@ -91,6 +95,9 @@ class Size(Record):
     longest_reply: int
     counted: bool
     """By the base's own tokenizer, and not by a rule of thumb."""
+    context: int
+    """The tokens that the base reads. Rows with more are `too_long` and count for nothing else here."""
+    too_long: int = 0
 
 
 class RuleProposal(Record):
@@ -122,6 +129,8 @@ class Proposal(Record):
     test_cases: int
     test_why: str
     size: Size
+    drop_reasoning: bool = False
+    """Whether the base's template takes these replies only when it is asked without reasoning."""
 
 
 def propose(
@@ -129,6 +138,7 @@ def propose(
     *,
     formats: Iterable[str | None],
     size: Size,
+    drop_reasoning: bool = False,
 ) -> Proposal:
     """Settings for these rows. `formats` names the shape of each row that was read."""
     cases = [_as_case(row, place) for place, row in enumerate(rows)]
@@ -161,30 +171,39 @@ def propose(
         test_cases=test_cases,
         test_why=test_why,
         size=size,
+        drop_reasoning=drop_reasoning,
     )
 
 
 def measure_size(
-    rows: Sequence[Interaction], *, count: Callable[[Interaction], tuple[int, int]] | None
+    rows: Sequence[Interaction],
+    *,
+    count: Callable[[Interaction], tuple[int, int]] | None,
+    context: int = USUAL_CONTEXT,
 ) -> Size:
-    """The longest row and reply; `count` gives the tokens of both where the base's tokenizer is at hand."""
+    """The longest row and reply that fit into the context; `count` gives the tokens of both where the base's
+    tokenizer is at hand."""
+    counted = [_estimate(row) for row in rows]
     if count is not None:
-        counted = [count(row) for row in rows]
-    else:
+        # A row far beyond the context is not tokenized: that could fill the memory.
         counted = [
-            (
-                math.ceil(
-                    (sum(len(m.content) + 20 for m in row.messages) + len(row.reply)) / LETTERS_A_TOKEN
-                ),
-                math.ceil(len(row.reply) / LETTERS_A_TOKEN) + 2,
-            )
-            for row in rows
+            count(row) if guess[0] <= FAR_BEYOND * context else guess
+            for row, guess in zip(rows, counted, strict=True)
         ]
+    fitting = [sizes for sizes in counted if sizes[0] <= context]
     return Size(
-        longest=max((whole for whole, _ in counted), default=0),
-        longest_reply=max((reply for _, reply in counted), default=0),
+        longest=max((whole for whole, _ in fitting), default=context if counted else 0),
+        longest_reply=max((reply for _, reply in fitting), default=context if counted else 0),
         counted=count is not None,
+        context=context,
+        too_long=len(counted) - len(fitting),
     )
+
+
+def _estimate(row: Interaction) -> tuple[int, int]:
+    """About how many tokens a row and its reply have."""
+    letters = sum(len(message.content) + 20 for message in row.messages) + len(row.reply)
+    return math.ceil(letters / LETTERS_A_TOKEN), math.ceil(len(row.reply) / LETTERS_A_TOKEN) + 2
 
 
 def choose_test_size(rows: int, *, confidence: float = 0.95) -> tuple[float, int, str]:

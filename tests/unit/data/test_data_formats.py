@@ -36,7 +36,7 @@ def assistant(text, **more):
     return {"role": "assistant", "content": text, **more}
 
 
-# What stands beside the turns
+# Keys next to the turns
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def assistant(text, **more):
         },
     ],
 )
-def test_a_system_prompt_beside_the_turns_leads_them(row):
+def test_a_system_prompt_next_to_the_turns_leads_them(row):
     assert turns(take(row)) == [("system", "Be brief."), ("user", "q")]
 
 
@@ -78,7 +78,7 @@ def test_a_system_prompt_beside_the_turns_leads_them(row):
         ),
     ],
 )
-def test_a_row_about_files_beside_it_is_refused_by_the_key_that_holds_them(row, key):
+def test_a_row_with_media_files_is_refused_by_the_key_that_holds_them(row, key):
     with pytest.raises(BadRow, match=f"`{key}` holds .* files"):
         take(row)
 
@@ -86,7 +86,7 @@ def test_a_row_about_files_beside_it_is_refused_by_the_key_that_holds_them(row, 
 @pytest.mark.parametrize(
     "more", [{"images": []}, {"image": "python:3.12"}, {"videos": None}, {"images": [None]}]
 )
-def test_a_row_without_files_beside_it_is_read(more):
+def test_a_row_whose_media_keys_hold_no_files_is_read(more):
     assert take(chat("Which base?", "Slim.", **more)).reply == "Slim."
 
 

@@ -2,18 +2,20 @@
 
 import json
 import random
+import shutil
 
 import pytest
 import yaml
 
+from graftwork.api.project import Project
 from graftwork.data.prepare import audit_files
 from graftwork.evaluate.preflight import try_metric
 from graftwork.grading.interface import GradeContext
 from graftwork.model import probe
 from graftwork.project.init import start_project
-from graftwork.project.load import load_settings
+from graftwork.project.load import PROJECT_FILE, load_settings, open_project
 from graftwork.project.propose import choose_test_size, find_field
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
 from tickets import write_tickets
@@ -284,3 +286,72 @@ def test_a_count_without_the_tokenizer_is_called_an_estimate(tmp_path, monkeypat
     log = write_log(tmp_path / "log.jsonl", chat)
     started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
     assert started.estimated == "the tokenizer of smollm2-135m-instruct is not at hand yet"
+
+
+QWEN_3 = (
+    "{% for m in messages %}{% if m.role == 'assistant' and loop.last and '</think>' not in m.content %}"
+    "<|im_start|>assistant\n{{ '<think>\n\n</think>\n\n' + m.content }}<|im_end|>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def reasoning_base(tiny_base, tmp_path_factory):
+    """A base whose template writes reasoning before every answer, unless it is asked not to."""
+    folder = tmp_path_factory.mktemp("reasoning") / "base"
+    shutil.copytree(tiny_base, folder)
+    (folder / "chat_template.jinja").write_text(QWEN_3)
+    return folder
+
+
+def test_reasoning_is_dropped_where_the_template_refuses_the_answers_otherwise(
+    tmp_path, tiny_base, reasoning_base
+):
+    for base, chosen in ((tiny_base, "keep"), (reasoning_base, "drop")):
+        folder = tmp_path / chosen
+        folder.mkdir()
+        write_tickets(folder / "log.jsonl")
+        started = start_project(folder, [str(folder / "log.jsonl")], base=str(base))
+        assert started.proposal.drop_reasoning == (chosen == "drop")
+        assert load_settings(folder / PROJECT_FILE).data.reasoning == chosen
+
+
+def test_prepare_names_the_reasoning_setting_where_trying_it_helps(tmp_path, reasoning_base):
+    write_tickets(tmp_path / "log.jsonl")
+    (tmp_path / PROJECT_FILE).write_text(f"project: p\nbase: {reasoning_base}\ndata: {{logs: [log.jsonl]}}\n")
+    with pytest.raises(AnswerIsNo, match="no row is left") as caught:
+        Project(open_project(tmp_path)).prepare()
+    assert "set data.reasoning to drop" in caught.value.fix
+    assert "max_tokens" not in caught.value.fix
+
+
+def test_one_enormous_row_raises_no_limit_beyond_what_the_base_reads(tmp_path, tiny_base):
+    write_tickets(tmp_path / "log.jsonl")
+    enormous = {"prompt": "Summarize: " + "many words " * 100_000, "completion": "so " * 100_000}
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write(json.dumps(enormous) + "\n")
+    size = start_project(tmp_path, [str(tmp_path / "log.jsonl")], base=str(tiny_base)).proposal.size
+    assert (size.context, size.too_long) == (2048, 1)
+    settings = load_settings(tmp_path / PROJECT_FILE)
+    assert settings.data.max_tokens < 1000
+    assert settings.evaluate.max_new_tokens < 1000
+
+
+def test_rows_of_unknown_tokens_stay_below_a_usual_context(tmp_path):
+    write_tickets(tmp_path / "log.jsonl")
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write(json.dumps({"prompt": "many words " * 100_000, "completion": "They are many."}) + "\n")
+    start_project(tmp_path, [str(tmp_path / "log.jsonl")], base="someone/unknown-1b")
+    assert load_settings(tmp_path / PROJECT_FILE).data.max_tokens <= 8192
+
+
+def test_prepare_refuses_rows_longer_than_the_base_reads(tmp_path, tiny_base):
+    write_tickets(tmp_path / "log.jsonl")
+    data = "{logs: [log.jsonl], max_tokens: 7500064}"
+    (tmp_path / PROJECT_FILE).write_text(f"project: p\nbase: {tiny_base}\ndata: {data}\n")
+    with pytest.raises(UserMistake, match="reads 2,048 tokens") as caught:
+        Project(open_project(tmp_path)).prepare()
+    assert "set data.max_tokens to 2048" in caught.value.fix

@@ -152,7 +152,7 @@ def take_prompt(value: Any, key: str, *, system: Any = None) -> list[LogTurn]:
 
 
 def lead_by(system: Any, turns: list[LogTurn], *, key: str = "system") -> list[LogTurn]:
-    """Put a system prompt that stands beside the turns before them; one among the turns precedes it."""
+    """Insert the system prompt of a row before its turns, unless they begin with one."""
     text = take_optional_text(system, key)
     return [LogTurn("system", text), *turns] if text and turns and turns[0].role != "system" else turns
 

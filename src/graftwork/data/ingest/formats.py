@@ -170,7 +170,7 @@ _MEDIA = ("image", "audio", "video")
 
 
 def _require_text_alone(row: dict[str, Any], results: Sequence[RowResult]) -> None:
-    """Refuse a row whose turns are about files beside them: without those, the reply is made up."""
+    """Refuse a row with images, audio or video: without them, the reply is made up."""
     for medium in _MEDIA:
         mark = f"<{medium}>"
         for key in (medium, f"{medium}s"):

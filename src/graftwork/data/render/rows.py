@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 
 from graftwork.data.corpus.store import JoinedReward, apply_reward, read_interactions, read_table
+from graftwork.data.ingest.turns import drop_reasoning
 from graftwork.data.render.rendered import (
     SUMMARY,
     KnownTokens,
@@ -183,6 +184,21 @@ def apply_system_prompt(
     return (Message(role="system", content=text), *rest) if text else rest
 
 
+def needs_reasoning_dropped(rows: Sequence[Interaction], renderer: "Renderer") -> bool:
+    """Whether the template refuses most of these rows, and fewer with `data.reasoning: drop`. Tries both."""
+    # A renderer of another package need not know the switch.
+    without = getattr(renderer, "without_reasoning", None)
+    if without is None:
+        return False
+    refused = _count_refused(renderer, [(row.messages, row.reply) for row in rows])
+    plain = [(row.messages, drop_reasoning(row.reply)) for row in rows]
+    return 2 * refused > len(rows) and _count_refused(without(), plain) < refused
+
+
+def _count_refused(renderer: "Renderer", conversations: Sequence[tuple[Sequence[Message], str]]) -> int:
+    return sum(isinstance(row, UserMistake) for row in renderer.render_batch(conversations))
+
+
 MOST_CHARACTERS_PER_TOKEN = 100
 """A row with more characters per allowed token is overlong without being tokenized."""
 SUBSET_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
@@ -315,6 +331,7 @@ def _to_json(value: Any) -> Any:
     return value._asdict()
 
 
+BY_TEMPLATE = "refused by the template"
 NOT_MARKED = "nothing to train on: no reply is marked with `weight: 1`, and data.train_on is `marked`"
 
 
@@ -346,7 +363,7 @@ def _render(
         rendered = next(results) if size <= most else None
         row = rows[request.position]
         if isinstance(rendered, UserMistake):
-            refused[request.position] = f"refused by the template: {rendered.what}"
+            refused[request.position] = f"{BY_TEMPLATE}: {rendered.what}"
         elif rendered is not None and rendered.trained_from >= len(rendered.tokens):
             refused[request.position] = "nothing to train on: the template leaves no token of the reply"
         elif rendered is not None and len(rendered.tokens) <= settings.max_tokens:

@@ -118,6 +118,15 @@ class ChatTemplate:
             reasoning=reasoning,
         )
 
+    def without_reasoning(self) -> "ChatTemplate":
+        """The same template, asked for answers without reasoning."""
+        return ChatTemplate(
+            tokenizer_json=self._tokenizer_json,
+            config=self._config,
+            chat_template=self._source,
+            reasoning=False,
+        )
+
     @property
     def source(self) -> str:
         """The template as Jinja source."""

@@ -12,6 +12,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import MANIFEST, list_files
 from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.model.base import find_base, is_ready
+from graftwork.model.shape import read_config_shape
 from graftwork.pipeline.engines import map_engine
 from graftwork.pipeline.open_project import OpenProject, load_template, report_base_note
 from graftwork.pipeline.reporter import progress_listener
@@ -137,9 +138,23 @@ class PreparedData(Record):
     portions: tuple[SubsetSummary, ...]
 
 
+def _require_context(work: OpenProject) -> None:
+    """Refuse rows longer than the base reads: one of millions of tokens would fill the memory."""
+    longest = work.settings.data.max_tokens
+    context = read_config_shape(Path(work.base.folder) / "config.json").shape.max_positions
+    if longest > context:
+        raise UserMistake(
+            f"data.max_tokens is {longest:,}, and {work.base.name} reads {context:,} tokens",
+            why="the base was made for that many (max_position_embeddings in its config.json)",
+            fix=f"set data.max_tokens to {context} or less, and data.overlong for the rows that are longer",
+            where="data.max_tokens",
+        )
+
+
 def _prepare(work: OpenProject, _made: StepOutputs) -> PreparedData:
     from graftwork.data.prepare import PrepareJob, RenderTarget, prepare, prepare_without_logs
 
+    _require_context(work)
     template = load_template(work)
     job = PrepareJob(
         audit_context(work, template=template),
