@@ -124,6 +124,16 @@ def has_phone_digits(value: str) -> bool:
     return 8 <= len(digits) <= 15 and len(set(digits)) > 2
 
 
+def may_identify(address: str) -> bool:
+    """Whether an IP address belongs to somebody: no private, local or reserved one, and no version number."""
+    parts = [int(part) for part in address.split(".")]
+    first, second = parts[:2]
+    is_own = first in (0, 10, 127) or (first, second) in ((192, 168), (169, 254))
+    is_own = is_own or (first == 172 and 16 <= second < 32)
+    # Public resolvers such as 8.8.8.8 look like versions too.
+    return not is_own and first < 224 and max(parts) < 256 and max(parts) >= 20
+
+
 def has_token_parts(value: str) -> bool:
     """Whether a JSON web token has its parts; the first has `eyJ` and at least eight characters more."""
     return value.find(".") >= 11
@@ -255,12 +265,13 @@ _ENTROPY_WITHOUT_DIGITS = 4.2
 """Bits per character. One secret key in a thousand has no digit; names in camel case stay below this."""
 _GENERATED = re.compile(r"(?<![A-Za-z0-9/+_.-])(?P<value>[A-Za-z0-9/+_-]{20,128}={0,2})(?![A-Za-z0-9/+_=-])")
 _CONTEXT_NAME = re.compile(
-    r"(?<![A-Za-z])(?i:pass(?:word|wd|phrase)|pwd|secret|token|credentials?"
+    r"(?<![A-Za-z])(?i:pass(?:wor[dt]|wd|phrase)|kennwort|pwd|secret|token|credentials?"
     r"|(?:api|access|auth|private|signing)[ _-]?key)(?![A-Za-z0-9])"
 )
 _CONTEXT = 48
 """Characters before a value in which its name must occur: `Secret access key (shown once): ...`."""
-_MINISIGN = re.compile(r"RWRTY0Iy[A-Za-z0-9+/]{100,}+={0,2}")
+# The second form is that of a key without a password.
+_MINISIGN = re.compile(r"RW(?:RTY0Iy|QAAEIy)[A-Za-z0-9+/]{100,}+={0,2}")
 
 _WEBHOOK = re.compile(
     r"(?:(?:discord|discordapp)\.com/api/(?:v\d+/)?webhooks/\d+/"

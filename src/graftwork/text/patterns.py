@@ -37,6 +37,7 @@ from graftwork.text.detectors import (
     looks_like_login,
     looks_like_password,
     looks_random,
+    may_identify,
     passes_iban,
     passes_luhn,
 )
@@ -55,22 +56,24 @@ _LOGIN = re.compile(r"""://(?<=\w://)(?P<user>[^\s/:@"'<>]{0,200})(?::(?P<value>
 _SHORTEST_TOKEN = 20
 
 _NAMES = (
-    r"pass(?:word|wd|phrase)|pwd|secret|token|credential|api[_-]?key|access[_-]?key|auth[_-]?key"
+    r"pass(?:wor[dt]|wd|phrase)|kennwort|pwd|secret|token|credential|api[_-]?key|access[_-]?key|auth[_-]?key"
     r"|private[_-]?key|encryption[_-]?key|signing[_-]?key"
 )
 # A quote may be escaped several times: JSON in the arguments of a tool call in JSON.
 _VALUE = r"""(?P<value>[^\s"'`,;<>()\[\]{}\\]{8,200})"""
 _ASSIGNMENT = re.compile(
-    rf"(?i:{_NAMES})[\w-]{{0,40}}(?:{QUOTE})?\s{{0,3}}(?::=|=>|[:=]|\b(?i:is)\b)\s{{0,3}}(?:{QUOTE})?{_VALUE}"
+    rf"(?i:{_NAMES})[\w-]{{0,40}}(?:{QUOTE})?\s{{0,3}}(?::=|=>|[:=]|\b(?i:is|ist|lautet)\b)\s{{0,3}}(?:{QUOTE})?{_VALUE}"
 )
 _NAME = re.compile(rf"(?i:{_NAMES})")
 # Stricter: `max_tokens` and `key_count` are numbers but no secrets.
-_SECRET_NAME = re.compile(r"(?i:pass(?:word|wd|phrase|code)|\bpwd\b|secret|credential|api[_-]?key)")
+_SECRET_NAME = re.compile(
+    r"(?i:pass(?:wor[dt]|wd|phrase|code)|kennwort|\bpwd\b|secret|credential|api[_-]?key)"
+)
 # Headers whose whole value grants access.
 _HEADER = re.compile(r"(?:^|[._-])(?:authorization|cookie)$", re.IGNORECASE | re.ASCII)
 _WHOLE_VALUE = re.compile(_VALUE)
 # Every name contains one of these.
-_NAME_STARTS = ("passw", "passp", "pwd", "secret", "token", "credential")
+_NAME_STARTS = ("passw", "passp", "kennwort", "pwd", "secret", "token", "credential")
 _KEY_OWNERS = ("encryption", "signing", "private", "access", "auth", "api")
 
 # Digits and separators that can be a phone number or the like: at least eight digits.
@@ -79,6 +82,8 @@ _ASCII_NUMBERS = re.compile(r"[+(0-9][0-9 ()./+-]{7,}+")
 _CARD = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){12,18}(?![\w-])")
 # Areas 000, 666 and from 900 on were never issued, nor were groups and serials of zeros.
 _SOCIAL = re.compile(r"(?<![\w.+-])(?!000|666|9)[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4}(?![\w-])")
+# A number after a slash is a version, as in `Chrome/120.0.99.1`; after two, the host of a URL.
+_ADDRESS = re.compile(r"(?:(?<![\w./+-])|(?<=//))[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w+-]|\.\d)")
 _PHONE_ITSELF = (
     r"(?:(?:\+|00)[1-9]\d{0,2}[ .-]?(?:\(0?\d{1,4}\)[ .-]?)?\d{1,5}(?:[ ./-]?\d{2,5}){1,4}"
     # In North America, area and exchange codes begin with 2 to 9.
@@ -157,6 +162,15 @@ def find_social_security_numbers(text: str) -> Iterator[TextSpan]:
     for start, end in _find_numbers(text):
         for match in _SOCIAL.finditer(text, start, end):
             yield TextSpan(*match.span())
+
+
+def find_addresses(text: str) -> Iterator[TextSpan]:
+    """Find IP addresses (version 4) outside of private and reserved networks."""
+    for start, end in _find_numbers(text):
+        for match in _ADDRESS.finditer(text, start, end):
+            before = text[max(0, match.start() - 9) : match.start()].casefold().rstrip()
+            if may_identify(match.group()) and not before.endswith(("version", "release")):
+                yield TextSpan(*match.span())
 
 
 def find_phones(text: str) -> Iterator[TextSpan]:
@@ -400,7 +414,7 @@ PATTERNS: tuple[Pattern, ...] = (
         check=looks_random,
     ),
     Pattern("service_token", run=VERY_LONG, locate=find_marked_tokens),
-    Pattern("signing_key", hints=(b"RWRTY0Iy",), run=VERY_LONG, locate=find_minisign_keys),
+    Pattern("signing_key", hints=(b"RWRTY0Iy", b"RWQAAEIy"), run=VERY_LONG, locate=find_minisign_keys),
     Pattern("telegram_token", hints=(b":",), run=VERY_LONG, locate=find_telegram_tokens),
     Pattern("discord_token", hints=(b".",), run=VERY_LONG, locate=find_discord_tokens),
     Pattern(
@@ -447,13 +461,13 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("password", hints=(b"mysql",), locate=find_mysql_passwords),
     Pattern(
         "password",
-        hints=(b"pass", b"pwd", b"secret", b"token", b"credential", b"key"),
+        hints=(b"pass", b"kennwort", b"pwd", b"secret", b"token", b"credential", b"key"),
         any_case=True,
         locate=find_passwords,
     ),
     Pattern(
         "secret",
-        hints=(b"pass", b"pwd", b"secret", b"token", b"credential", b"key"),
+        hints=(b"pass", b"kennwort", b"pwd", b"secret", b"token", b"credential", b"key"),
         any_case=True,
         run=LONG,
         locate=find_named_secrets,
@@ -471,6 +485,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern("credit_card", secret=False, digits=b"00000000", locate=find_cards),
     Pattern("social_security_number", secret=False, digits=b"000000000", locate=find_social_security_numbers),
+    Pattern("ip_address", secret=False, digits=b"00000", locate=find_addresses),
     Pattern("phone", secret=False, digits=b"00000000", locate=find_phones),
 )
 

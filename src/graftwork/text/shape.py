@@ -218,6 +218,9 @@ _LOREM = re.compile(r"\blorem ipsum dolor\b", re.IGNORECASE)
 _LOREM_BYTES = b"ipsum dolor"
 _BLANK = re.compile(r"[\[<{](?:insert|your|enter|add|placeholder)\b[^\]>}\n]{0,60}[\]>}]", re.IGNORECASE)
 _MADE_UP = re.compile(r"\[(?:generated|simulated|placeholder) (?:content|text)\b", re.IGNORECASE)
+# A variable of a template: `Dear {{name}}`, and none of code such as `${{ matrix.os }}` or `{{ user.name | e }}`.
+_VARIABLE = re.compile(r"(?<![$`\w\"'=>{\\])\{\{ ?[^\W\d](?:[\w -]{0,38}\w)? ?\}\}(?![`\w\"'<}])")
+_CODE_MARKS = ("```", "{%", "</", "{{#", "{{/")
 # A bracket that says what an answer would contain, where the answer should be.
 _DESCRIBED = re.compile(
     r"""\s*+[\[<](?:
@@ -291,12 +294,16 @@ def find_placeholder(reply: str) -> str | None:
         return "a stand-in text inside the JSON"
     if _MADE_UP.search(text) or (len(text) <= SHORT_REPLY and _BLANK.search(text)):
         return "a blank that was never filled in"
-    return None
+    return "a variable of a template that was never filled in" if _has_variable(text) else None
+
+
+def _has_variable(text: str) -> bool:
+    return "{{" in text and not any(mark in text for mark in _CODE_MARKS) and bool(_VARIABLE.search(text))
 
 
 def has_placeholder(prompt: str) -> bool:
-    """Whether a prompt contains made-up content, such as `[Simulated content from ...]`."""
-    return _MADE_UP.search(prompt) is not None
+    """Whether a prompt contains `[Simulated content from ...]` and the like, or variables of a template."""
+    return _MADE_UP.search(prompt) is not None or _has_variable(prompt)
 
 
 def find_cut(reply: str, *, finish_reason: str | None = None, max_tokens: int | None = None) -> str | None:

@@ -41,6 +41,7 @@ PLANTED = {
     "iban": "DE89 3704 0044 0532 0130 00",
     "credit_card": "4111 1111 1111 1111",
     "phone": "+49 170 1234567",
+    "ip_address": "203.0.113.77",
 }
 LENGTHS = {"google_key": 4}
 # What stands before the secret, where that is not all of the text.
