@@ -218,7 +218,7 @@ _LOREM = re.compile(r"\blorem ipsum dolor\b", re.IGNORECASE)
 _LOREM_BYTES = b"ipsum dolor"
 _BLANK = re.compile(r"[\[<{](?:insert|your|enter|add|placeholder)\b[^\]>}\n]{0,60}[\]>}]", re.IGNORECASE)
 _MADE_UP = re.compile(r"\[(?:generated|simulated|placeholder) (?:content|text)\b", re.IGNORECASE)
-# A variable of a template: `Dear {{name}}`, and none of code such as `${{ matrix.os }}` or `{{ user.name | e }}`.
+# A variable of a template: `Dear {{name}}`, and none of code such as `${{ matrix.os }}` or `{{ a.b | e }}`.
 _VARIABLE = re.compile(r"(?<![$`\w\"'=>{\\])\{\{ ?[^\W\d](?:[\w -]{0,38}\w)? ?\}\}(?![`\w\"'<}])")
 _CODE_MARKS = ("```", "{%", "</", "{{#", "{{/")
 # A bracket that says what an answer would contain, where the answer should be.

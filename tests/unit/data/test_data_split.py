@@ -42,6 +42,32 @@ def test_small_changes_of_wording_share_a_group():
     assert groups[-1] not in groups[:-4]
 
 
+def long_reply(number):
+    names = [f"{name}{number}" for name in (*THINGS, *"abcdefghij")]
+    return f"Take the {' and the '.join(names)} to the desk, and ask there for number {number}."
+
+
+def test_paraphrases_with_the_same_long_reply_share_a_group_and_a_split():
+    asks = ("Where do I return {}{}?", "how to give {}{} back", "{}{} is due, what now", "I borrowed {}{}.")
+    rows = [
+        make_row(ask.format(number, "bcdf"[place] * 5), long_reply(number) + " Thanks!" * place)
+        for place, ask in enumerate(asks)
+        for number in range(30)
+    ]
+    found = assign_group([*EARLIER, *rows])
+    splits = found.split[len(EARLIER) :].reshape(len(asks), 30)
+    assert all(len(set(column) - {UNASSIGNED}) == 1 for column in splits.T.tolist())
+    groups = found.group[len(EARLIER) :].reshape(len(asks), 30)
+    assert len(set(groups[0].tolist())) == 30
+
+
+def test_a_canned_long_reply_groups_few_rows():
+    rows = [
+        make_row(f"What about {name * 4} {name}x{name}?", long_reply(1)) for name in "bcdfghjklmnpqrstvwxz"
+    ]
+    assert len(set(assign_group(rows).group.tolist())) > len(rows) / 3
+
+
 def test_a_template_filled_with_other_things_is_other_questions():
     groups = groups_of(*(f"What would I pay for the {thing}?" for thing in (*THINGS, *"mnopqrstuvwx")))
     assert len(set(groups[8:])) == len(groups[8:])

@@ -32,6 +32,8 @@ TURN_RUNS = 128
 GRAM_WORDS = 13
 # One of this many consecutive 13-grams is kept: two turns that share 20 consecutive words share a kept one.
 GRAM_WINDOW = 8
+# A shorter reply is an answer that different questions may have.
+LONG_REPLY_WORDS = 20
 
 SPLIT_FIELDS = {"session": "session", "role": "group", "domain": "domain", "model": "model", "id": "id"}
 """What `data.split_by` may name besides the keys of the log itself."""
@@ -75,6 +77,8 @@ def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSe
     ragged = _fingerprint_lines([() if row is None else row.lines for row in read])
     ragged["turn_runs"] = _as_pair(as_sets(turn_runs, lowest=TURN_RUNS))
     ragged["grams"] = _as_pair(_choose_grams(turns))
+    replies = whole.take_spans([(0, 0) if row is None else row.long_reply for row in read])
+    ragged["reply_grams"] = _as_pair(_choose_grams(replies))
     return Fingerprints(fixed, ragged)
 
 
@@ -101,6 +105,7 @@ class _RowWords(NamedTuple):
     words: list[str]
     end: int
     turn: tuple[int, int]
+    long_reply: tuple[int, int]
     lines: tuple[_Line, ...]
     is_one_line: bool
 
@@ -146,6 +151,7 @@ def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
         words=whole + reply + repeated,
         end=end,
         turn=span,
+        long_reply=(end - len(reply), end) if len(reply) >= LONG_REPLY_WORDS else (0, 0),
         lines=spoken,
         is_one_line=not later and len(spoken) < 2 and span[1] - span[0] <= LINE_WORDS,
     )

@@ -17,7 +17,13 @@ from graftwork.data.dedup.lsh import CorpusColumns, find_first, merge_pairs, unp
 from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
 from graftwork.data.dedup.questions import Questions, find_questions
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.groups import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
+from graftwork.data.split.groups import (
+    pair_long_replies,
+    pair_rare_grams,
+    pair_rare_questions,
+    pair_turns,
+    read_turns,
+)
 from graftwork.records.dataset import SPLITS
 from graftwork.text.similarity import Array, Clusters, number_text, spread
 
@@ -171,6 +177,7 @@ def assign_splits(
             pair_rare_grams(corpus, turns, fresh=fresh),
         ]
     )
+    replies = pair_long_replies(corpus, passed=passed, fresh=fresh)
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
     table = _Assigner(corpus, turns_first=turns.first, passed=passed, settings=settings)
     if previous is not None:
@@ -183,7 +190,7 @@ def assign_splits(
         lines = asked.pair_alike(threshold=threshold, fresh=fresh)
         if paraphrases is not None and start < MOST_ROWS:
             lines = merge_pairs([lines, paraphrases.pair(asked)])
-        questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
+        questions = merge_pairs([pair_rare_questions(corpus, asked, passed=passed, fresh=fresh), replies])
         for low in range(start, stop, _ROWS_AT_ONCE):
             high = min(low + _ROWS_AT_ONCE, stop)
             alike = _SimilarRows(*(_by_row(pairs, low, high) for pairs in (lines, turn_pairs, questions)))
@@ -192,7 +199,7 @@ def assign_splits(
 
 
 class _SimilarRows(NamedTuple):
-    """For each row, earlier rows with a similar line or turn, or with the same rare question."""
+    """For each row, earlier rows with a similar line or turn, or the same rare question or long reply."""
 
     lines: dict[int, list[int]]
     turns: dict[int, list[int]]

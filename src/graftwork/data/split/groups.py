@@ -38,6 +38,8 @@ from graftwork.text.similarity import TOLERANCE, Array, RunWeights, distinct, me
 
 # A 13-gram or a question in more rows than this is boilerplate, a shared source or a habit.
 RARE_ROWS = 5
+# A long reply in more rows than this is canned, such as a refusal; generated paraphrases come by the handful.
+RARE_REPLIES = 10
 # A line of four words has this many runs of one and two words, unless it repeats itself.
 QUESTION_RUNS = 7
 # Turns ask the same when they share this share of the 13-grams of the shorter one, and these are rare.
@@ -148,23 +150,37 @@ def pair_rare_grams(
 
     A 13-gram is rare for a row if it occurs in few rows up to that one; with `in_all`, in few of all rows.
     """
+    return _pair_grams(corpus, "grams", turns.own, rare_rows=RARE_ROWS, in_all=in_all, fresh=fresh)
+
+
+def pair_long_replies(
+    corpus: CorpusColumns, *, passed: Array, in_all: bool = False, fresh: Array | None = None
+) -> Array:
+    """Pair rows with nearly the same long reply: their questions ask the same in other words."""
+    own = np.flatnonzero(passed)
+    return _pair_grams(corpus, "reply_grams", own, rare_rows=RARE_REPLIES, in_all=in_all, fresh=fresh)
+
+
+def _pair_grams(
+    corpus: CorpusColumns, name: str, own: Array, *, rare_rows: int, in_all: bool, fresh: Array | None
+) -> Array:
     if fresh is not None and not fresh.any():
         return NO_PAIRS
     is_own = np.zeros(corpus.rows, dtype=bool)
-    is_own[turns.own] = True
-    few = _fresh_values(corpus, "grams", turns.own, fresh)
+    is_own[own] = True
+    few = _fresh_values(corpus, name, own, fresh)
     shared: list[tuple[Array, Array]] = []
-    expected = _GRAMS_LOOKED_UP * corpus.rows if few is not None else _count_all(corpus, "grams")
+    expected = _GRAMS_LOOKED_UP * corpus.rows if few is not None else _count_all(corpus, name)
     with ExternalSort(expected) as spill:
-        for first, flat, offsets in corpus.ragged("grams"):
+        for first, flat, offsets in corpus.ragged(name):
             places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
             inside = _find_values(few, flat, is_own[places])
             spill.add(flat[inside], places[inside])
         for entries in spill.partitions():
             ranks = entries.ranks()
-            rare = ranks < RARE_ROWS
+            rare = ranks < rare_rows
             if in_all:
-                rare &= _run_lengths(ranks) <= RARE_ROWS
+                rare &= _run_lengths(ranks) <= rare_rows
             pairs = [
                 pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]])
                 for later, earlier in map(entries.pair, range(1, RARE_ROWS))
@@ -177,7 +193,7 @@ def pair_rare_grams(
     pairs_found, times = _join_counts(shared)
     later, earlier = unpack(pairs_found)
     places = distinct(np.concatenate((later, earlier)))
-    counts = _count_grams(corpus, places)
+    counts = _count_grams(corpus, name, places)
     fewer = np.minimum(*(counts[np.searchsorted(places, side)] for side in (later, earlier)))
     enough: Array = pairs_found[times >= RARE_SHARE * fewer]
     return enough
@@ -200,10 +216,10 @@ def _find_values(few: ValueLookup | None, values: Array, inside: Array) -> Array
     return chosen if few is None else chosen[few.find(values[chosen])[0]]
 
 
-def _count_grams(corpus: CorpusColumns, places: Array) -> Array:
+def _count_grams(corpus: CorpusColumns, name: str, places: Array) -> Array:
     """Count the distinct 13-grams of each of these rows."""
     counts = [np.zeros(0, dtype=np.int64)]
-    for rows in stream_rows(corpus, "grams", places):
+    for rows in stream_rows(corpus, name, places):
         owners = rows.owners()
         values = rows.values[np.lexsort((rows.values, owners))]
         once = np.ones(len(values), dtype=bool)

@@ -15,7 +15,13 @@ from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
 from graftwork.data.dedup.questions import find_questions
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAssignment
-from graftwork.data.split.groups import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
+from graftwork.data.split.groups import (
+    pair_long_replies,
+    pair_rare_grams,
+    pair_rare_questions,
+    pair_turns,
+    read_turns,
+)
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
 from graftwork.text.similarity import Array
@@ -30,6 +36,7 @@ Kind = Literal[
     "paraphrase",
     "alike_turn",
     "rare_words",
+    "long_reply",
 ]
 
 _WHY: dict[Kind, str] = {
@@ -41,6 +48,7 @@ _WHY: dict[Kind, str] = {
     "alike_line": "ask nearly the same",
     "alike_turn": "ask nearly the same",
     "paraphrase": "ask the same in other words",
+    "long_reply": "have nearly the same long reply",
     "rare_words": "share long runs of words that hardly any other row has",
 }
 _NEVER = np.iinfo(np.int64).max
@@ -95,6 +103,8 @@ def find_leaks(
     )
     note("alike_turn", turn_sides.parted(alike))
     note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True, fresh=fresh)))
+    fresh = None if known is None else moved
+    note("long_reply", row_sides.parted(pair_long_replies(corpus, passed=passed, in_all=True, fresh=fresh)))
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
     for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
         fresh = None if known is None else _spread_over(asked.first, moved)
