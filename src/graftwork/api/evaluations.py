@@ -15,7 +15,7 @@ from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.subjects import parse_subject, parse_subjects
 from graftwork.files.escalation import read_forecast
 from graftwork.pipeline.evaluation import Evaluated
-from graftwork.pipeline.table import name_entry
+from graftwork.pipeline.step import name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
 from graftwork.records.escalation import EscalationForecast

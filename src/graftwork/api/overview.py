@@ -28,7 +28,8 @@ from graftwork.pipeline.status import (
     examine_steps,
     next_run,
 )
-from graftwork.pipeline.table import ONLY_AFTER_DEPLOY, STEPS, name_entry
+from graftwork.pipeline.step import name_entry
+from graftwork.pipeline.table import ONLY_AFTER_DEPLOY, STEPS
 from graftwork.process.health import Patience
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record

@@ -351,7 +351,7 @@ def put_page(work: OpenProject, evaluated: Evaluated, *, separate: bool = False)
     """`separate` is an evaluation that the gate does not decide on: its page does not replace the other."""
     from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
-    path = work.project.root / f"{page_name(work, separate=separate)}.html"
+    path = work.project.root / f"{page_name(work, PAGE)}{'-asked' if separate else ''}.html"
     page = EvaluationPage(
         project=work.settings.project,
         report=evaluated.report,
@@ -362,9 +362,9 @@ def put_page(work: OpenProject, evaluated: Evaluated, *, separate: bool = False)
     return evaluated.model_copy(update={"page": str(path)})
 
 
-def page_name(work: OpenProject, *, separate: bool = False) -> str:
-    """One page a model; the main one has the short name."""
-    parts = [PAGE]
-    if work.model != work.settings.main_model:
-        parts.append(re.sub(r"[^\w.-]+", "_", work.model))
-    return "-".join([*parts, *(["asked"] if separate else [])])
+def page_name(work: OpenProject, page: str) -> str:
+    """One page a model; that of the main one has the short name."""
+    if work.model == work.settings.main_model:
+        return page
+    name = re.sub(r"[^\w.-]+", "_", work.model)
+    return f"{page}-{name}"

@@ -24,6 +24,7 @@ from graftwork.evaluate.subjects import CHAMPION, Asking, Lineup, NamedSubject, 
 from graftwork.files.disk import write_atomic
 from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.evaluation import (
+    PAGE,
     Evaluated,
     ask_everybody,
     forget_subjects,
@@ -35,7 +36,7 @@ from graftwork.pipeline.gate import comparable, find_report, keep_report, read_r
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import ModelReporter
-from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.step import StepOutputs, name_entry
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import (
     ADAPTER,
@@ -116,9 +117,7 @@ def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
         work, asking=_asking(work, prepared, cases, asked), outcome=made.get("train", TrainOutcome)
     )
     if asked.again:
-        work.ledger.forget(
-            STEP.name if work.model == work.settings.main_model else f"{STEP.name}@{work.model}"
-        )
+        work.ledger.forget(name_entry(work, STEP.name))
         forget_subjects(lineup, cases)
     ask_everybody(work, lineup, cases)
 
@@ -183,7 +182,7 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
     imported = import_runs(runs, own=own)
     if imported.same_cases:
         imported = _log_look(work, _grade_by_our_metrics(work, imported, own))
-    path = work.project.root / f"{page_name(work)}-imported.html"
+    path = work.project.root / f"{page_name(work, PAGE)}-imported.html"
     page = EvaluationPage(
         project=work.settings.project,
         report=imported.report,
@@ -243,8 +242,7 @@ def export_evaluation(
 
 def last_evaluation(work: OpenProject) -> Evaluated | None:
     """What the gate would decide on; None before the first one."""
-    step = "evaluate" if work.model == work.settings.main_model else f"evaluate@{work.model}"
-    entry = work.ledger.get(step)
+    entry = work.ledger.get(name_entry(work, STEP.name))
     return Evaluated.model_validate(entry.output) if entry is not None else None
 
 
@@ -348,7 +346,7 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
 
 def _remember(work: OpenProject, verdict: Verdict) -> None:
     """Replaces the uncorrected verdict: a release uses this one."""
-    entry = "gate" if work.model == work.settings.main_model else f"gate@{work.model}"
+    entry = name_entry(work, "gate")
     last = work.ledger.get(entry)
     if last is None or last.output == verdict.model_dump(mode="json"):
         return

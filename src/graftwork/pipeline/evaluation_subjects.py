@@ -17,6 +17,7 @@ from graftwork.inference.llamacpp import LLAMACPP
 from graftwork.inference.selection import name_engine
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
+from graftwork.pipeline.step import name_entry
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.prompt import PROMPT_FILE, PromptVariant
@@ -171,10 +172,9 @@ def _of_model(work: OpenProject, name: str) -> _Weights:
 
 def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
     """What the last training of a model of this project left; None where it is gone or never was."""
-    settings = work.project.settings
-    if name not in settings.all_models:
+    if name not in work.project.settings.all_models:
         return None
-    entry = work.ledger.get("train" if name == settings.main_model else f"train@{name}")
+    entry = work.ledger.get(name_entry(work, "train", model=name))
     done = TrainOutcome.model_validate(entry.output) if entry is not None else None
     return done if done is not None and Path(done.adapter_folder).is_dir() else None
 

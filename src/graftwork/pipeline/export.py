@@ -15,6 +15,7 @@ from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make
 from graftwork.model.base import BaseFolder, find_base, verify_base
 from graftwork.model.gguf.converter import convert, find_converter, read_back
 from graftwork.pipeline.open_project import OpenProject, report_downloads
+from graftwork.pipeline.step import name_entry
 from graftwork.pipeline.supervise import JOB_FILE, WorkerTask, run_job
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
@@ -162,8 +163,7 @@ def _entry(work: OpenProject, run: str | None) -> RunEntry | None:
     if run is not None:
         found = [entry for entry in work.runs.list() if entry.id.startswith(run)]
         return found[0] if len(found) == 1 else None
-    name = "train" if work.model == work.settings.main_model else f"train@{work.model}"
-    done = work.ledger.get(name)
+    done = work.ledger.get(name_entry(work, "train"))
     return None if done is None else work.runs.get(str(done.output["run_id"]))
 
 

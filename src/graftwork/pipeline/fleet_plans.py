@@ -15,7 +15,7 @@ from graftwork.model.shape import read_shape
 from graftwork.pipeline.fleet_clouds import IN_CATALOG
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.run_identity import plan_identity
-from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.step import StepOutputs, name_entry
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import WorkAhead, measure_work, plan_for
 from graftwork.plan.catalog.hardware import find_gpu
@@ -115,7 +115,7 @@ def adopt_plan(work: OpenProject, plan: Plan) -> None:
     Without it the next command would train again here, where the plan is another one.
     """
     for model in work.settings.all_models:
-        name = "plan" if model == work.settings.main_model else f"plan@{model}"
+        name = name_entry(work, "plan", model=model)
         entry = work.ledger.get(name)
         if entry is None:
             continue

@@ -25,6 +25,7 @@ from graftwork.model.adapters.combine import LoraPair, MergeMethod, combine, mas
 from graftwork.model.shape import read_shape
 from graftwork.pipeline.evaluation_subjects import find_weights
 from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.step import name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.plan import Plan
@@ -223,7 +224,7 @@ def _read_tensors(file: Path) -> dict[str, Any]:
 
 
 def _last_outcome(work: OpenProject) -> TrainOutcome:
-    done = work.ledger.get("train" if work.model == work.settings.main_model else f"train@{work.model}")
+    done = work.ledger.get(name_entry(work, "train"))
     if done is None:
         raise UserMistake(f"the model {work.model} is not trained yet", fix="`graft train` trains it")
     return TrainOutcome.model_validate(done.output)

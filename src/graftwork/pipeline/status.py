@@ -19,7 +19,7 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.shadow import summarize_shadow
 from graftwork.pipeline.stage_times import StageTime, read_time
-from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.step import PipelineStep, StepOutputs, name_entry, name_inputs
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
 from graftwork.process.health import HealthReport, Patience, assess_health, process_state
@@ -104,7 +104,7 @@ class _StepWalk:
         self._plan: Plan | None = None
 
     def examine(self, step: PipelineStep) -> StepState:
-        entry = self._work.ledger.get(table.name_entry(self._work, step.name))
+        entry = self._work.ledger.get(name_entry(self._work, step.name))
         state = self._judge(step, entry)
         if state.state != "fresh":
             self._open.add(step.name)
@@ -117,7 +117,7 @@ class _StepWalk:
             state="missing",
             finished_at=entry.finished_at if entry else None,
             seconds=entry.seconds if entry else None,
-            time=read_time(self._work, table.name_entry(self._work, step.name)) if entry else None,
+            time=read_time(self._work, name_entry(self._work, step.name)) if entry else None,
             expected_seconds=self._expect(step, entry),
         )
         if step.name in table.ONLY_AFTER_DEPLOY and not self._may_deploy():
@@ -155,7 +155,7 @@ class _StepWalk:
         now = step.inputs_of(self._work, self._made, self._identities)
         if now.fingerprint == entry.fingerprint:
             return ()
-        known = self._work.ledger.get(table.name_inputs(self._work, step.name))
+        known = self._work.ledger.get(name_inputs(self._work, step.name))
         changes = now.changes_since(known.output) if known is not None else ()
         return _cut(changes) or ("its settings or inputs have changed",)
 

@@ -14,6 +14,17 @@ from graftwork.records.base import Record, fingerprint
 R = TypeVar("R", bound=Record)
 
 
+def name_entry(work: OpenProject, step: str, *, model: str | None = None) -> str:
+    """The ledger's name for a step. Each model of a project has its own; the main one's are plain."""
+    model = model or work.model
+    return step if model == work.settings.main_model else f"{step}@{model}"
+
+
+def name_inputs(work: OpenProject, step: str) -> str:
+    """The ledger's name for what a step depended on when it was done last, part by part."""
+    return f"{name_entry(work, step)}.inputs"
+
+
 @dataclass(frozen=True)
 class StepOutputs:
     """The outputs of the steps that ran before, by name."""

@@ -14,7 +14,7 @@ from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import describe_remaining, plan_run, record_stage, time_spent
 from graftwork.pipeline.stage_facts import gather_facts, size_of_logs
 from graftwork.pipeline.stage_times import PlannedStage, note_time, planned_training
-from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs
+from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs, name_entry, name_inputs
 from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
 from graftwork.plan.stages import estimate_stage, stage_parts
 from graftwork.process.local_workers import LocalWorkers
@@ -237,16 +237,6 @@ def with_needs(name: str) -> set[str]:
     """The step and all that it needs, by name."""
     step = next(step for step in STEPS if step.name == name)
     return {name}.union(*(with_needs(need) for need in step.needs))
-
-
-def name_entry(work: OpenProject, step: str) -> str:
-    """The ledger's name for a step. Each model of a project has its own; the main one's are plain."""
-    return step if work.model == work.settings.main_model else f"{step}@{work.model}"
-
-
-def name_inputs(work: OpenProject, step: str) -> str:
-    """The ledger's name for what a step depended on when it was done last, part by part."""
-    return f"{name_entry(work, step)}.inputs"
 
 
 def _keep_inputs(work: OpenProject, step: PipelineStep, inputs: StepInputs) -> None:

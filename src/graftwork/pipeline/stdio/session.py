@@ -18,7 +18,8 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.runs import Event, Events
 from graftwork.pipeline.stdio.outbox import MessageOutbox
-from graftwork.pipeline.table import name_entry, run_pipeline
+from graftwork.pipeline.step import name_entry
+from graftwork.pipeline.table import run_pipeline
 from graftwork.process.framing import Framing, FramingError, read_messages
 from graftwork.process.worker import stoppable
 from graftwork.project.load import open_project

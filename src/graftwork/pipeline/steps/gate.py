@@ -20,7 +20,7 @@ from graftwork.pipeline.gate import (
     with_changes,
 )
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.step import PipelineStep, StepOutputs, name_entry
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.train.run_folder import read_steps
@@ -62,7 +62,7 @@ def finish(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict:
 
 def name_changed_rules(work: OpenProject, verdict: Verdict) -> Verdict:
     """A verdict on the same report by the same rules that came out otherwise says which rule made it so."""
-    last = work.ledger.get("gate" if work.model == work.settings.main_model else f"gate@{work.model}")
+    last = work.ledger.get(name_entry(work, "gate"))
     before = Verdict.model_validate(last.output) if last is not None else None
     same = before is not None and (before.report_hash, before.rules_hash) == (
         verdict.report_hash,

@@ -8,12 +8,12 @@ from graftwork.files.disk import file_digest, write_atomic
 from graftwork.files.escalation import read_forecast
 from graftwork.pipeline.costs import savings_of
 from graftwork.pipeline.drift import measure_drift
-from graftwork.pipeline.evaluation import Evaluated, put_page
+from graftwork.pipeline.evaluation import Evaluated, page_name, put_page
 from graftwork.pipeline.evaluation_subjects import find_without_repaired
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import full_alias
 from graftwork.pipeline.runs import read_vitals
-from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.step import PipelineStep, StepOutputs, name_entry
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.records.audit import Audit
@@ -58,8 +58,9 @@ def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
         drift=measure_drift(work),
         escalation=_find_forecast(work),
     )
-    write_atomic(work.project.report, render_report(page))
-    return WrittenReport(path=str(work.project.report), sha256=file_digest(work.project.report))
+    path = work.project.root / f"{page_name(work, work.project.report.stem)}.html"
+    write_atomic(path, render_report(page))
+    return WrittenReport(path=str(path), sha256=file_digest(path))
 
 
 def _find_forecast(work: OpenProject) -> EscalationForecast | None:
@@ -84,7 +85,7 @@ def _side_by_side(made: StepOutputs) -> "tuple[AnswerPair, ...]":
 
 
 def _seconds(work: OpenProject, made: StepOutputs) -> dict[str, float | None]:
-    entries = {name: work.ledger.get(name) for name in made.outputs}
+    entries = {name: work.ledger.get(name_entry(work, name)) for name in made.outputs}
     return {name: entry.seconds if entry else None for name, entry in entries.items()}
 
 
