@@ -366,7 +366,10 @@ def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -
     """Bring the model up to date as far as its evaluation, then compare with where the session began."""
     made = run_pipeline(work, upto="evaluate", may_do=may_do)
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
-    keep_report(work, outcome.adapter_hash, report)
+    kept = find_report(work, outcome.adapter_hash)
+    if kept is None or not comparable(kept, report) or kept.candidate != report.candidate:
+        # What the gate judged is the same with the champion in it, and stays.
+        keep_report(work, outcome.adapter_hash, report)
     found = next_start(
         _report_before(work, report, outcome),
         report,

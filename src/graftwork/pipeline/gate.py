@@ -135,6 +135,14 @@ def find_report(work: OpenProject, adapter_hash: str) -> Report | None:
         return None
 
 
+def find_judged_report(
+    work: OpenProject, adapter_hash: str, *, verdict: Verdict, evaluated: Report
+) -> Report:
+    """The report that the verdict is about: it may hold the champion, which was evaluated another day."""
+    kept = find_report(work, adapter_hash)
+    return kept if kept is not None and kept.fingerprint() == verdict.report_hash else evaluated
+
+
 def keep_verdict(work: OpenProject, adapter_folder: Path, verdict: Verdict) -> None:
     """By the content of the weights, wherever they are copied to: a refusal must not be forgotten."""
     weights = adapter_folder / WEIGHTS

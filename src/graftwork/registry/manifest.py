@@ -31,6 +31,8 @@ class Lineage:
     outcome: TrainOutcome
     report: Report
     verdict: Verdict
+    measured_adapter: str = ""
+    """The hash of the adapter that the report is about; empty in evaluations of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,11 @@ def _require_consistent(lineage: Lineage, context: ReleaseContext) -> None:
     base, template = context.base_fingerprint, context.template_fingerprint
     claims = (
         ("the verdict is about this report", lineage.verdict.report_hash, lineage.report.fingerprint()),
+        (
+            "the report is about this adapter",
+            lineage.measured_adapter or outcome.adapter_hash,
+            outcome.adapter_hash,
+        ),
         ("the plan is for this dataset", plan.dataset_hash, dataset.content_hash),
         ("the plan is for this base", plan.base_fingerprint, base),
         ("the dataset was made for this base", dataset.base_fingerprint, base),

@@ -12,9 +12,11 @@ from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import GateCandidate, decide
 from graftwork.evaluate.score import make_rate, measure
 from graftwork.files.disk import Journal
+from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import (
     RULES,
     find_better_run,
+    find_judged_report,
     find_report,
     keep_report,
     look_for_champion,
@@ -25,7 +27,8 @@ from graftwork.pipeline.gate import (
 )
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.steps.gate import name_changed_rules
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.gate import finish, gather, name_changed_rules
 from graftwork.project.load import open_project
 from graftwork.records.base import Figure
 from graftwork.records.errors import Damaged
@@ -230,6 +233,21 @@ def test_a_champions_report_that_was_tampered_with_is_refused(tmp_path):
         (work.project.releases / champion.id / "report.json").write_text(report(1).to_json())
         with pytest.raises(Damaged, match="was changed"):
             with_champion(work, report(60), champion)
+
+
+def test_the_verdict_names_the_report_with_the_champion_that_was_judged(tmp_path):
+    rules = {"rules": [{"metric": "json_valid", "against": "champion", "margin": 0.05}], "primary": "none"}
+    with opened(write_project(tmp_path / "p", rules)) as work:
+        promote(work, release_of(work, report(97), adapter_hash="old"))
+        outcome, evaluated = enter_run(work, "new", right=99)
+        made = StepOutputs(
+            {"evaluate": Evaluated(cases_file="", folders={}, report=evaluated), "train": outcome}
+        )
+        judged = gather(work, made)
+        verdict = finish(work, made, judged, decide(judged.report, judged.settings, around=judged.around))
+        found = find_judged_report(work, outcome.adapter_hash, verdict=verdict, evaluated=evaluated)
+    assert found.champion == "champion"
+    assert found.fingerprint() == verdict.report_hash != evaluated.fingerprint()
 
 
 def test_reports_are_found_again_by_their_adapter(tmp_path):

@@ -17,6 +17,7 @@ from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 
+LINEAGE = ("dataset", "plan", "outcome", "report", "verdict", "measured_adapter")
 PROJECT = "cited-answers"
 WHEN = "2025-03-01T12:00:00Z"
 BASE_PRINT, TEMPLATE_PRINT = "b" * 64, "t" * 64
@@ -158,6 +159,7 @@ def parts(adapter: Path, *, decision: Decision = "deploy") -> dict[str, Any]:
         "outcome": outcome(adapter),
         "report": report(),
         "verdict": verdict(decision),
+        "measured_adapter": folder_digest(adapter),
         "parent": None,
         "created_at": WHEN,
         "settings": {"alias": "champion"},
@@ -171,9 +173,7 @@ def publish_parts(
     """`publish` with the fields of its lineage and context given one by one."""
     store = folder if isinstance(folder, ReleaseStore) else ReleaseStore.open(folder)
     version = given.pop("version", None)
-    lineage = Lineage(
-        **{name: given.pop(name) for name in ("dataset", "plan", "outcome", "report", "verdict")}
-    )
+    lineage = Lineage(**{name: given.pop(name) for name in LINEAGE})
     return publish(
         store,
         index,

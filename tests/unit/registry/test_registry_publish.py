@@ -144,6 +144,7 @@ def test_a_missing_adapter_folder_is_a_clear_error(root, adapter, index, tmp_pat
     "change",
     [
         {"verdict": verdict().model_copy(update={"report_hash": "0" * 64})},
+        {"measured_adapter": "0" * 64},
         {"base_fingerprint": "0" * 64},
         {"template_fingerprint": "0" * 64},
     ],

@@ -49,12 +49,10 @@ def gather(work: OpenProject, made: StepOutputs) -> GateCandidate:
 
 
 def finish(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict: Verdict) -> Verdict:
-    """The verdict about the report as it was evaluated, with a note where the rules changed since."""
-    report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
-    keep_report(work, outcome.adapter_hash, report)
+    """The verdict, with a note where the rules changed since. What was judged is kept: releases prove it."""
+    outcome = made.get("train", TrainOutcome)
+    keep_report(work, outcome.adapter_hash, judged.report)
     noted = note_rules(work, outcome.run_id, stage="judged")
-    # The champion may have been added from elsewhere; what is released is the report without it.
-    verdict = verdict.model_copy(update={"report_hash": report.fingerprint()})
     verdict = with_changes(verdict, judged, noted)
     keep_verdict(work, Path(outcome.adapter_folder), verdict)
     return verdict

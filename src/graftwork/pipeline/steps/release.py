@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from graftwork.model.base import note_on_weights
 from graftwork.pipeline.evaluation import Evaluated
+from graftwork.pipeline.gate import find_judged_report
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.step import PipelineStep, StepOutputs
@@ -35,13 +36,15 @@ from graftwork.text.redact import publishable
 
 def _release(work: OpenProject, made: StepOutputs) -> Release:
     outcome, dataset = made.get("train", TrainOutcome), made.get("prepare", PreparedData).dataset
+    evaluated, verdict = made.get("evaluate", Evaluated), made.get("gate", Verdict)
     alias, store = full_alias(work, work.publish_to), open_store(work)
     lineage = Lineage(
         dataset=dataset,
         plan=made.get("plan", Plan),
         outcome=outcome,
-        report=made.get("evaluate", Evaluated).report,
-        verdict=made.get("gate", Verdict),
+        report=find_judged_report(work, outcome.adapter_hash, verdict=verdict, evaluated=evaluated.report),
+        verdict=verdict,
+        measured_adapter=evaluated.adapter_hash,
     )
     settings = {**publishable(work.settings), **_note_on_base(work)}
     # Locked until the alias points at the release: until then garbage collection could remove it.
