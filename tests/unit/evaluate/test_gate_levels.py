@@ -1,6 +1,7 @@
 """The gate as a whole holds its level: whole sessions that fail, many rules, many adapters, old reports."""
 
 import random
+import re
 
 import pytest
 from gate_samples import marks, report, simple, subject
@@ -62,6 +63,20 @@ def test_the_advice_counts_sessions_and_is_exact_where_nothing_varies():
     won = decide(in_sessions([0] * 125, [1] * 125, 25), BETTER).rules[1]
     assert (won.cases_to_decide, won.sessions_to_decide) == (150, 6)
     assert decide(in_sessions([0] * 150, [1] * 150, 25), BETTER).decision == "deploy"
+
+
+def test_the_advice_is_a_range_and_says_where_what_was_seen_may_be_noise():
+    gained = simple([0] * 12 + [1] * 4 + [1] * 84, [1] * 12 + [0] * 4 + [1] * 84)
+    rule = decide(gained, BETTER).rules[1]
+    least, most = (
+        int(number.replace(",", ""))
+        for number in re.search(r"80 % power \(([\d,]+) to ([\d,]+), for so much", rule.sentence).groups()
+    )
+    assert least < rule.cases_to_decide / 1.5
+    assert most > 3 * rule.cases_to_decide
+    noise = decide(simple([0] * 6 + [1] * 5 + [1] * 89, [1] * 6 + [0] * 5 + [1] * 89), BETTER).rules[1]
+    assert "what was seen may be noise" in noise.sentence
+    assert "or no number of cases" in noise.sentence
 
 
 def test_the_advice_knows_how_many_adapters_were_tried():

@@ -7,7 +7,7 @@ a power of 80 %.
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 
 from graftwork.evaluate.comparison import cluster_cases
@@ -241,17 +241,24 @@ def graded_cases(metric: Metric) -> set[str]:
     return {case for case, value in metric.scores.items() if value is not None}
 
 
+RANGE = NormalDist().inv_cdf(0.9)
+"""Standard errors on either side of an interval of 80 %."""
+
+
 class Needed(NamedTuple):
     """Fresh cases like these; `sessions` is 0 where every case is independent.
 
     `certain`: it takes no luck if all goes on like this, for nothing varied. `with_these` is the size of a
-    set that holds these cases too; 0 where that is not known.
+    set that holds these cases too; 0 where that is not known. `least` and `most` are for the ends of an 80 %
+    interval of the figure seen; `most` is None where that includes the limit: then it may be noise.
     """
 
     cases: int
     sessions: int = 0
     with_these: int = 0
     certain: bool = False
+    least: int = 0
+    most: int | None = 0
 
     @property
     def fields(self) -> dict[str, int | None]:
@@ -303,12 +310,26 @@ def needed_for_mean(
         # They were too few, whatever a simulation makes of a figure just short of the limit.
         fresh = max(fresh, count + 1)
     grown = max(grown, count + 1)
+    shrunk, stretched = _range_of_needed(units, limit=limit, lowest=lowest)
     return Needed(
+        least=math.ceil(fresh * n / count * shrunk),
+        most=None if stretched is None else math.ceil(fresh * n / count * stretched),
         cases=math.ceil(fresh * n / count),
         sessions=fresh if n > count else 0,
         with_these=math.ceil(grown * n / count),
         certain=len(set(zip(units.totals, units.sizes, strict=True))) == 1,
     )
+
+
+def _range_of_needed(units: Units, *, limit: float, lowest: float) -> tuple[float, float | None]:
+    """How many times the number of cases it may take: that number falls with the square of the distance.
+
+    The unit that was not observed counts into the spread, as it does in the test.
+    """
+    off = [total - limit * size for total, size in zip(units.totals, units.sizes, strict=True)]
+    gain = fmean(off)
+    reach = RANGE * stdev([*off, (lowest - limit) * units.added_size]) / math.sqrt(len(off))
+    return (gain / (gain + reach)) ** 2, (gain / (gain - reach)) ** 2 if gain > reach else None
 
 
 def measurements_for(gain: float, *, low: float, beyond: float, n: int, tail: float) -> Needed | None:

@@ -127,7 +127,12 @@ def say_cases_needed(needed: Needed) -> str:
         cases += f" (or {needed.with_these:,} with these among them)"
     if needed.certain:
         return f"{cases} would settle it at this rate"
-    return f"about {cases} would settle it with 80 % power"
+    settle = f"about {cases} would settle it with 80 % power"
+    if needed.most is None:
+        return f"{settle}, but what was seen may be noise: {needed.least:,} or more, or no number of cases"
+    if not needed.most:
+        return settle
+    return f"{settle} ({needed.least:,} to {needed.most:,}, for so much is known of the figure)"
 
 
 def say_ungraded(cases: int) -> str:
