@@ -141,7 +141,12 @@ class EngineSet:
         """`shown` is its name in logs."""
         make_folder(Path(job.folder))
         failover = self._settings.failover
-        probe = ProbeTimes(failover.probe_seconds, failover.frozen_seconds, failover.restart_seconds)
+        probe = ProbeTimes(
+            every=failover.probe_seconds,
+            frozen_after=failover.frozen_seconds,
+            killed_after=failover.restart_seconds,
+            start_within=failover.start_seconds,
+        )
         engine = EngineSupervisor(job, module=module, probe=probe, name=shown)
         return Replica(name, engine, weight=weight, limits=breaker_limits(failover))
 

@@ -1,14 +1,16 @@
 """Takes traces over OTLP/HTTP: calls of models that other programs made become captures.
 
 In: the body of `POST /v1/traces`, protobuf or JSON, gzip or not. Out: exchanges for the capture writer, which
-redacts them, and an answer that says how many spans were not taken. Decoding runs in a thread, a few requests
-at a time, so that chat requests do not wait for it. Does not know what a span means: `read` does.
+redacts them, and an answer that says how many spans were not taken. Decoding runs in a thread, one request
+after another, so that chat requests do not wait for it. Does not know what a span means: `read` does.
 """
 
 import asyncio
+import gc
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import orjson
@@ -54,6 +56,7 @@ class TraceIntake:
         self._read = read
         self._captures = captures
         self._most_bytes = most_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="traces")
         self._under_way = 0
         self.calls = 0
         self.rejected = 0
@@ -70,7 +73,7 @@ class TraceIntake:
             raise ApiError(429, "too many traces at once; try again soon", code="full", headers=_RETRY)
         self._under_way += 1
         loop = asyncio.get_running_loop()
-        decoding = loop.run_in_executor(None, self._decode, request.body, kind, packing == "gzip")
+        decoding = loop.run_in_executor(self._thread, self._decode, request.body, kind, packing == "gzip")
         # A client that leaves does not end the thread: it counts until it is done.
         decoding.add_done_callback(self._end_one)
         try:
@@ -89,7 +92,12 @@ class TraceIntake:
 
     def _decode(self, body: bytes, kind: str, packed: bool) -> TracedCalls:
         data = unpack(body, most=self._most_bytes) if packed else body
-        return self._read(parse_json(data) if kind == JSON else parse_protobuf(data))
+        # A collection looks at all values of a large trace at once, and requests wait for it.
+        gc.disable()
+        try:
+            return self._read(parse_json(data) if kind == JSON else parse_protobuf(data))
+        finally:
+            gc.enable()
 
 
 def unpack(body: bytes, *, most: int) -> bytes:

@@ -2,7 +2,8 @@
 
 The first start must succeed. After that a crash is an event: the engine is started again, each time a little
 later. An engine that lives but does not answer is frozen: it gets no more requests, and is killed and
-restarted if it stays frozen. It ends with this process, because it ends when its standard input does.
+restarted if it stays frozen; so is one that does not answer in time after its start. It ends with this
+process, because it ends when its standard input does.
 """
 
 import asyncio
@@ -46,6 +47,8 @@ class ProbeTimes(NamedTuple):
     every: float = 2.0
     frozen_after: float = 5.0
     killed_after: float = 20.0
+    start_within: float = 1800.0
+    """How long it may take from its start to its first answer."""
 
 
 class EngineClient(Client):
@@ -119,6 +122,8 @@ class EngineSupervisor:
         self._process: EngineProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._silence: GraftError | None = None
+        """Why it was killed, where it gave no answer after its start."""
         self.state: EngineState = "starting"
         self.reason = "it is loading the model"
         self.restarts = 0
@@ -201,6 +206,7 @@ class EngineSupervisor:
         self._socket_folder.cleanup()
 
     async def _launch(self) -> None:
+        self._silence = None
         self._set_state("starting", "it is loading the model")
         job_file = self._folder / JOB_FILE
         await asyncio.to_thread(write_atomic, job_file, self.job.to_json())
@@ -208,22 +214,32 @@ class EngineSupervisor:
         self._process = await start_engine(self._module, job_file, log=self._folder / LOG_FILE)
 
     async def _await_ready(self) -> None:
-        """Poll until it answers; raise as soon as the process has ended."""
-        process = self._process
+        """Poll until it answers. Raise as soon as the process has ended; kill it when its time is over."""
+        process, seconds = self._process, self._probe.start_within
         assert process is not None
         client = EngineClient(path=self.job.socket)
+        try:
+            async with asyncio.timeout(seconds):
+                body = await self._poll_state(client, process)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            self._silence = self._explain_silence(seconds)
+            raise self._silence from None
+        self.models = orjson.loads(body)["models"]
+        self.client = client
+        self._set_state("ready", "")
+
+    async def _poll_state(self, client: EngineClient, process: EngineProcess) -> bytes:
         while True:
             try:
                 status, body = await client.fetch("GET", "/state")
                 if status == 200:
-                    break
+                    return body
             except OSError:
                 if process.returncode is not None:
                     raise self._explain_end(process.returncode) from None
             await asyncio.sleep(_ASK_EVERY_SECONDS)
-        self.models = orjson.loads(body)["models"]
-        self.client = client
-        self._set_state("ready", "")
 
     async def _keep_running(self) -> None:
         pause, longest = self._pauses
@@ -237,7 +253,7 @@ class EngineSupervisor:
                 probing.cancel()
             if asyncio.get_running_loop().time() - began > _STEADY_SECONDS:
                 pause = self._pauses[0]
-            self._set_state("down", self._explain_end(code).what)
+            self._set_state("down", (self._silence or self._explain_end(code)).what)
             log.warning("%s: %s; starting it again in %.2f s", self._name, self.reason, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
@@ -286,6 +302,15 @@ class EngineSupervisor:
         if state != "ready" and self.client is not None:
             self.client.close()
             self.client = None
+
+    def _explain_silence(self, seconds: float) -> GraftError:
+        log_file = self._folder / LOG_FILE
+        return WorkerFailed(
+            f"the engine did not answer within {seconds:g} s of its start",
+            why=_last_line(log_file),
+            fix="see its log; `serve.failover.start_seconds` gives a large model more time",
+            where=str(log_file),
+        )
 
     def _explain_end(self, code: int) -> GraftError:
         """The error that the engine reported, or else its last line of output."""

@@ -21,6 +21,7 @@ import uvicorn
 from graftwork.files.disk import write_atomic
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.web.connections import TimedConnection
 from graftwork.web.options import WebOptions
 from graftwork.web.security import ALIVE, SignIn, load_key, sign_in_folder
 
@@ -96,6 +97,7 @@ def serve_page(
         )
         config = uvicorn.Config(
             app,
+            http=TimedConnection,
             log_level="critical",
             access_log=False,
             lifespan="off",

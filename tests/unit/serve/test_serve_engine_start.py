@@ -12,7 +12,10 @@ import pytest
 from graftwork.process import preload
 from graftwork.process.preload import PreloadedWorkers
 from graftwork.process.worker import WORKER_ENVIRONMENT
+from graftwork.records.errors import WorkerFailed
+from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engine_start import ForkedEngine, start_engine
+from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
 
 ENGINE = """
 import os, sys
@@ -103,5 +106,45 @@ def test_without_the_process_with_the_imports_an_engine_is_a_new_interpreter(wor
         assert await read_log(tmp_path) == f"imported False ['{tmp_path / 'job'}']\n"
         engine.kill()
         assert await engine.wait() == -signal.SIGKILL
+
+    run(main())
+
+
+SILENT = """
+import json, socket, sys
+job = json.load(open(sys.argv[1]))
+print("loading layer 3", flush=True)
+if job["base_folder"] == "listens":
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(job["socket"])
+    listener.listen()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("base", ["loads", "listens"])
+def test_an_engine_that_never_answers_after_its_start_is_killed_and_says_so(tmp_path, monkeypatch, base):
+    (tmp_path / "silent_engine.py").write_text(SILENT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    job = EngineJob(folder=str(tmp_path), base_folder=base)
+
+    async def main():
+        down = asyncio.Event()
+        engine = EngineSupervisor(
+            job,
+            module="silent_engine",
+            first_pause=60.0,
+            probe=ProbeTimes(start_within=0.5),
+            on_change=lambda state: down.set() if state == "down" else None,
+        )
+        with pytest.raises(WorkerFailed, match=r"did not answer within 0\.5 s of its start") as failed:
+            await engine.start()
+        assert "start_seconds" in failed.value.fix
+        assert engine._process.returncode == -signal.SIGKILL
+        # Where other replicas serve, it is tried again, and its state says why.
+        engine.keep_trying()
+        await down.wait()
+        assert "did not answer" in engine.describe()["reason"]
+        await engine.stop()
 
     run(main())

@@ -196,6 +196,19 @@ def test_a_database_that_cannot_be_read_for_a_while_changes_nothing(run, tmp_pat
     run(main)
 
 
+def test_threads_of_the_gateway_give_requests_the_interpreter_soon():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+
+    async def read():
+        return sys.getswitchinterval()
+
+    try:
+        assert run_loop(read()) <= 0.001
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_an_engine_that_cannot_start_says_why(run, tmp_path):
     async def main():
         with hold_lock(tmp_path / "engine"), pytest.raises(Busy, match="another worker"):

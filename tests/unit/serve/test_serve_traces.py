@@ -1,6 +1,7 @@
 """Traces over OTLP/HTTP become captures: protobuf and JSON, gzip, bounded, authenticated, redacted."""
 
 import asyncio
+import gc
 import gzip
 import importlib
 import json
@@ -255,6 +256,23 @@ def test_chat_is_answered_while_traces_are_being_read_and_more_traces_are_refuse
     assert answer
 
 
+def test_no_garbage_collection_looks_at_a_trace_while_it_is_read(run):
+    # It would look at all its values at once, and requests wait for the interpreter meanwhile.
+    collects = []
+
+    def read(row):
+        collects.append(gc.isenabled())
+        return read_traces(row)
+
+    async def main():
+        async with open_house(ListSink(), read_traces=read) as open_:
+            statuses = [(await post(open_, body, PROTOBUF))[0] for body in (b"", b"\xff\xff\xff")]
+            return statuses, gc.isenabled()
+
+    assert run(main) == ([200, 400], True)
+    assert collects == [False]
+
+
 def test_traces_of_clients_that_left_count_until_they_are_read(run):
     release = threading.Event()
     started = threading.Semaphore(0)
@@ -268,8 +286,11 @@ def test_traces_of_clients_that_left_count_until_they_are_read(run):
         async with open_house(ListSink(), read_traces=slow) as open_:
             leaving = [asyncio.create_task(post(open_, PACKED, GZIP)) for _ in range(2)]
             try:
-                for _ in leaving:
-                    assert await asyncio.to_thread(started.acquire, timeout=DEADLINE)
+                assert await asyncio.to_thread(started.acquire, timeout=DEADLINE)
+                while open_.gateway._traces._under_way < len(leaving):
+                    await asyncio.sleep(0)
+                # Two at once would take the interpreter's lock from chat requests twice as often.
+                assert not started.acquire(blocking=False)
                 for task in leaving:
                     task.cancel()
                 await asyncio.gather(*leaving, return_exceptions=True)

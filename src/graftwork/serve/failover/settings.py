@@ -149,6 +149,12 @@ class FailoverSettings(Record):
         description="Silence after which its process is killed and started again.",
     )
 
+    start_seconds: float = Field(
+        default=1800.0,
+        gt=0,
+        description="How long an engine may take from its start to its first answer; then it is killed.",
+    )
+
     prefix_affinity: bool = Field(
         default=True,
         description="Requests with the same system prompt prefer the same replica, which has read it.",
