@@ -130,10 +130,12 @@ class CaptureJournal:
     def __init__(self, folder: Path, *, most_bytes: int) -> None:
         self._path = folder / JOURNAL_FILE
         self._most_bytes = most_bytes
-        self._read_to = self._page = 0
+        self._page = 0
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         data = self._read_all()
         self._end = data.rfind(b"\n") + 1
+        # What the last process had taken out was blanked: counting it again would hide a loss.
+        self._read_to = self._end - len(data[: self._end].lstrip(b" "))
         self.waiting = data.count(b"\n")
         """Lines that were not read yet."""
         if self._end != len(data):
@@ -178,6 +180,10 @@ class CaptureJournal:
 
     def advance(self, lines: int) -> None:
         """Take out what `read` gave last."""
+        try:
+            os.pwrite(self._file, b" " * self._page, self._read_to)
+        except OSError as error:
+            log.warning("captures: the journal cannot be written: %s", error.strerror)
         self._read_to += self._page
         self.waiting -= lines
         if self.waiting == 0:

@@ -38,8 +38,12 @@ _BATCH = 64
 _FLUSH_SECONDS = 0.1
 _WORK_SECONDS, _REST_SECONDS = 0.0003, 0.0001
 """Redaction holds the interpreter's lock, which requests wait for: it rests after so much work."""
+_LATE_SECONDS = 0.25
+"""It rests no more once an exchange has waited for so long: what waits is lost when the process is killed."""
 _PATIENCE_SECONDS = 0.5
-"""How long the sink may take before a batch goes to the journal."""
+_BRIEF_SECONDS = 0.05
+"""How long the sink may take before a batch goes to the journal; less while others wait, which a kill would
+cost."""
 _TRIES_AFTER_SECONDS = (0.05, 0.25, 1.0)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _PRUNE_SECONDS = 3600.0
@@ -94,6 +98,12 @@ class CaptureLimits:
     journal_bytes: int = 64 * MIB
 
 
+class _Waiting(NamedTuple):
+    exchange: ServedExchange
+    arrived: float
+    """On the clock of `time.perf_counter`."""
+
+
 class CaptureWriter:
     """Start it, `offer` exchanges, close it: what was offered is with the sink or in the journal then.
 
@@ -111,7 +121,7 @@ class CaptureWriter:
     ) -> None:
         self._limits = limits
         self._prune = prune
-        self._waiting: deque[ServedExchange] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._bytes_in = self._bytes_out = 0
         self._clean = CleanTexts()
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -167,9 +177,10 @@ class CaptureWriter:
         waiting_bytes = self._bytes_in - self._bytes_out + exchange.size
         if len(self._waiting) >= self._limits.queue or waiting_bytes > self._limits.queue_bytes:
             self.counts.add("dropped")
+            self._warn("%d exchanges were dropped so far: the queue is full", self.dropped)
             return False
         self._bytes_in += exchange.size
-        self._waiting.append(exchange)
+        self._waiting.append(_Waiting(exchange, time.perf_counter()))
         if not self._wake.is_set():
             self._wake.set()
         return True
@@ -177,8 +188,13 @@ class CaptureWriter:
     @property
     def idle(self) -> bool:
         """Whether all that was offered is with the sink, dropped or lost."""
+        return self.waiting == 0 and (self._journal is None or self._journal.waiting == 0)
+
+    @property
+    def waiting(self) -> int:
+        """Exchanges that only this process has: a kill would cost them."""
         counts = self.counts
-        return counts["offered"] == counts["kept"] + counts["dropped"] + counts["lost"]
+        return counts["offered"] - sum(counts[name] for name in ("kept", "dropped", "lost", "journaled"))
 
     def close(self, *, seconds: float = 10.0) -> None:
         """Keep what waits, then end. Blocks: call it from a thread of its own."""
@@ -222,15 +238,16 @@ class CaptureWriter:
         batch: list[Capture] = []
         rested = time.perf_counter()
         while self._waiting and len(batch) < _BATCH:
-            exchange = self._waiting.popleft()
+            exchange, arrived = self._waiting.popleft()
             self._bytes_out += exchange.size
             if (capture := self._redact(exchange)) is not None:
                 batch.append(capture)
-            if time.perf_counter() - rested < _WORK_SECONDS or self._closing.is_set():
+            now = time.perf_counter()
+            if now - rested < _WORK_SECONDS or self._closing.is_set():
                 continue
-            if len(self._waiting) < self._limits.queue // 2:
+            if now - arrived < _LATE_SECONDS:
                 time.sleep(_REST_SECONDS)
-            rested = time.perf_counter()
+            rested = now
         return batch
 
     def _keep(self, batch: list[Capture]) -> None:
@@ -243,7 +260,8 @@ class CaptureWriter:
                 if not unsent:
                     return
         elif not self._store.busy and self._journal.waiting == 0:
-            outcome = self._store.submit_captures(batch).wait(_PATIENCE_SECONDS)
+            patience = _BRIEF_SECONDS if self._waiting else _PATIENCE_SECONDS
+            outcome = self._store.submit_captures(batch).wait(patience)
             unsent = batch if outcome is None else self._count(outcome)
         if not unsent:
             return
@@ -299,10 +317,13 @@ class CaptureWriter:
 
     def _lose(self, count: int) -> None:
         self.counts.add("lost", count)
+        self._warn("%d exchanges are lost so far", self.lost)
+
+    def _warn(self, message: str, count: int) -> None:
         now = time.monotonic()
         if now - self._warned_at >= _WARN_SECONDS:
             self._warned_at = now
-            log.error("captures: %d exchanges are lost so far", self.lost)
+            log.error(f"captures: {message}", count)
 
 
 class _Outcome(NamedTuple):

@@ -226,6 +226,7 @@ class Gateway(AnswerService):
             "graft_engine_restarts_total": float(engine["restarts"]),
             **({} if self.scaler is None else self.scaler.gauges()),
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
+            **({} if self._captures is None else {"graft_captures_waiting": float(self._captures.waiting)}),
         }
         more = render_failover(engine, self._fallback_counts) + render_keys(self._keys)
         text = (self.metrics.render(gauges) + more).encode()

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
 from serve_harness import DEADLINE, ListSink, open_house
 
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.serving import StoreSink
 from graftwork.project.load import open_project
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.serve.capture_journal import (
@@ -197,6 +200,49 @@ def test_a_line_that_was_cut_off_costs_only_itself(tmp_path):
     again.close()
 
 
+def test_what_a_killed_process_had_taken_out_of_the_journal_is_not_there_again(tmp_path):
+    killed = CaptureJournal(tmp_path, most_bytes=1 << 20)
+    killed.append(captures(1, 2, 3))
+    killed.advance(killed.read(2)[1])
+    killed.append(captures(4))
+    journal = CaptureJournal(tmp_path, most_bytes=1 << 20)
+    assert journal.waiting == 2
+    assert [capture.id for capture in journal.read(10)[0]] == [f"{n:032x}" for n in (3, 4)]
+    journal.advance(2)
+    assert (tmp_path / JOURNAL_FILE).stat().st_size == 0
+
+
+def test_losses_are_counted_also_where_the_journal_was_partly_stored(tmp_path):
+    killed = CaptureCounts(tmp_path)
+    journal = CaptureJournal(tmp_path, most_bytes=1 << 20)
+    journal.append(captures(1, 2, 3))
+    killed.add("expected", 5)
+    killed.add("offered", 5)
+    killed.add("journaled", 3)
+    journal.advance(journal.read(2)[1])
+    killed.add("kept", 2)
+    killed.close()
+    writer = CaptureWriter(ListSink(), folder=tmp_path)
+    assert writer.counts["killed"] == 2
+    writer.counts.close()
+
+
+def test_a_capture_that_only_the_process_has_is_shown_as_waiting(run, tmp_path):
+    async def main():
+        sink, may_go_on = Switch(), threading.Event()
+        sink.add_many = lambda _captures: may_go_on.wait(DEADLINE)
+        async with open_house(sink) as house:
+            await ask(house, 3)
+            client = Client(port=house.port)
+            _, text = await client.fetch("GET", "/metrics")
+            assert b"graft_captures_waiting 3" in text.splitlines()
+            may_go_on.set()
+            await house.close_captures()
+            assert house.captures.waiting == 0
+
+    run(main)
+
+
 def test_the_journal_is_read_in_pages_while_it_grows(tmp_path):
     journal = CaptureJournal(tmp_path, most_bytes=1 << 20)
     journal.append(captures(*range(5)))
@@ -291,3 +337,34 @@ def test_a_killed_endpoint_loses_only_what_was_not_written_yet_and_says_how_many
             totals = read_totals(work.project.serving)
             assert (totals.expected, totals.lost, totals.killed) == (50, lost, lost)
             writer.counts.close()
+
+
+def test_every_answer_before_a_kill_under_load_is_stored_or_counted(tmp_path):
+    (tmp_path / "graft.yaml").write_text("project: p\ndata: {logs: [x.jsonl]}\n")
+    command = [sys.executable, "-c", CHILD, str(tmp_path), str(Path(__file__).parent)]
+    answered = []
+
+    def ask_on(port):
+        with suppress(OSError, HTTPException):
+            while True:
+                answered.append(post(port))
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        port = int(child.stdout.readline())
+        clients = [threading.Thread(target=ask_on, args=(port,)) for _ in range(4)]
+        for client in clients:
+            client.start()
+        wait_until(lambda: len(answered) >= 150)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        for client in clients:
+            client.join()
+    with use_project(open_project(tmp_path), NullReporter()) as work:
+        writer = CaptureWriter(StoreSink(work), folder=work.project.serving)
+        writer.start()
+        writer.close(seconds=DEADLINE)
+        stored = {capture.id for capture in work.captures.recent(limit=10_000)}
+        totals = read_totals(work.project.serving)
+    assert len(set(answered) - stored) <= totals.lost + totals.dropped
+    assert totals.expected == totals.kept + totals.lost + totals.dropped
+    assert totals.journaled == 0
