@@ -35,7 +35,8 @@ ORDER = {
     "< multi_run",
     "api": "audits, components, models, plans < project < captures, cycle, datasets, endpoint, "
     "evaluations, fleet, generations, releases, reviews, runs, week < overview",
-    "web": "static, templates, options, security, warm_up < rendering < live, actions < views < app < serve",
+    "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
+    "< app < serve",
     "fleet": "calendar_settings, federated_settings, place < settings, wheel, far_side, far_start, "
     "bootstrap, results, trial_worker, simulated_hosts < bundle, ledger, manifests, simulator "
     "< manual, hosts, runner, control, image, rest, storage < "
