@@ -26,6 +26,24 @@ OLD_NAMES = {
 """The names in configs of GPT-2."""
 
 
+MOST = {
+    "num_hidden_layers": 10_000,
+    "hidden_size": 1_000_000,
+    "num_attention_heads": 100_000,
+    "num_key_value_heads": 100_000,
+    "head_dim": 100_000,
+    "intermediate_size": 10_000_000,
+    "vocab_size": 100_000_000,
+    "max_position_embeddings": 10**12,
+    "sliding_window_pattern": 10_000,
+    "num_experts_per_tok": 100_000,
+    "moe_intermediate_size": 10_000_000,
+    **dict.fromkeys(EXPERTS, 100_000),
+}
+"""Far beyond any model: a config that states more is damaged, or made to fill the memory."""
+NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+
+
 LLAMA_LIKE = (None, BlockLayout())
 
 
@@ -107,7 +125,7 @@ def _read_config(file: Path) -> dict[str, Any]:
             fix="name a folder with a config.json, or the file itself",
             where=str(file),
         ) from missing
-    except ValueError as broken:
+    except (ValueError, RecursionError) as broken:
         raise UserMistake(
             f"{file.name} is not JSON: {broken}",
             why="it states the sizes of the model",
@@ -135,6 +153,7 @@ def _with_names_of_today(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -> ModelShape:
+    _check_sizes(config, where=str(where or name))
     family = find_family(config.get("model_type"))
     try:
         heads = config["num_attention_heads"]
@@ -164,6 +183,21 @@ def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -
             fix="use a decoder whose config.json names its sizes (Llama, Qwen, Mistral, …)",
             where=str(where or name),
         ) from missing
+
+
+def _check_sizes(config: Mapping[str, Any], *, where: str) -> None:
+    for name, most in MOST.items():
+        size = config.get(name)
+        if size is None or (size == 0 and name not in NEEDED):
+            continue
+        whole = isinstance(size, int | float) and not isinstance(size, bool) and size == size // 1
+        if not whole or not 0 < size <= most:
+            raise UserMistake(
+                f"config.json states {name}: {str(size)[:40]}",
+                why=f"it is a whole number from 1 to {most:,}",
+                fix="fetch the file again, or use another base",
+                where=where,
+            )
 
 
 def _experts_of(config: Mapping[str, Any]) -> dict[str, int]:

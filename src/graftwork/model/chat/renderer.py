@@ -13,12 +13,12 @@ from datetime import date
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
-from jinja2 import BaseLoader, meta, nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from graftwork.model.chat.bounded_jinja import MOST_SECONDS, BoundedEnvironment, TemplateRunsOn
 from graftwork.model.chat.tool_form import ToolForm, learn_form
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
@@ -91,9 +91,10 @@ class ChatRenderer:
         control_tokens: Collection[str],
         names: Mapping[str, str],
         reasoning: bool = True,
+        seconds: float = MOST_SECONDS,
     ) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            loader=BaseLoader(),
+        environment = BoundedEnvironment(
+            seconds=seconds,
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
@@ -103,9 +104,17 @@ class ChatRenderer:
         if "strftime_now is defined" not in source:
             # A prompt must not change overnight. A template that asks has a date of its own instead.
             environment.globals["strftime_now"] = _DAY.strftime
-        self.syntax = environment.parse(source)
+        try:
+            self.syntax = environment.parse(source)
+            self._template = environment.compile_bounded(source)
+        except (TemplateError, RecursionError, MemoryError) as error:
+            raise UserMistake(
+                f"the chat template of the base is not one that Jinja can read: {error}",
+                why="without it the format of turns is unknown for this model",
+                fix="use the chat template that the model's authors publish",
+            ) from error
+        self._start = environment.start
         self._takes_tools = "tools" in meta.find_undeclared_variables(self.syntax)
-        self._template = environment.from_string(source)
         known = meta.find_undeclared_variables(self.syntax) & _REASONING_SWITCHES
         self.switches = {} if reasoning else dict.fromkeys(sorted(known), False)
         self._values: dict[str, Any] = {**names, **self.switches}
@@ -120,6 +129,7 @@ class ChatRenderer:
         return self._render(ToolMessages(messages, None), generate=generate)
 
     def _render(self, given: "ToolMessages", *, generate: bool) -> str:
+        self._start()
         try:
             return self._template.render(
                 messages=given.messages,
@@ -128,11 +138,17 @@ class ChatRenderer:
                 documents=None,
                 **self._values,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # A template is a program of others: whatever it stumbles over, it refuses these messages.
             raise CannotProve(
                 f"the chat template refuses these messages: {error}",
                 fix="check the order and the roles of the turns",
+            ) from error
+        except (RecursionError, MemoryError) as error:
+            raise TemplateRunsOn(
+                "the chat template of the base runs on",
+                why=f"it ended in a {type(error).__name__}",
+                fix="use the chat template that the model's authors publish, or another base",
             ) from error
 
     def ask(self, messages: Sequence[Message]) -> list[str]:
