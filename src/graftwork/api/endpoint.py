@@ -13,6 +13,7 @@ import urllib.request
 from contextlib import AbstractContextManager
 
 from graftwork.api.project import Project
+from graftwork.pipeline.status import endpoint_address, endpoint_url, local_host, trust_certificate
 from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks
@@ -123,21 +124,13 @@ def curl_command(project: Project, model: str, messages: list[dict[str, str]]) -
     """The same question on the command line."""
     body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False)
     url = f"{ask_address(project)}/v1/chat/completions"
-    return shlex.join(["curl", url, "-H", "Content-Type: application/json", "-d", body])
+    certificate = project.settings.serve.tls_certificate
+    trusted = ["--cacert", str(project.root / certificate)] if certificate is not None else []
+    return shlex.join(["curl", url, *trusted, "-H", "Content-Type: application/json", "-d", body])
 
 
 def ask_address(project: Project) -> str:
-    settings = project.settings.serve
-    return _to_address(settings.host, settings.port, secure=settings.tls_certificate is not None)
-
-
-def _local(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def _to_address(host: str, port: int, *, secure: bool) -> str:
-    host = _local(host)
-    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    return endpoint_url(project.settings.serve)
 
 
 def _open(
@@ -149,8 +142,8 @@ def _open(
     host, port = settings.host, settings.port
     if path == "/metrics" and settings.admin_port is not None:
         host, port = settings.admin_host or "127.0.0.1", settings.admin_port
-        address = _to_address(host, port, secure=settings.tls_certificate is not None)
-    if not is_loopback(_local(host)) or port == 0:
+        address = endpoint_address(settings, host, port)
+    if not is_loopback(local_host(host)) or port == 0:
         raise EnvironmentLacks(
             "the endpoint's address is not fixed on this machine", fix="set serve.host and serve.port"
         )
@@ -160,7 +153,8 @@ def _open(
     key = os.environ.get(settings.api_key_env or "", "").strip()
     if key:
         request.add_header("authorization", f"Bearer {key}")
-    return HttpClient(proxies=False).send(request, seconds=seconds)
+    context = trust_certificate(settings, root=project.root)
+    return HttpClient(proxies=False, context=context).send(request, seconds=seconds)
 
 
 def _read(content: bytes, status: int) -> dict[str, object]:

@@ -8,6 +8,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 from graftwork.api.captures import Traffic, summarize_traffic
@@ -38,6 +39,7 @@ from graftwork.records.release import AliasMove, ReleaseEntry
 from graftwork.records.run import RunState
 from graftwork.records.verdict import Verdict
 from graftwork.registry.aliases import plan_rollback
+from graftwork.store.database import Database, open_database
 
 RECENT_CAPTURES = 500
 RECENT_RUNS = 5
@@ -292,10 +294,16 @@ def _mark_of(path: Path) -> str:
     return f"{found.st_mtime_ns:x}.{found.st_size:x}"
 
 
+@lru_cache(maxsize=1)
+def _watched_server(url: str) -> Database:
+    """Kept open: it is asked every second."""
+    return open_database(url)
+
+
 def _mark_database(url: str) -> list[str]:
-    """SQLite's files. Its log is made empty by readers: only a log with content counts."""
+    """Of SQLite its files. Its log is made empty by readers: only a log with content counts."""
     if not url.startswith("sqlite:///"):
-        return []
+        return [str(_watched_server(url).count_written_rows())]
     path = Path(url.removeprefix("sqlite:///"))
     log = path.with_name(path.name + "-wal")
     try:

@@ -33,6 +33,8 @@ class GanttSession(Record):
 
     place: str
     model: str
+    lane: int = 0
+    """Which of several sessions at once."""
     starts_at: datetime
     ends_at: datetime
     hours: float = 0.0

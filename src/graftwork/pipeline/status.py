@@ -323,8 +323,8 @@ def ask_endpoint(settings: ServeSettings, *, root: Path = Path()) -> EndpointSta
     host, port = settings.host, settings.port
     if settings.admin_port is not None:
         host, port = settings.admin_host or "127.0.0.1", settings.admin_port
-    url = _address(settings, host, port)
-    if not is_loopback(_local(host)) or port == 0:
+    url = endpoint_address(settings, host, port)
+    if not is_loopback(local_host(host)) or port == 0:
         return EndpointStatus(url=url, state="unknown", reason="its address is not fixed on this machine")
     request = urllib.request.Request(f"{url}/health")
     key = os.environ.get(settings.api_key_env or "", "").strip()
@@ -342,15 +342,15 @@ def ask_endpoint(settings: ServeSettings, *, root: Path = Path()) -> EndpointSta
 
 def endpoint_url(settings: ServeSettings) -> str:
     """Where requests go on this machine, without /v1."""
-    return _address(settings, settings.host, settings.port)
+    return endpoint_address(settings, settings.host, settings.port)
 
 
-def _local(host: str) -> str:
+def local_host(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def _address(settings: ServeSettings, host: str, port: int) -> str:
-    scheme, host = "http" if settings.tls_certificate is None else "https", _local(host)
+def endpoint_address(settings: ServeSettings, host: str, port: int) -> str:
+    scheme, host = "http" if settings.tls_certificate is None else "https", local_host(host)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 

@@ -276,15 +276,14 @@ def _stages(page: ReportPage) -> list[dict[str, Any]]:
         "evaluate": templates.plural(page.report.cases, "case"),
         "gate": HEADLINES[page.verdict.decision].lower(),
         "release": templates.short(page.release.id) if page.release else "none made",
-        "serve": f"{templates.plural(len(page.side_by_side), 'question')} asked",
+        "try": f"{templates.plural(len(page.side_by_side), 'question')} asked",
     }
-    names = {"eval": "evaluate"}
     return [
         {
             "name": name,
             "time": "unchanged" if seconds is None else templates.duration(seconds),
             "share": 0 if seconds is None else max(round(100 * seconds / longest), 1),
-            "note": notes.get(names.get(name, name), ""),
+            "note": notes.get(name, ""),
         }
         for name, seconds in page.seconds.items()
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, ProgrammingError
 
 from graftwork.files.disk import explain_os_error, make_folder
@@ -180,6 +180,15 @@ class Database:
                 if connection.dialect.name == "postgresql":
                     connection.execute(select(func.pg_advisory_xact_lock(_WRITE_LOCK)))
                 yield connection
+
+    def count_written_rows(self) -> int:
+        """Of all tables of PostgreSQL, ever: another number within seconds after every change."""
+        tables = text(
+            "SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0) FROM pg_stat_user_tables "
+            "WHERE schemaname = current_schema()"
+        )
+        with self.read() as connection:
+            return int(connection.execute(tables).scalar_one())
 
     def forget_log(self) -> None:
         """Empty SQLite's write-ahead log, which still holds deleted text; a reader may put it off."""

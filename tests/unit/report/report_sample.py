@@ -393,7 +393,7 @@ def make_page(**changes):
             "evaluate": 142.0,
             "gate": 0.02,
             "release": 0.3,
-            "serve": 11.8,
+            "try": 11.8,
         },
     }
     return ReportPage(**{**values, **changes})

@@ -1,9 +1,12 @@
 """The page: whole, self-contained, and deaf to whatever logs and models say."""
 
+import re
+
 import pytest
 from page_reader import read
 from report_sample import make_answers, make_audit, make_page, make_verdict, rate
 
+from graftwork.pipeline.table import STEPS
 from graftwork.records.audit import Finding
 from graftwork.records.base import Figure
 from graftwork.records.costs import Savings
@@ -121,6 +124,13 @@ def test_every_decision_has_its_page(decision, headline):
     text = words(render_report(make_page(verdict=verdict, release=None)))
     assert headline in text
     assert "Add rows that refuse." in text
+
+
+def test_every_step_of_a_run_has_a_note_in_the_report():
+    steps = [step.name for step in STEPS if step.name != "report"]
+    page = render_report(make_page(seconds=dict.fromkeys(steps, 1.0)))
+    notes = re.findall(r'<span class="stage">(\w+)</span>.*?<span class="soft">([^<]*)</span></li>', page)
+    assert [name for name, note in notes if note.strip()] == steps
 
 
 def test_a_step_that_did_not_run_is_left_out_without_an_error():

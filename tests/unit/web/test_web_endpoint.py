@@ -1,14 +1,18 @@
 """What the page reads from the endpoint: its state, its errors and its fallbacks."""
 
 import json
+import ssl
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from served_page import serve
 
-from graftwork.api.endpoint import EndpointCounts, parse_counts
+from graftwork.api.endpoint import EndpointCounts, list_endpoint_models, parse_counts, read_endpoint_counts
+from graftwork.api.project import open_project
 from graftwork.serve.failover_metrics import render_failover
 from graftwork.serve.metrics import Metrics
 
@@ -30,7 +34,7 @@ def test_other_text_counts_nothing(text):
 
 
 @contextmanager
-def answering(answers: dict[str, str]):
+def answering(answers: dict[str, str], tls: ssl.SSLContext | None = None):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             body = answers.get(self.path, "").encode()
@@ -43,6 +47,8 @@ def answering(answers: dict[str, str]):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -75,3 +81,25 @@ def test_an_endpoint_that_keeps_its_counts_to_itself_is_still_shown(shop):
         text = part_of(shop, port)
     assert ">ok</span>" in text
     assert "Errors" not in text
+
+
+def test_an_endpoint_with_a_certificate_of_its_own_is_asked_for_its_counts_and_models(
+    empty_project, tmp_path
+):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+    from test_serve_operations import write_certificate
+
+    from graftwork.serve.tls import open_tls
+
+    files = write_certificate(tmp_path)
+    settings = (empty_project / "graft.yaml").read_text()
+    models = json.dumps({"data": [{"id": "served-model"}]})
+    with answering({"/metrics": make_metrics(), "/v1/models": models}, open_tls(files)) as port:
+        serve_settings = (
+            f"serve: {{port: {port}, tls_certificate: {files.certificate}, tls_key: {files.key}}}\n"
+        )
+        (tmp_path / "graft.yaml").write_text(settings + serve_settings)
+        (tmp_path / "logs").symlink_to(empty_project / "logs")
+        project = open_project(tmp_path)
+        assert list_endpoint_models(project) == ("served-model",)
+        assert read_endpoint_counts(project) == EndpointCounts(requests=100, errors=4, refused=6, fallbacks=3)

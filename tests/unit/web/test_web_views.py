@@ -278,6 +278,27 @@ def test_a_planned_week_is_drawn_and_a_damaged_one_is_named(shop):
         assert served.visitor.get("/").status == 200
 
 
+def test_sessions_at_once_are_drawn_in_rows_of_their_own():
+    from graftwork.api.week import GanttWeek
+    from graftwork.web.views.week import draw_week
+
+    hours = {"starts_at": "2026-11-17T08:00:00+00:00", "ends_at": "2026-11-17T20:00:00+00:00"}
+    week = GanttWeek.model_validate(
+        {
+            "start": "2026-11-16T00:00:00+00:00",
+            "end": "2026-11-23T00:00:00+00:00",
+            "sessions": [
+                {"place": "kaggle", "model": model, "lane": lane, **hours}
+                for lane, model in enumerate(("main", "other"))
+            ],
+        }
+    )
+    bars = re.findall(r'<rect[^>]*?x="([^"]+)"[^>]*?y="([^"]+)"', draw_week(week))
+    assert len({x for x, _ in bars}) == 1
+    assert len({y for _, y in bars}) == 2
+    assert ">kaggle 2<" in draw_week(week)
+
+
 @pytest.mark.parametrize(
     "query",
     ["serve?model=qwen2.5-7b&users=0", "fit?epochs=inf", "fit?epochs=nan", "fit?rows=-5", "fit?ram=nan",

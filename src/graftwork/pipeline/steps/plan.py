@@ -342,5 +342,5 @@ STEP = PipelineStep(
     do=_do,
     # Later steps depend on what will be trained, not on how well it was predicted.
     identity=plan_identity,
-    input_names=("train", "train", "train", "plan", "train.start_from", "measurements of this machine"),
+    input_names=("train", "train", "train", "plan", "train.start_from", "train"),
 )

@@ -145,19 +145,25 @@ def _as_gantt(schedule: WeekSchedule) -> GanttWeek:
 
 
 def draw_week(week: GanttWeek, *, width: float = 980) -> Markup:
-    """A lane for each place, a bar for each session."""
+    """A row for each lane of a place, a bar for each session."""
     places = list(dict.fromkeys(session.place for session in week.sessions))
+    lanes = sorted(
+        {(session.place, session.lane) for session in week.sessions},
+        key=lambda lane: (places.index(lane[0]), lane[1]),
+    )
     left = LEFT if width > 600 else 84.0
-    height = TOP + LANE * max(len(places), 1) + 8
+    height = TOP + LANE * max(len(lanes), 1) + 8
     x = Scale(week.start.timestamp(), week.end.timestamp(), left, width - 4)
     parts = _draw_days(week, x, height=height, short=width < 600)
     models = list(dict.fromkeys(session.model for session in week.sessions))
-    for lane, place in enumerate(places):
-        y = TOP + lane * LANE
-        parts.append(label(_cut(place, 18 if width > 600 else 11), x=0, y=y + 21, class_="name"))
+    for row, (place, lane) in enumerate(lanes):
+        y = TOP + row * LANE
+        name = place if lane == 0 else f"{place} {lane + 1}"
+        parts.append(label(_cut(name, 18 if width > 600 else 11), x=0, y=y + 21, class_="name"))
         parts.append(line(left, y + LANE, width - 4, y + LANE, class_="grid"))
-        for session in (session for session in week.sessions if session.place == place):
-            parts += _draw_session(session, models, x, y)
+        for session in week.sessions:
+            if (session.place, session.lane) == (place, lane):
+                parts += _draw_session(session, models, x, y)
     described = f"{len(week.sessions)} sessions at {len(places)} places"
     return drawing(
         *parts, width=width, height=height, title="The week", description=described, class_="gantt"
