@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.step import name_entry
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 
 if TYPE_CHECKING:
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
 
 def find_latest_dataset(work: OpenProject) -> Path:
-    """The dataset of the last `prepare`."""
-    entry = work.ledger.get("prepare")
-    # Only the folder is read: validating the whole output would import all that preparing needs.
-    folder = Path(entry.output["folder"]) if entry is not None else None
+    """The dataset of the last `prepare` of this model."""
+    folder = _find_prepared(work)
     if folder is None or not (folder / MANIFEST).is_file():
         raise UserMistake(
             "this project has no dataset yet" if folder is None else "the dataset of the project is missing",
@@ -27,6 +26,17 @@ def find_latest_dataset(work: OpenProject) -> Path:
             where=str(folder or ""),
         )
     return folder
+
+
+def _find_prepared(work: OpenProject) -> Path | None:
+    # Only the folders are read: validating the whole output would import all that preparing needs.
+    own = work.ledger.get(name_entry(work, "prepare"))
+    if own is not None:
+        return Path(own.output["folder"])
+    # Preparing one model prepares the datasets of all.
+    main = work.ledger.get("prepare")
+    folder = main.output.get("folders", {}).get(work.model) if main is not None else None
+    return Path(folder) if folder is not None else None
 
 
 def find_dataset_by_hash(datasets: Path, name: str) -> Path:

@@ -6,10 +6,13 @@ cache, by device, driver and version of torch. A probe of another device is neve
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -62,21 +65,40 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
     command = [sys.executable, "-m", "graftwork.pipeline.probe_process", job.model_dump_json()]
     environment = {**WORKER_ENVIRONMENT, **compiled_cache(), **os.environ}
     complaints: list[str] = []
+    limit = job.seconds * PATIENCE
     with tempfile.TemporaryFile("w+") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment)
+        child = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            # What it has started ends with it: a process that is left holds the pipe open.
+            start_new_session=True,
+        )
+        expired = threading.Event()
+        timer = threading.Timer(limit, _end_hanging, (child, expired))
+        timer.start()
         try:
             assert child.stderr is not None
             for line in child.stderr:
                 _hear(line, on_part, complaints)
-            code = child.wait(timeout=job.seconds * PATIENCE)
+            code = child.wait()
         except KeyboardInterrupt as stopped:
             raise Interrupted("the probe was stopped", fix="run graft plan probe again") from stopped
         finally:
+            timer.cancel()
             if child.poll() is None:
-                child.kill()
-                child.wait()
+                _end_group(child)
         output.seek(0)
         lines = [line for line in output.read().splitlines() if line.startswith("{")]
+    if expired.is_set():
+        raise EnvironmentLacks(
+            "the probe hangs and was ended",
+            why=f"it took longer than {limit:g} s"
+            + (f"; its last message: {complaints[-1]}" if complaints else ""),
+            fix="`graft doctor` says whether the device answers; then run graft plan probe again",
+        )
     if code or not lines:
         raise EnvironmentLacks(
             "the probe found nothing out",
@@ -84,6 +106,17 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
             fix=f"`graft doctor` says what this machine lacks; `{pip_install('train')}` brings torch",
         )
     return ProbeFacts.from_json(lines[-1])
+
+
+def _end_hanging(child: "subprocess.Popen[str]", expired: threading.Event) -> None:
+    expired.set()
+    _end_group(child)
+
+
+def _end_group(child: "subprocess.Popen[str]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _hear(line: str, on_part: Hear, complaints: list[str]) -> None:

@@ -14,6 +14,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.grading.hacks import hacks_for
 from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
 from graftwork.grading.rewards import RewardSpec
+from graftwork.pipeline.dataset_folders import find_latest_dataset
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.rewards import (
     find_case_file,
@@ -21,7 +22,6 @@ from graftwork.pipeline.rewards import (
     make_reward_spec,
     read_prompts,
 )
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.report import Case
@@ -141,7 +141,7 @@ def project_prompts(work: OpenProject, *, cases: Path | None = None) -> tuple[Ca
         return read_case_file(cases, named=work.settings.evaluate.checks)
     train = work.settings.train
     path = find_case_file(work) if train.objective == "grpo" else None
-    dataset = _dataset_folder(work) if path is None else Path()
+    dataset = find_latest_dataset(work) if path is None else Path()
     return read_prompts(path, dataset=dataset, rollouts=train.rollouts)
 
 
@@ -257,10 +257,3 @@ def spread(cases: Sequence[Case], count: int) -> list[Case]:
     if len(cases) <= count:
         return list(cases)
     return [cases[at * len(cases) // count] for at in range(count)]
-
-
-def _dataset_folder(work: OpenProject) -> Path:
-    step = work.ledger.get("prepare")
-    if step is None:
-        raise UserMistake("the dataset is not prepared yet", fix="run `graft data prepare` first")
-    return Path(PreparedData.model_validate(step.output).folder)

@@ -175,3 +175,12 @@ def test_a_child_that_fails_is_reported_with_its_last_message(tmp_path, monkeypa
     with pytest.raises(EnvironmentLacks, match="found nothing out") as reported:
         run_probe(ProbeJob(shape=TINY, folder=str(tmp_path)))
     assert reported.value.why == "No module named torch"
+
+
+@pytest.mark.parametrize("script", ["sleep 600", "sleep 600 & sleep 600"], ids=["itself", "with a child"])
+def test_a_probe_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch, script):
+    make_child(tmp_path, monkeypatch, f"echo waiting for the driver >&2; {script}")
+    job = ProbeJob(shape=TINY, folder=str(tmp_path), seconds=0.1)
+    with pytest.raises(EnvironmentLacks, match="hangs") as reported:
+        run_probe(job)
+    assert "waiting for the driver" in reported.value.why

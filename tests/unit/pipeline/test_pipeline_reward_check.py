@@ -1,10 +1,22 @@
 """Whether rewards can be trusted: judged from what each answer of the catalogue got."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from graftwork import open_project
 from graftwork.grading.reward_runner import GradedParts
-from graftwork.pipeline.reward_check import GOLD, _Asked, check_rewards, judge, require_sound, spread
+from graftwork.pipeline.reward_check import (
+    GOLD,
+    _Asked,
+    check_rewards,
+    judge,
+    project_prompts,
+    require_sound,
+    spread,
+)
+from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
@@ -74,3 +86,28 @@ def test_rewards_of_another_model_are_pointed_out(tmp_path):
     ):
         check_rewards(work)
     assert no.value.fix == "--model rewarded"
+
+
+def test_the_prompts_are_those_of_the_model_that_was_asked_for(tmp_path):
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{role} question number {number}"},
+                {"role": "assistant", "content": f"answer {number}"},
+            ],
+            "role": role,
+        }
+        for role in ("support", "code")
+        for number in range(3)
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (tmp_path / "graft.yaml").write_text(
+        "project: p\ndata: {logs: [log.jsonl], test: 0, validation: 0, near_duplicate: 1.0}\n"
+        "train: {objective: grpo, rewards: [{metric: exact}], rollouts: {source: train}}\n"
+        "models:\n  support: {keep: {role: [support]}}\n  code: {keep: {role: [code]}}\n"
+    )
+    with open_project(tmp_path).open() as work:
+        run_pipeline(work, upto="prepare")
+        for name in ("support", "code"):
+            asked = project_prompts(replace(work, asked_model=name))
+            assert {case.messages[-1].content.split()[0] for case in asked} == {name}
