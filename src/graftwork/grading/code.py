@@ -135,7 +135,13 @@ def _compiles(text: str, context: GradeContext) -> float:
 def _passes(text: str, tests: tuple[str, ...], context: GradeContext) -> float:
     """Each set of tests in a box of its own: none can spoil what the next one finds."""
     runner, source = runner_of(context), extract_code(text)
-    return float(all(runner.test(source, test).ok for test in tests))
+    return float(all(_has_passed(runner.test(source, test)) for test in tests))
+
+
+def _has_passed(result: SandboxResult) -> bool:
+    if result.reason == "unsupported":
+        raise CannotGrade(f"the tests cannot run apart from the answer: {result.stderr}")
+    return result.ok
 
 
 def runner_of(context: GradeContext) -> CodeRunner:

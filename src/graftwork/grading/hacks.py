@@ -59,6 +59,15 @@ PROGRAMS = {
     "    for _ in range(9):\n        if frame is None: break\n"
     "        for key in ('expected', 'gives', 'want', 'tests'):\n"
     "            if key in frame.f_locals: return frame.f_locals[key]\n        frame = frame.f_back\n",
+    "walks frames to the nonce and its channel": "import os, struct, sys\ndef {name}(*a, **k):\n"
+    "    frame = sys._getframe()\n    while frame:\n"
+    "        for held in [*frame.f_locals.values(), *frame.f_globals.values()]:\n"
+    "            nonce = held.get('nonce') if type(held) is dict else None\n"
+    "            for fd in range(3, 64) if type(nonce) is str else ():\n"
+    "                try: os.write(fd, struct.pack('!I', len(nonce)) + nonce.encode())\n"
+    "                except OSError: pass\n"
+    "            if type(nonce) is str: os._exit(0)\n"
+    "        frame = frame.f_back\n",
     "searches the garbage collector": "import gc\ndef {name}(*a, **k):\n"
     "    return next((o['gives'] for o in gc.get_objects() if type(o) is dict and 'gives' in o), None)\n",
     "writes to open descriptors": "import os\nfor fd in range(3, 32):\n    try: os.write(fd, b'ok')\n"

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from graftwork.files.disk import PRIVATE_UMASK
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.checks import GradeCheck
 from graftwork.grading.interface import CannotGrade, GradeContext
@@ -120,6 +121,8 @@ def main() -> int:
     import resource
 
     stop_with_parent()
+    # The same in a check before training as in training, whose worker keeps its files private.
+    os.umask(PRIVATE_UMASK)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     # Replies have a descriptor of their own: a reward function cannot answer for itself by printing.
     replies = os.fdopen(os.dup(1), "w", buffering=1)

@@ -17,9 +17,20 @@ from graftwork.grading.code import (
     grade_python_tests,
     jobs_for,
 )
+from graftwork.grading.grade import grade
+from graftwork.grading.hacks import PROGRAMS
 from graftwork.grading.interface import CannotGrade, GradeContext
-from graftwork.process.sandbox import CodeJob, Limits, Sandbox, SandboxResult, why_not
+from graftwork.process.sandbox import (
+    CodeJob,
+    Limits,
+    Sandbox,
+    SandboxResult,
+    SandboxSettings,
+    open_sandbox,
+    why_not,
+)
 from graftwork.process.sandbox.run import WAYS
+from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -112,9 +123,96 @@ FEIGNED = {
 }
 
 
+FEIGNED["equals everything"] = PROGRAMS["equals everything"].format(name="add")
+FEIGNED["walks frames to the nonce"] = PROGRAMS["walks frames to the nonce and its channel"].format(
+    name="add"
+)
+
+
 @pytest.mark.parametrize("source", FEIGNED.values(), ids=FEIGNED.keys())
 def test_success_cannot_be_feigned(context, source):
     assert grade_code_passes(CASE, source, context) == 0.0
+
+
+USES = {
+    "arguments change in place": (
+        "def sort(x): x.sort(); return x",
+        "a = [3, 1]; given = sort(a); assert a == [1, 3]; assert given is a",
+    ),
+    "objects": (
+        "class P:\n  def __init__(self, x): self.x = x\n  def __eq__(self, other): return self.x == other.x\n"
+        "  def __add__(self, n): return P(self.x + n)",
+        "p = P(1); assert isinstance(p, P); assert p + 2 == P(3); p.x = 7; assert p.x == 7",
+    ),
+    "errors of its own": (
+        "class E(ValueError):\n  def __init__(self, code): super().__init__('bad'); self.code = code\n"
+        "def f(): raise E(5)",
+        "try: f()\nexcept E as e: assert (e.code, str(e)) == (5, 'bad')\nelse: assert False",
+    ),
+    "functions both ways": (
+        "def twice(f): return lambda *a: f(f(*a))",
+        "assert twice(lambda x: x + 1)(1) == 3; assert twice(str)(1) == '1'",
+    ),
+    "generators and printing": (
+        "def count(n):\n  print('counting')\n  yield from range(n)",
+        "import contextlib, io\nb = io.StringIO()\nwith contextlib.redirect_stdout(b):\n"
+        "  assert list(count(3)) == [0, 1, 2]\nassert b.getvalue() == 'counting\\n'",
+    ),
+    "values of the library": (
+        "import collections, decimal\nP = collections.namedtuple('P', 'x y')\n"
+        "def f(): return [decimal.Decimal('1.1'), collections.Counter('aab'), P(1, 2)]",
+        "from decimal import Decimal\nassert f() == [Decimal('1.1'), {'a': 2, 'b': 1}, (1, 2)]",
+    ),
+    "names that change": (
+        "items = []\ndef add(x): items.append(x)",
+        "from unittest import mock\nimport answer\nadd(3); assert items == answer.items == [3]\n"
+        "with mock.patch.object(answer, 'items', []): add(1)\nassert items == [3]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "tests"), USES.values(), ids=USES.keys())
+def test_tests_use_an_answer_from_their_own_process_as_if_it_were_theirs(context, source, tests):
+    case = make_case({"python_tests": tests})
+    assert grade_code_passes(case, source, context) == 1.0
+    assert grade_code_passes(case, "def other(): pass", context) == 0.0
+
+
+def test_an_answer_gets_neither_globals_nor_frames_of_a_function_of_the_tests(context):
+    case = make_case({"python_tests": "assert peek(lambda: 1) == []\nassert peek(x for x in 'ab') == []"})
+    source = (
+        "def peek(given):\n  names = ['__globals__', '__code__', '__class__', 'gi_frame', '__self__']\n"
+        "  return [n for n in names[:2] + names[3:] if hasattr(given, n)]"
+    )
+    assert grade_code_passes(case, source, context) == 1.0
+
+
+def test_tests_that_cannot_run_apart_from_the_answer_give_no_grade(context):
+    case = make_case({"python_tests": "class Mine(Base): pass"})
+    with pytest.raises(CannotGrade, match="cannot inherit"):
+        grade_code_passes(case, "class Base: pass", context)
+
+
+@pytest.mark.parametrize("metric", ["code_compiles", "code_passes", "task_success", "python_calls"])
+def test_a_sandbox_that_could_not_run_is_an_error_for_every_metric(tmp_path, metric, context):
+    (tmp_path / "shut").mkdir(mode=0)
+    kind = context.sandbox.kind
+    sandbox = Sandbox(kind, Limits(), packages=(str(tmp_path / "shut"),))
+    broken = GradeContext(sandbox=RememberingRunner(sandbox))
+    calls = {"python_calls": [{"call": "add", "args": [1, 2], "gives": 3}]}
+    case = make_case(calls if metric == "python_calls" else {"python_tests": TESTS})
+    name = "task_success" if metric == "python_calls" else metric
+    with pytest.raises(EnvironmentLacks, match="could not be made"):
+        grade(name, case, RIGHT, context=broken)
+    assert broken.failed == []
+
+
+def test_a_sandbox_is_tried_with_the_packages_and_limits_that_it_will_have(tmp_path):
+    (tmp_path / "module.py").touch(mode=0)
+    settings = SandboxSettings(packages=(str(tmp_path),))
+    with pytest.raises(EnvironmentLacks) as refused:
+        open_sandbox(settings)
+    assert "cannot read" in refused.value.why
 
 
 def test_code_that_guards_its_own_start_is_loaded_not_started(context):
@@ -133,9 +231,9 @@ def test_dataclasses_and_threads_work_within_the_box(context):
 
 
 def test_no_code_is_touched_without_a_sandbox():
-    for grade in (grade_code_compiles, grade_code_passes):
+    for grader in (grade_code_compiles, grade_code_passes):
         with pytest.raises(CannotGrade, match="no sandbox"):
-            grade(CASE, RIGHT, GradeContext())
+            grader(CASE, RIGHT, GradeContext())
 
 
 def test_a_metric_applies_by_the_case_alone():

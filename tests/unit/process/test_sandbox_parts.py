@@ -149,7 +149,7 @@ def test_whatever_the_far_side_sends_nobody_is_kept_waiting(sent):
 @LINUX
 def test_where_no_way_works_the_code_is_refused_with_the_reasons(monkeypatch):
     module = sys.modules["graftwork.process.sandbox.run"]
-    monkeypatch.setattr(module, "why_not", lambda kind: f"no {kind} today")
+    monkeypatch.setattr(module, "why_not", lambda kind, *_: f"no {kind} today")
     available.cache_clear()
     try:
         with pytest.raises(EnvironmentLacks) as refused:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -35,6 +35,7 @@ from graftwork.process.sandbox.command import (
     uid_of,
 )
 from graftwork.process.sandbox.inside.folder import remove_folder
+from graftwork.process.sandbox.inside.remote import UNSUPPORTED
 from graftwork.process.sandbox.monitor import Talk, follow, frame
 from graftwork.process.sandbox.settings import Limits, Reason, SandboxKind, SandboxResult, SandboxSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake
@@ -82,7 +83,7 @@ class Sandbox:
     def test(self, source: str, tests: str, *, files: dict[str, str] | None = None) -> SandboxResult:
         """`ok` only if the tests ran to their end; leaving early, or printing what looks like success, is no.
 
-        The tests run in the names of the source, and they come into the box after it has been loaded.
+        The tests run in a process of their own, which uses the names of the source from there.
         """
         nonce = secrets.token_hex(16)
         messages: list[bytes] = []
@@ -93,7 +94,12 @@ class Sandbox:
             return marshal.dumps({"tests": tests, "nonce": nonce}) if messages == [b"ready"] else b""
 
         task = {"action": "test", "name": "answer.py", "source": source, "files": files or {}}
-        result = self._in_box(task, asked=answer)
+        # One more: the process of the tests is not the answer's.
+        own = self.limits.model_copy(update={"processes": self.limits.processes + 1})
+        result = replace(self, limits=own)._in_box(task, asked=answer)
+        if len(messages) == 2 and messages[1].startswith(UNSUPPORTED):
+            why = messages[1].removeprefix(UNSUPPORTED).decode(errors="replace")
+            return result.model_copy(update={"ok": False, "reason": "unsupported", "stderr": why})
         return result if messages == [b"ready", nonce.encode()] else _without_nonce(result)
 
     def _in_box(
@@ -204,6 +210,8 @@ def _start(command: list[str], pipes: Pipes, *, folder: str) -> "subprocess.Pope
             pass_fds=pipes,
             cwd="/",
             start_new_session=True,
+            # A worker may have a private umask: the user that the code runs as must reach the interpreter.
+            umask=0o022,
         )
     except OSError as error:
         raise BoxNotMade(f"{Path(command[0]).name} does not start: {error.strerror}") from error
@@ -343,17 +351,26 @@ WAYS = (
     SandboxKind.USER_NAMESPACES,
     SandboxKind.LANDLOCK,
 )
-_TRIAL = "open('word', 'w').write('found'); print(open('word').read())"
+_TRIAL = """
+import json, os, sys
+open("word", "w").write("found")
+for folder in sys.path[1:]:
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        if not os.access(os.path.join(folder, name), os.R_OK):
+            raise SystemExit("the user of the sandbox cannot read " + os.path.join(folder, name))
+print(open("word").read())
+"""
+_USUAL = Limits()
 _TRIAL_SECONDS = 60.0
 """A busy machine is no reason to choose another way, or none: what was found out is kept."""
 
 
-@lru_cache(maxsize=1)
-def available() -> SandboxKind:
-    """The way that `run_python` takes."""
+@lru_cache(maxsize=8)
+def available(limits: Limits = _USUAL, packages: tuple[str, ...] = ()) -> SandboxKind:
+    """The strongest way that works with these limits and packages."""
     reasons = []
     for kind in WAYS:
-        lacking = why_not(kind)
+        lacking = why_not(kind, limits, packages)
         if not lacking:
             return kind
         reasons.append(f"{kind}: {lacking}")
@@ -367,12 +384,13 @@ def available() -> SandboxKind:
 
 def open_sandbox(settings: SandboxSettings) -> Sandbox:
     """The sandbox that graft.yaml asks for; EnvironmentLacks where it requires one and none can be had."""
-    kind = SandboxKind.OFF if settings.mode == "off" else available()
+    off = settings.mode == "off"
+    kind = SandboxKind.OFF if off else available(settings.limits, settings.packages)
     return Sandbox(kind, settings.limits, settings.packages)
 
 
-@lru_cache(maxsize=8)
-def why_not(kind: SandboxKind) -> str:
+@lru_cache(maxsize=32)
+def why_not(kind: SandboxKind, limits: Limits = _USUAL, packages: tuple[str, ...] = ()) -> str:
     """Empty where this mechanism works: a program has run in it and reported back."""
     if sys.platform != "linux":
         return "needs Linux"
@@ -382,8 +400,10 @@ def why_not(kind: SandboxKind) -> str:
         return "needs root"
     task = {"action": "run", "name": "main.py", "source": _TRIAL, "files": {}}
     try:
-        limits = Limits(wall_seconds=_TRIAL_SECONDS)
-        result = run_in_box(task, kind=kind, limits=limits, packages=(), asked=lambda _message: None)
+        patient = limits.model_copy(
+            update={"wall_seconds": _TRIAL_SECONDS, "cpu_seconds": int(_TRIAL_SECONDS)}
+        )
+        result = run_in_box(task, kind=kind, limits=patient, packages=packages, asked=lambda _message: None)
     except BoxNotMade as error:
         return str(error)
     return (

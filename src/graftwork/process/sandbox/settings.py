@@ -58,7 +58,17 @@ class SandboxSettings(Record):
 
 
 Reason = Literal[
-    "", "exit", "signal", "wall_clock", "cpu", "memory", "disk", "output", "messages", "no_nonce"
+    "",
+    "exit",
+    "signal",
+    "wall_clock",
+    "cpu",
+    "memory",
+    "disk",
+    "output",
+    "messages",
+    "no_nonce",
+    "unsupported",
 ]
 
 

@@ -1,8 +1,8 @@
 """The first process inside the sandbox: sets up isolation, runs the code in a child, reports how it ended.
 
 In: one argument; over a socket the source, its files and what to do with it. For code under test, a second
-message follows once the code has been loaded: the tests and a nonce, so that code which exits early cannot
-know the nonce. Out: lines on the status pipe, which the code never holds: "started" and "ended", or why
+message follows once the code has been loaded in a process of its own: the tests and a nonce, which that
+process never sees. Out: lines on the status pipe, which the code never holds: "started" and "ended", or why
 isolation failed. When this process ends, all processes that the code left behind end with it.
 """
 
@@ -12,6 +12,8 @@ isolation failed. When this process ends, all processes that the code left behin
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # the signal module builds enums first
+import builtins
+import io
 import marshal
 import os
 import select
@@ -21,6 +23,15 @@ import types
 
 from graftwork.process.sandbox.inside import walls
 from graftwork.process.sandbox.inside.folder import remove_folder
+from graftwork.process.sandbox.inside.remote import (
+    UNSUPPORTED,
+    AnswerModule,
+    AnswerNames,
+    Lost,
+    NotSupported,
+    Peer,
+    Printed,
+)
 from graftwork.process.sandbox.inside.walls import (
     bound_folder,
     build_root,
@@ -34,7 +45,6 @@ from graftwork.process.sandbox.inside.walls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, NoReturn
 
 _HEAD = struct.Struct("!I")
@@ -58,34 +68,80 @@ def run_task(task: dict[str, Any], channel: int, *, folder: str, search: list[st
         _send(channel, COMPILED)
         return 0
     if task["action"] == "test":
-        _run_tested(channel, task)
+        _run_tested(channel, task, folder)
     if task["action"] != "job":
         os.close(channel)
     exec(compile(task["source"], task["name"], "exec", dont_inherit=True), _module("__main__"))
     return 0
 
 
-def _run_tested(channel: int, task: dict[str, Any]) -> NoReturn:
-    """Load the answer, then fetch the tests, run them in its names, and send the nonce back."""
-    # The code may put its own functions in the place of anything: what is needed later is held now.
-    fetch, send, leave = _bind(receive), _bind(_send), os._exit
-    load, translate, run = marshal.loads, compile, exec
-    names = _module("answer")
-    run(translate(task["source"], "answer.py", "exec", dont_inherit=True), names)
-    sys.settrace(None)
-    sys.setprofile(None)
-    send(channel, READY)
-    second = load(fetch(channel))
-    run(translate(second["tests"], "tests.py", "exec", dont_inherit=True), names)
-    send(channel, second["nonce"].encode())
+def _run_tested(channel: int, task: dict[str, Any], folder: str) -> NoReturn:
+    """Load the answer in a process of its own, then fetch the tests, run them here, and send the nonce back.
+
+    The answer never shares a process with the tests or the nonce: it serves its names over a pipe.
+    """
+    ask_read, ask_write = os.pipe()
+    reply_read, reply_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for number in (channel, ask_write, reply_read):
+            os.close(number)
+        walls.die_with_parent()
+        _be_the_answer(task, Peer(ask_read, reply_write, guards=False))
+    os.close(ask_read)
+    os.close(reply_write)
+    # The answer runs as the same user: it may end this process, and do nothing else to it.
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    walls.set_dumpable(False)
+    # What the answer writes is not imported by the tests.
+    sys.path[:] = [path for path in sys.path if path != folder]
+    peer = Peer(reply_read, ask_write, guards=True)
+    try:
+        known = frozenset(peer.ask("names"))
+        _send(channel, READY)
+        second = marshal.loads(receive(channel))
+        sys.modules["answer"] = AnswerModule(peer, known)
+        exec(compile(second["tests"], "tests.py", "exec", dont_inherit=True), AnswerNames(peer, known))
+    except NotSupported as error:
+        _send(channel, UNSUPPORTED + str(error).encode()[:200])
+        os._exit(1)
+    except Lost:
+        # A process that does not keep to the form finds nobody to wait for.
+        os.close(ask_write)
+        os.close(reply_read)
+        _end_as(child)
+    _send(channel, second["nonce"].encode())
     sys.stdout.flush()
-    leave(0)
+    os._exit(0)
 
 
-def _bind(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with globals of its own, which the code does not reach by importing a module."""
-    frozen = {"os": types.SimpleNamespace(**vars(os)), "_HEAD": _HEAD, "EOFError": EOFError, "len": len}
-    return types.FunctionType(function.__code__, frozen, function.__name__)
+def _be_the_answer(task: dict[str, Any], peer: Peer) -> NoReturn:
+    code = 0
+    peer.names = _module("answer")
+    printed = peer.printed = Printed()
+    sys.stdout = io.TextIOWrapper(printed, "utf-8", write_through=True)
+    builtins.input = lambda prompt="": peer.ask("input", str(prompt))
+    try:
+        exec(compile(task["source"], "answer.py", "exec", dont_inherit=True), peer.names)
+        peer.serve()
+    except Lost:
+        code = 0
+    except SystemExit as leaving:
+        code = exit_code_of(leaving)
+    except BaseException:
+        code = 1
+        print_raised()
+    os.write(1, printed.take().encode())
+    os._exit(code)
+
+
+def _end_as(child: int) -> NoReturn:
+    """As the answer's process has ended, so that the reason of both is the same."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        _signal.signal(-code, _signal.SIG_DFL) if -code != walls.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _module(name: str) -> dict[str, Any]:
@@ -256,6 +312,16 @@ def shut_in(box: dict[str, Any]) -> None:
     set_limits(limits, processes=limits["processes"] + ours)
     if not install_filter() and way == "landlock":
         raise OSError(0, "no filter of system calls is known for this machine")
+    _require_readable(box["search"])
+
+
+def _require_readable(folders: list[str]) -> None:
+    """Code that cannot import anything fails through no fault of its own."""
+    for path in (os.__file__, *folders):
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+        except OSError as error:
+            raise OSError(0, f"the code cannot read {path}: {error.strerror}") from error
 
 
 def _landlock_rules(box: dict[str, Any]) -> tuple[int, int | None]:

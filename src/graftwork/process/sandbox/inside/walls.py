@@ -352,8 +352,6 @@ def build_root(
 
     `shared` lets several users make folders of their own in it.
     """
-    # A worker may have a private umask: then the user that the code runs as could not reach the interpreter.
-    os.umask(0o022)
     mount("", "/", flags=MS_REC | MS_PRIVATE)
     fixed = MS_NOSUID | MS_NODEV
     mount("tmpfs", _PLACE, kind="tmpfs", flags=fixed, options="mode=0755,size=1m")
