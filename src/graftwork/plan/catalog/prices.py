@@ -46,7 +46,7 @@ PLACE_COLUMNS = ColumnParsers(
 )
 HOURS_A_MONTH = 730.0
 STALE_AFTER_DAYS = 60
-"""A quarter of a year, an assumption: what is older must be looked up before money is spent on it."""
+"""Two months, an assumption: what is older must be looked up before money is spent on it."""
 
 
 def list_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
