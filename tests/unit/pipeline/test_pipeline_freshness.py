@@ -12,7 +12,8 @@ from graftwork.pipeline import table
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.status import ask_endpoint, examine_steps, project_status, require_fresh
-from graftwork.pipeline.step import PipelineStep
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.steps import plan
 from graftwork.project.load import open_project
 from graftwork.records.base import Record
 from graftwork.records.errors import Stale
@@ -202,3 +203,16 @@ def test_a_step_after_training_does_not_import_what_workers_need(project, monkey
     warmed.clear()
     project.run(upto="gate")
     assert (project.done, warmed) == (["prepare", "train", "gate"], [])
+
+
+def test_a_changed_reward_is_named_as_a_setting_of_training(tmp_path):
+    def inputs(**reward):
+        train = {"objective": "grpo", "rewards": [{"metric": "task_success", **reward}]}
+        settings = {"project": "p", "base": ".", "data": {"logs": ["log.jsonl"]}, "train": train}
+        (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+        with use_project(open_project(tmp_path), NullReporter()) as work:
+            return plan.STEP.inputs_of(work, StepOutputs({}), {"prepare": "x"})
+
+    changes = inputs(weight=0.5).changes_since(inputs(weight=1.0).parts)
+    assert changes
+    assert all(change.startswith("train.rewards") for change in changes)
