@@ -1,4 +1,4 @@
-"""The gate's error rates where they are hard to hold: settings without an effect, simulated.
+"""The error rates of the gate and of canaries where they are hard to hold, simulated.
 
 A cell is one setting. In each of its runs the truth is just what a rule must not call proven; what is counted
 is how often it does. All of it goes through the functions that the gate uses, many runs at a time.
@@ -288,6 +288,30 @@ def live(rate, share, steps=250) -> Cell:
     )
 
 
+# Canaries ---------------------------------------------------------------------------------------------------
+
+
+def canary(rule, setting, group, *, nominal, runs) -> Cell:
+    def run(_draw, runs):
+        return setting.wrong_in(rule, range(runs))
+
+    return Cell(f"canary: {group}", f"{rule}, by {setting.metric}", nominal, run, runs=runs)
+
+
+def canaries() -> Iterator[Cell]:
+    # Here, so that the tests of the gate's levels need nothing of the product but its statistics.
+    from canaries import EQUAL, FAILS_CHECKS, LEFT_TO_A_FALLBACK, LIKED_WHERE_NOT_ESCALATED, RULES
+
+    for rule in RULES:
+        for failing in (FAILS_CHECKS, LIKED_WHERE_NOT_ESCALATED):
+            group = "promoted although 40 % of answers fail a check and are escalated"
+            yield canary(rule, failing, group, nominal=0.0, runs=200)
+        group = "promoted although a fallback covers 40 % of requests"
+        yield canary(rule, LEFT_TO_A_FALLBACK, group, nominal=0.0, runs=200)
+        # The failures have half of the allowed error; the metric sees the same failures and nothing else.
+        yield canary(rule, EQUAL, "rolled back although both fail 1 % of requests", nominal=0.025, runs=1000)
+
+
 # Seconds ----------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +368,7 @@ def whole_grid() -> Iterator[Cell]:
     for n in (16, 31, 100, 300):
         for kind in ("log-normal", "rare stalls"):
             yield from seconds(n, kind)
+    yield from canaries()
 
 
 def quick_grid() -> Iterator[Cell]:

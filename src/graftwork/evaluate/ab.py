@@ -3,7 +3,8 @@
 In: graded answers in an order that does not depend on them; the captures of each arm. Out: who won, on how
 many sessions, and how each arm did. Each session counts once. The tests are valid however often the result
 is read (`statistics.anytime`). A canary has two such tests that share the allowed error: its metric, and
-requests without an answer. Does not know who asked the models.
+failed requests. What a large model or a fallback answered in place of an arm counts for that arm. Does not
+know who asked the models.
 """
 
 import hashlib
@@ -182,6 +183,8 @@ class ArmFacts(Record):
     """Exchanges that ended with an error instead of an answer."""
     hung_up: int
     """Callers who left before the answer was whole."""
+    failed_checks: int
+    """Exchanges whose answer failed a check of `serve.escalate`, whoever answered in the end."""
     feedback: int
     """Exchanges with feedback."""
     median_ms: float | None
@@ -215,6 +218,8 @@ class ABResult(Record):
     """The experiment that assigned sessions; None for cases, and for traffic that was not assigned."""
     arms: dict[str, ArmFacts] = {}
     """By "A" and "B"; empty for cases."""
+    mismatch: str | None = None
+    """Why neither can win: the sessions of the arms are not in the shares that were assigned."""
 
     @property
     def exit_code(self) -> int:
@@ -244,17 +249,19 @@ def make_result(
     remarks: tuple[str, ...],
     experiment: str | None = None,
     arms: Mapping[str, ArmFacts] | None = None,
+    mismatch: str | None = None,
 ) -> ABResult:
     side: Literal["A", "B"] | None = None
     if evidence.winner is not None:
         side = "B" if evidence.winner == "candidate" else "A"
     used = evidence.used
     better = pair[1] if side == "B" else pair[0]
-    sentence = (
-        f"not decided after {used} sessions: continue, and look again as often as you like"
-        if side is None
-        else f"{side} ({better[:12]}) is better by {metric}: decided after {used} sessions"
-    )
+    if mismatch is not None:
+        sentence = f"cannot be decided: {mismatch}"
+    elif side is None:
+        sentence = f"not decided after {used} sessions: continue, and look again as often as you like"
+    else:
+        sentence = f"{side} ({better[:12]}) is better by {metric}: decided after {used} sessions"
     return ABResult(
         a=pair[0],
         b=pair[1],
@@ -274,6 +281,7 @@ def make_result(
         remarks=remarks,
         experiment=experiment,
         arms=dict(arms or {}),
+        mismatch=mismatch,
     )
 
 
@@ -287,6 +295,7 @@ class ArmTally:
     exchanges: int = 0
     failures: int = 0
     hung_up: int = 0
+    failed_checks: int = 0
     share: float | None = None
     """The share of sessions assigned to this arm."""
     alone: int = 0
@@ -304,6 +313,7 @@ class ArmTally:
             self.sessions.add(capture.session)
         if capture.share is not None:
             self.share = capture.share if capture.arm == "challenger" else 1 - capture.share
+        self.failed_checks += capture.failed_check is not None
         if capture.finish_reason == "error":
             self.failures += 1
         elif capture.disconnected:
@@ -327,6 +337,7 @@ class ArmTally:
             sessions=self.units,
             failures=self.failures,
             hung_up=self.hung_up,
+            failed_checks=self.failed_checks,
             feedback=len(self.spoken_of),
             median_ms=_quantile(self.total_ms, 0.5),
             p95_ms=_quantile(self.total_ms, 0.95),
@@ -334,18 +345,23 @@ class ArmTally:
         )
 
 
-def check_shares(a: ArmTally, b: ArmTally) -> list[str]:
-    """Lots that come out otherwise than they were drawn: exchanges of one arm got lost on the way."""
+def has_failed(capture: Capture) -> bool:
+    """Whether the release that was asked left the request without an answer that was fit to be sent."""
+    return capture.disconnected or capture.finish_reason == "error" or capture.failed_check is not None
+
+
+def find_mismatch(a: ArmTally, b: ArmTally) -> str | None:
+    """Sample ratio mismatch: the arms do not have the shares of the sessions that were assigned."""
     assigned = b.share if b.share is not None else None if a.share is None else 1 - a.share
     if assigned is None or not a.units + b.units:
-        return []
+        return None
     seen = PairedTest(wins=b.units, losses=a.units).interval(SURE)
     if seen.low <= assigned <= seen.high:
-        return []
-    return [
-        f"B got {b.units / (a.units + b.units):.1%} of the sessions and {assigned:.1%} were assigned: "
-        "exchanges of one arm are missing, so the rest may not be comparable; find out why first"
-    ]
+        return None
+    return (
+        f"B has {b.units / (a.units + b.units):.1%} of the sessions and {assigned:.1%} were assigned, so "
+        "exchanges of one arm are missing (sample ratio mismatch); find out why, then begin a new experiment"
+    )
 
 
 def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[str]:
@@ -372,7 +388,8 @@ def _quantile(values: list[float], share: float) -> float | None:
 
 
 Winner = Literal["candidate", "baseline"]
-CanaryStep = Literal["promote", "roll_back", "wait"]
+CanaryStep = Literal["promote", "roll_back", "wait", "stop"]
+"""`stop`: the arms cannot be compared, and more sessions do not change that."""
 CANARY_TESTS = 2
 """The metric and the failures."""
 
@@ -388,12 +405,14 @@ class CanaryTest:
 
     confidence: float = 0.95
     lower_is_better: bool = False
+    goes_on: bool = False
+    """Of the metric, as in `LiveTest`."""
     metric: LiveTest = field(init=False)
     failures: LiveTest = field(init=False)
 
     def __post_init__(self) -> None:
         alpha = split_alpha(self.confidence)
-        self.metric = LiveTest(alpha, lower_is_better=self.lower_is_better)
+        self.metric = LiveTest(alpha, lower_is_better=self.lower_is_better, goes_on=self.goes_on)
         self.failures = LiveTest(alpha, lower_is_better=True)
 
     def take(self, answer: LiveAnswer, *, failed: bool) -> CanaryStep:
@@ -404,10 +423,15 @@ class CanaryTest:
 
     @property
     def step(self) -> CanaryStep:
-        return decide_canary(self.metric.test.winner, self.failures.test.winner)
+        return decide_canary(self.metric.test.winner, self.failures.test)
 
 
-def decide_canary(by_metric: Winner | None, by_failures: Winner | None) -> CanaryStep:
-    if "baseline" in (by_metric, by_failures):
+def decide_canary(by_metric: Winner | None, failures: TwoArms, *, comparable: bool = True) -> CanaryStep:
+    """Whatever the metric says, nothing is promoted while the evidence is that it fails more requests."""
+    if "baseline" in (by_metric, failures.winner):
         return "roll_back"
+    if not comparable:
+        return "stop"
+    if failures.difference < 0 and failures.log_e_value > 0:
+        return "wait"
     return "promote" if by_metric == "candidate" else "wait"

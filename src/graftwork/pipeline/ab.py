@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,11 +18,16 @@ from graftwork.evaluate.ab import (
     ABResult,
     ArmFacts,
     ArmTally,
+    CanaryStep,
+    CanaryTest,
     LiveAnswer,
     LiveTest,
     Scores,
-    check_shares,
+    Winner,
     check_voices,
+    decide_canary,
+    find_mismatch,
+    has_failed,
     make_result,
     run_replay,
     survives_silence,
@@ -206,7 +212,7 @@ def watch_live(
     look: LiveComparison | None = None
     found: ABResult | None = None
     try:
-        while found is None or found.winner is None:
+        while found is None or (found.winner is None and found.mismatch is None):
             if found is not None:
                 pause(every_seconds)
             running = find_experiment(work, pair, experiment)
@@ -225,7 +231,10 @@ def watch_live(
 
 
 class LiveComparison:
-    """One experiment, or traffic that was not assigned at random; may be evaluated any number of times."""
+    """One experiment, or traffic that was not assigned at random; may be evaluated any number of times.
+
+    A canary tests failed requests beside its metric, and both together keep the confidence.
+    """
 
     def __init__(
         self,
@@ -234,22 +243,23 @@ class LiveComparison:
         *,
         metric: str,
         experiment: str | None,
-        confidence: float | None = None,
+        is_canary: bool = False,
     ) -> None:
         self.experiment = experiment
         self._work, self._pair, self._metric = work, pair, metric
         self._remarks: tuple[str, ...] | None = None
         self._of: dict[str, Side] = {pair[0].id: "A", pair[1].id: "B"}
         self._tallies: dict[Side, ArmTally] = {"A": ArmTally(pair[0].id), "B": ArmTally(pair[1].id)}
-        self._confidence = confidence or work.settings.evaluate.confidence
         self._by_users = metric == FEEDBACK and metric not in work.settings.evaluate.graded
-        self._context = grade_context(work, open_grading(work, ()))
+        self._grade = partial(grade, metric, context=grade_context(work, open_grading(work, ())))
         self._worst = 1.0 if metric in LOWER_IS_BETTER else 0.0
-        self._live = LiveTest(
-            1 - self._confidence, lower_is_better=metric in LOWER_IS_BETTER, goes_on=self._by_users
-        )
-        self.failures = LiveTest(1 - self._confidence, lower_is_better=True)
-        """Whether one of the two leaves more requests without an answer."""
+        confidence, lower = work.settings.evaluate.confidence, metric in LOWER_IS_BETTER
+        self._live = LiveTest(1 - confidence, lower_is_better=lower, goes_on=self._by_users)
+        self._canary: CanaryTest | None = None
+        if is_canary:
+            self._canary = CanaryTest(confidence, lower_is_better=lower, goes_on=self._by_users)
+            self._live = self._canary.metric
+        self._confidence = 1 - self._live.alpha
         self._heard = FeedbackStore(work.database, project=work.settings.project)
         self._spoken: dict[Side, set[str]] = {"A": set(), "B": set()}
         self._captures_read = self._feedback_read = 0
@@ -262,33 +272,44 @@ class LiveComparison:
             self._captures_read = place
             if capture.shadow_of is not None:
                 continue
-            side = self._of[capture.release]
+            side = self._of[capture.asked_release]
             self._tallies[side].see(capture)
-            failed = capture.disconnected or capture.finish_reason == "error"
-            self.failures.take(LiveAnswer(side, capture.session, float(failed)))
+            if self._canary is not None:
+                failed = float(has_failed(capture))
+                self._canary.failures.take(LiveAnswer(side, capture.session, failed))
             if not self._by_users and not self._live.test.decided:
-                self._live.take(LiveAnswer(side, capture.session, self._grade(capture)))
+                mark = grade_own(capture, self._grade, worst=self._worst)
+                self._live.take(LiveAnswer(side, capture.session, mark))
         for heard in self._heard.read_on(
             after=self._feedback_read, releases=tuple(self._of), experiment=self.experiment
         ):
             self._feedback_read = heard.place
-            side = self._of[heard.capture.release]
+            side = self._of[heard.capture.asked_release]
             self._tallies[side].hear(heard.capture.id)
             if self._by_users:
                 unit = _unit_of(heard.capture)
                 self._spoken[side].add(unit)
-                self._live.take(LiveAnswer(side, unit, heard.feedback.score))
+                # Users who got a large model's answer say nothing of the one that failed a check.
+                score = heard.feedback.score if heard.capture.escalated_from is None else 0.0
+                self._live.take(LiveAnswer(side, unit, score))
         if self._remarks is None and self._live.used:
             # Before anybody sees it. A metric that could grade nothing has shown nothing.
             traffic = self.experiment or "captures"
             self._remarks = note_trial(self._work, *self._pair, metric=self._metric, traffic=traffic)
         return self._tell()
 
-    def _grade(self, capture: Capture) -> float | None:
-        if capture.disconnected or capture.finish_reason == "error":
-            # Left out, a release that loses more of its bad or slow answers would come out better.
-            return self._worst
-        return grade(self._metric, as_case(capture), capture.reply, context=self._context)
+    def decide(self, found: ABResult) -> CanaryStep:
+        """What a canary does next after this look."""
+        winner: Winner | None = None
+        if found.winner is not None:
+            winner = "candidate" if found.winner == "B" else "baseline"
+        return decide_canary(winner, self.failures.test, comparable=found.mismatch is None)
+
+    @property
+    def failures(self) -> LiveTest:
+        """Whether one of the two fails more requests; of a canary only."""
+        assert self._canary is not None
+        return self._canary.failures
 
     def _tell(self) -> ABResult:
         test = self._live.test
@@ -298,13 +319,16 @@ class LiveComparison:
         # Feedback may be newer than the captures read so far.
         silent = sum(facts.sessions for facts in arms.values()) - sum(map(len, self._spoken.values()))
         assigned = (arms["A"].sessions, arms["B"].sessions)
+        mismatch = None
+        if self.experiment is not None:
+            mismatch = find_mismatch(self._tallies["A"], self._tallies["B"])
         stands = not self._by_users or survives_silence(test, assigned=assigned)
         return make_result(
             (self._pair[0].id, self._pair[1].id),
             self._metric,
             "captures",
             evidence=ABEvidence(
-                winner=test.winner if stands else None,
+                winner=test.winner if stands and mismatch is None else None,
                 used=self._live.used,
                 ungraded=max(silent, 0) if self._by_users else self._live.ungraded,
                 asked=0,
@@ -317,6 +341,7 @@ class LiveComparison:
             remarks=(*(self._remarks or ()), *self._find_remarks()),
             experiment=self.experiment,
             arms=arms,
+            mismatch=mismatch,
         )
 
     def _find_remarks(self) -> list[str]:
@@ -333,7 +358,6 @@ class LiveComparison:
                     f"this pair was assigned in {others + 1} experiments, only {self.experiment} counts: "
                     "repeating one until it is decided is wrong that many times as often"
                 )
-            remarks += check_shares(self._tallies["A"], self._tallies["B"])
         test = self._live.test
         if self._by_users:
             spoken = (len(self._spoken["A"]), len(self._spoken["B"]))
@@ -380,6 +404,17 @@ def as_case(capture: Capture) -> Case:
         reference="",
         session=capture.session,
     )
+
+
+def grade_own(
+    capture: Capture, grade_case: Callable[[Case, str], float | None], *, worst: float = 0.0
+) -> float | None:
+    """The mark of what the release that was asked answered itself, whoever answered in the end."""
+    reply = capture.own_reply
+    if reply is None or capture.disconnected or capture.finish_reason == "error":
+        # Left out, a release that loses more of its bad or slow answers would come out better.
+        return worst
+    return grade_case(as_case(capture), reply)
 
 
 def choose_live_metric(work: OpenProject, metric: str | None) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.evaluate.ab import ABResult, Winner, decide_canary, split_alpha
+from graftwork.evaluate.ab import ABResult, CanaryStep
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.pipeline.ab import LiveComparison, choose_live_metric
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
@@ -126,10 +126,9 @@ def run_canary(
     running = RunningCanary(
         alias=alias, canary=full_alias(work, CANARY, model=pair[1].model), share=asked.share, until=0.0
     )
-    confidence = 1 - split_alpha(work.settings.evaluate.confidence)
     started_at, began = timestamp(), clock()
     experiment = make_experiment(_split(running), champion=pair[0].id, challenger=pair[1].id).experiment
-    look = LiveComparison(work, pair, metric=metric, experiment=experiment, confidence=confidence)
+    look = LiveComparison(work, pair, metric=metric, experiment=experiment, is_canary=True)
     decision: CanaryDecision | None = None
     asked_for_traffic = False
     claim = _CanaryClaim(work, running, began=started_at)
@@ -144,10 +143,10 @@ def run_canary(
         while decision is None:
             claim.extend(until=clock() + LEASE_SECONDS + asked.every_seconds)
             found = look.look()
-            step = decide_canary(_winner(found), look.failures.test.winner)
+            step = look.decide(found)
             live = work.releases.aliases().get(alias)
             over = asked.max_seconds is not None and clock() - began >= asked.max_seconds
-            if live != pair[0].id:
+            if live != pair[0].id or step == "stop":
                 decision = "undecided"
             elif step != "wait":
                 decision = "promoted" if step == "promote" else "rolled_back"
@@ -280,10 +279,6 @@ def _require_free(
         )
 
 
-def _winner(found: ABResult) -> Winner | None:
-    return None if found.winner is None else "candidate" if found.winner == "B" else "baseline"
-
-
 def _make_report(
     work: OpenProject,
     seen: tuple[ABResult, LiveComparison],
@@ -304,7 +299,7 @@ def _make_report(
         share=running.share,
         metric=metric,
         decision=decision,
-        reason=_explain(decision, found, look, metric=metric),
+        reason=_explain(decision, found, look),
         difference=difference,
         low=found.low,
         high=found.high,
@@ -326,6 +321,7 @@ def _arm(found: ABResult, side: str, release: str) -> CanaryArm:
         release=release,
         sessions=facts.sessions,
         failures=facts.failures + facts.hung_up,
+        failed_checks=facts.failed_checks,
         successes=won,
         graded=won + lost,
     )
@@ -337,16 +333,26 @@ def _explain_quiet(found: ABResult, *, alias: str, metric: str) -> str:
     return f"sessions are answered, and none has a grade by {metric} yet"
 
 
-def _explain(decision: CanaryDecision, found: ABResult, look: LiveComparison, *, metric: str) -> str:
+def _explain(decision: CanaryDecision, found: ABResult, look: LiveComparison) -> str:
     if not sum(arm.sessions for arm in found.arms.values()):
         return f"canary: {_NO_SESSION}"
+    step = look.decide(found)
     if decision == "promoted":
-        return f"canary: better by {metric} after {found.used} sessions"
-    if decision == "undecided":
+        return f"canary: {explain_step(step, found, look)}"
+    if decision == "undecided" and step != "stop":
         return f"canary: not decided after {found.used} sessions, the champion stays"
+    return f"canary: {explain_step(step, found, look)}, the champion stays"
+
+
+def explain_step(step: CanaryStep, found: ABResult, look: LiveComparison) -> str:
+    """The evidence for a decision."""
+    if step == "stop":
+        return found.mismatch or ""
+    if step == "promote":
+        return f"better by {found.metric} after {found.used} sessions"
     if found.winner == "A":
-        return f"canary: worse by {metric} after {found.used} sessions, the champion stays"
-    return f"canary: more requests without an answer after {look.failures.used} sessions, the champion stays"
+        return f"worse by {found.metric} after {found.used} sessions"
+    return f"more failed requests after {look.failures.used} sessions"
 
 
 def _explain_move(alias: str, live: str | None) -> str:

@@ -5,9 +5,9 @@ Out: an ABResult by one metric, or a ShadowSummary by all checks of the project.
 the order of the copies; both may be read at any time.
 """
 
-import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,13 +16,14 @@ from graftwork.evaluate.statistics.anytime import MeanTest
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import CannotGrade
 from graftwork.grading.metrics import LOWER_IS_BETTER
-from graftwork.pipeline.ab import as_case, choose_metric, grade_context, note_pair
+from graftwork.pipeline.ab import choose_metric, grade_context, grade_own, note_pair
 from graftwork.pipeline.answer_checks import LiveChecks, find_live_checks
 from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import full_alias
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import INTERRUPTED, Capture
+from graftwork.records.report import Case
 from graftwork.records.shadow import ShadowCheck, ShadowSummary
 from graftwork.registry.aliases import find_release
 from graftwork.serve.settings import ShadowSettings
@@ -31,49 +32,85 @@ MOST_INTERRUPTED = 0.1
 """The share of interrupted copies from which the comparison has a remark."""
 
 
+class ShadowPair(NamedTuple):
+    live: Capture
+    copy: Capture
+
+
+class ShadowPairs:
+    """Pairs of requests that one of the champions was asked and their copies, the first of each session.
+
+    A champion whose answer failed a check of `serve.escalate` was asked all the same.
+    """
+
+    def __init__(self, work: OpenProject, champions: Collection[str], challenger: str) -> None:
+        self._captures, self._champions, self._challenger = work.captures, champions, challenger
+        self.copies = self.interrupted = self.sessions = 0
+
+    def __iter__(self) -> Iterator[ShadowPair]:
+        seen: set[str] = set()
+        for _, copy in self._captures.read_on(releases=(self._challenger,), copies_only=True):
+            live = None if copy.shadow_of is None else self._captures.get(copy.shadow_of)
+            if live is None or live.asked_release not in self._champions:
+                continue
+            self.copies += 1
+            if copy.finish_reason == INTERRUPTED:
+                self.interrupted += 1
+                continue
+            session = live.session or f"capture {live.id}"
+            if session not in seen:
+                seen.add(session)
+                self.sessions = len(seen)
+                yield ShadowPair(live, copy)
+
+    def find_interrupted(self) -> list[str]:
+        """A remark where the pairs that are left are no fair sample."""
+        if self.interrupted <= MOST_INTERRUPTED * self.copies:
+            return []
+        return [
+            f"{self.interrupted} of {self.copies} copies were interrupted and are not compared: long answers "
+            "are missing more often"
+        ]
+
+
+class PairedMarks:
+    """Both marks of each pair, and the test of their mean difference."""
+
+    def __init__(
+        self, grade_case: Callable[[Case, str], float | None], *, alpha: float, lower_is_better: bool = False
+    ) -> None:
+        self._grade, self._lower = grade_case, lower_is_better
+        self.test = MeanTest(alpha)
+        self.champion: list[float] = []
+        self.challenger: list[float] = []
+        self.ungraded = 0
+
+    def take(self, pair: ShadowPair) -> None:
+        ours, theirs = (grade_own(capture, self._grade, worst=float(self._lower)) for capture in pair)
+        if ours is None or theirs is None:
+            self.ungraded += 1
+            return
+        ours, theirs = min(max(ours, 0.0), 1.0), min(max(theirs, 0.0), 1.0)
+        self.champion.append(ours)
+        self.challenger.append(theirs)
+        self.test.update(ours - theirs if self._lower else theirs - ours)
+
+
 def compare_shadow(work: OpenProject, a: str, b: str, *, metric: str | None = None) -> ABResult:
-    """The current result of the copies that `b` answered of requests that `a` had answered."""
+    """The current result of the copies that `b` answered of requests that `a` was asked."""
     pair = find_release(work.releases, a).id, _find_challenger(work, b)
     name = choose_metric(work, metric)
-    lower, confidence = name in LOWER_IS_BETTER, work.settings.evaluate.confidence
-    context = grade_context(work, open_grading(work, ()))
-    test, used, ungraded, asked = MeanTest(1 - confidence), 0, 0, 0
-    seen: set[str] = set()
-    interrupted = 0
-
-    def mark(capture: Capture) -> float | None:
-        if capture.finish_reason == "error":
-            return 1.0 if lower else 0.0
-        return grade(name, as_case(capture), capture.reply, context=context)
-
-    for _, copy in work.captures.read_on(releases=(pair[1],), copies_only=True):
-        live = None if copy.shadow_of is None else work.captures.get(copy.shadow_of)
-        if live is None or live.release != pair[0]:
-            continue
-        if copy.finish_reason == INTERRUPTED:
-            interrupted += 1
-            continue
-        asked += 1
-        if test.decided or (live.session is not None and live.session in seen):
-            continue
-        if live.session is not None:
-            seen.add(live.session)
-        of_a, of_b = mark(live), mark(copy)
-        if of_a is None or of_b is None:
-            ungraded += 1
-            continue
-        used += 1
-        ahead = min(max(of_b, 0.0), 1.0) - min(max(of_a, 0.0), 1.0)
-        test.update(-ahead if lower else ahead)
+    confidence = work.settings.evaluate.confidence
+    pairs = ShadowPairs(work, {pair[0]}, pair[1])
+    grade_case = partial(grade, name, context=grade_context(work, open_grading(work, ())))
+    marks = PairedMarks(grade_case, alpha=1 - confidence, lower_is_better=name in LOWER_IS_BETTER)
+    for both in pairs:
+        if not marks.test.decided:
+            marks.take(both)
+    test, used = marks.test, len(marks.champion)
     remarks = note_pair(work, pair, metric=name, traffic="shadow") if used else ()
-    if not asked:
+    if pairs.copies == pairs.interrupted:
         remarks = (f"no copies of requests to {a} were answered by {b}: set `serve.shadow`",)
-    if interrupted > MOST_INTERRUPTED * (asked + interrupted):
-        remarks = (
-            *remarks,
-            f"{interrupted} of {asked + interrupted} copies were interrupted and are not "
-            "compared: long answers are missing more often",
-        )
     return make_result(
         pair,
         name,
@@ -81,25 +118,20 @@ def compare_shadow(work: OpenProject, a: str, b: str, *, metric: str | None = No
         evidence=ABEvidence(
             winner=test.winner,
             used=used,
-            ungraded=ungraded,
-            asked=asked,
+            ungraded=marks.ungraded,
+            asked=pairs.copies - pairs.interrupted,
             counts={"wins": test.wins, "losses": test.losses, "ties": test.ties},
             e_value=test.e_value,
             p_value=test.p_value,
             interval=test.interval(confidence),
             confidence=confidence,
         ),
-        remarks=remarks,
+        remarks=(*remarks, *pairs.find_interrupted()),
     )
 
 
 MOST_PAIRS = 5000
-"""Pairs that a summary reads: more would make `graft status` slow and hardly narrow the intervals."""
-
-
-class _ShadowPair(NamedTuple):
-    live: Capture
-    copy: Capture
+"""Sessions that a summary compares: more would make `graft status` slow and hardly narrow the intervals."""
 
 
 def summarize_shadow(work: OpenProject) -> ShadowSummary | None:
@@ -110,9 +142,8 @@ def summarize_shadow(work: OpenProject) -> ShadowSummary | None:
     aliases = work.releases.aliases()
     champions = {aliases[name] for name in _names(work, settings) if name in aliases}
     challenger = aliases.get(settings.to, settings.to)
-    found = list(islice(_pairs(work, champions, challenger), MOST_PAIRS))
-    interrupted = [pair for pair in found if pair.copy.finish_reason == INTERRUPTED]
-    pairs = _one_a_session([pair for pair in found if pair.copy.finish_reason != INTERRUPTED])
+    copies = ShadowPairs(work, champions, challenger)
+    pairs = list(islice(copies, MOST_PAIRS))
     names = find_live_checks(work)
     confidence = work.settings.evaluate.confidence
     checks = [_compare(work, name, pairs, 1 - (1 - confidence) / max(len(names), 1)) for name in names]
@@ -120,15 +151,15 @@ def summarize_shadow(work: OpenProject) -> ShadowSummary | None:
     return ShadowSummary(
         champion=", ".join(sorted(champions)),
         challenger=challenger,
-        copies=len(found),
+        copies=copies.copies,
         sessions=len(pairs),
         failed=len(pairs) - len(answered),
-        interrupted=len(interrupted),
+        interrupted=copies.interrupted,
         checks=tuple(check for check in checks if check is not None),
         confidence=confidence,
         champion_ms=_median([pair.live.total_ms for pair in answered]),
         challenger_ms=_median([pair.copy.total_ms for pair in answered]),
-        remarks=_remarks(settings.to, found, interrupted, dict(zip(names, checks, strict=True))),
+        remarks=_remarks(settings.to, copies, dict(zip(names, checks, strict=True))),
     )
 
 
@@ -140,39 +171,25 @@ def _names(work: OpenProject, settings: ShadowSettings) -> set[str]:
     return names
 
 
-def _pairs(work: OpenProject, champions: set[str], challenger: str) -> Iterator[_ShadowPair]:
-    for _, copy in work.captures.read_on(releases=(challenger,), copies_only=True):
-        live = None if copy.shadow_of is None else work.captures.get(copy.shadow_of)
-        if live is not None and live.release in champions:
-            yield _ShadowPair(live, copy)
-
-
-def _one_a_session(pairs: list[_ShadowPair]) -> list[_ShadowPair]:
-    first: dict[str, _ShadowPair] = {}
-    for pair in pairs:
-        first.setdefault(pair.live.session or f"capture {pair.live.id}", pair)
-    return list(first.values())
-
-
-def _compare(work: OpenProject, name: str, pairs: list[_ShadowPair], confidence: float) -> ShadowCheck | None:
+def _compare(work: OpenProject, name: str, pairs: list[ShadowPair], confidence: float) -> ShadowCheck | None:
     """None where the check cannot be run here."""
-    test, marks = MeanTest(1 - confidence), list[tuple[float, float]]()
+
+    def grade_case(case: Case, reply: str) -> float | None:
+        return live.grade(name, [message.model_dump() for message in case.messages], reply)
+
     try:
         live = LiveChecks(work, [name])
+        marks = PairedMarks(grade_case, alpha=1 - confidence)
         for pair in pairs:
-            ours, theirs = _mark(live, name, pair.live), _mark(live, name, pair.copy)
-            if ours is None or theirs is None:
-                continue
-            marks.append((ours, theirs))
-            test.update(theirs - ours)
+            marks.take(pair)
     except (CannotGrade, GraftError):
         return None
-    interval, n = test.interval(confidence), len(marks)
+    test, interval = marks.test, marks.test.interval(confidence)
     return ShadowCheck(
         check=name,
-        pairs=n,
-        champion=math.fsum(ours for ours, _ in marks) / n if n else None,
-        challenger=math.fsum(theirs for _, theirs in marks) / n if n else None,
+        pairs=len(marks.champion),
+        champion=statistics.fmean(marks.champion) if marks.champion else None,
+        challenger=statistics.fmean(marks.challenger) if marks.challenger else None,
         wins=test.wins,
         losses=test.losses,
         ties=test.ties,
@@ -181,36 +198,22 @@ def _compare(work: OpenProject, name: str, pairs: list[_ShadowPair], confidence:
     )
 
 
-def _mark(live: LiveChecks, name: str, capture: Capture) -> float | None:
-    if capture.finish_reason == "error":
-        return 0.0
-    messages = [message.model_dump() for message in as_case(capture).messages]
-    found = live.grade(name, messages, capture.reply)
-    return None if found is None else min(max(found, 0.0), 1.0)
-
-
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _remarks(
-    to: str, found: list[_ShadowPair], interrupted: list[_ShadowPair], checks: dict[str, ShadowCheck | None]
-) -> tuple[str, ...]:
+def _remarks(to: str, pairs: ShadowPairs, checks: dict[str, ShadowCheck | None]) -> tuple[str, ...]:
     remarks = []
     failing = [name for name, check in checks.items() if check is None]
-    if not found:
+    if not pairs.copies:
         remarks.append(f"{to} has answered no copies of live requests yet")
     if not checks:
         remarks.append("no metric or check under `evaluate` can judge an answer without a reference")
     if failing:
         remarks.append(f"not graded here: {', '.join(failing)}")
-    if interrupted and len(interrupted) > MOST_INTERRUPTED * len(found):
-        remarks.append(
-            f"{len(interrupted)} of {len(found)} copies were interrupted and are not compared: long answers "
-            "are missing more often"
-        )
-    if len(found) == MOST_PAIRS:
-        remarks.append(f"only the first {MOST_PAIRS:,} copies are compared")
+    remarks += pairs.find_interrupted()
+    if pairs.sessions == MOST_PAIRS:
+        remarks.append(f"only the first {MOST_PAIRS:,} sessions are compared")
     return tuple(remarks)
 
 

@@ -36,6 +36,8 @@ class CanaryArm(Record):
     sessions: int
     failures: int
     """Exchanges without an answer, and those whose caller left."""
+    failed_checks: int
+    """Exchanges whose answer failed a check of `serve.escalate`, whoever answered in the end."""
     successes: float
     """Sum of the marks of the metric."""
     graded: float

@@ -160,7 +160,7 @@ class Capture(Record):
     escalated_from: str | None = None
     """The small model's release whose answer failed `failed_check`; `release` answered instead."""
     failed_check: str | None = None
-    """Without `escalated_from`: a check that a streamed answer failed after its beginning was sent."""
+    """The check of `serve.escalate` that the answer of the release that was asked failed."""
     rejected: str | None = None
     """The answer of `escalated_from`; None where it did not end."""
     chain: str | None = None
@@ -168,6 +168,16 @@ class Capture(Record):
     chain_trace: str | None = None
     shadow_of: str | None = None
     """The capture of the request that this is a copy of: no user got this answer."""
+
+    @property
+    def asked_release(self) -> str:
+        """The release that was asked, also where a large model answered in its place."""
+        return self.escalated_from or self.release
+
+    @property
+    def own_reply(self) -> str | None:
+        """What the release that was asked answered; None where that is not known to its end."""
+        return self.reply if self.escalated_from is None else self.rejected
 
     def to_line(self) -> str:
         """The capture as a line of a log; what is not stated is left out, as older versions did."""

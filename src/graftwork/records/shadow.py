@@ -9,7 +9,7 @@ class ShadowCheck(Record):
     check: str
     pairs: int
     champion: float | None
-    """The mean grade of what users got; None where there is no pair."""
+    """The mean grade of its own answers; None where there is no pair."""
     challenger: float | None
     wins: int
     """Sessions in which the challenger's answer was better."""
@@ -25,7 +25,7 @@ class ShadowCheck(Record):
 
 
 class ShadowSummary(Record):
-    """Copies that a challenger answered of requests that a champion had answered."""
+    """Copies that a challenger answered of requests that a champion was asked."""
 
     champion: str
     challenger: str

@@ -188,9 +188,12 @@ class AnswerService:
         try:
             async with asyncio.timeout(self._seconds_left(running)):
                 result = await self._ask(running)
-        except (asyncio.CancelledError, TimeoutError):
-            # No exchange comes of this step that could count what it has used.
-            running.key.usage.add_tokens(running.count_tokens())
+        except (asyncio.CancelledError, OSError, ApiError) as error:
+            if isinstance(error, asyncio.CancelledError | TimeoutError):
+                # No exchange comes of this step that could count what it has used.
+                running.key.usage.add_tokens(running.count_tokens())
+            if isinstance(error, OSError) or (isinstance(error, ApiError) and error.status >= 500):
+                self._note_failure(replace(running, finish_reason="error"))
             raise
         reply = result[0] if isinstance(result, list) else result
         return AnsweredStep(running, running.head.release, reply)
@@ -366,6 +369,8 @@ class AnswerService:
     def _note_escalation(self, running: RunningExchange, check: str, outcome: str) -> None:
         assert self.escalator is not None
         self.metrics.escalated[check, outcome] += 1
+        if running.escalated is None:
+            running.failed_check = check
         running.escalation = f"{check} failed, {self.escalator.settings.to} {OUTCOMES[outcome]}"
 
     def _fall_back(self, running: RunningExchange, why: str) -> bool:
@@ -377,7 +382,7 @@ class AnswerService:
         )
         if target is None:
             return False
-        self._note_failure(running)
+        self._note_failure(replace(running, finish_reason="error"))
         running.answer_by(target, why)
         self._count_fallback(running)
         return True
@@ -482,11 +487,16 @@ class AnswerService:
                     async with asyncio.timeout(self._settings.request_timeout_seconds):
                         reply = await running.small.read_rest()
                         running.escalated = replace(running.escalated, reply=reply)
-            elif running.is_prefixed and running.ended and self.escalator is not None:
+            elif (
+                running.is_prefixed
+                and running.ended
+                and running.failed_check is None
+                and self.escalator is not None
+            ):
                 text = "".join(running.texts)
-                running.late_check = await self.escalator.find_failing(running.call.messages, text)
-                if running.late_check is not None:
-                    self.metrics.escalated[running.late_check, TOO_LATE] += 1
+                running.failed_check = await self.escalator.find_failing(running.call.messages, text)
+                if running.failed_check is not None:
+                    self.metrics.escalated[running.failed_check, TOO_LATE] += 1
         finally:
             if running.small is not None:
                 running.small.close()

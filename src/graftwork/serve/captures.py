@@ -85,10 +85,15 @@ class ServedExchange:
     size: int = 0
     """About how many bytes it takes in memory."""
     escalated: EscalatedAnswer | None = None
-    late_check: str | None = None
-    """The check that the answer failed after its beginning was sent."""
+    failed_check: str | None = None
+    """The check that the answer failed although it was sent."""
     chain: ChainMark | None = None
     shadow_of: str | None = None
+
+    @property
+    def asked_release(self) -> str:
+        """The release that was asked, also where a large model answered in its place."""
+        return self.release if self.escalated is None else self.escalated.release
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,7 +446,7 @@ def make_capture(exchange: ServedExchange, clean: CleanTexts | None = None) -> C
         cached_tokens=exchange.cached_tokens,
         user=redact_name(exchange.user, redactor, kind="user"),
         escalated_from=None if escalated is None else escalated.release,
-        failed_check=exchange.late_check if escalated is None else escalated.check,
+        failed_check=exchange.failed_check if escalated is None else escalated.check,
         rejected=None
         if escalated is None or escalated.reply is None
         else redactor.redact(escalated.reply).text,

@@ -80,8 +80,8 @@ class RunningExchange:
     """The answer is streamed once its beginning has been checked."""
     checked: str = ""
     """What of a streamed answer was checked before its first byte; for the response header."""
-    late_check: str | None = None
-    """The check that a streamed answer failed when its beginning was sent already."""
+    failed_check: str | None = None
+    """The check that the answer failed although it is sent."""
     wants_logprobs: bool = False
     """The check of the answer needs log-probabilities, whether or not the client asked for them."""
     escalation: str = ""
@@ -136,18 +136,15 @@ class RunningExchange:
         return self.usage if self.chain is None else add_usage(self.usage, self.earlier_usage)
 
     def escalate_to(self, target: FallbackTarget, *, check: str, answer: str | None) -> None:
-        """The large model answers; the small one's answer is kept as the rejected one."""
+        """The large model answers; the small one's answer is kept, and counts in an experiment."""
         self.escalated = EscalatedAnswer(self.head.release, check, answer)
         self.head = replace(self.head, release=target.release)
         self.engine, self.model = target.engine, target.model
-        if self.assignment is not None:
-            self.assignment, self.capture_id = None, make_id()
 
     def keep_small(self, small: "RunningExchange") -> None:
         """The large model failed: the small one's answer is sent after all."""
         self.escalated = None
         self.head, self.engine, self.model = small.head, small.engine, small.model
-        self.assignment, self.capture_id = small.assignment, small.capture_id
 
     def answer_by(self, target: FallbackTarget, why: str) -> None:
         """Another model answers. It is no part of an experiment, and the capture is its own."""
@@ -228,7 +225,7 @@ class RunningExchange:
             user=self.call.user,
             size=self.body_bytes + sum(map(len, self.texts)) + len(small),
             escalated=self.escalated,
-            late_check=self.late_check,
+            failed_check=self.failed_check,
             chain=self.chain,
         )
 

@@ -110,7 +110,7 @@ class Shadow:
 
     async def _ask(self, copy: _Copy) -> None:
         target = self._resolve(self._settings.to)
-        if target is None or target.release == copy.exchange.release:
+        if target is None or target.release == copy.exchange.asked_release:
             self.counts["not ready"] += 1
             return
         started = time.perf_counter()
@@ -149,6 +149,7 @@ class Shadow:
                 total_ms=took * 1000,
                 assignment=None,
                 escalated=None,
+                failed_check=None,
                 shadow_of=copy.exchange.id,
             )
         )

@@ -118,14 +118,11 @@ class CaptureStore:
             yield from page
 
     def _holds(self, text: str) -> ColumnElement[bool]:
-        # SQLite's LIKE takes A for a and PostgreSQL's does not; a position is the same on both.
-        position = func.instr if self._is_sqlite else func.strpos
-        found: ColumnElement[bool] = position(type_coerce(captures.c.body, Text), text) > 0
-        return found
+        return _holds(self._database, text)
 
     @property
     def _is_sqlite(self) -> bool:
-        return self._database.engine.dialect.name == "sqlite"
+        return _is_sqlite(self._database)
 
     def delete(self, ids: Iterable[str]) -> DeletedCaptures:
         """Delete captures with their feedback and reviews, page by page, so that writers do not wait long."""
@@ -198,20 +195,20 @@ class CaptureStore:
         experiment: str | None = None,
         copies_only: bool = False,
     ) -> Iterator[tuple[int, Capture]]:
-        """Answers of these releases after position `after`, in order, each with its position.
+        """Requests that these releases were asked, after position `after`, in order, each with its position.
 
         `experiment` selects the captures of one; None selects all. `copies_only` selects answers to
         copies of live requests (shadow traffic).
         """
-        which: list[ColumnElement[bool]] = [captures.c.release.in_(releases)]
-        if experiment is not None:
-            which.append(captures.c.dealt == experiment)
         if copies_only:
             # The database leaves out most of the others; parsing each of them would take far longer.
-            which.append(self._holds('"shadow_of":"'))
+            # Copies are never escalated.
+            which = [captures.c.release.in_(releases), self._holds('"shadow_of":"')]
+        else:
+            which = [_was_asked(self._database, releases, experiment)]
         for places, page in self._pages(*which, after=after):
             for place, found in zip(places, page, strict=True):
-                if not copies_only or found.shadow_of is not None:
+                if found.asked_release in releases and (not copies_only or found.shadow_of is not None):
                     yield place, found
 
     def experiments(self) -> tuple[ExperimentCaptures, ...]:
@@ -278,6 +275,25 @@ class CaptureStore:
             "body": capture.model_dump(mode="json", exclude={"feedback", "correction", *CORRECTED_FIELDS}),
             "dealt": capture.dealt,
         }
+
+
+def _was_asked(database: Database, releases: Sequence[str], experiment: str | None) -> ColumnElement[bool]:
+    """Captures of an experiment; without one, those of the releases and those answered in their place."""
+    if experiment is not None:
+        return captures.c.dealt == experiment
+    replaced = (_holds(database, f'"escalated_from":{json_text(release)}') for release in releases)
+    return or_(captures.c.release.in_(releases), *replaced)
+
+
+def _holds(database: Database, text: str) -> ColumnElement[bool]:
+    # SQLite's LIKE takes A for a and PostgreSQL's does not; a position is the same on both.
+    position = func.instr if _is_sqlite(database) else func.strpos
+    found: ColumnElement[bool] = position(type_coerce(captures.c.body, Text), text) > 0
+    return found
+
+
+def _is_sqlite(database: Database) -> bool:
+    return database.engine.dialect.name == "sqlite"
 
 
 class FeedbackEntry(NamedTuple):
@@ -348,14 +364,14 @@ class FeedbackStore:
     def read_on(
         self, *, after: int = 0, releases: Sequence[str], experiment: str | None = None
     ) -> Iterator[FeedbackEntry]:
-        """Feedback after position `after` on answers of these releases, in order.
+        """Feedback after position `after` on requests that these releases were asked, in order.
 
         `experiment` selects the captures of one; None selects all.
         """
-        which: list[ColumnElement[bool]] = [captures.c.release.in_(releases)]
-        if experiment is not None:
-            which.append(captures.c.dealt == experiment)
-        return self._read_on(*which, after=after)
+        which = _was_asked(self._database, releases, experiment)
+        for entry in self._read_on(which, after=after):
+            if entry.capture.asked_release in releases:
+                yield entry
 
     def _read_on(self, *which: ColumnElement[bool], after: int) -> Iterator[FeedbackEntry]:
         same = and_(captures.c.project == feedback.c.project, captures.c.id == feedback.c.capture_id)

@@ -63,8 +63,8 @@ def pair(work, tmp_path):
 class Traffic:
     """Sessions as an endpoint with a split would serve and keep them."""
 
-    def __init__(self, work, pair, *, share=0.5, experiment=""):
-        self.work, self.count = work, 0
+    def __init__(self, work, pair, *, share=0.5, experiment="", by_lot=True):
+        self.work, self.count, self.by_lot = work, 0, by_lot
         self.feedback = FeedbackStore(work.database, project=work.settings.project)
         split = SplitSettings(share=share, experiment=experiment)
         self.running = make_experiment(split, champion=pair[0], challenger=pair[1])
@@ -77,7 +77,7 @@ class Traffic:
             at=WHEN,
             session=session,
             model="champion",
-            release=self.running.release_of(arm),
+            release=more.pop("release", self.running.release_of(arm)),
             request={"messages": [{"role": "user", "content": "give me JSON"}]},
             reply=reply(arm) if callable(reply) else reply,
             finish_reason=more.pop("finish_reason", "stop"),
@@ -85,9 +85,9 @@ class Traffic:
             reply_tokens=1,
             first_token_ms=None,
             total_ms=100.0 if arm == "champion" else 40.0,
-            dealt=self.running.experiment,
-            arm=arm,
-            share=self.running.share,
+            dealt=self.running.experiment if self.by_lot else None,
+            arm=arm if self.by_lot else None,
+            share=self.running.share if self.by_lot else None,
             **more,
         )
         self.work.captures.add([capture])
@@ -184,19 +184,58 @@ def test_marks_between_good_and_bad_count_for_what_they_are(work, pair):
     assert found.counts["b_successes"] / b_sessions == pytest.approx(0.9)
 
 
-def test_shares_that_come_out_otherwise_than_they_were_assigned_are_a_warning(work, pair):
+def test_sessions_that_are_not_in_the_assigned_shares_decide_nothing(work, pair):
     traffic = Traffic(work, pair, share=0.5)
     for n in range(120):
         if traffic.running.assign(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
-            traffic.serve(f"s{n}")
-    found = compare_live(work, *pair, metric="json_valid")
-    assert any("50.0% were assigned" in remark for remark in found.remarks)
+            traffic.serve(f"s{n}", only_challenger_is_right)
+    found = watch_live(work, *pair, metric="json_valid", every_seconds=1, pause=pytest.fail)
+    assert (found.winner, found.exit_code) == (None, 12)
+    assert "50.0% were assigned" in found.mismatch
+    assert found.mismatch in found.sentence
     whole = Traffic(work, pair, share=0.5, experiment="whole")
     for n in range(120):
         whole.serve(f"s{n}")
-    assert not any(
-        "were assigned:" in remark for remark in compare_live(work, *pair, metric="json_valid").remarks
-    )
+    assert compare_live(work, *pair, metric="json_valid").mismatch is None
+
+
+def escalate(traffic, session, own_reply):
+    """The large model answers well in place of the arm, whose own answer failed a check."""
+    release = traffic.running.release_of(traffic.running.assign(session))
+    facts = {"release": "large", "escalated_from": release, "rejected": own_reply}
+    return traffic.serve(session, "{}", failed_check="json_valid", **facts)
+
+
+def is_new(traffic, n):
+    return traffic.running.assign(f"s{n}") == "challenger"
+
+
+@pytest.mark.parametrize("by_lot", [True, False])
+@pytest.mark.parametrize("own_reply", ["no JSON", None])
+def test_an_arm_is_judged_by_its_own_answers_where_a_large_model_answered(work, pair, by_lot, own_reply):
+    traffic = Traffic(work, pair, by_lot=by_lot)
+    for n in range(80):
+        if is_new(traffic, n) and n % 5 < 3:
+            escalate(traffic, f"s{n}", own_reply)
+        else:
+            traffic.serve(f"s{n}")
+    found = compare_live(work, *pair, metric="json_valid")
+    assert (found.winner, found.mismatch, found.experiment is None) == ("A", None, not by_lot)
+    assert found.arms["A"].sessions + found.arms["B"].sessions == 80
+    assert found.arms["A"].failed_checks == 0
+    assert found.arms["B"].failed_checks == sum(is_new(traffic, n) and n % 5 < 3 for n in range(80))
+
+
+def test_users_who_like_the_large_models_answer_do_not_praise_the_one_that_failed(work, pair):
+    traffic = Traffic(work, pair)
+    for n in range(120):
+        if is_new(traffic, n) and n % 5 < 3:
+            traffic.say(escalate(traffic, f"s{n}", "no JSON"), 1.0)
+        else:
+            traffic.say(traffic.serve(f"s{n}"), 1.0)
+    found = compare_live(work, *pair, metric="feedback")
+    assert found.winner == "A"
+    assert found.arms["A"].feedback + found.arms["B"].feedback == 120
 
 
 def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work, pair):

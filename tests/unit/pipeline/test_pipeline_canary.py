@@ -5,6 +5,7 @@ import random
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -17,6 +18,7 @@ from registry_samples import PROJECT, alias_move, parts, publish_parts, write_ad
 
 from graftwork.cli.release import promote
 from graftwork.evaluate.ab import CanaryTest, LiveAnswer, decide_canary
+from graftwork.evaluate.statistics.anytime import TwoArms
 from graftwork.pipeline import canary as canaries
 from graftwork.pipeline.canary import CanaryRequest, find_canary, parse_share, run_canary
 from graftwork.pipeline.open_project import use_project
@@ -134,12 +136,42 @@ def test_a_worse_release_is_rolled_back_and_the_alias_never_moves(work, pair):
 
 
 def test_a_release_that_leaves_requests_without_an_answer_is_rolled_back_whatever_its_grades(work, pair):
-    decided = decide_canary("candidate", "baseline")
-    assert decided == "roll_back"
     report, _ = canary(work, pair, answers(0.0, 0.0, failing=0.3))
     assert report.decision == "rolled_back"
-    assert "without an answer" in report.reason
+    assert "more failed requests" in report.reason
     assert report.canary.failures > 0
+
+
+def test_a_metric_promotes_nothing_while_the_evidence_is_that_it_fails_more_requests():
+    failures = TwoArms(0.025)
+    for _ in range(12):
+        failures.update("baseline", successes=1)
+        failures.update("candidate", failures=1)
+        if failures.log_e_value > 0:
+            break
+    assert not failures.decided
+    assert decide_canary("candidate", failures) == "wait"
+    assert decide_canary("candidate", TwoArms(0.025)) == "promote"
+    assert decide_canary("baseline", failures) == "roll_back"
+
+
+def test_a_canary_whose_sessions_are_not_in_the_assigned_shares_ends_and_promotes_nothing(work, pair):
+    endpoint = Endpoint(work, answers(0.5, 0.95))
+    add = work.captures.add
+
+    def lose_most_of_the_challengers(captures):
+        add([capture for capture in captures if capture.arm == "champion" or capture.id.endswith("0")])
+
+    endpoint.work = SimpleNamespace(
+        captures=SimpleNamespace(add=lose_most_of_the_challengers),
+        ledger=work.ledger,
+        releases=work.releases,
+    )
+    asked = CanaryRequest(share=SHARE, metric="json_valid")
+    report = run_canary(work, pair[1], asked, pause=endpoint.pause)
+    assert (report.decision, report.exit_code) == ("undecided", 12)
+    assert "sample ratio mismatch" in report.reason
+    assert work.releases.aliases()["champion"] == pair[0]
 
 
 def test_an_equal_release_is_left_undecided_at_the_limit(work, pair):

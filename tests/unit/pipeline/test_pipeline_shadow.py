@@ -49,12 +49,12 @@ def pair(work, tmp_path):
     ]
 
 
-def serve(work, number, release, reply, *, shadow_of=None, finish_reason="stop", session=None):
+def serve(work, number, release, reply, *, shadow_of=None, finish_reason="stop", session=None, **more):
     capture = Capture(
         id=f"{release[:6]}-{number}", at="2026-01-01T00:00:00Z", session=session or f"s{number}", model="m",
         release=release, request={"messages": [{"role": "user", "content": "JSON"}]}, reply=reply,
         finish_reason=finish_reason, prompt_tokens=1, reply_tokens=1, first_token_ms=None, total_ms=1.0,
-        shadow_of=shadow_of,
+        shadow_of=shadow_of, **more,
     )  # fmt: skip
     work.captures.add([capture])
     return capture.id
@@ -80,6 +80,21 @@ def test_a_challenger_that_fails_loses_and_a_session_counts_once(work, pair):
     found = compare_shadow(work, *pair, metric="json_valid")
     assert found.winner == "A"
     assert found.used <= 16
+
+
+def serve_escalated(work, number, release):
+    """Half of the champion's answers fail a check, and the large model answers well in their place."""
+    if number % 2:
+        return serve(work, number, release, "{}")
+    facts = {"escalated_from": release, "failed_check": "json_valid", "rejected": "no JSON"}
+    return serve(work, number, "large", "{}", **facts)
+
+
+def test_a_champion_is_compared_by_its_own_answers_where_a_large_model_answered(work, pair):
+    for n in range(40):
+        serve(work, n, pair[1], "{}", shadow_of=serve_escalated(work, n, pair[0]))
+    found = compare_shadow(work, *pair, metric="json_valid")
+    assert (found.winner, found.asked) == ("B", 40)
 
 
 @pytest.mark.parametrize(("interrupted", "remarks"), [(1, 0), (5, 1)])
@@ -131,6 +146,13 @@ def test_a_summary_compares_the_pairs_by_every_check_that_needs_no_reference(sha
     assert (check.champion, check.challenger) == (0.5, 1.0)
     assert 0 < check.low <= 0.5 <= check.high < 1
     assert check.outcome == "better"
+
+
+def test_a_summary_holds_escalated_answers_against_the_champion(shadowed, pair):
+    for n in range(60):
+        serve(shadowed, n, pair[1], "{}", shadow_of=serve_escalated(shadowed, n, pair[0]))
+    found = summarize_shadow(shadowed)
+    assert (found.sessions, found.checks[0].champion, found.checks[0].challenger) == (60, 0.5, 1.0)
 
 
 def test_a_summary_counts_failures_against_the_challenger_and_leaves_interrupted_copies_out(shadowed, pair):

@@ -207,6 +207,7 @@ def show_canary(console: Console, found: CanaryReport) -> None:
     shown = (f"{arm.successes / arm.graded:.1%} of {arm.graded:g}" if arm.graded else "-" for arm in arms)
     rows.add_row(quote(found.metric), *shown)
     rows.add_row("without an answer", *(f"{arm.failures:,}" for arm in arms))
+    rows.add_row("failed a check", *(f"{arm.failed_checks:,}" for arm in arms))
     console.print(rows)
     print_line(
         console,
@@ -256,6 +257,7 @@ def _show_arms(console: Console, arms: dict[str, ArmFacts]) -> None:
         ("exchanges", lambda arm: f"{arm.exchanges:,}"),
         ("failed", lambda arm: _share(arm.failures, arm.exchanges)),
         ("hung up", lambda arm: _share(arm.hung_up, arm.exchanges)),
+        ("failed a check", lambda arm: _share(arm.failed_checks, arm.exchanges)),
         ("with feedback", lambda arm: _share(arm.feedback, arm.exchanges)),
         ("first token, median", lambda arm: _time(arm.first_token_ms)),
         ("answer, median", lambda arm: _time(arm.median_ms)),

@@ -6,7 +6,8 @@ from dataclasses import replace
 from graftwork.cycle.settings import CanarySettings, DeliverSettings
 from graftwork.cycle.state import CycleState
 from graftwork.evaluate.ab import ABResult
-from graftwork.pipeline.ab import compare_live
+from graftwork.pipeline.ab import LiveComparison, choose_live_metric, find_experiment
+from graftwork.pipeline.canary import explain_step
 from graftwork.pipeline.cycle.coordinator import CycleStepResult
 from graftwork.pipeline.deploy import HERE, Question, deploy
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
@@ -16,6 +17,7 @@ from graftwork.pipeline.steps.release import TryOut
 from graftwork.records.errors import GraftError, WorkerFailed
 from graftwork.records.release import AliasMove, Release
 from graftwork.registry.aliases import Change, promote
+from graftwork.serve.routing import make_experiment
 
 CANDIDATE = "candidate"
 """The alias of a release that waits for an approval."""
@@ -42,27 +44,32 @@ def watch_canary(work: OpenProject, cycle: CycleState, release: Release, *, now:
         return CycleStepResult({"verdict": "promote", "why": "live traffic is split for the main model only"})
     if champion is None or champion == release.id:
         return CycleStepResult({"verdict": "promote", "why": "there is no other release to compare with"})
-    found = compare_live(work, champion, release.id, metric=settings.metric)
-    step = cycle.step("canary")
-    begun = step.started_at if step is not None and step.started_at is not None else now
-    return judge_canary(found, settings, begun=begun, now=now)
+    pair = work.releases.get(champion), release
+    experiment = find_experiment(work, pair, None)
+    if experiment is None:
+        # No session was assigned yet. What either answered before is no part of the canary.
+        experiment = make_experiment(split, champion=champion, challenger=release.id).experiment
+    metric = choose_live_metric(work, settings.metric)
+    look = LiveComparison(work, pair, metric=metric, experiment=experiment, is_canary=True)
+    found = look.look()
+    step, state = look.decide(found), cycle.step("canary")
+    if step != "wait":
+        verdict = "promote" if step == "promote" else "roll_back"
+        return CycleStepResult({**_facts(found), "verdict": verdict, "why": explain_step(step, found, look)})
+    begun = state.started_at if state is not None and state.started_at is not None else now
+    return end_or_wait(found, settings, begun=begun, now=now)
 
 
-def judge_canary(found: ABResult, settings: CanarySettings, *, begun: float, now: float) -> CycleStepResult:
-    """Roll back, promote, or look again. Failures decide at once, the metric when it can, time in the end."""
-    champion, new = found.arms["A"], found.arms["B"]
-    facts = {"sessions": new.sessions, "failures": new.failures}
-    failed = new.failures / new.exchanges if new.exchanges else 0.0
-    usual = champion.failures / champion.exchanges if champion.exchanges else 0.0
+def _facts(found: ABResult) -> dict[str, object]:
+    new = found.arms["B"]
+    failures = new.failures + new.hung_up
+    return {"sessions": new.sessions, "failures": failures, "failed_checks": new.failed_checks}
+
+
+def end_or_wait(found: ABResult, settings: CanarySettings, *, begun: float, now: float) -> CycleStepResult:
+    """Nothing is decided: the gate's verdict counts once the time is over; until then look again."""
+    new, facts = found.arms["B"], _facts(found)
     enough = new.sessions >= settings.fewest_sessions
-    if enough and failed > usual + settings.max_failures:
-        why = f"{failed:.0%} of its answers failed, {usual:.0%} of the champion's"
-        return CycleStepResult({**facts, "verdict": "roll_back", "why": why})
-    if found.winner == "A":
-        why = f"the champion is better by {found.metric}"
-        return CycleStepResult({**facts, "verdict": "roll_back", "why": why})
-    if found.winner == "B":
-        return CycleStepResult({**facts, "verdict": "promote", "why": f"it is better by {found.metric}"})
     minutes = (now - begun) / 60
     if minutes >= settings.minutes and enough:
         why = f"{new.sessions} sessions in {minutes:.0f} min, no harm seen"
