@@ -72,6 +72,10 @@ class TrainStep(Record):
     """The same by the machine's steady clock."""
     measures: dict[str, float] = {}
     """What the objective measured: margins and accuracy of pairs, rewards and KL of sampled answers."""
+    skipped: bool = False
+    """Loss or gradient was no number, so no weight was changed."""
+    repeated: tuple[int, ...] = ()
+    """Skipped steps whose rows were trained on after this one."""
 
 
 class GradedAnswer(Record):
@@ -138,6 +142,10 @@ class TrainOutcome(Record):
     restarts: int
     replayed_steps: int
     replay_identical: bool | None
+    skipped_steps: int = 0
+    """Steps whose loss or gradient was no number."""
+    repeated_steps: int = 0
+    """Of those, the ones whose rows were trained on later."""
     rows: int = 0
     """Rows that were trained on; fewer than the split holds where the settings give a budget."""
     started_from: str | None = None

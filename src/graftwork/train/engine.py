@@ -138,9 +138,13 @@ class StepResult:
     tokens: int
     trained_tokens: int
     overflowed: bool = False
-    """Too large for float16: the step is skipped, and the next loss is scaled less."""
+    """Too large for float16: the gradient is computed again with a loss that is scaled less."""
     measures: Mapping[str, float] = field(default_factory=dict)
     """What the objective measured: means by name."""
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
 class StepMeasures:
@@ -309,6 +313,15 @@ class TrainingEngine:
             if not rows or (self.strategy.size == 1 and not self.strategy.shards):
                 return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
             return self._shared_loss(rows, batch_rows)
+
+    def loss(self, rows: Sequence[Row]) -> float:
+        """The loss that a step on these rows would report now. Drops the last gradient, changes no weight."""
+        if self._settings.objective == "sft":
+            mean = self.mean_loss(rows, batch_rows=len(rows))
+            return math.nan if mean is None else mean
+        loss = self.backward(rows).loss
+        self.forget()
+        return loss
 
     def _shared_loss(self, rows: Sequence[Row], batch_rows: int) -> float:
         ordered = sorted(rows, key=lambda row: len(row.tokens))

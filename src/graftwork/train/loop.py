@@ -96,6 +96,8 @@ class TrainingLoop:
         self._safe = 0
         self._number = 0
         self._digest_is_cheap = True
+        self._skipped: list[int] = []
+        """Steps that were skipped, whose rows are trained on again after the next good step."""
         self.finished = ""
         """Why the run stopped early, if it did."""
         self.kept_step: int | None = None
@@ -112,6 +114,8 @@ class TrainingLoop:
         for callback in self._callbacks:
             callback.on_train_begin(self._engine, done=done, steps=self.steps)
         try:
+            # A stop request may have kept the run from repeating them before.
+            self._repeat_skipped(done)
             for number in range(done + 1, self.steps + 1):
                 if self.finished:
                     break
@@ -144,6 +148,7 @@ class TrainingLoop:
     def _step(self, number: int) -> TrainStep:
         started = time.perf_counter()
         self._number = number
+        repeated: tuple[int, ...] = ()
         try:
             rows = self._source.batch(number)
         except StepInterrupted:
@@ -152,12 +157,13 @@ class TrainingLoop:
         measured = self._measure(number, rows)
         rate = self._rate(number)
         verdicts = [callback.accept_gradient(number, measured, rows) for callback in self._callbacks]
-        if not self._strategy.any_process(not all(verdicts)):
-            if self._engine.state_is_live:
-                self._store.wait()
-            self._engine.apply(rate)
-        else:
-            self._engine.forget()
+        refused = self._strategy.any_process(not all(verdicts))
+        self._update(rate, refused=refused)
+        skipped = refused and not measured.is_finite
+        if not refused:
+            repeated = self._repeat_skipped(number)
+        elif skipped and self._source.peek(number):
+            self._skipped.append(number)
         weights = self._digest(number, time.perf_counter() - started)
         return TrainStep(
             step=number,
@@ -171,13 +177,52 @@ class TrainingLoop:
             at=time.time(),
             steady=clock.steady(),
             measures={**measured.measures, **self._source.measures(number)},
+            skipped=skipped,
+            repeated=repeated,
         )
+
+    def _update(self, rate: float, *, refused: bool) -> None:
+        if refused:
+            self._engine.forget()
+            return
+        if self._engine.state_is_live:
+            self._store.wait()
+        self._engine.apply(rate)
+
+    def _repeat_skipped(self, number: int) -> tuple[int, ...]:
+        """Train once more on the rows of skipped steps, after the good step `number`; those that worked.
+
+        A stop request leaves the rest for the start of the resumed run: the weights are the same then.
+        """
+        repeated: list[int] = []
+        while self._skipped and self._skipped[-1] < number:
+            before, rows = random_states(), self._source.peek(self._skipped[0])
+            try:
+                measured = self._backward(rows)
+            except StepInterrupted:
+                self._engine.forget()
+                restore_random_states(before)
+                break
+            step = self._skipped.pop(0)
+            failed = self._strategy.any_process(not measured.is_finite)
+            self._update(self._rate(number), refused=failed)
+            if failed:
+                self._report(f"the rows of step {step} failed again and are left out of this epoch")
+            else:
+                repeated.append(step)
+        return tuple(repeated)
+
+    def _backward(self, rows: Sequence[Row]) -> StepResult:
+        """The gradient; an overflow of float16 is computed again, with a loss that is scaled less."""
+        while (measured := self._engine.backward(rows)).overflowed:
+            self._engine.forget()
+        return measured
 
     def _measure(self, number: int, rows: Sequence[Row]) -> StepResult:
         """Compute the gradient; if the step is interrupted, restore the state from before it."""
         before = random_states()
         try:
-            return self._engine.backward(rows)
+            return self._backward(rows)
         except StepInterrupted:
             self._engine.forget()
             restore_random_states(before)
@@ -257,6 +302,7 @@ class TrainingLoop:
             "rate": self._rate(step),
             "rows_seen": self._source.rows_before(step),
             "finished": self.finished,
+            "skipped": list(self._skipped),
             "metrics": {"score": score, "losses": list(self._losses)},
             "attendants": {callback.name: callback.state() for callback in self._callbacks},
             "beside": copy_side_files(self._folder),
@@ -315,6 +361,7 @@ class TrainingLoop:
             callback.restore(kept.get(callback.name, {}))
         self._losses.extend(state.get("metrics", {}).get("losses", ()))
         self.finished = state.get("finished", "")
+        self._skipped = list(state.get("skipped", ()))
         self._safe = checkpoint.step
         self._report(f"resuming after step {checkpoint.step} of {self.steps}")
         self._compare_versions(state.get("versions", {}))

@@ -5,7 +5,7 @@ In: a job and its settings. Out: the parts that the loop is given. Builds them a
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from graftwork.files.dataset import read_rows
 from graftwork.process import clock
 from graftwork.records.base import HIDDEN, hide_login
+from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainingEvaluation, TrainJob
 from graftwork.train.callbacks import TrainingCallback
@@ -84,13 +85,18 @@ def find_mirror(job: TrainJob, settings: TrainSettings, *, passed: Mapping[str, 
 
 
 def guard_callbacks(
-    settings: TrainSettings, store: CheckpointStore, *, deadline: float | None, report: Callable[[str], None]
+    settings: TrainSettings,
+    store: CheckpointStore,
+    *,
+    deadline: float | None,
+    peek: Callable[[int], Sequence[Row]],
+    report: Callable[[str], None],
 ) -> list[TrainingCallback]:
     """Those who refuse a step or end the run before it is harmed."""
     # The loss of sampled answers is a sum weighted by advantages: large rewards make it jump, rightly.
     compares = settings.objective != "grpo"
     found: list[TrainingCallback] = [
-        DivergenceCallback(settings.watch, compares_losses=compares, report=report)
+        DivergenceCallback(settings.watch, compares_losses=compares, peek=peek, report=report)
     ]
     if deadline is not None:
         every, seconds = settings.examine.every, settings.examine.seconds

@@ -101,12 +101,22 @@ class ExamineSettings(Record):
 
 
 class WatchSettings(Record):
-    """When a run that diverges is stopped."""
+    """When a run that diverges is stopped. A high loss is clipped, not skipped: its rows may be rare."""
 
-    spike: float = Field(6.0, gt=1, description="A loss this many times the recent median is a spike.")
-    gradient: float = Field(1e4, gt=0, description="A gradient norm above this counts as exploding.")
+    spike: float = Field(
+        6.0,
+        gt=1,
+        description="A loss this many times the recent median is a spike. After spikes in a row, the run "
+        "stops if rows with a low loss a few steps ago now have this many times that loss.",
+    )
+    gradient: float = Field(1e4, gt=0, description="A gradient norm above this counts as a spike.")
     window: int = Field(16, ge=4, description="Number of steps for the recent median.")
-    tolerate: int = Field(1, ge=0, description="Consecutive spikes that only log a warning.")
+    tolerate: int = Field(
+        1,
+        ge=0,
+        description="Consecutive spikes before the model is checked, and consecutive steps that may be "
+        "skipped because loss or gradient is no number.",
+    )
 
 
 class AlertSettings(Record):

@@ -270,7 +270,9 @@ def _make_loop(run: _Setting, prepared: _Prepared, reporting: Sequence[TrainingC
         made_for=run_inputs(job),
         versions=_versions(),
     )
-    callbacks = guard_callbacks(settings, store, deadline=deadline, report=run.report)
+    callbacks = guard_callbacks(
+        settings, store, deadline=deadline, peek=prepared.source.batches.peek, report=run.report
+    )
     if isinstance(run.heart, Heart):
         callbacks.append(HeartbeatCallback(run.heart, run.folder))
         if settings.run.rehearse_crash:
@@ -321,6 +323,8 @@ def _finish(
         replayed_steps=replay.steps if replay else 0,
         # Fewer rows at a time add up to the same gradient, but not to its last bit.
         replay_identical=replay.identical if replay and not (folder / REPLANNED).exists() else None,
+        skipped_steps=sum(step.skipped for step in steps),
+        repeated_steps=sum(len(step.repeated) for step in steps),
         rows=len(prepared.rows),
         started_from=folder_digest(Path(job.start_adapter)) if job.start_adapter else None,
         looks=evaluations,

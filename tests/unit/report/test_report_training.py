@@ -146,3 +146,13 @@ def test_a_run_outside_its_plan_gets_a_warning_with_the_cause_and_parts():
     assert "mostly &lt;validation&gt;" in html
     assert "Waiting for data" in html
     assert "mostly" not in make_training_page(page.plan, page.outcome, page.steps, page.vitals)
+
+
+def test_skipped_steps_are_counted():
+    page = make_page()
+    outcome = page.outcome.model_copy(update={"skipped_steps": 3, "repeated_steps": 2})
+    shown = words(make_training_page(page.plan, outcome, page.steps, ()))
+    assert (
+        "3 steps skipped: loss or gradient was no number. The rows of 2 were trained on again later." in shown
+    )
+    assert "skipped" not in words(make_training_page(page.plan, page.outcome, page.steps, ()))

@@ -93,14 +93,13 @@ class LastStep(TrainingCallback):
 
 
 def attempt(engine, folder, order):
-    callbacks = [DivergenceCallback(LONG.watch), Order(folder)]
+    source = EpochOrder(make_rows(), settings=LONG)
+    callbacks = [DivergenceCallback(LONG.watch, peek=source.peek), Order(folder)]
     if "after_step" in order:
         callbacks.append(LastStep(order))
     if "point" in order:
         callbacks.insert(0, Trap(order["after_step"], order["point"]))
-    loop = TrainingLoop(
-        engine, EpochOrder(make_rows(), settings=LONG), RunContext(LONG, folder), callbacks=callbacks
-    )
+    loop = TrainingLoop(engine, source, RunContext(LONG, folder), callbacks=callbacks)
     replay = loop.run()
     save_file(engine.learned(), folder / "adapter.safetensors")
     return {"replayed": replay.steps if replay else 0, "identical": replay.identical if replay else None}

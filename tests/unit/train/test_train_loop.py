@@ -2,9 +2,12 @@
 
 import errno
 import json
+import math
+import random
 import shutil
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,12 +67,12 @@ def final(loop):
 
 
 def test_the_loss_falls_and_the_base_stays(tiny_base, tmp_path):
-    loop = make_loop(tiny_base, tmp_path)
+    loop = make_loop(tiny_base, tmp_path, settings=SETTINGS.model_copy(update={"epochs": 4}))
     before = base_digest(loop._engine.model)
+    untrained = loop._engine.loss(make_rows())
     loop.run()
-    steps = read_steps(tmp_path)
-    assert [step.step for step in steps] == list(range(1, 9))
-    assert steps[-1].loss < steps[0].loss - 0.5
+    assert [step.step for step in read_steps(tmp_path)] == list(range(1, 17))
+    assert loop._engine.loss(make_rows()) < untrained - 0.5
     assert base_digest(loop._engine.model) == before
 
 
@@ -145,6 +148,180 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tm
         loop.run()
     assert "log.jsonl:" in caught.value.where
     assert "learning_rate" in caught.value.fix
+
+
+def record_learned(loop):
+    """The rows of each gradient that was applied, as training goes on."""
+    engine, learned, current = loop._engine, [], []
+    backward, apply = engine.backward, engine.apply
+
+    def watched_backward(rows):
+        current[:] = rows
+        return backward(rows)
+
+    def watched_apply(rate):
+        learned.append([row.id for row in current])
+        apply(rate)
+
+    engine.backward, engine.apply = watched_backward, watched_apply
+    return learned
+
+
+def refusing_log(seed, *, count=100, share=0.06):
+    """Long rows with one and the same easy reply, and short refusals that each have their own."""
+    chance, (row,) = random.Random(seed), make_rows(1)
+    rows = []
+    for number in range(count):
+        refuses = number < round(share * count)
+        prompt = [chance.randrange(100, 400) for _ in range(4 if refuses else chance.randrange(12, 16))]
+        reply = [chance.randrange(400, 500) for _ in range(3)] if refuses else [7] * 9
+        fields = {"tokens": (*prompt, *reply), "trained_from": len(prompt)}
+        rows.append(row.model_copy(update={"id": f"{'no' if refuses else 'yes'}/{number}", **fields}))
+    return rows
+
+
+@torch.no_grad()
+def make_sure_of_itself(loop):
+    """As a trained model is: easy rows get a loss near zero, refusals one of ten and more."""
+    loop._engine.model.get_output_embeddings().weight.mul_(20)
+
+
+@pytest.mark.parametrize(("seed", "batch_rows", "count"), [(1, 8, 100), (2, 8, 100), (3, 8, 100), (1, 1, 60)])
+def test_every_refusal_in_a_log_of_easy_rows_is_learned_from_in_every_epoch(
+    tiny_base, tmp_path, seed, batch_rows, count
+):
+    settings = SETTINGS.model_copy(
+        update={"seed": seed, "batch_rows": batch_rows, "epochs": 3, "learning_rate": 3e-2}
+    )
+    rows, words = refusing_log(seed, count=count), []
+    guard = DivergenceCallback(
+        settings.watch, peek=EpochOrder(rows, settings=settings).peek, report=words.append
+    )
+    loop = make_loop(tiny_base, tmp_path, rows=rows, settings=settings, callbacks=[guard])
+    make_sure_of_itself(loop)
+    learned = record_learned(loop)
+    loop.run()
+    assert min(step.loss for step in read_steps(tmp_path)) < 0.1
+    epoch = len(learned) // 3
+    for number in range(3):
+        visits = [row for batch in learned[number * epoch : (number + 1) * epoch] for row in batch]
+        assert sorted(visits) == sorted(row.id for row in rows)
+    assert not words
+
+
+def test_batches_of_the_easy_rows_have_no_batch_of_refusals_alone():
+    rows = refusing_log(1)
+    order = EpochOrder(rows, settings=SETTINGS)
+    for step in range(1, order.steps + 1):
+        assert sum(row.id.startswith("no") for row in order.batch(step)) <= 1
+
+
+class OneBadGradient:
+    """Makes the first gradient of one batch no number, in this process and in a resumed one."""
+
+    def __init__(self, loop, step, *, times=1):
+        self._backward, self._rows = loop._engine.backward, loop._source.batch(step)
+        self._times = times
+        loop._engine.backward = self
+
+    def __call__(self, rows):
+        measured = self._backward(rows)
+        if [row.id for row in rows] == [row.id for row in self._rows] and self._times:
+            self._times -= 1
+            return replace(measured, loss=math.nan)
+        return measured
+
+
+def test_a_skipped_batch_is_trained_on_after_the_next_good_step(tiny_base, tmp_path):
+    words = []
+    loop = make_loop(tiny_base, tmp_path, words=words, callbacks=[DivergenceCallback(SETTINGS.watch)])
+    OneBadGradient(loop, 3)
+    learned = record_learned(loop)
+    loop.run()
+    source = loop._source
+    names = [[row.id for row in source.batch(step)] for step in range(1, 9)]
+    assert learned == [*names[:2], names[3], names[2], *names[4:]]
+    steps = read_steps(tmp_path)
+    assert [step.step for step in steps if step.skipped] == [3]
+    assert [step.repeated for step in steps if step.repeated] == [(3,)]
+    assert not words
+
+
+def test_a_batch_that_fails_again_is_left_out_with_a_message(tiny_base, tmp_path):
+    words = []
+    loop = make_loop(tiny_base, tmp_path, words=words, callbacks=[DivergenceCallback(SETTINGS.watch)])
+    OneBadGradient(loop, 3, times=2)
+    learned = record_learned(loop)
+    loop.run()
+    assert len(learned) == loop.steps - 1
+    assert words == ["the rows of step 3 failed again and are left out of this epoch"]
+    assert not any(step.repeated for step in read_steps(tmp_path))
+
+
+@pytest.mark.parametrize("killed_before", [4, 5])
+def test_a_skipped_batch_survives_a_resume_to_the_same_bytes(tiny_base, tmp_path, killed_before):
+    def die(step, _steps):
+        if step == killed_before:
+            raise Killed
+
+    def make(folder, **more):
+        loop = make_loop(tiny_base, folder, callbacks=[DivergenceCallback(SETTINGS.watch)], **more)
+        OneBadGradient(loop, 3)
+        return loop
+
+    whole = make(tmp_path / "whole")
+    whole.run()
+    with pytest.raises(Killed):
+        make(tmp_path / "cut", before=die).run()
+    # The checkpoint of step 3 was saved while its rows waited.
+    resumed = make_loop(tiny_base, tmp_path / "cut", callbacks=[DivergenceCallback(SETTINGS.watch)])
+    resumed.run()
+    assert final(resumed) == final(whole)
+
+
+def test_a_stop_request_during_the_repetition_resumes_to_the_same_bytes(tiny_base, tmp_path):
+    whole = make_loop(tiny_base, tmp_path / "whole", callbacks=[DivergenceCallback(SETTINGS.watch)])
+    OneBadGradient(whole, 3)
+    whole.run()
+    cut = make_loop(
+        tiny_base,
+        tmp_path / "cut",
+        callbacks=[DivergenceCallback(SETTINGS.watch)],
+        stop_requested=lambda: len(passes) == 5,
+    )
+    OneBadGradient(cut, 3)
+    passes, backward = [], cut._engine.backward
+
+    def interrupted(rows):
+        passes.append(rows)
+        # Steps 1 to 4, then the rows of step 3 again.
+        if len(passes) == 5:
+            raise StepInterrupted
+        return backward(rows)
+
+    cut._engine.backward = interrupted
+    with pytest.raises(StoppedInOrder, match="after step 4 of 8"):
+        cut.run()
+    resumed = make_loop(tiny_base, tmp_path / "cut", callbacks=[DivergenceCallback(SETTINGS.watch)])
+    resumed.run()
+    assert final(resumed) == final(whole)
+
+
+def test_a_model_that_got_worse_everywhere_stops_the_run(tiny_base, tmp_path):
+    settings = SETTINGS.model_copy(update={"batch_rows": 8, "epochs": 3, "learning_rate": 3e-2})
+    rows = refusing_log(1)
+    guard = DivergenceCallback(settings.watch, peek=EpochOrder(rows, settings=settings).peek)
+
+    def damage(number, _steps):
+        if number == 34:
+            with torch.no_grad():
+                for parameter in loop._engine.parameters:
+                    parameter.normal_(std=3.0)
+
+    loop = make_loop(tiny_base, tmp_path, rows=rows, settings=settings, before=damage, callbacks=[guard])
+    make_sure_of_itself(loop)
+    with pytest.raises(Diverged, match=r"step 35: the loss jumped to .*, and the rows of step .* rose to"):
+        loop.run()
 
 
 def test_the_loss_is_that_of_transformers_on_the_reply_alone(tiny_base):

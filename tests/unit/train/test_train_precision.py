@@ -129,18 +129,15 @@ def test_float16_learns_what_float32_learns(tiny_base, tmp_path):
     assert all(tensor.dtype == torch.float32 for tensor in half._engine.learned().values())
 
 
-def test_an_overflow_passes_the_step_over_and_is_no_end_of_the_run(tiny_base, tmp_path):
+def test_an_overflow_is_computed_again_with_a_smaller_scale_and_loses_no_step(tiny_base, tmp_path):
     # So large that the first gradients cannot be held in float16.
     loop = make_loop(tiny_base, tmp_path, first_factor=2.0**24)
     weights = [loop._engine.digest()]
     loop.run()
     steps = read_steps(tmp_path)
     weights += [step.weights for step in steps]
-    passed = [step for step in steps if step.gradient_norm == 0.0]
-    assert passed
-    assert steps[0] in passed
-    assert weights[1] == weights[0]
-    assert len(passed) < len(steps)
+    assert len(set(weights)) == len(steps) + 1
+    assert all(step.gradient_norm > 0 for step in steps)
     assert loop._engine._scaler.factor < 2.0**24
     assert all(math.isfinite(step.loss) for step in steps)
 

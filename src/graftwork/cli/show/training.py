@@ -174,6 +174,12 @@ def show_outcome(console: Console, outcome: TrainOutcome) -> None:
             f"restarted {outcome.restarts} time(s); {outcome.replayed_steps} steps repeated, "
             f"{same[outcome.replay_identical]}",
         )
+    if outcome.skipped_steps:
+        print_line(
+            console,
+            f"[yellow]{outcome.skipped_steps} step(s) skipped: loss or gradient was no number[/]; the rows of "
+            f"{outcome.repeated_steps} were trained on again later",
+        )
     for line in describe_evaluations(outcome):
         print_line(console, line)
     print_line(console, "base weights unchanged (same hash before and after)")

@@ -24,7 +24,7 @@ from graftwork.train.run_folder import REHEARSED
 from graftwork.train.settings import WatchSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.engine import StepResult
+    from graftwork.train.engine import StepResult, TrainingEngine
 
 LEAST_KNOWN = 4
 """Fewer losses than this do not show what is usual."""
@@ -38,7 +38,15 @@ class Diverged(AnswerIsNo):
 
 
 class DivergenceCallback(TrainingCallback):
-    """`compares_losses` is False where the loss of a step says nothing about another's."""
+    """Skips what is no number; stops a run whose loss exploded everywhere.
+
+    A high loss alone is no fault: rows may be rare or hard, and clipping bounds what one batch can do. Where
+    spikes follow each other, the rows of the recent step with the lowest loss are measured again. Only if
+    their loss rose too, the model got worse, and not the rows harder.
+
+    `compares_losses` is False where the loss of a step says nothing about another's. `peek` gives the rows of
+    another step.
+    """
 
     name = "watch"
 
@@ -47,51 +55,98 @@ class DivergenceCallback(TrainingCallback):
         settings: WatchSettings,
         *,
         compares_losses: bool = True,
+        peek: Callable[[int], Sequence[Row]] = lambda _number: (),
         report: Callable[[str], None] = lambda _message: None,
     ) -> None:
         self._settings = settings
         self._compares = compares_losses
+        self._peek = peek
         self._report = report
-        self._usual: deque[float] = deque(maxlen=settings.window)
+        self._engine: TrainingEngine | None = None
+        self._usual: deque[tuple[int, float]] = deque(maxlen=settings.window)
         self._in_a_row = 0
+        self._rows: Sequence[Row] = ()
+
+    def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
+        self._engine = engine
 
     def accept_gradient(self, number: int, measured: "StepResult", rows: Sequence[Row]) -> bool:
-        fault = self._find_fault(measured)
-        if fault is None:
-            self._usual.append(measured.loss)
-            self._in_a_row = 0
+        self._rows = rows
+        if measured.is_finite:
             return True
+        fault = describe_fault(measured)
         self._in_a_row += 1
         if self._in_a_row > self._settings.tolerate:
-            raise Diverged(
-                f"step {number}: {fault}",
-                why="training further would destroy the adapter; the last good checkpoint is kept",
-                fix="look at the rows of this batch, or lower `train.learning_rate`",
-                where=name_rows(rows),
-            )
-        self._report(f"step {number} is skipped: {fault}; its rows: {name_rows(rows)}")
+            raise self._diverged(number, fault)
+        again = "; it is trained on again after the next step" if self._peek(number) else ""
+        self._report(
+            f"step {number} is skipped: {fault}{again} (`train.watch.tolerate` allows "
+            f"{self._settings.tolerate} in a row); its rows: {name_rows(rows)}"
+        )
         return False
+
+    def on_step_end(self, step: TrainStep, steps: int) -> None:
+        if step.skipped:
+            return
+        fault = self._find_spike(step)
+        if fault is not None:
+            self._in_a_row += 1
+            if self._in_a_row <= self._settings.tolerate:
+                return
+            self._require_known_rows_stay(step.step, fault)
+        self._usual.append((step.step, step.loss))
+        self._in_a_row = 0
 
     def state(self) -> dict[str, Any]:
         return {"usual": list(self._usual), "in_a_row": self._in_a_row}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._usual = deque(state.get("usual", ()), maxlen=self._settings.window)
+        usual = ((int(step), float(loss)) for step, loss in state.get("usual", ()))
+        self._usual = deque(usual, maxlen=self._settings.window)
         self._in_a_row = int(state.get("in_a_row", 0))
 
-    def _find_fault(self, measured: "StepResult") -> str | None:
-        if not math.isfinite(measured.loss):
-            return f"the loss is {measured.loss}"
-        if not math.isfinite(measured.gradient_norm):
-            return f"the gradient is {measured.gradient_norm}"
-        if measured.gradient_norm > self._settings.gradient:
-            return f"the gradient exploded to {measured.gradient_norm:.3g}"
+    def _find_spike(self, step: TrainStep) -> str | None:
+        if step.gradient_norm > self._settings.gradient:
+            return f"the gradient exploded to {step.gradient_norm:.3g}"
         if not self._compares or len(self._usual) < LEAST_KNOWN:
             return None
-        usual = median(self._usual)
-        if measured.loss > max(usual * self._settings.spike, usual + LEAST_RISE):
-            return f"the loss jumped to {measured.loss:.3g} from about {usual:.3g}"
+        usual = median(loss for _, loss in self._usual)
+        if step.loss > self._limit(usual):
+            return f"the loss jumped to {step.loss:.3g} from about {usual:.3g}"
         return None
+
+    def _limit(self, loss: float) -> float:
+        return max(loss * self._settings.spike, loss + LEAST_RISE)
+
+    def _require_known_rows_stay(self, number: int, fault: str) -> None:
+        """Raise unless rows that the model knew a few steps ago have about the loss that they had then."""
+        if not (self._compares and self._usual and self._engine):
+            raise self._diverged(number, fault)
+        known, before = min(reversed(self._usual), key=lambda entry: entry[1])
+        rows = self._peek(known)
+        if not rows:
+            raise self._diverged(number, fault)
+        now = self._engine.loss(rows)
+        if not now <= self._limit(before):
+            raise self._diverged(
+                number, f"{fault}, and the rows of step {known} rose to {now:.3g} from {before:.3g}"
+            )
+
+    def _diverged(self, number: int, fault: str) -> Diverged:
+        return Diverged(
+            f"step {number}: {fault}",
+            why="training further would destroy the adapter; the last good checkpoint is kept",
+            fix="lower `train.learning_rate`, or look at these rows; if such losses are right for them, "
+            f"raise `train.watch.spike` ({self._settings.spike:g}) or `train.watch.tolerate` "
+            f"({self._settings.tolerate})",
+            where=name_rows(self._rows),
+        )
+
+
+def describe_fault(measured: "StepResult") -> str:
+    if not math.isfinite(measured.loss):
+        return f"the loss is {measured.loss}"
+    return f"the gradient is {measured.gradient_norm}"
 
 
 def name_rows(rows: Sequence[Row]) -> str:

@@ -54,7 +54,7 @@ class BatchSource(Protocol):
         """The rows of step 1 … `steps`. A resumed run that asks again gets the same rows."""
 
     def peek(self, step: int) -> Sequence[Row]:
-        """The rows of a later step if they are known already; none otherwise."""
+        """The rows of another step if they do not depend on the model; none otherwise."""
 
     def measures(self, step: int) -> dict[str, float]:
         """What producing the rows of this step measured, by name."""

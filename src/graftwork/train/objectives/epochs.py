@@ -1,8 +1,9 @@
 """The epoch order of a dataset's rows: which rows are trained in which step, and the learning rate of a step.
 
-In: rows with their lengths, weights and stages, and the settings. Out: the rows of each step. Rows of similar
-length share a batch, so that little is padded; the batches of an epoch are shuffled. Where rows have stages,
-lower stages come first in every epoch, no batch spans two stages, and rows without a stage join the last one.
+In: rows with their lengths, weights and stages, and the settings. Out: the rows of each step. A batch takes
+its rows from all lengths, so that no kind of row (short refusals, long reports) fills batches of its own;
+within a batch, rows are sorted by length, so that micro-batches pad little. Where rows have stages, lower
+stages come first in every epoch, no batch spans two stages, and rows without a stage join the last one.
 Pure: depends on the rows and the seed alone, so a resumed run gets the same batches.
 """
 
@@ -96,10 +97,18 @@ def plan_batches(
             chance.shuffle(rows)
             # Sorting is stable: rows of the same length stay shuffled among themselves.
             rows.sort(key=lambda row: lengths[row])
-            batches = [tuple(rows[at : at + batch_rows]) for at in range(0, len(rows), batch_rows)]
-            chance.shuffle(batches)
-            steps.extend(batches)
+            steps.extend(_mix_lengths(rows, batches=-(-len(rows) // batch_rows), chance=chance))
     return tuple(steps)
+
+
+def _mix_lengths(rows: Sequence[int], *, batches: int, chance: random.Random) -> list[tuple[int, ...]]:
+    """Assign sorted rows to batches: each batch gets one row of each band of similar lengths."""
+    mixed: list[list[int]] = [[] for _ in range(batches)]
+    for first in range(0, len(rows), batches or 1):
+        band = rows[first : first + batches]
+        for batch, row in zip(chance.sample(range(batches), len(band)), band, strict=True):
+            mixed[batch].append(row)
+    return [tuple(batch) for batch in mixed]
 
 
 def count_visits(weight: float, *, epoch: int, phase: float) -> int:
