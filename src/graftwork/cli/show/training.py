@@ -177,8 +177,8 @@ def show_outcome(console: Console, outcome: TrainOutcome) -> None:
     if outcome.skipped_steps:
         print_line(
             console,
-            f"[yellow]{outcome.skipped_steps} step(s) skipped: loss or gradient was no number[/]; the rows of "
-            f"{outcome.repeated_steps} were trained on again later",
+            f"[yellow]{outcome.skipped_steps} step(s) skipped: loss or gradient was no number[/]; "
+            f"the rows of {outcome.repeated_steps} were trained on again later",
         )
     for line in describe_evaluations(outcome):
         print_line(console, line)
