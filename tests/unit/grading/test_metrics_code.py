@@ -215,6 +215,15 @@ def test_a_sandbox_is_tried_with_the_packages_and_limits_that_it_will_have(tmp_p
     assert "cannot read" in refused.value.why
 
 
+def test_a_link_that_leads_out_of_the_box_does_not_stop_the_sandbox(tmp_path):
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "site.py").symlink_to(tmp_path / "elsewhere.py")
+    (tmp_path / "elsewhere.py").touch(mode=0)
+    for folder in (tmp_path, tmp_path / "packages"):
+        folder.chmod(0o755)
+    assert open_sandbox(SandboxSettings(packages=(str(tmp_path / "packages"),)))
+
+
 def test_code_that_guards_its_own_start_is_loaded_not_started(context):
     source = RIGHT + "\nif __name__ == '__main__':\n    print(add(int(input()), 1))"
     assert grade_code_passes(CASE, source, context) == 1.0

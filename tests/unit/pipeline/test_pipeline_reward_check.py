@@ -1,12 +1,15 @@
 """Whether rewards can be trusted: judged from what each answer of the catalogue got."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from graftwork import open_project
-from graftwork.grading.reward_runner import GradedParts
+from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
 from graftwork.pipeline.reward_check import (
     GOLD,
     _Asked,
@@ -16,10 +19,13 @@ from graftwork.pipeline.reward_check import (
     require_sound,
     spread,
 )
+from graftwork.pipeline.rewards import make_reward_spec
 from graftwork.pipeline.table import run_pipeline
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "small_functions"
 
 CASE = Case(
     id="a", origin=Origin(file="f", line=1), messages=(Message(role="user", content="q"),), reference="right"
@@ -111,3 +117,22 @@ def test_the_prompts_are_those_of_the_model_that_was_asked_for(tmp_path):
         for name in ("support", "code"):
             asked = project_prompts(replace(work, asked_model=name))
             assert {case.messages[-1].content.split()[0] for case in asked} == {name}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077], ids=oct)
+def test_the_example_rewards_right_functions_and_no_others_whatever_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        shutil.copytree(EXAMPLE, tmp_path / "p", ignore=shutil.ignore_patterns(".graft"))
+        with open_project(tmp_path / "p").open() as opened:
+            work = replace(opened, asked_model="rewarded")
+            spec = make_reward_spec(work, folder=work.project.root)
+            cases = spread(project_prompts(work), 2)
+        texts = [(case, text) for case in cases for text in (case.reference, "def f(): pass")]
+        with RewardRunner(spec, processes=1) as runner:
+            graded = runner.grade_all(RewardQuestion("a", case, text) for case, text in texts)
+            assert [parts.reward for parts in graded] == [1.0, 0.0, 1.0, 0.0]
+    except EnvironmentLacks:
+        pytest.skip("no way to shut code in works here")
+    finally:
+        os.umask(before)

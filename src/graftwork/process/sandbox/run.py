@@ -356,8 +356,10 @@ import json, os, sys
 open("word", "w").write("found")
 for folder in sys.path[1:]:
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        if not os.access(os.path.join(folder, name), os.R_OK):
-            raise SystemExit("the user of the sandbox cannot read " + os.path.join(folder, name))
+        path = os.path.join(folder, name)
+        # A link may lead out of the box, where nothing is.
+        if not os.path.islink(path) and not os.access(path, os.R_OK):
+            raise SystemExit("the user of the sandbox cannot read " + path)
 print(open("word").read())
 """
 _USUAL = Limits()
