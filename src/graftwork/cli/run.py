@@ -55,19 +55,23 @@ def run(
     if detach:
         start_detached("run", project=project, model=None, as_json=json)
         return
-    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.output import print_json, stderr, stdout
+    from graftwork.cli.show.data import warn_of_unread
+    from graftwork.pipeline.steps.data import PreparedData
     from graftwork.records.verdict import Verdict
 
     with reporting(project, tables=not json) as found:
         _show_estimate(found)
         made = found.run()
     verdict = made.get("gate", Verdict)
+    prepared = made.get("prepare", PreparedData)
     if json:
         print_json({name: output.model_dump(mode="json") for name, output in made.outputs.items()})
     else:
         stdout.print(f"[bold]{verdict.decision}[/]: {verdict.reason}", highlight=False)
         report = getattr(made.outputs.get("report"), "path", None)
         stdout.print(f"report: {report}", highlight=False)
+    warn_of_unread(stderr, Path(prepared.folder), prepared.dataset)
     raise typer.Exit(verdict.exit_code)
 
 

@@ -43,7 +43,7 @@ from graftwork.data.render.rows import (
     apply_system_prompt,
     needs_reasoning_dropped,
 )
-from graftwork.data.settings import DataSettings, ModelSettings
+from graftwork.data.settings import DataSettings, ModelSettings, names_file
 from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment, assign_splits, find_unfit_references
 from graftwork.data.split.leakage import require_no_leak
 from graftwork.data.split.model_subsets import (
@@ -206,6 +206,11 @@ def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
     require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=state.known)
     state.store(assignment, marked)
     warnings += find_setting_warnings(kept.facts, settings=settings, models=job.models)
+    warnings += [
+        f"data.formats: no log file matches {pattern!r}"
+        for pattern in settings.formats
+        if not any(names_file(pattern, log.file) for log in corpus.inputs)
+    ]
     calling = int(corpus.column("calls_tools")[kept.places].sum())
     # A renderer of another package need not know tools.
     if calling and not getattr(job.base.renderer, "writes_tool_calls", False):

@@ -1,6 +1,8 @@
 """How logs become datasets: the `data:` and `models:` parts of graft.yaml."""
 
+import os
 from datetime import UTC, date, datetime, time
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -217,6 +219,12 @@ class DriftSettings(Record):
     )
 
 
+def names_file(pattern: str, name: str) -> bool:
+    """Whether the pattern is this file, a folder that it is in, or a glob that matches it."""
+    pattern, name = os.path.normpath(pattern), os.path.normpath(name)
+    return fnmatchcase(name, pattern) or name.startswith(pattern + os.sep)
+
+
 class DataSettings(Record):
     """Which rows are kept, what is done to them and how they are split."""
 
@@ -229,6 +237,11 @@ class DataSettings(Record):
     )
     mapping: Mapping | None = Field(
         None, description="Where to find the values in rows of an unknown format."
+    )
+    formats: dict[str, FormatName | Annotated[str, AfterValidator(_require_format)] | Mapping] = Field(
+        {},
+        description="The format or the mapping of some of the log files, by file, folder or glob; the first "
+        "that matches counts. The other files are read by `format` and `mapping`.",
     )
     system_prompt: str | None = Field(
         None, description="The system prompt of every row that has none under `system_prompts`."
@@ -326,6 +339,15 @@ class DataSettings(Record):
             )
         return self
 
+    def for_file(self, name: str) -> "DataSettings":
+        """The settings with the format of this log file."""
+        form = next((form for pattern, form in self.formats.items() if names_file(pattern, name)), None)
+        if form is None:
+            return self
+        if isinstance(form, Mapping):
+            return self.model_copy(update={"format": None, "mapping": form})
+        return self.model_copy(update={"format": form, "mapping": None})
+
     def to_manifest(self) -> dict[str, Any]:
         """The settings as a dataset's manifest states them.
 
@@ -336,6 +358,8 @@ class DataSettings(Record):
         del stated["repair"], stated["drift"]
         if self.captures == CaptureSettings():
             del stated["captures"]
+        if not self.formats:
+            del stated["formats"]
         return stated
 
 

@@ -115,13 +115,10 @@ def _data(proposal: Proposal, logs: Sequence[str]) -> list[str]:
     lengths = f"the longest row has {size.longest} tokens ({counted})"
     if size.too_long:
         lengths = f"{size.too_long} of the rows are longer than the {size.context} tokens that the base reads"
-    shape = [f"  # {proposal.format_why}"]
-    if proposal.format:
-        shape = [_line(f"  format: {proposal.format}", proposal.format_why)]
     return [
         "data:",
         f"  logs: {_flow(list(logs))}",
-        *shape,
+        f"  # format: {', '.join(proposal.formats)}, recognized row by row; data.formats sets it for a file",
         _line(f"  test: {proposal.test:g}", f"about {proposal.test_cases} cases: {proposal.test_why}"),
         _line(f"  validation: {VALIDATION:g}", "to notice overfitting"),
         _line(f"  max_tokens: {longest}", lengths),

@@ -114,8 +114,8 @@ class Proposal(Record):
     rows: int
     kind: Kind
     kind_why: str
-    format: str | None
-    format_why: str
+    formats: tuple[str, ...]
+    """The formats of the rows, the most frequent first."""
     fields: tuple[FieldKind, ...] = ()
     answer_fields: dict[str, Any] = {}
     metrics: tuple[str, ...]
@@ -149,16 +149,11 @@ def propose(
         {"metrics": metrics, "checks": checks, "fields": answer_fields}
     )
     rules, left_out = _choose_rules(cases, evaluate, primary=primary, held_out=test_cases)
-    found = Counter(name for name in formats if name)
-    single = next(iter(found)) if len(found) == 1 else None
     return Proposal(
         rows=len(rows),
         kind=kind,
         kind_why=kind_why,
-        format=single,
-        format_why=f"all {len(rows)} rows have this shape"
-        if single
-        else f"rows of {_join(found)}: by looking",
+        formats=tuple(name for name, _ in Counter(name for name in formats if name).most_common()),
         fields=fields,
         answer_fields=answer_fields,
         metrics=metrics,

@@ -30,7 +30,7 @@ def good_rows(asks=ASKS):
     ]
 
 
-def run_all(tmp_path, rows=None, renderer=None, models=None, processes=1, on_progress=None, **changes):
+def preparation(tmp_path, rows=None, renderer=None, models=None, processes=1, on_progress=None, **changes):
     if rows is not None:
         write_log(tmp_path / "log.jsonl", rows)
     chosen = {"logs": ("log.jsonl",), "validation": 0.2, "test": 0.3, **changes}
@@ -46,7 +46,11 @@ def run_all(tmp_path, rows=None, renderer=None, models=None, processes=1, on_pro
         ),
         processes=processes,
         on_progress=on_progress,
-    ).datasets
+    )
+
+
+def run_all(tmp_path, *given, **changes):
+    return preparation(tmp_path, *given, **changes).datasets
 
 
 def run(tmp_path, rows=None, renderer=None, **changes):

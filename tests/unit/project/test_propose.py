@@ -110,7 +110,8 @@ def test_init_finds_the_kind_of_task_and_metrics_that_fit(tmp_path, make, kind, 
     assert proposal.kind == kind
     assert settings.gate.primary == primary
     assert names <= set(settings.evaluate.graded)
-    assert proposal.format == "chat"
+    assert proposal.formats == ("chat",)
+    assert settings.data.format is None, "rows of other formats, such as captures, may be added"
     text = (tmp_path / "graft.yaml").read_text()
     assert proposal.kind_why in text
     assert all(rule.why in text for rule in proposal.rules)

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -284,6 +284,50 @@ def show_prepared(console: Console, prepared: Any) -> None:
     print_line(
         console,
         "[dim]`graft data show` shows the rows, `graft data trace FILE:LINE` what became of a log line[/]",
+    )
+
+
+class UnreadFile(NamedTuple):
+    """A log file with rows that could not be read: how many, and the first of them."""
+
+    file: str
+    rows: int
+    first_line: int
+    reason: str
+
+
+def list_unread(folder: Path) -> tuple[UnreadFile, ...]:
+    """The log files of a dataset with rows that could not be read."""
+    from graftwork.files.dataset import iterate_drops
+
+    files: dict[str, UnreadFile] = {}
+    # Unreadable rows come first.
+    for drop in takewhile(lambda drop: drop.step == "read", iterate_drops(folder)):
+        file, line = drop.origin.file, drop.origin.line
+        known = files.get(file) or UnreadFile(file, 0, line, drop.reason.partition(": ")[2])
+        files[file] = known._replace(rows=known.rows + 1)
+    return tuple(files.values())
+
+
+def warn_of_unread(console: Console, folder: Path, dataset: "Dataset") -> None:
+    """Say which rows of the logs could not be read, and why the first of each file."""
+    from graftwork.files.dataset import DROPS
+
+    rows = dataset.dropped.get("read", 0)
+    if not rows:
+        return
+    whole = sum(log.rows for log in dataset.inputs)
+    are = "row of the logs is" if rows == 1 else "rows of the logs are"
+    print_line(console, f"[yellow]![/] {rows:,} {are} not learned from ({whole:,} in all): unreadable")
+    # The dataset of an earlier result may have been removed.
+    for unread in list_unread(folder) if (folder / DROPS).is_file() else ():
+        reason = unread.reason.partition("; expected ")[0]
+        print_line(
+            console, f"  {quote(unread.file)}: {unread.rows:,}, line {unread.first_line}: {quote(reason)}"
+        )
+    print_line(
+        console,
+        "  name a format or a mapping under data.formats, or fix the lines; `graft data audit` lists them",
     )
 
 

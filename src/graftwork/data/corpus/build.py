@@ -362,7 +362,7 @@ class _LogReader:
             self.known.add(name, sha256=grown.sha256, blocks=blocks, size=size)
 
     def _find(self, block: LogBlock) -> str:
-        features = name_features(block, inputs=self._inputs)
+        features = name_features(block, inputs=self._inputs, settings=self._sight.settings)
         self.found.append(_FoundBlock(block.file, block.index, block.first_line, features))
         return features
 

@@ -91,8 +91,11 @@ def list_feature_inputs(context: AuditContext) -> list[Any]:
     return [settings, known, __version__, FEATURES_FORM]
 
 
-def name_features(block: LogBlock, *, inputs: list[Any]) -> str:
+def name_features(block: LogBlock, *, inputs: list[Any], settings: DataSettings) -> str:
     """Return the name of the feature file of this block."""
+    if settings.formats:
+        own = settings.for_file(block.file)
+        inputs = [*inputs, own.format, own.mapping and own.mapping.model_dump(mode="json")]
     return f"{fingerprint([block.key, *inputs])[:40]}.arrow"
 
 

@@ -203,6 +203,8 @@ def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequen
     if "answered" in row and logs.fits_repaired(row):
         # Our own rows among the logs of a project, whatever form the others have.
         return [logs.read_repaired(row, origin)]
+    if "release" in row and logs.fits_captured(row):
+        return [logs.read_captured(row, origin)]
     if settings.format:
         form = load_format(settings.format)
         if not form.fits(row):

@@ -124,6 +124,7 @@ def hash_line(line: bytes) -> str:
 
 def read_block(block: LogBlock, *, settings: DataSettings) -> Iterator[ReadRow]:
     """Yield the rows of one block and the faults of its container, in line order."""
+    settings = settings.for_file(block.file)
     faults = sorted(block.faults, key=lambda fault: fault.origin.line, reverse=True)
     lines = block.data.split(b"\n")
     # After the last line end there is nothing, or a row that is still being written.
