@@ -32,8 +32,9 @@ from graftwork.serve.engine_protocol import (
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.prompt_releases import PromptReleases
-from graftwork.serve.replies import GrowingReply, add_tools, require_tool_form
+from graftwork.serve.replies import GrowingReply
 from graftwork.serve.request_loop import RequestLoop, SubmittedRequest, Ticket
+from graftwork.text.tool_calls import add_tools
 
 _BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
 _BEAT_SECONDS = 2.0
@@ -102,8 +103,6 @@ class EmbeddedBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        if request.tools:
-            require_tool_form(self._template)
         prompt = await self._render(request)
         room = self._max_positions - len(prompt)
         if room < 1:
@@ -149,7 +148,7 @@ class EmbeddedBackend:
 
     async def _render(self, request: GenerateRequest) -> list[int]:
         """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
-        messages = add_tools(request.messages, request.tools) if request.tools else request.messages
+        messages = add_tools(request.messages, request.tools)
         characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
         if characters > self._max_positions * self._template.longest_token:
             raise self._too_long(f"have {characters} characters")

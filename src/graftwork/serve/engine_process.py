@@ -20,7 +20,7 @@ from graftwork.serve.engine_protocol import EngineBackend, EngineJob, GenerateRe
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.prompt_releases import PromptReleases
-from graftwork.serve.replies import add_tools, require_tool_form
+from graftwork.text.tool_calls import add_tools
 
 BEAT_SECONDS = 2.0
 _BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
@@ -52,9 +52,7 @@ class PromptRenderer:
 
     async def render(self, request: GenerateRequest) -> list[int]:
         """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
-        if request.tools:
-            require_tool_form(self.template)
-        messages = add_tools(request.messages, request.tools) if request.tools else request.messages
+        messages = add_tools(request.messages, request.tools)
         param = "messages" if request.prompt is None else "prompt"
         characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
         if characters > self._positions * self.template.longest_token:

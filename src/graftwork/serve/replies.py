@@ -1,16 +1,15 @@
 """A reply as it grows: text or tokens in, text, tool calls and log-probabilities out."""
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from graftwork.records.interaction import Message
 from graftwork.serve.api.call import AlternativeData, CallData, LogprobData
 from graftwork.serve.api.tools import dump_arguments
 from graftwork.serve.constrained import GrammarConstraint
 from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.request_loop import Ticket
-from graftwork.text.tool_calls import TextAndCalls, write_tools
+from graftwork.text.tool_calls import TextAndCalls
 
 if TYPE_CHECKING:
     from graftwork.model.chat.template import ChatTemplate
@@ -210,19 +209,3 @@ def _call_marks(form: "ToolForm | None") -> tuple[str, ...]:
         return ()
     marks = {mark for text in (form.alone, form.before) if text is not None and (mark := text.strip())}
     return tuple(sorted(marks)) if form.alone.strip() else ("{", "[")
-
-
-def add_tools(messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...]) -> tuple[Message, ...]:
-    """The messages with the tools in the system turn, from where the template takes them."""
-    block = write_tools(tools)
-    if not messages or messages[0].role != "system":
-        return (Message(role="system", content=block), *messages)
-    first = messages[0]
-    content = f"{first.content}\n\n{block}" if first.content else block
-    return (Message(role="system", content=content), *messages[1:])
-
-
-def require_tool_form(template: "ChatTemplate") -> None:
-    if not template.writes_tool_calls:
-        message = "tools are not supported: the chat template of the base model has no form for tool calls"
-        raise ApiError(400, message, param="tools", code="unsupported_parameter")

@@ -1,14 +1,17 @@
 """Tool calls and tool definitions as text, in the one form that interactions keep them.
 
 A call is JSON in <tool_call> tags; the tools that a model may call are a `# Tools` block of the system turn
-(both as in Qwen's template). In: calls and definitions, or text. Out: the other. Reading back gives None for
-text that is not exactly in this form, so that nothing is lost by writing it again.
+(both as in Qwen's template). Training, evaluation and serving write and read them here, so that a model is
+asked as it was trained. In: calls and definitions, or text. Out: the other. Reading back gives None for text
+that is not exactly in this form, so that nothing is lost by writing it again.
 """
 
 import json
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from graftwork.records.interaction import Message
 
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 TOOLS_MARK = "<tools>"
@@ -23,6 +26,7 @@ _TOOLS_BEHIND = (
 )
 
 
+_ANY_ARGUMENTS = {"type": "object", "properties": {}}
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -96,8 +100,35 @@ def read_calls(text: str) -> tuple[ToolCall, ...] | None:
 
 
 def write_tools(tools: Sequence[dict[str, Any]]) -> str:
-    """Write tool definitions; empty if there are none."""
-    return _TOOLS_BEFORE + "\n".join(map(_write, tools)) + _TOOLS_BEHIND if tools else ""
+    """Write tool definitions in OpenAI's nested form; empty if there are none."""
+    written = [_write(define_tool(tool)) for tool in tools]
+    return _TOOLS_BEFORE + "\n".join(written) + _TOOLS_BEHIND if tools else ""
+
+
+def define_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A definition in OpenAI's nested form, from that, its flat form or Anthropic's; any other is kept."""
+    nested = tool.get("function")
+    function = nested if isinstance(nested, dict) else tool
+    if tool.get("type", "function") not in ("function", "custom") or not isinstance(
+        function.get("name"), str
+    ):
+        return tool
+    schemas = [function[key] for key in ("parameters", "input_schema", "inputSchema") if function.get(key)]
+    named = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
+    return {
+        "type": "function",
+        "function": {**named, "parameters": schemas[0] if schemas else _ANY_ARGUMENTS},
+    }
+
+
+def add_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
+    """The messages with the tools at the end of the system turn, unless it lists tools already."""
+    system = messages[0].content if messages and messages[0].role == "system" else None
+    if not tools or TOOLS_MARK in (system or ""):
+        return tuple(messages)
+    block = write_tools(tools)
+    led = Message(role="system", content=f"{system}\n\n{block}" if system else block)
+    return (led, *messages[system is not None :])
 
 
 def split_tools(system: str) -> PromptAndTools | None:

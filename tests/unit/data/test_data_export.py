@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from graftwork.data.export import hubs, sink
 from graftwork.data.export.run import EXPORTERS, export_dataset
 from graftwork.data.export.sink import EXPORT_FILE, ExportOptions, ExportRecord, split_calls
-from graftwork.data.ingest.turns import write_tools
 from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, UserMistake
+from graftwork.text.tool_calls import write_tools
 
 KAGGLE = ExportOptions(name="team/agent-logs")
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "fern"}}\n</tool_call>'

@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.ingest.turns import write_tools
 from graftwork.data.render.rows import apply_system_prompt
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
+from graftwork.text.tool_calls import write_tools
 
 LOGGED = Message(role="system", content="You are an old hand.")
 TALK = (Message(role="user", content="Where?"), Message(role="assistant", content="There."))

@@ -88,16 +88,6 @@ def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(r
     run(main)
 
 
-def test_a_base_without_a_form_for_calls_refuses_tools_by_name(run, serving, tiny_base):
-    async def main():
-        async with serving(tiny_base) as (_, client):
-            with pytest.raises(BadRequestError, match="tools are not supported") as refused:
-                await client.chat.completions.create(model="base", messages=ASK, tools=TOOLS)
-            assert refused.value.param == "tools"
-
-    run(main)
-
-
 def test_an_answer_follows_its_json_schema_greedy_and_sampled(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):

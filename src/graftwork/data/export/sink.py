@@ -15,12 +15,11 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 import orjson
 
 from graftwork.data.ingest.fields import BadRow
-from graftwork.data.ingest.turns import write_tools
 from graftwork.records.base import Record
 from graftwork.records.dataset import Row, Split
 from graftwork.records.interaction import Message, Origin
 from graftwork.text.shape import has_too_many_values
-from graftwork.text.tool_calls import ToolCall
+from graftwork.text.tool_calls import ToolCall, write_tools
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -35,6 +35,7 @@ from graftwork.data.ingest.turns import (
     write_reply,
 )
 from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.tool_calls import define_tool
 
 OTHER_SPAN = "other_span"
 NO_CONTENT = "no_content"
@@ -296,16 +297,8 @@ def take_tool_definitions(value: Any) -> list[dict[str, Any]]:
     tools = []
     for item in listed if isinstance(listed, list) else ():
         tool = open_json(item)
-        if not isinstance(tool, dict):
-            continue
-        if isinstance(tool.get("function"), dict) or not isinstance(tool.get("name"), str):
-            tools.append(tool)
-            continue
-        named = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
-        schema = first_of(tool, "parameters", "input_schema")
-        tools.append(
-            {"type": "function", "function": named | ({} if schema is None else {"parameters": schema})}
-        )
+        if isinstance(tool, dict):
+            tools.append(define_tool(tool))
     return tools
 
 

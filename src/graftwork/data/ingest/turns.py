@@ -23,7 +23,7 @@ from graftwork.data.ingest.fields import (
 )
 from graftwork.records.interaction import Message, Role
 from graftwork.text import tool_calls
-from graftwork.text.tool_calls import TOOLS_MARK, ToolCall
+from graftwork.text.tool_calls import ToolCall
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -107,14 +107,10 @@ def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message
     messages = [Message(role=turn.role, content=_without_thoughts(turn)) for turn in turns]
     if tools is None:
         return tuple(messages)
-    block = write_tools(tools)
-    if block:
-        is_led = bool(messages) and messages[0].role == "system"
-        system = messages[0].content if is_led else ""
-        if TOOLS_MARK not in system:
-            text = f"{system}\n\n{block}" if system else block
-            messages[: int(is_led)] = [Message(role="system", content=text)]
-    return tuple(messages)
+    try:
+        return tool_calls.add_tools(messages, _list_tools(tools))
+    except (RecursionError, ValueError):
+        raise BadRow("`tools` is nested too deeply") from None
 
 
 def to_exchange(turns: list[LogTurn], key: str, *, tools: Any = None) -> PromptAndReply:
@@ -179,18 +175,11 @@ def write_result(content: Any, key: str) -> str:
     return take_text(content, key) if is_parts else write_json(content, key)
 
 
-def write_tools(tools: Any) -> str:
-    """Write tool definitions as Qwen's template does; empty if there are none.
-
-    The bare name of a tool is not a definition.
-    """
+def _list_tools(tools: Any) -> list[dict[str, Any]]:
+    """The definitions in a log; the bare name of a tool is none."""
     opened = open_json(tools)
     listed = opened if isinstance(opened, list) else [opened]
-    defined = [found for found in map(open_json, listed) if isinstance(found, dict) and found]
-    try:
-        return tool_calls.write_tools(defined)
-    except (RecursionError, ValueError):
-        raise BadRow("`tools` is nested too deeply") from None
+    return [tool for tool in map(open_json, listed) if isinstance(tool, dict) and tool]
 
 
 def take_assistant_parts(content: Any, key: str) -> LogTurn:

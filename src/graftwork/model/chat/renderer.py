@@ -19,7 +19,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from graftwork.model.chat.bounded_jinja import MOST_SECONDS, BoundedEnvironment, TemplateRunsOn
-from graftwork.model.chat.tool_form import ToolForm, learn_form
+from graftwork.model.chat.tool_form import TAGGED, ToolForm, learn_form
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.text.tool_calls import OPEN, TOOLS_MARK, TextAndCalls, split_calls, split_tools
@@ -162,7 +162,7 @@ class ChatRenderer:
         given = self._to_messages(turns)
         spoken = split_calls(reply) if given.tools is not None or given.has_calls else None
         turn = self._answer(given)
-        if spoken is not None and self.tool_form is not None:
+        if spoken is not None:
             if self.tool_form.read(turn.body) != _trim(spoken):
                 raise _calls_do_not_survive()
         elif not _is_reply(turn.body, reply, asked="".join(turn.asked)):
@@ -179,8 +179,13 @@ class ChatRenderer:
         body = rest[: end.start()].replace(GUARD, "")
         return RenderedTurn(asked=self._pieces(asked), body=body, end=end.group())
 
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes tool calls: as its template does, else in tags."""
+        return self.own_tool_form or TAGGED
+
     @cached_property
-    def tool_form(self) -> ToolForm | None:
+    def own_tool_form(self) -> ToolForm | None:
         """How the template writes tool calls; None where it takes no tools, or they cannot be read back."""
         if not self._takes_tools:
             return None
@@ -193,7 +198,7 @@ class ChatRenderer:
 
     def uses_tools(self, contents: Iterable[str]) -> bool:
         """Whether these contents hold tools or calls that the template has a form of its own for."""
-        return any(OPEN in text or TOOLS_MARK in text for text in contents) and self.tool_form is not None
+        return any(OPEN in text or TOOLS_MARK in text for text in contents) and self.own_tool_form is not None
 
     def _to_messages(self, turns: Sequence[tuple[str, str]]) -> "ToolMessages":
         """The turns as the template takes them: calls and tools as values, if it has a form for them."""

@@ -159,11 +159,11 @@ class ChatTemplate:
     @property
     def writes_tool_calls(self) -> bool:
         """Whether the template has a form of its own for tool calls that can be read back."""
-        return self._turns.tool_form is not None
+        return self._turns.own_tool_form is not None
 
     @property
-    def tool_form(self) -> "ToolForm | None":
-        """How the template writes tool calls; None where it takes no tools, or they cannot be read back."""
+    def tool_form(self) -> "ToolForm":
+        """How the model writes tool calls: as its template does, else in tags as rows have them."""
         return self._turns.tool_form
 
     def write_call(self, name: str, arguments: dict[str, Any]) -> str | None:
@@ -175,7 +175,7 @@ class ChatTemplate:
         )
         reply = write_calls(TextAndCalls("", (ToolCall(name, arguments),)))
         with suppress(CannotProve):
-            return self._turns.answer(asked, reply).body if self.writes_tool_calls else None
+            return self._turns.answer(asked, reply).body
         return None
 
     @property
@@ -282,8 +282,7 @@ class ChatTemplate:
 
     def read_calls(self, text: str) -> str:
         """Return what the model wrote with its tool calls in tags, whatever form its template has."""
-        form = self._turns.tool_form if "{" in text else None
-        answer = None if form is None else form.read(text)
+        answer = self._turns.tool_form.read(text) if "{" in text else None
         return text if answer is None else write_calls(answer)
 
     def _draft(self, messages: Sequence[Message], reply: str) -> _Draft | CannotProve:

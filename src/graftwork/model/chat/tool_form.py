@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from graftwork.text.tool_calls import TextAndCalls, ToolCall
+from graftwork.text.tool_calls import CLOSE, OPEN, TextAndCalls, ToolCall
 
 _PROBE_TEXT = "I look it up."
 _FIRST = ToolCall("find_station", {"city": "Bern", "count": 2})
@@ -50,6 +50,10 @@ class ToolForm(NamedTuple):
         if self.before is None or not head.rstrip().endswith(self.before.strip()):
             return None
         return TextAndCalls(head.rstrip().removesuffix(self.before.strip()).rstrip(), calls)
+
+
+TAGGED = ToolForm(alone=OPEN, before=f"\n{OPEN}", between=f"{CLOSE}\n{OPEN}", behind=CLOSE)
+"""Calls as rows keep them: what a base learns and writes whose template has no form of its own."""
 
 
 def learn_form(write: WriteTurn, refused: type[Exception]) -> ToolForm | None:

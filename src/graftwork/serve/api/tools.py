@@ -12,13 +12,12 @@ import orjson
 
 from graftwork.serve.api.call import CallData
 from graftwork.serve.api.fields import is_nested_deeper, take, unsupported, wrong
-from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls
+from graftwork.text.tool_calls import TextAndCalls, ToolCall, define_tool, write_calls
 
 MOST_TOOLS = 128
 DEEPEST_SCHEMA = 48
 """Levels of nesting in a schema."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_EMPTY = {"type": "object", "properties": {}}
 
 
 class ToolUse(NamedTuple):
@@ -69,18 +68,14 @@ def _parse_tool(tool: Any, where: str) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise wrong(f"{where}.function.name", "must be 1 to 64 letters, digits, _ or -")
-    made: dict[str, Any] = {"name": name}
-    description = function.get("description")
-    if description is not None:
-        if not isinstance(description, str):
-            raise wrong(f"{where}.function.description", "must be a string")
-        made["description"] = description
+    if not isinstance(function.get("description", ""), str | None):
+        raise wrong(f"{where}.function.description", "must be a string")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise wrong(f"{where}.function.parameters", "must be a JSON Schema object")
     if not isinstance(function.get("strict", False), bool | None):
         raise wrong(f"{where}.function.strict", "must be true or false")
-    return {"type": "function", "function": {**made, "parameters": parameters or _EMPTY}}
+    return define_tool(tool)
 
 
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}

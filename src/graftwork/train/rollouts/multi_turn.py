@@ -11,7 +11,7 @@ from typing import Protocol
 
 from graftwork.records.interaction import Message, Role
 from graftwork.records.report import Case
-from graftwork.text.tool_calls import write_tools
+from graftwork.text.tool_calls import add_tools
 from graftwork.train.objective_settings import EnvironmentSettings, RolloutSettings
 from graftwork.train.rollouts.environment import EnvironmentAnswer, OpenedCase
 from graftwork.train.rollouts.episodes import EpisodeTurn, SampledAnswer
@@ -164,13 +164,7 @@ class EpisodeSampler:
 
 def add_opening(case: Case, opened: OpenedCase) -> tuple[Message, ...]:
     """The prompt with the tools of the environment and its first message."""
-    messages = list(case.messages)
-    if opened.tools:
-        tools = write_tools(opened.tools)
-        if messages[0].role == "system":
-            messages[0] = Message(role="system", content=f"{messages[0].content}\n\n{tools}")
-        else:
-            messages.insert(0, Message(role="system", content=tools))
+    messages = list(add_tools(case.messages, opened.tools))
     if opened.text and messages[-1].role == "user":
         messages[-1] = Message(role="user", content=f"{messages[-1].content}\n\n{opened.text}")
     elif opened.text:
