@@ -42,7 +42,7 @@ from graftwork.grading.interface import (
     MetricExtension,
 )
 from graftwork.grading.matching import PatternTooSlow, fits
-from graftwork.grading.tool_calls import grade_tool_call_f1, grade_tool_calls
+from graftwork.grading.tool_calls import grade_tool_call_f1, grade_tool_calls, grade_tool_calls_valid
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
 from graftwork.records.report import Case
@@ -371,9 +371,13 @@ METRICS: dict[str, GradeFunction] = {
 }
 """What is graded where graft.yaml names nothing, and what training may look at. All right or wrong."""
 
+TOOL_CALLS_VALID = "tool_calls_valid"
+"""The endpoint checks it of every answer that may escalate."""
+
 GRADERS: dict[str, GradeFunction] = {
     **METRICS,
     "schema_valid": grade_schema_valid,
+    TOOL_CALLS_VALID: grade_tool_calls_valid,
     "tool_calls": grade_tool_calls,
     "tool_call_f1": grade_tool_call_f1,
     "claims_cited": grade_claims_cited,
@@ -454,6 +458,7 @@ LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY
 NAMES = {
     "json_valid": "JSON-valid rate",
     "schema_valid": "Schema-valid rate",
+    TOOL_CALLS_VALID: "Tool calls valid",
     "tool_calls": "Tool calls right",
     "tool_call_f1": "Tool call F1",
     "citation_coverage": "Citation coverage",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from graftwork.grading.custom import is_own
 from graftwork.grading.grade import against_reference, grade, require_gradable
 from graftwork.grading.interface import CannotGrade, GradeContext
-from graftwork.grading.metrics import CONTEXT_GRADERS, find_grader
+from graftwork.grading.metrics import CONTEXT_GRADERS, TOOL_CALLS_VALID, find_grader
 from graftwork.grading.prefix import find_prefix_judge
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.errors import UserMistake
@@ -56,6 +56,11 @@ def find_live_checks(work: OpenProject) -> tuple[str, ...]:
         and not against_reference(name, context)
         and name not in CONTEXT_GRADERS
     )
+
+
+def with_call_check(names: Sequence[str]) -> tuple[str, ...]:
+    """The checks of answers that may escalate: a call that cannot be run fails whatever else is checked."""
+    return tuple(dict.fromkeys((TOOL_CALLS_VALID, *names)))
 
 
 class LiveChecks:

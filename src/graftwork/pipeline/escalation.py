@@ -21,6 +21,7 @@ from graftwork.pipeline.answer_checks import (
     find_live_checks,
     grade_context,
     require_live_check,
+    with_call_check,
 )
 from graftwork.pipeline.costs import price_cases
 from graftwork.pipeline.escalation_curve import ThresholdSearch, choose_threshold
@@ -32,6 +33,7 @@ from graftwork.plan.catalog.api_prices import find_token_price, index_prices, li
 from graftwork.records.errors import UserMistake
 from graftwork.records.escalation import EscalationForecast
 from graftwork.records.report import Answer, Case, SubjectReport
+from graftwork.text.tool_calls import TOOLS_MARK
 
 
 def predict_escalation(
@@ -60,6 +62,8 @@ def predict_escalation(
     chosen = tuple(checks) or find_checks(work, report.candidate)
     if max_rate is None and not chosen:
         raise _nothing_decides()
+    if any(TOOLS_MARK in message.content for case in cases for message in case.messages):
+        chosen = with_call_check(chosen)
     metric = choose_success(work.settings.evaluate)
     found = forecast(
         _answered(work, evaluated, report.candidate, small, cases),

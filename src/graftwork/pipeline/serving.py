@@ -17,7 +17,7 @@ from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
 from graftwork.files.escalation import read_forecast
 from graftwork.files.router import read_router, router_path
-from graftwork.pipeline.answer_checks import LiveChecks
+from graftwork.pipeline.answer_checks import LiveChecks, with_call_check
 from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
@@ -137,7 +137,7 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
             fix="name the large model under serve.failover.endpoints, or name an alias",
             where="serve.escalate.to",
         )
-    checks = LiveChecks(work, settings.escalate.checks)
+    checks = LiveChecks(work, with_call_check(settings.escalate.checks))
     if settings.escalate.stream == "prefix":
         _require_prefix_checks(work, settings.escalate, checks)
     return checks

@@ -16,6 +16,7 @@ from graftwork.serve.api.call import (
     ApiFormat,
     ChatCall,
     PieceData,
+    describe_choice,
 )
 from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import CaptureWriter
@@ -233,7 +234,9 @@ class AnswerService:
         try:
             if self.escalator is not None:
                 checked = self.escalator.applies_to(running)
-                running.is_prefixed = checked and running.call.stream and self.escalator.streams_prefixes
+                # A call is checked whole.
+                begins = running.call.stream and self.escalator.streams_prefixes and not running.offers_tools
+                running.is_prefixed = checked and begins
                 running.is_held = checked and not running.is_prefixed
                 running.wants_logprobs = checked and self.escalator.needs_logprobs
             async with asyncio.timeout(self._seconds_left(running)):
@@ -278,19 +281,20 @@ class AnswerService:
         if running.wants_logprobs and not running.client_wants_logprobs:
             choices = [{**choices[0]}]
             choices[0].pop("logprobs", None)
-        found = await self.escalator.judge(running.call.messages, choices[0]["text"], logprob=logprob)
+        small_answer = describe_choice(choices[0])
+        found = await self.escalator.judge(running.call.checked_messages, small_answer, logprob=logprob)
         if found is None:
             return choices
         target, outcome = self._find_large(found)
         if target is not None:
             small = replace(running)
             running.wants_logprobs = False
-            running.escalate_to(target, check=found.check, answer=choices[0]["text"])
+            running.escalate_to(target, check=found.check, answer=small_answer)
             try:
                 async with asyncio.timeout(self._seconds_left(running)):
                     asked = await ask_engine(target.engine, running)
                 if isinstance(asked, list):
-                    _require_text(asked[0]["text"])
+                    _require_text(describe_choice(asked[0]))
                     choices = asked
             except (OSError, ApiError):
                 running.keep_small(small)

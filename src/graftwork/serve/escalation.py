@@ -205,13 +205,9 @@ class Escalator:
         self.budget = EscalationBudget(settings.per_minute, settings.per_day, clock)
 
     def applies_to(self, running: "RunningExchange") -> bool:
-        """Whether the answer of this exchange is checked: one choice of a named model, without tools."""
+        """Whether the answer of this exchange is checked: one choice of a named model."""
         call, named = running.call, self.settings.models
-        if (
-            not running.api.is_captured
-            or call.choices != 1
-            or (call.options is not None and call.options.tools)
-        ):
+        if not running.api.is_captured or call.choices != 1:
             return False
         if self.settings.to in running.names:
             return False

@@ -127,6 +127,10 @@ class RunningExchange:
         return f": {self.head.release} answers; checked {self.checked}{why}\n\n".encode()
 
     @property
+    def offers_tools(self) -> bool:
+        return self.call.options is not None and bool(self.call.options.tools)
+
+    @property
     def client_wants_logprobs(self) -> bool:
         return self.call.options is not None and self.call.options.logprobs is not None
 

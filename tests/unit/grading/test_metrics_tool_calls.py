@@ -3,7 +3,7 @@ import json
 import pytest
 
 from graftwork.grading.answers import AnswerFields
-from graftwork.grading.tool_calls import grade_tool_call_f1, grade_tool_calls
+from graftwork.grading.tool_calls import grade_tool_call_f1, grade_tool_calls, grade_tool_calls_valid
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls, write_tools
@@ -57,3 +57,28 @@ def test_calling_where_the_reference_does_not_is_wrong():
 
 def test_the_question_does_not_arise_without_tools_and_calls():
     assert grades(case("Here."), said(FIND)) == (None, None)
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+COUNT = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
+OFFERED = case("", system=write_tools([COUNT]))
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("No call at all.", 1.0),
+        ('<tool_call>\n{"name": "count", "arguments": {"n": 1}}\n</tool_call>', 1.0),
+        ('<tool_call>\n{"name": "count", "arguments": {"n": "1"}}\n</tool_call>', 0.0),
+        ('<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>', 0.0),
+        ('<tool_call>\n{"name": "count", "arguments": "{\\"n\\": 1"}\n</tool_call>', 0.0),
+        ('<tool_call>\n{"name": "delete", "arguments": {"n": 1}}\n</tool_call>', 0.0),
+        ('<tool_call>\n{"name": "count", "argum', 0.0),
+    ],
+)
+def test_a_valid_call_is_json_of_an_offered_tool_whose_schema_accepts_the_arguments(text, valid):
+    assert grade_tool_calls_valid(OFFERED, text, AnswerFields()) == valid
+
+
+def test_calls_are_not_judged_where_no_tools_are_offered():
+    assert grade_tool_calls_valid(case(""), "<tool_call>", AnswerFields()) is None

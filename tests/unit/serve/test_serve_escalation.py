@@ -4,11 +4,13 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from openai import AsyncOpenAI
 from pydantic import ValidationError
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house
+from tool_template import ASK, TOOLS
 
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.records.interaction import Origin
@@ -21,6 +23,7 @@ from graftwork.serve.operations import Operations
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
 from graftwork.serve.stub_engine import StubEngine
+from graftwork.text.tool_calls import TextAndCalls, ToolCall, split_tools, write_calls
 
 GOOD, BAD = "answer as JSON", "say anything"
 
@@ -54,11 +57,11 @@ class AsksForJson:
 
 
 @asynccontextmanager
-async def open_pair(sink=None, *, large=None, serving=None, routes=None, **settings):
+async def open_pair(sink=None, *, large=None, serving=None, routes=None, backend=None, **settings):
     large = large or LargeEngine()
     asked = EscalateSettings(to="large", checks=("json_valid",), **settings)
     async with (
-        open_house(sink, settings=serving, routes=routes) as house,
+        open_house(sink, settings=serving, routes=routes, backend=backend) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
@@ -295,3 +298,67 @@ def test_the_large_models_own_answers_are_not_escalated_to_itself(run):
             assert "x-graft-escalation" not in headers
 
     run(main)
+
+
+class CallingEngine(StubEngine):
+    """A small model that answers with one call."""
+
+    call = {"name": "find", "arguments": '{"place": "Bern"}'}
+
+    async def generate(self, request):
+        async for piece in super().generate(request):
+            ended = piece.finish_reason is not None
+            yield replace(piece, text="", tool_calls=(self.call,) if ended else ())
+
+
+class NotesMessages:
+    def __init__(self):
+        self.seen = []
+
+    def find_failing(self, messages, text):
+        self.seen.append((messages, text))
+        return "tool_calls_valid" if "Paris" in text else None
+
+    def judge_prefix(self, messages, text):
+        raise AssertionError("a call is checked whole")
+
+
+@pytest.mark.parametrize("how", ["hold", "prefix"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_checked_with_the_tools_of_the_request_and_escalate(run, stream, how):
+    sink, checks, large = ListSink(), NotesMessages(), LargeEngine(text="")
+    right = {"name": "find", "arguments": '{"place": "Rome"}'}
+    complete = large.complete
+
+    async def complete_with_call(call, *, model):
+        return {**await complete(call, model=model), "tool_calls": [right]}
+
+    large.complete = complete_with_call
+
+    async def ask_with_tools(client):
+        ask = {"model": "champion", "messages": ASK, "tools": TOOLS}
+        if not stream:
+            (call,) = (await client.chat.completions.create(**ask)).choices[0].message.tool_calls
+            return call.function.arguments
+        chunks = [chunk async for chunk in await client.chat.completions.create(**ask, stream=True)]
+        parts = [part for c in chunks for part in c.choices[0].delta.tool_calls or []]
+        return "".join(part.function.arguments for part in parts)
+
+    async def main():
+        async with open_pair(sink, large=large, backend=CallingEngine([RELEASE]), stream=how) as pair:
+            house, client = pair
+            house.gateway.escalator = Escalator(
+                house.gateway.escalator.settings, checks=checks, clock=time.monotonic
+            )
+            assert json.loads(await ask_with_tools(client)) == {"place": "Bern"}
+            assert not large.asked
+            house.stub.call = {"name": "find", "arguments": '{"place": "Paris"}'}
+            assert json.loads(await ask_with_tools(client)) == {"place": "Rome"}
+            await house.close_captures()
+
+    run(main)
+    messages, text = checks.seen[0]
+    assert text == write_calls(TextAndCalls("", (ToolCall("find", {"place": "Bern"}),)))
+    assert split_tools(messages[0]["content"]).tools == tuple(TOOLS)
+    assert "Paris" in sink.captures[1].rejected
+    assert "Rome" in sink.captures[1].reply

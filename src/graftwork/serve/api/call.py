@@ -1,15 +1,16 @@
 """A checked request and the pieces of its answer, whatever API the client speaks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
 import orjson
 
+from graftwork.records.interaction import Message
 from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.http_messages import ApiError
-from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls
+from graftwork.text.tool_calls import TextAndCalls, ToolCall, add_tools, write_calls
 
 MOST_CHOICES = 16
 """Answers that one request may ask for: `n` times its prompts."""
@@ -107,6 +108,14 @@ class ChatCall:
         return any(message.get("tool_calls") for message in self.body["messages"])
 
     @property
+    def checked_messages(self) -> Sequence[Mapping[str, str]]:
+        """The messages that checks of the answer see: with the tools, as evaluation has them."""
+        if self.options is None or not self.options.tools:
+            return self.messages
+        messages = [Message.model_validate(message) for message in self.messages]
+        return [message.model_dump() for message in add_tools(messages, self.options.tools)]
+
+    @property
     def choices(self) -> int:
         options = self.options
         return 1 if options is None else options.n * max(len(options.prompts), 1)
@@ -188,6 +197,11 @@ class PieceData(TypedDict):
     """Which of several choices it belongs to."""
     replica: NotRequired[str]
     """The replica that answered, where there are several."""
+
+
+def describe_choice(choice: PieceData) -> str:
+    """A whole answer as the captures keep it."""
+    return describe_reply(choice["text"], choice.get("tool_calls") or [])
 
 
 def describe_reply(text: str, calls: list[CallData]) -> str:
