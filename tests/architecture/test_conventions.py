@@ -7,7 +7,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "graftwork"
-LONGEST_FILE = 600
 MOST_PARAMETERS = 7
 
 SAME_CLASS_NAME = {
@@ -146,11 +145,6 @@ def test_functions_take_an_object_instead_of_eight_parameters():
         and not is_compiled(node)
     ]
     assert not wide
-
-
-def test_no_file_is_longer_than_the_limit():
-    long = {module for module, path in modules().items() if len(path.read_text().splitlines()) > LONGEST_FILE}
-    assert not long
 
 
 def test_retired_words_do_not_come_back():

@@ -184,7 +184,7 @@ class ArmFacts(Record):
     hung_up: int
     """Callers who left before the answer was whole."""
     failed_checks: int
-    """Exchanges whose answer failed a check of `serve.escalate`, whoever answered in the end."""
+    """Exchanges whose answer failed a check of `serve.escalate`, also where another model answered."""
     feedback: int
     """Exchanges with feedback."""
     median_ms: float | None
@@ -238,6 +238,7 @@ class ABEvidence(NamedTuple):
     p_value: float
     interval: Interval
     confidence: float
+    mismatch: str | None = None
 
 
 def make_result(
@@ -249,15 +250,14 @@ def make_result(
     remarks: tuple[str, ...],
     experiment: str | None = None,
     arms: Mapping[str, ArmFacts] | None = None,
-    mismatch: str | None = None,
 ) -> ABResult:
     side: Literal["A", "B"] | None = None
     if evidence.winner is not None:
         side = "B" if evidence.winner == "candidate" else "A"
     used = evidence.used
     better = pair[1] if side == "B" else pair[0]
-    if mismatch is not None:
-        sentence = f"cannot be decided: {mismatch}"
+    if evidence.mismatch is not None:
+        sentence = f"cannot be decided: {evidence.mismatch}"
     elif side is None:
         sentence = f"not decided after {used} sessions: continue, and look again as often as you like"
     else:
@@ -281,7 +281,7 @@ def make_result(
         remarks=remarks,
         experiment=experiment,
         arms=dict(arms or {}),
-        mismatch=mismatch,
+        mismatch=evidence.mismatch,
     )
 
 

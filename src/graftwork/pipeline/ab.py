@@ -233,7 +233,7 @@ def watch_live(
 class LiveComparison:
     """One experiment, or traffic that was not assigned at random; may be evaluated any number of times.
 
-    A canary tests failed requests beside its metric, and both together keep the confidence.
+    A canary tests failed requests besides its metric, and both together keep the confidence.
     """
 
     def __init__(
@@ -337,11 +337,11 @@ class LiveComparison:
                 p_value=test.p_value,
                 interval=test.interval(self._confidence),
                 confidence=self._confidence,
+                mismatch=mismatch,
             ),
             remarks=(*(self._remarks or ()), *self._find_remarks()),
             experiment=self.experiment,
             arms=arms,
-            mismatch=mismatch,
         )
 
     def _find_remarks(self) -> list[str]:
@@ -409,7 +409,7 @@ def as_case(capture: Capture) -> Case:
 def grade_own(
     capture: Capture, grade_case: Callable[[Case, str], float | None], *, worst: float = 0.0
 ) -> float | None:
-    """The mark of what the release that was asked answered itself, whoever answered in the end."""
+    """The mark of what the release that was asked answered itself, also where another model answered."""
     reply = capture.own_reply
     if reply is None or capture.disconnected or capture.finish_reason == "error":
         # Left out, a release that loses more of its bad or slow answers would come out better.

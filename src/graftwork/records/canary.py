@@ -37,7 +37,7 @@ class CanaryArm(Record):
     failures: int
     """Exchanges without an answer, and those whose caller left."""
     failed_checks: int
-    """Exchanges whose answer failed a check of `serve.escalate`, whoever answered in the end."""
+    """Exchanges whose answer failed a check of `serve.escalate`, also where another model answered."""
     successes: float
     """Sum of the marks of the metric."""
     graded: float

@@ -254,7 +254,7 @@ def _text_of(error: BaseException) -> str:
         return ""
 
 
-class _Reader:
+class _ValueReader:
     def __init__(self, peer: Peer, content: bytes, kept: list[Any]) -> None:
         self._peer, self._content, self._at, self.kept = peer, content, 0, list(kept)
 
@@ -455,7 +455,7 @@ class Peer:
                 raise Lost
             self._answer(reader)
 
-    def _conclude(self, kind: bytes, reader: _Reader, kept: list[Any]) -> Any:
+    def _conclude(self, kind: bytes, reader: _ValueReader, kept: list[Any]) -> Any:
         try:
             result, printed = reader.read(), reader.read()
             contents = [reader.read() for _ in kept]
@@ -469,7 +469,7 @@ class Peer:
             raise result if isinstance(result, BaseException) else Lost
         return result
 
-    def _answer(self, reader: _Reader) -> None:
+    def _answer(self, reader: _ValueReader) -> None:
         try:
             action, args = reader.read()
             serve = getattr(self, f"_on_{action}")
@@ -502,12 +502,12 @@ class Peer:
             raise Lost from error
         return writer.kept
 
-    def _receive(self, kept: list[Any]) -> tuple[bytes, _Reader]:
+    def _receive(self, kept: list[Any]) -> tuple[bytes, _ValueReader]:
         head = self._take(1 + _LENGTH.size)
         length = _LENGTH.unpack(head[1:])[0]
         if length > _MOST_BYTES or head[:1] not in (b"?", b"=", b"!"):
             raise Lost
-        return head[:1], _Reader(self, self._take(length), kept if head[:1] != b"?" else [])
+        return head[:1], _ValueReader(self, self._take(length), kept if head[:1] != b"?" else [])
 
     def _take(self, count: int) -> bytes:
         parts = bytearray()
