@@ -116,30 +116,35 @@ def _with_counts(
 
 def _read_config(file: Path) -> dict[str, Any]:
     """config.json with the names of today."""
+    return _with_names_of_today(read_json_object(file, states="the sizes of the model"))
+
+
+def read_json_object(file: Path, *, states: str) -> dict[str, Any]:
+    """The settings in a JSON file of a base model; `states` says what the file is there for."""
     try:
-        config = json.loads(file.read_text())
+        settings = json.loads(file.read_text())
     except FileNotFoundError as missing:
         raise UserMistake(
             f"there is no {file}",
-            why="it states the sizes of the model",
-            fix="name a folder with a config.json, or the file itself",
+            why=f"it states {states}",
+            fix=f"name a folder with a {file.name}, or the file itself",
             where=str(file),
         ) from missing
     except (ValueError, RecursionError) as broken:
         raise UserMistake(
             f"{file.name} is not JSON: {broken}",
-            why="it states the sizes of the model",
+            why=f"it states {states}",
             fix="fetch the file again",
             where=str(file),
         ) from broken
-    if not isinstance(config, dict):
+    if not isinstance(settings, dict):
         raise UserMistake(
             f"{file.name} holds no settings by name",
-            why="it states the sizes of the model",
+            why=f"it states {states}",
             fix="fetch the file again",
             where=str(file),
         )
-    return _with_names_of_today(config)
+    return settings
 
 
 def _with_names_of_today(stated: Mapping[str, Any]) -> dict[str, Any]:

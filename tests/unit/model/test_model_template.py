@@ -109,3 +109,16 @@ def test_a_model_without_a_template_is_refused_with_a_fix(tiny_base, tmp_path):
     with pytest.raises(UserMistake, match="no chat template") as caught:
         ChatTemplate.from_folder(tmp_path / "base")
     assert "instruct" in caught.value.fix
+
+
+def test_a_broken_tokenizer_config_is_an_error_that_names_the_file(tiny_base, tmp_path):
+    import shutil
+
+    folder = Path(shutil.copytree(tiny_base, tmp_path / "base"))
+    file = folder / "tokenizer_config.json"
+    for text in ('{"eos_token": ', "[]"):
+        file.write_text(text)
+        with pytest.raises(UserMistake, match=r"tokenizer_config\.json") as caught:
+            ChatTemplate.from_folder(folder)
+        assert caught.value.where == str(file)
+        assert caught.value.fix

@@ -30,6 +30,7 @@ from graftwork.model.chat.renderer import (
     not_a_plain_turn,
 )
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
+from graftwork.model.shape import read_json_object
 from graftwork.records.errors import UserMistake, needs_extra
 from graftwork.records.interaction import Message, Role
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls, write_tools
@@ -82,7 +83,9 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, *, reasoning: bool = True) -> "ChatTemplate":
-        config = json.loads((folder / "tokenizer_config.json").read_text())
+        config = read_json_object(
+            folder / "tokenizer_config.json", states="the special tokens and the template"
+        )
         file = folder / "chat_template.jinja"
         source = file.read_text() if file.exists() else config.get("chat_template")
         if not isinstance(source, str):
@@ -339,7 +342,12 @@ class ChatTemplate:
 
     @cached_property
     def _definition(self) -> dict[str, Any]:
-        definition: dict[str, Any] = json.loads(self._tokenizer_json)
+        try:
+            definition: dict[str, Any] = json.loads(self._tokenizer_json)
+        except (ValueError, RecursionError) as broken:
+            raise UserMistake(
+                f"the tokenizer.json of the base model is not JSON: {broken}", fix="fetch the file again"
+            ) from broken
         return definition
 
     @cached_property

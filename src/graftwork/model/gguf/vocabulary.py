@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.shape import read_json_object
 from graftwork.records.errors import UserMistake
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -72,7 +73,7 @@ def _special_tokens(folder: Path, numbers: dict[str, int]) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": template.eos,
         "tokenizer.chat_template": template.source,
     }
-    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config = read_json_object(folder / "tokenizer_config.json", states="the special tokens and the template")
     for key, name in (("bos_token", "bos"), ("pad_token", "padding"), ("unk_token", "unknown")):
         value = config.get(key)
         text = value.get("content") if isinstance(value, dict) else value
