@@ -309,7 +309,7 @@ def canaries() -> Iterator[Cell]:
         group = "promoted although a fallback covers 40 % of requests"
         yield canary(rule, LEFT_TO_A_FALLBACK, group, nominal=0.0, runs=200)
         # The failures have half of the allowed error; the metric sees the same failures and nothing else.
-        yield canary(rule, EQUAL, "rolled back although both fail 1 % of requests", nominal=0.025, runs=1000)
+        yield canary(rule, EQUAL, "rolled back although both fail 1 % of requests", nominal=0.025, runs=300)
 
 
 # Seconds ----------------------------------------------------------------------------------------------------
