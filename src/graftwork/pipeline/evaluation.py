@@ -5,7 +5,6 @@ die and be started again. The sandbox and the judge are opened only where the se
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -351,7 +350,8 @@ def put_page(work: OpenProject, evaluated: Evaluated, *, separate: bool = False)
     """`separate` is an evaluation that the gate does not decide on: its page does not replace the other."""
     from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
-    path = work.project.root / f"{page_name(work, PAGE)}{'-asked' if separate else ''}.html"
+    path = work.project.page_of(PAGE, work.model)
+    path = path.with_stem(f"{path.stem}-asked") if separate else path
     page = EvaluationPage(
         project=work.settings.project,
         report=evaluated.report,
@@ -360,11 +360,3 @@ def put_page(work: OpenProject, evaluated: Evaluated, *, separate: bool = False)
     )
     write_atomic(path, render_evaluation(page))
     return evaluated.model_copy(update={"page": str(path)})
-
-
-def page_name(work: OpenProject, page: str) -> str:
-    """One page a model; that of the main one has the short name."""
-    if work.model == work.settings.main_model:
-        return page
-    name = re.sub(r"[^\w.-]+", "_", work.model)
-    return f"{page}-{name}"

@@ -28,7 +28,6 @@ from graftwork.pipeline.evaluation import (
     Evaluated,
     ask_everybody,
     forget_subjects,
-    page_name,
     put_page,
 )
 from graftwork.pipeline.evaluation_subjects import resolve_subject
@@ -182,7 +181,8 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
     imported = import_runs(runs, own=own)
     if imported.same_cases:
         imported = _log_look(work, _grade_by_our_metrics(work, imported, own))
-    path = work.project.root / f"{page_name(work, PAGE)}-imported.html"
+    path = work.project.page_of(PAGE, work.model)
+    path = path.with_stem(f"{path.stem}-imported")
     page = EvaluationPage(
         project=work.settings.project,
         report=imported.report,

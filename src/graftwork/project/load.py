@@ -280,9 +280,18 @@ class ProjectFolder:
     def serving(self) -> Path:
         return self.state / "serving"
 
+    def page_of(self, kind: str, model: str) -> Path:
+        """A page about one model, such as its report; that of the main model has the short name."""
+        return self.root / (f"{kind}.html" if model == self.settings.main_model else f"{kind}-{model}.html")
+
+    def report_of(self, model: str) -> Path:
+        return self.page_of("report", model)
+
     @property
-    def report(self) -> Path:
-        return self.root / "report.html"
+    def reports(self) -> dict[str, Path]:
+        """The reports that were written, by model, the main one first."""
+        pages = {model: self.report_of(model) for model in self.settings.all_models}
+        return {model: page for model, page in pages.items() if page.is_file()}
 
     @property
     def audit_page(self) -> Path:

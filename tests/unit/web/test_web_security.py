@@ -113,6 +113,20 @@ def test_every_answer_has_the_strict_policy(page):
     assert "unsafe" not in POLICY
 
 
+def test_the_reports_of_all_models_are_listed_and_shown(tmp_path):
+    (tmp_path / "graft.yaml").write_text(
+        "project: pair\nbase: small\ndata: {logs: [a.jsonl]}\nmodels: {writer: {}, clerk: {}}\n"
+    )
+    (tmp_path / "report.html").write_text("of the writer")
+    with serve(tmp_path) as served:
+        assert served.visitor.get("/report").text == "of the writer"
+        (tmp_path / "report-clerk.html").write_text("of the clerk")
+        assert 'href="/report/clerk"' in served.visitor.get("/report").text
+        assert served.visitor.get("/report/writer").text == "of the writer"
+        assert served.visitor.get("/report/clerk").text == "of the clerk"
+        assert served.visitor.get("/report/nobody").status == 404
+
+
 def test_the_report_is_shut_in(page, made_project):
     (made_project / "report.html").write_text("<script>1</script>")
     try:

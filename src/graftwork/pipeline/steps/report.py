@@ -8,7 +8,7 @@ from graftwork.files.disk import file_digest, write_atomic
 from graftwork.files.escalation import read_forecast
 from graftwork.pipeline.costs import savings_of
 from graftwork.pipeline.drift import measure_drift
-from graftwork.pipeline.evaluation import Evaluated, page_name, put_page
+from graftwork.pipeline.evaluation import Evaluated, put_page
 from graftwork.pipeline.evaluation_subjects import find_without_repaired
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import full_alias
@@ -58,7 +58,7 @@ def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
         drift=measure_drift(work),
         escalation=_find_forecast(work),
     )
-    path = work.project.root / f"{page_name(work, work.project.report.stem)}.html"
+    path = work.project.report_of(work.model)
     write_atomic(path, render_report(page))
     return WrittenReport(path=str(path), sha256=file_digest(path))
 

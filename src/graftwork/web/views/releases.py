@@ -39,7 +39,7 @@ def index(request: Request) -> Response:
         search=search,
         decision=decision,
         decisions=DECISIONS,
-        report=project.folder.report.is_file(),
+        reports=list(project.folder.reports),
     )
 
 
@@ -101,11 +101,24 @@ def compare(request: Request) -> Response:
 
 
 def report(request: Request) -> Response:
-    """The report page of the last run, or of a release, as it is on disk, shut in."""
-    project = project_of(request)
-    name = request.path_params.get("release")
-    path = Path(releases.read_release(project, name).page) if name else project.folder.report
-    if not path.is_file():
+    """The report of the last run; where several models have one, the list of them."""
+    found = project_of(request).folder.reports
+    if len(found) > 1:
+        return render(request, "reports.html.jinja", title="Reports", section=SECTION, models=list(found))
+    return _send_page(next(iter(found.values()), None))
+
+
+def report_of_model(request: Request) -> Response:
+    return _send_page(project_of(request).folder.reports.get(request.path_params["model"]))
+
+
+def report_of_release(request: Request) -> Response:
+    return _send_page(Path(releases.read_release(project_of(request), request.path_params["release"]).page))
+
+
+def _send_page(path: Path | None) -> Response:
+    """A page as it is on disk, shut in."""
+    if path is None or not path.is_file():
         raise HTTPException(404, "there is no report yet; `graft run` writes it")
     return FileResponse(
         path,
@@ -118,7 +131,8 @@ ROUTES = [
     Route("/releases", index),
     Route("/releases/compare", compare),
     Route("/report", report),
+    Route("/report/{model}", report_of_model),
     Route("/releases/{release}", release),
-    Route("/releases/{release}/report", report),
+    Route("/releases/{release}/report", report_of_release),
     Route("/releases/{release}/archive", archive),
 ]
