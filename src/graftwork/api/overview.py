@@ -27,6 +27,7 @@ from graftwork.pipeline.status import (
     ask_endpoint,
     describe_run,
     examine_steps,
+    find_running,
     next_run,
 )
 from graftwork.pipeline.step import name_entry
@@ -166,7 +167,7 @@ def _glance_at_cycle(work: OpenProject) -> CycleGlance | None:
 def check_freshness(project: Project) -> Freshness:
     """Compare every step with its inputs; reads the logs to hash them."""
     with project.open() as work:
-        steps = examine_steps(work)
+        steps = find_running(work, examine_steps(work))
         return Freshness(steps=steps, next=next_run(work, steps))
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from graftwork.pipeline.status import (
         AutoscaleStatus,
         EndpointStatus,
-        NextRun,
         ProjectStatus,
         RunStatus,
     )
@@ -124,7 +123,7 @@ def status(project: Folder = None, json: Json = False) -> None:
         print_json(found)
         return
     stdout.print(_table_of_steps(found))
-    _print_next(found.next)
+    _print_next(found)
     if found.runs:
         stdout.print(fit_words(stdout, _table_of_runs(found.runs)))
         for run in found.runs:
@@ -172,6 +171,7 @@ def _print_drift(drift: "PromptDrift") -> None:
 
 STATES = {
     "fresh": "[green]fresh[/]",
+    "running": "[cyan]running[/]",
     "stale": "[yellow]stale[/]",
     "missing": "[dim]missing[/]",
     "not_due": "[dim]not due[/]",
@@ -192,11 +192,17 @@ def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
     return rows
 
 
-def _print_next(coming: "NextRun") -> None:
+def _print_next(found: "ProjectStatus") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line
     from graftwork.cli.show.training import duration
 
+    coming = found.next
+    running = next((state.step for state in found.steps if state.state == "running"), None)
+    if running is not None:
+        after = f"; not up to date after it: {', '.join(coming.steps)}" if coming.steps else ""
+        print_line(stdout, f"now: {running} is running{after}")
+        return
     if not coming.steps:
         print_line(stdout, f"next: everything is up to date; `{coming.command}` has nothing to do")
         return

@@ -37,7 +37,7 @@ from graftwork.serve.capture_journal import CaptureTotals, read_totals
 from graftwork.serve.settings import ServeSettings, is_loopback
 from graftwork.store.runs import RunEntry, StepEntry
 
-State = Literal["fresh", "stale", "missing", "not_due"]
+State = Literal["fresh", "running", "stale", "missing", "not_due"]
 
 MOST_REASONS = 3
 READ_THE_BASE = ("audit", "prepare")
@@ -45,7 +45,8 @@ READ_THE_BASE = ("audit", "prepare")
 
 
 class StepState(Record):
-    """`because` says what changed since a stale step was done, or why a step is not due."""
+    """A step is running where it is the first open one while another process works on the project.
+    `because` says what changed since a stale step was done, or why a step is not due."""
 
     step: str
     title: str
@@ -64,6 +65,15 @@ def examine_steps(work: OpenProject, *, upto: str | None = None) -> tuple[StepSt
     wanted = table.with_needs(upto) if upto else {step.name for step in table.STEPS}
     walk = _StepWalk(work)
     return tuple(walk.examine(step) for step in table.STEPS if step.name in wanted)
+
+
+def find_running(work: OpenProject, steps: tuple[StepState, ...]) -> tuple[StepState, ...]:
+    """The states with the step that another process is doing now: the first that is not up to date."""
+    if lock_holder(work.project.state / "pipeline") is None:
+        return steps
+    running = next((state.step for state in steps if state.state in ("stale", "missing")), None)
+    changes = {"state": "running", "because": ()}
+    return tuple(state.model_copy(update=changes) if state.step == running else state for state in steps)
 
 
 def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
@@ -267,7 +277,7 @@ class ProjectStatus(Record):
 
 def project_status(work: OpenProject) -> ProjectStatus:
     patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
-    steps = examine_steps(work)
+    steps = find_running(work, examine_steps(work))
     return ProjectStatus(
         project=work.settings.project,
         steps=steps,

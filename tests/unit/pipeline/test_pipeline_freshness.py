@@ -14,6 +14,7 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.status import ask_endpoint, examine_steps, project_status, require_fresh
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps import plan
+from graftwork.process.worker import hold_lock
 from graftwork.project.load import open_project
 from graftwork.records.base import Record
 from graftwork.records.errors import Stale
@@ -141,6 +142,21 @@ def test_the_next_run_is_foreseen_with_its_steps_and_their_time(project):
     assert coming.steps == ("prepare", "train", "gate")
     assert coming.seconds is not None
     assert coming.seconds >= 0
+
+
+def test_the_first_open_step_is_running_while_another_process_works(project):
+    project.run(upto="prepare")
+    with (
+        hold_lock(project.folder / ".graft" / "pipeline"),
+        use_project(open_project(project.folder), NullReporter()) as work,
+    ):
+        found = project_status(work)
+    assert [(step.step, step.state) for step in found.steps] == [
+        ("prepare", "fresh"),
+        ("train", "running"),
+        ("gate", "missing"),
+    ]
+    assert found.next.steps == ("gate",)
 
 
 class Answer(http.server.BaseHTTPRequestHandler):

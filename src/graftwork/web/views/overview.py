@@ -36,7 +36,7 @@ def overview(request: Request) -> Response:
         section="/",
         overview=found,
         running=running,
-        steps=draw_steps(found.steps, found.verdict, fresh, working=found.working),
+        steps=draw_steps(found.steps, found.verdict, fresh),
         fresh=fresh,
         where=WHERE,
         rollback_command=rollback_command,
@@ -57,7 +57,7 @@ def freshness(request: Request) -> Response:
         "part_steps.html.jinja",
         title="Steps",
         overview=found,
-        steps=draw_steps(found.steps, found.verdict, fresh, working=found.working),
+        steps=draw_steps(found.steps, found.verdict, fresh),
         fresh=fresh,
         where=WHERE,
     )

@@ -42,19 +42,18 @@ class ShownStep(NamedTuple):
 
 
 def draw_steps(
-    glances: Sequence[StepGlance], verdict: Verdict | None, fresh: Freshness | None, *, working: bool
+    glances: Sequence[StepGlance], verdict: Verdict | None, fresh: Freshness | None
 ) -> list[ShownStep]:
     """Without `fresh` it is only known which steps were done."""
     known = {state.step: state for state in fresh.steps} if fresh is not None else {}
-    shown, found_running = [], False
-    open_steps = {state.step for state in known.values() if state.state in ("stale", "missing")}
+    shown = []
+    open_steps = {state.step for state in known.values() if state.state in ("running", "stale", "missing")}
     for glance in glances:
         state: ShownState = "done" if glance.finished_at else "missing"
         because, is_cause = "", False
         examined = known.get(glance.step)
         if examined is not None:
-            by_name: dict[str, ShownState] = {"fresh": "fresh", "stale": "stale", "not_due": "waiting"}
-            state = by_name.get(examined.state, "missing")
+            state = "waiting" if examined.state == "not_due" else examined.state
             before = [f"`{name}`" for name in glance.needs if name in open_steps]
             is_cause = state == "stale" and not before
             because = "; ".join(examined.because)
@@ -64,8 +63,6 @@ def draw_steps(
             state = "waiting"
         if glance.step == "gate" and state in ("fresh", "done") and verdict and verdict.decision != "deploy":
             state, because = "refused", f"{verdict.decision.replace('_', ' ')}: {verdict.reason}"
-        if working and not found_running and state in ("stale", "missing") and fresh is not None:
-            state, found_running, because, is_cause = "running", True, "", False
         shown.append(
             ShownStep(
                 glance.step,
