@@ -49,6 +49,8 @@ class RichReporter:
         self._clock = clock
         self._printed_at: float | None = None
         self._trend = LossTrend()
+        self._shown: set[object] = set()
+        """The texts of the results that were printed: a remark does not repeat them."""
         self._bar = _Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -119,12 +121,14 @@ class RichReporter:
             self._console.print(Text("  " + ", ".join(part for part in parts if part)), soft_wrap=True)
 
     def info(self, text: str) -> None:
-        print_line(self._console, f"  [yellow]![/] {quote(text)}")
+        if text not in self._shown:
+            print_line(self._console, f"  [yellow]![/] {quote(text)}")
 
     def finished(self, step: str, output: Record, seconds: float) -> None:
         self._clear()
         if self._tables:
             show(self._console, output)
+            self._shown.update(value for _, value in output if isinstance(value, str))
         self._console.print(f"[green]✓ {step:<9}[/] [dim]{duration(seconds)}[/]\n", highlight=False)
 
     def _clear(self) -> None:

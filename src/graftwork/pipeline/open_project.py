@@ -168,7 +168,7 @@ def report_downloads(reporter: Reporter) -> HubPlace:
 
 
 def report_base_note(work: OpenProject) -> None:
-    """Say once more, where it matters, that a base's weights are not what its name suggests."""
+    """Say that the weights of a base are not what its name suggests, as its plan does."""
     note = note_on_weights(work.base.name)
     if note:
         work.reporter.info(note)

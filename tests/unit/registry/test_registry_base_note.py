@@ -7,6 +7,7 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, plan, publish_parts, write_adapter
 from rich.console import Console
 
+from graftwork.cli.progress import RichReporter
 from graftwork.cli.show.training import show_plan
 from graftwork.model.base import EMBEDDED, HUB_ID, note_on_weights
 
@@ -36,3 +37,13 @@ def test_a_plan_on_the_embedded_base_shows_the_note():
     console = Console(file=StringIO(), width=600)
     show_plan(console, plan().model_copy(update={"base_note": note_on_weights(EMBEDDED)}))
     assert "expanded to float32" in console.file.getvalue()
+
+
+def test_a_run_that_shows_the_plan_says_the_note_once():
+    out = StringIO()
+    with RichReporter(Console(file=out, width=600, force_terminal=False)) as reporter:
+        reporter.finished("plan", plan().model_copy(update={"base_note": note_on_weights(EMBEDDED)}), 1.0)
+        reporter.info(note_on_weights(EMBEDDED))
+        reporter.info("another remark")
+    assert out.getvalue().count("expanded to float32") == 1
+    assert "another remark" in out.getvalue()

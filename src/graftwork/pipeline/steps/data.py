@@ -14,7 +14,7 @@ from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.model.base import find_base, is_ready
 from graftwork.model.shape import read_config_shape
 from graftwork.pipeline.engines import map_engine
-from graftwork.pipeline.open_project import OpenProject, load_template, report_base_note
+from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.reporter import progress_listener
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.project.load import ProjectFolder
@@ -101,7 +101,6 @@ def _with_base_facts(context: AuditContext, template: "ChatTemplate") -> AuditCo
 def _audit(work: OpenProject, _made: StepOutputs) -> Audit:
     from graftwork.data.prepare import audit_logs
 
-    report_base_note(work)
     template = load_template(work)
     return audit_logs(
         audit_context(work, template=template),
