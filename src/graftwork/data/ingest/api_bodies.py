@@ -6,7 +6,7 @@ reason. Raises `BadRow` that names the key.
 
 from typing import Any, NamedTuple
 
-from graftwork.data.ingest.dataset_formats import lead_by, take_prompt
+from graftwork.data.ingest.dataset_formats import lead_by, open_system, take_prompt
 from graftwork.data.ingest.fields import (
     BadRow,
     first_of,
@@ -22,11 +22,15 @@ from graftwork.data.ingest.turns import (
     take_assistant_parts,
     take_message,
     take_turns,
-    write_call,
-    write_result,
 )
 
-FINISH_REASONS = {"max_output_tokens": "length", "max_tokens": "length", "end_turn": "stop"}
+FINISH_REASONS = {
+    **{"max_output_tokens": "length", "max_tokens": "length", "end_turn": "stop"},
+    **{"MAX_TOKENS": "length", "STOP": "stop", "tool-calls": "tool_calls"},
+}
+_PROMPTS = ("prompt", "inputText")
+_TEXTS = ("generation", "completion", "outputText", "text")
+"""Where models of Bedrock put plain text."""
 
 
 class ModelAnswer(NamedTuple):
@@ -49,45 +53,69 @@ def take_limit(parameters: Any) -> int | None:
 
 
 def take_question(request: dict[str, Any]) -> list[LogTurn]:
-    system = first_of(request, "instructions", "system")
-    if request.get("messages") is not None:
-        turns = take_turns(request["messages"], "request.messages")
-    elif request.get("input") is not None:
-        asked = request["input"]
-        if not isinstance(asked, list):
-            return take_prompt(asked, "request.input", system=system)
-        turns = _take_items(asked, "request.input")
-    else:
-        return take_prompt(request.get("prompt"), "request.prompt", system=system)
-    return lead_by(system, turns, key="request.system")
+    config = request.get("config")
+    held = {**config, **request} if isinstance(config, dict) else request
+    system = open_system(first_of(held, "instructions", "system", "systemInstruction", "system_instruction"))
+    for name in ("messages", "input", "contents"):
+        asked = request.get(name)
+        if asked is None:
+            continue
+        listed = [asked] if isinstance(asked, dict) else asked
+        if name != "messages" and not isinstance(listed, list):
+            return take_prompt(asked, f"request.{name}", system=system)
+        if name == "contents":
+            listed = [{"parts": [{"text": item}]} if isinstance(item, str) else item for item in listed]
+        return lead_by(system, take_turns(listed, f"request.{name}"), key="request.system")
+    return take_prompt(first_of(request, *_PROMPTS), "request.prompt", system=system)
 
 
-def _take_items(items: list[Any], key: str) -> list[LogTurn]:
-    """Read the input of the Responses API: messages, tool calls and their results."""
-    turns: list[LogTurn] = []
-    for place, item in enumerate(items):
-        name = f"{key}[{place}]"
-        kind = take_object(item, name).get("type", "message")
-        if kind == "function_call":
-            turns.append(LogTurn("assistant", write_call(item.get("name"), item.get("arguments"), name)))
-        elif kind == "function_call_output":
-            turns.append(LogTurn("tool", write_result(item.get("output"), f"{name}.output")))
-        elif kind != "reasoning":
-            turns += take_message(item, name)
-    return turns
+def take_tools(request: dict[str, Any]) -> Any:
+    """Return the tools of a request, wherever an API lists them."""
+    for held in (request, request.get("config"), request.get("toolConfig")):
+        tools = first_of(held, "tools", "functions") if isinstance(held, dict) else None
+        if tools is not None:
+            return tools
+    return None
+
+
+def has_answer(response: dict[str, Any]) -> bool:
+    """Whether this is the body of a response of a chat API."""
+    output, candidates = response.get("output"), response.get("candidates")
+    return (
+        response.get("choices") is not None
+        or isinstance(output, list)
+        or isinstance(candidates, list)
+        or (isinstance(output, dict) and "message" in output)
+        or (isinstance(response.get("content"), list) and "stop_reason" in response)
+    )
 
 
 def take_answer(response: dict[str, Any]) -> ModelAnswer:
     if response.get("choices") is not None:
         return _take_choice(response["choices"])
-    if response.get("output") is not None:
+    output, content = response.get("output"), response.get("content")
+    reason = take_fact(first_of(response, "stop_reason", "stopReason", "finishReason", "completionReason"))
+    if response.get("candidates") is not None:  # Gemini
+        candidates = take_list(response["candidates"], "response.candidates")
+        first = take_object(candidates[0] if candidates else None, "response.candidates[0]")
+        reason = take_fact(first.get("finishReason"))
+        message = {"parts": [], **take_object(first.get("content"), "response.candidates[0].content")}
+        [turn] = take_message({**message, "role": "assistant"}, "response.candidates[0].content")
+    elif isinstance(output, dict):  # Bedrock's Converse
+        message = take_object(output.get("message"), "response.output.message")
+        [turn] = take_message({**message, "role": "assistant"}, "response.output.message")
+    elif output is not None:
         return _take_output(response)
-    content = response.get("content")
-    if isinstance(content, list):
-        reason = take_fact(response.get("stop_reason"))
+    elif isinstance(content, list):
         turn = take_assistant_parts(content, "response.content")
-        return ModelAnswer(turn, FINISH_REASONS.get(reason or "", reason))
-    raise BadRow("`response` holds neither choices nor output nor content")
+    else:
+        listed = first_of(response, "results", "outputs")
+        held = listed[0] if isinstance(listed, list) and listed else response
+        text = first_of(held, *_TEXTS) if isinstance(held, dict) else None
+        if text is None:
+            raise BadRow("`response` holds neither choices nor output nor content")
+        turn = LogTurn("assistant", take_text(text, "response"))
+    return ModelAnswer(turn, FINISH_REASONS.get(reason or "", reason))
 
 
 def _take_choice(value: Any) -> ModelAnswer:

@@ -39,24 +39,66 @@ from graftwork.data.ingest.turns import (
     to_messages,
     write_call,
     write_reply,
+    write_result,
 )
 from graftwork.data.settings import Mapping
 from graftwork.records.interaction import Interaction, Origin
 
 
 def fits_chat(row: dict[str, Any]) -> bool:
-    return row.get("messages") is not None
+    return row.get("messages") is not None or _has_contents(row) or _is_trajectory(row)
 
 
 def read_chat(row: dict[str, Any], origin: Origin) -> Interaction:
-    turns = lead_by(first_of(row, "system", "system_prompt"), take_turns(row["messages"], "messages"))
-    exchange = to_exchange(turns, "messages", tools=first_of(row, "tools", "functions"))
+    facts = take_facts(row, origin)
+    tools = first_of(row, "tools", "functions")
+    key = "messages" if row.get("messages") is not None else "contents" if _has_contents(row) else "steps"
+    if key == "steps":
+        turns = _take_steps(row["steps"])
+        agent = take_object(row.get("agent"), "agent")
+        facts["model"] = facts["model"] or take_fact(agent.get("model_name"))
+        tools = tools or agent.get("tool_definitions")
+    else:
+        system = first_of(row, "system", "system_prompt", "systemInstruction", "system_instruction")
+        turns = lead_by(open_system(system), take_turns(row[key], key))
+    exchange = to_exchange(turns, key, tools=tools)
     return Interaction(
-        messages=exchange.messages,
-        reply=exchange.reply,
-        turn_weights=exchange.weights,
-        **take_facts(row, origin),
+        messages=exchange.messages, reply=exchange.reply, turn_weights=exchange.weights, **facts
     )
+
+
+def _has_contents(row: dict[str, Any]) -> bool:
+    """Whether this is a row of Gemini's tuning files."""
+    listed = open_json(row.get("contents"))
+    return isinstance(listed, list) and bool(listed) and isinstance(listed[0], dict) and "parts" in listed[0]
+
+
+def _is_trajectory(row: dict[str, Any]) -> bool:
+    """Whether this is a trajectory of an agent in the Agent Trajectory Interchange Format."""
+    return isinstance(row.get("steps"), list) and str(row.get("schema_version")).startswith("ATIF")
+
+
+def _take_steps(steps: list[Any]) -> list[LogTurn]:
+    """Read the steps of a trajectory. Steps copied from another trajectory are context."""
+    turns: list[LogTurn] = []
+    for place, item in enumerate(steps):
+        key = f"steps[{place}]"
+        step = take_object(item, key)
+        source = step.get("source")
+        if source not in ("system", "user", "agent"):
+            raise BadRow(f"`{key}.source` must be one of system, user, agent")
+        observation = take_object(step.get("observation"), f"{key}.observation")
+        results = take_list(observation.get("results"), f"{key}.observation.results")
+        if step.get("message") or step.get("tool_calls"):
+            role = "assistant" if source == "agent" else source
+            weight = {"weight": 0} if step.get("is_copied_context") is True else {}
+            turns += take_message({**step, **weight, "role": role, "content": step.get("message") or ""}, key)
+        for number, result in enumerate(results):
+            name = f"{key}.observation.results[{number}]"
+            content = take_object(result, name).get("content")
+            if content is not None:
+                turns.append(LogTurn("tool", write_result(content, f"{name}.content")))
+    return turns
 
 
 def fits_sharegpt(row: dict[str, Any]) -> bool:
@@ -67,9 +109,7 @@ def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
     listed = open_json(first_of(row, "conversations", "conversation"))
     if not isinstance(listed, list) or not listed:
         raise BadRow(f"`conversations` must be a list of turns, and is {name_type(listed)}")
-    turns: list[LogTurn] = []
-    for place, item in enumerate(listed):
-        turns += _take_turn(item, f"conversations[{place}]")
+    turns = [turn for n, item in enumerate(listed) for turn in _take_turn(item, f"conversations[{n}]")]
     turns = lead_by(first_of(row, "system", "system_prompt"), turns)
     exchange = to_exchange(turns, "conversations", tools=row.get("tools"))
     return Interaction(
@@ -109,6 +149,7 @@ _PAIRS = (
     ("prompt", "response"),
     ("question", "answer"),
     ("question", "response"),
+    ("prompt", "text"),
 )
 
 
@@ -151,6 +192,11 @@ def take_prompt(value: Any, key: str, *, system: Any = None) -> list[LogTurn]:
     return lead_by(system, turns)
 
 
+def open_system(system: Any) -> Any:
+    """Return the system prompt; Gemini's is a message."""
+    return open_json(system.get("parts")) if isinstance(system, dict) else system
+
+
 def lead_by(system: Any, turns: list[LogTurn], *, key: str = "system") -> list[LogTurn]:
     """Insert the system prompt of a row before its turns, unless they begin with one."""
     text = take_optional_text(system, key)
@@ -191,39 +237,50 @@ _SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
 
 
 def fits_preference(row: dict[str, Any]) -> bool:
-    return row.get("chosen") is not None and row.get("rejected") is not None
+    return any(row.get(won) is not None and row.get(lost) is not None for won, lost in _SIDES)
+
+
+_SIDES = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
+"""The second as in OpenAI's preference files, whose `input` is a request."""
 
 
 def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
-    chosen = _take_side(row["chosen"], "chosen")
-    rejected = _take_side(row["rejected"], "rejected")
-    asked = first_of(row, "prompt", "question", "instruction", "messages")
+    won, lost = next(pair for pair in _SIDES if row.get(pair[0]) is not None and row.get(pair[1]) is not None)
+    chosen, rejected = _take_side(row[won], won), _take_side(row[lost], lost)
+    request = open_json(row.get("input"))
+    held = request if isinstance(request, dict) and won != "chosen" else row
+    asked = first_of(held, "prompt", "question", "instruction", "messages", "conversations")
+    system = first_of(held, "system", "system_prompt")
     if len(chosen) > 1:
         if chosen[:-1] != rejected[:-1]:
-            raise BadRow("`chosen` and `rejected` do not answer the same conversation")
-        turns = lead_by(first_of(row, "system", "system_prompt"), chosen[:-1])
+            raise BadRow(f"`{won}` and `{lost}` do not answer the same conversation")
+        turns = lead_by(system, chosen[:-1])
     elif asked is not None:
-        turns = take_prompt(asked, "prompt", system=first_of(row, "system", "system_prompt"))
+        spoken = _take_conversation(asked, "prompt")
+        turns = take_prompt(asked, "prompt", system=system) if spoken is None else lead_by(system, spoken)
     else:
-        raise BadRow("`prompt` is missing, and `chosen` holds only the reply")
+        raise BadRow(f"`prompt` is missing, and `{won}` holds only the reply")
     require_user(turns, "prompt")
-    reply, lost = write_reply(chosen[-1]), write_reply(rejected[-1])
-    if reply == lost:
-        raise BadRow("`chosen` and `rejected` are the same")
-    messages = to_messages(turns, tools=first_of(row, "tools", "functions"))
-    return Interaction(messages=messages, reply=reply, rejected=lost, **take_facts(row, origin))
+    reply, lost_reply = write_reply(chosen[-1]), write_reply(rejected[-1])
+    if reply == lost_reply:
+        raise BadRow(f"`{won}` and `{lost}` are the same")
+    messages = to_messages(turns, tools=first_of(held, "tools", "functions"))
+    return Interaction(messages=messages, reply=reply, rejected=lost_reply, **take_facts(row, origin))
 
 
 def _take_side(value: Any, key: str) -> list[LogTurn]:
     """Return the conversation of one side; its last turn is the reply."""
+    turns = _take_conversation(value, key)
+    return cut_after_reply(_split_transcript(take_text(value, key)) if turns is None else turns, key)
+
+
+def _take_conversation(value: Any, key: str) -> list[LogTurn] | None:
+    """Return the turns of one message or a list of them, as chat APIs or as ShareGPT; None for others."""
     opened = open_json(value)
-    if isinstance(opened, dict) and "role" in opened:
-        opened = [opened]
-    if isinstance(opened, list) and opened and isinstance(opened[0], dict) and "role" in opened[0]:
-        turns = take_turns(opened, key)
-    else:
-        turns = _split_transcript(take_text(value, key))
-    return cut_after_reply(turns, key)
+    listed = opened if isinstance(opened, list) else [opened]
+    if not listed or not isinstance(listed[0], dict) or listed[0].keys().isdisjoint(("role", "from")):
+        return None
+    return [turn for place, item in enumerate(listed) for turn in _take_turn(item, f"{key}[{place}]")]
 
 
 def _split_transcript(text: str) -> list[LogTurn]:

@@ -163,7 +163,9 @@ def _take_part(part: Any, key: str) -> str:
         "output_text",
         "refusal",
     ):
-        return take_text(first_of(part, "text", "content", "refusal"), f"{key}.text")
+        text = first_of(part, "text", "content", "value", "refusal")
+        # OpenAI's Assistants API wraps the text together with its annotations.
+        return take_text(text.get("value") if isinstance(text, dict) else text, f"{key}.text")
     raise BadRow(f"`{key}` is no text, and only text is read")
 
 
@@ -221,10 +223,13 @@ def take_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
     }
 
 
-_PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input")
+_PROMPT_TOKENS = (
+    *("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount"),
+    "input",
+)
 _REPLY_TOKENS = (
     *("completion_tokens", "output_tokens", "reply_tokens", "completionTokens", "outputTokens"),
-    "output",
+    *("candidatesTokenCount", "output"),
 )
 _COSTS = ("cost_usd", "total_cost", "cost")
 _USAGE_KEYS = frozenset(
@@ -238,7 +243,7 @@ _USAGE_KEYS = frozenset(
 def take_usage(row: dict[str, Any]) -> dict[str, Any]:
     """Return the tokens and the cost of a call, from the row or from its `usage`."""
     found: dict[str, Any] = {}
-    usage = row.get("usage")
+    usage = first_of(row, "usage", "usageMetadata")
     sources = [usage] if isinstance(usage, dict) and usage else []
     if not _USAGE_KEYS.isdisjoint(row):
         sources.append(row)
@@ -286,7 +291,7 @@ def _take_cached(usage: dict[str, Any]) -> int | None:
         details = usage.get(name)
         if isinstance(details, dict):
             return take_tokens(first_of(details, "cached_tokens", "cache_read"))
-    return take_tokens(first_of(usage, "cached_tokens", "cache_read_input_tokens"))
+    return take_tokens(first_of(usage, "cached_tokens", "cache_read_input_tokens", "cachedContentTokenCount"))
 
 
 def take_status(row: dict[str, Any]) -> str | None:

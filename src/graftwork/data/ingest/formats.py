@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from pydantic import ValidationError
+
 from graftwork.data.ingest import dataset_formats as datasets
 from graftwork.data.ingest import gateway_formats as gateways
 from graftwork.data.ingest import log_formats as logs
 from graftwork.data.ingest import observation_formats as observations
 from graftwork.data.ingest import trace_formats as traces
-from graftwork.data.ingest.blocks import RowResult
-from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.blocks import ReadFault, RowResult
+from graftwork.data.ingest.fields import BadRow, explain, open_json, take_object
 from graftwork.data.ingest.turns import drop_reasoning
 from graftwork.data.settings import DataSettings, FormatName
 from graftwork.process.extensions import load_extension
@@ -114,7 +116,7 @@ FORMATS: dict[FormatName, _BuiltInFormat] = {
         "an execution with its output", "execution", logs.fits_execution, logs.read_execution
     ),
     "openai_log": _single(
-        "request and response", "response error", logs.fits_openai_log, logs.read_openai_log
+        "request and response", "response error modelOutput", logs.fits_openai_log, logs.read_openai_log
     ),
     "session": _BuiltInFormat(
         "a session with decisions, code_patterns or exchanges",
@@ -123,9 +125,12 @@ FORMATS: dict[FormatName, _BuiltInFormat] = {
         logs.read_session,
     ),
     "preference": _single(
-        "prompt, chosen and rejected", "chosen", datasets.fits_preference, datasets.read_preference
+        "prompt, chosen and rejected",
+        "chosen preferred_output",
+        datasets.fits_preference,
+        datasets.read_preference,
     ),
-    "chat": _single("messages", "messages", datasets.fits_chat, datasets.read_chat),
+    "chat": _single("messages", "messages contents steps", datasets.fits_chat, datasets.read_chat),
     "sharegpt": _single(
         "conversations with from and value",
         "conversations conversation",
@@ -152,11 +157,40 @@ def load_format(name: str) -> RowFormat:
 
 
 def find_format(row: dict[str, Any]) -> FormatName | None:
-    """Return the name of the first built-in format that fits the row."""
+    """Return the name of the first built-in format that fits the row, or the rows that it wraps."""
+    name = _find_own_format(row)
+    wrapped = _find_wrapped(row) if name is None else None
+    return name if wrapped is None else _find_own_format(wrapped[1][0])
+
+
+def _find_own_format(row: dict[str, Any]) -> FormatName | None:
     for name, form in FORMATS.items():
         if not form.keys.isdisjoint(row) and form.fits(row):
             return name
     return None
+
+
+def _find_wrapped(row: dict[str, Any]) -> tuple[str, list[Any]] | None:
+    """Return the only list of objects of a row and its key, if its first object is of a known format."""
+    lists = [(key, value) for key, value in row.items() if isinstance(value, list) and value]
+    lists = [(key, value) for key, value in lists if isinstance(value[0], dict)]
+    return lists[0] if len(lists) == 1 and _find_own_format(lists[0][1][0]) else None
+
+
+def _read_wrapped(key: str, rows: list[Any], origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
+    """Read the rows of an object that wraps them. One that cannot be read does not stop the others."""
+    results: list[RowResult] = []
+    for place, item in enumerate(rows):
+        try:
+            read = read_row(take_object(open_json(item), "the row"), origin, settings=settings)
+        except (BadRow, ValidationError) as error:
+            message = redact(f"`{key}[{place}]`: {explain(error)}").text
+            results.append(ReadFault(origin=origin, code="schema", message=message))
+            continue
+        for result in read:
+            unnamed = isinstance(result, Interaction) and result.id == str(origin)
+            results.append(result.model_copy(update={"id": f"{origin}#{place + 1}"}) if unnamed else result)
+    return results
 
 
 def read_row(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> Sequence[RowResult]:
@@ -205,19 +239,19 @@ def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequen
         return [logs.read_repaired(row, origin)]
     if "release" in row and logs.fits_captured(row):
         return [logs.read_captured(row, origin)]
-    if settings.format:
-        form = load_format(settings.format)
-        if not form.fits(row):
-            raise BadRow(f"no row of the format {settings.format} {_name_keys(row)}; expected {form.expects}")
-        return form.read(row, origin)
-    if settings.mapping:
+    if settings.mapping and not settings.format:
         return [datasets.read_mapped(row, origin, mapping=settings.mapping)]
-    name = find_format(row)
-    if name is None:
-        raise BadRow(
-            f"no known shape {_name_keys(row)}; expected one of: {_EXPECTED}; or a mapping in graft.yaml"
-        )
-    return FORMATS[name].read(row, origin)
+    name = settings.format or _find_own_format(row)
+    form = load_format(name) if name else None
+    if form and (not settings.format or form.fits(row)):
+        return form.read(row, origin)
+    if wrapped := _find_wrapped(row):
+        return _read_wrapped(*wrapped, origin, settings)
+    if form:
+        raise BadRow(f"no row of the format {name} {_name_keys(row)}; expected {form.expects}")
+    raise BadRow(
+        f"no known shape {_name_keys(row)}; expected one of: {_EXPECTED}; or a mapping in graft.yaml"
+    )
 
 
 def _name_keys(row: dict[str, Any]) -> str:

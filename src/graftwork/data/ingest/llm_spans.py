@@ -9,7 +9,15 @@ only calls of models become rows.
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from graftwork.data.ingest.api_bodies import FINISH_REASONS, take_answer, take_limit, take_question, unwrap
+from graftwork.data.ingest.api_bodies import (
+    FINISH_REASONS,
+    has_answer,
+    take_answer,
+    take_limit,
+    take_question,
+    take_tools,
+    unwrap,
+)
 from graftwork.data.ingest.fields import (
     BadRow,
     first_of,
@@ -23,6 +31,7 @@ from graftwork.data.ingest.fields import (
     take_usage,
     write_json,
 )
+from graftwork.data.ingest.parts import is_item
 from graftwork.data.ingest.spans import Span, SpanEvent, to_nanoseconds, unflatten
 from graftwork.data.ingest.turns import (
     ROLES,
@@ -284,10 +293,9 @@ def _read_genai(span: Span) -> _Call | None:
 
 
 def _take_instructions(value: Any) -> str:
-    parts = open_json(value)
-    if parts is None:
+    if value is None:
         return ""
-    [turn] = take_message({"role": "system", "content": _to_parts(parts, "gen_ai.system_instructions")}, "")
+    [turn] = take_message({"role": "system", "parts": value}, "gen_ai.system_instructions")
     return turn.content
 
 
@@ -313,17 +321,8 @@ def _take_part_messages(value: Any, key: str) -> list[LogTurn]:
         if plain is not None:
             turns.append(plain)
             continue
-        name = f"{key}[{place}]"
-        if not isinstance(message, dict):
-            raise BadRow(f"`{name}` must be an object with role and parts, and is {name_type(message)}")
-        if "parts" not in message:
-            turns += take_message(message, name)
-            continue
-        parts = _to_parts(message["parts"], f"{name}.parts")
-        role = message.get("role", "assistant")
-        if isinstance(role, str) and ROLES.get(role.lower()) == "tool":
-            role = "user"  # results in parts become turns of a tool
-        turns += take_message({"role": role, "content": parts}, name)
+        is_open = isinstance(message, dict) and "parts" in message
+        turns += take_message({"role": "assistant", **message} if is_open else message, f"{key}[{place}]")
     return turns
 
 
@@ -338,30 +337,6 @@ def _take_plain(message: dict[str, Any]) -> LogTurn | None:
     if part.get("type") != "text" or type(content) is not str or "\0" in content or role == "tool":
         return None
     return LogTurn(role, content)
-
-
-def _to_parts(value: Any, key: str) -> list[Any]:
-    """Return parts under the names that chat APIs give them."""
-    listed = open_json(value)
-    if isinstance(listed, str):
-        return [{"type": "text", "text": listed}]
-    if not isinstance(listed, list):
-        raise BadRow(f"`{key}` must be a list of parts, and is {name_type(listed)}")
-    parts: list[Any] = []
-    for part in listed:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "tool_call":
-            parts.append({"type": "tool_use", "name": part.get("name"), "input": part.get("arguments")})
-        elif kind in ("tool_call_response", "tool_response"):
-            result = first_of(part, "response", "result", "content")
-            parts.append({"type": "tool_result", "content": result})
-        elif kind in ("text", "reasoning", "compaction"):
-            content = first_of(part, "content", "text")
-            if content is not None or kind != "compaction":
-                parts.append({"type": "reasoning" if kind == "reasoning" else "text", "text": content})
-        else:
-            parts.append(part)
-    return parts
 
 
 def _read_openinference(span: Span) -> _Call | None:
@@ -525,7 +500,7 @@ def read_bodies(asked: Any, answered: Any) -> Bodies:
         return Bodies([], None)
     if isinstance(request, dict) and (request.keys() & {"messages", "input", "prompt", "contents"}):
         turns = take_question(request)
-        tools = first_of(request, "tools", "functions")
+        tools = take_tools(request)
     elif isinstance(request, list):
         turns = take_turns(request, "the input")
     elif isinstance(request, dict) and "role" in request:
@@ -546,21 +521,23 @@ def read_output(answered: Any) -> tuple[LogTurn | None, dict[str, Any]]:
     """Read a response body, a message, a list of messages, or text; with the facts of the response."""
     if answered is None or answered in ("", {}, []):
         return None, {}
-    if isinstance(answered, list):
+    if isinstance(answered, list) and any(is_item(item) for item in answered):
+        answered = {"output": answered, "status": "completed"}
+    elif isinstance(answered, list):
         last = open_json(answered[-1])
         answered = last if isinstance(last, dict) else {"content": last}
     elif not isinstance(answered, dict):
         answered = {"content": answered}
     body = unwrap(answered, "the output")
-    is_response = body.get("choices") is not None or isinstance(body.get("output"), list)
-    if is_response or (isinstance(body.get("content"), list) and "stop_reason" in body):
+    if has_answer(body):
         answer = take_answer(body)
-        reason = answer.finish_reason or (INCOMPLETE if is_response else None)
+        states_end = body.get("choices") is not None or isinstance(body.get("output"), list)
+        reason = answer.finish_reason or (INCOMPLETE if states_end else None)
         return answer.turn, {
             **take_usage(body),
             "model": take_fact(body.get("model")),
             "finish_reason": reason,
         }
-    if body.keys() & {"role", "content", "tool_calls"}:
+    if body.keys() & {"role", "content", "tool_calls", "toolCalls", "parts"}:
         return take_message({**body, "role": "assistant"}, "the output")[0], {}
     return LogTurn("assistant", write_json(body, "the output")), {}

@@ -17,6 +17,7 @@ from graftwork.data.ingest.api_bodies import (
     take_answer,
     take_limit,
     take_question,
+    take_tools,
     unwrap,
 )
 from graftwork.data.ingest.dataset_formats import (
@@ -67,25 +68,25 @@ from graftwork.records.interaction import (
 
 
 def fits_openai_log(row: dict[str, Any]) -> bool:
-    if not ("response" in row or "error" in row):
+    if not ("response" in row or "error" in row or "modelOutput" in row):
         return False
-    asked = first_of(row, "request", "body")
+    asked = first_of(row, "request", "body", "modelInput")
     answered = open_json(row.get("response"))
     return isinstance(open_json(asked), dict) or ("custom_id" in row and isinstance(answered, dict))
 
 
 def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
-    request = unwrap(first_of(row, "request", "body"), "request")
+    request = unwrap(first_of(row, "request", "body", "modelInput"), "request")
     if not request:
         raise BadRow("the response stands without its request; join the two by `custom_id`")
-    outer = take_object(open_json(row.get("response")), "response")
+    outer = take_object(open_json(first_of(row, "response", "modelOutput")), "response")
     response = unwrap(outer, "response")
     turns = take_question(request)
     require_user(turns, "request")
     failed = _find_error(row, outer, response)
     answer = ModelAnswer(LogTurn("assistant", "")) if failed else take_answer(response)
     facts = take_facts(row, origin)
-    facts["id"] = take_fact(first_of(row, "id", "custom_id") or response.get("id")) or str(origin)
+    facts["id"] = take_fact(first_of(row, "id", "custom_id", "recordId") or response.get("id")) or str(origin)
     facts["model"] = take_fact(response.get("model")) or take_fact(request.get("model"))
     facts["finish_reason"] = answer.finish_reason or facts["finish_reason"]
     facts["max_tokens"] = take_limit(request)
@@ -93,8 +94,9 @@ def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
         facts["status"] = "failed"
     facts |= take_usage(response)
     facts["extra"] = {**keep_usage(response), **facts["extra"]}
-    facts["extra"].pop("custom_id", None)
-    tools = first_of(request, "tools", "functions")
+    for key in ("custom_id", "recordId"):
+        facts["extra"].pop(key, None)
+    tools = take_tools(request)
     return Interaction(messages=to_messages(turns, tools=tools), reply=write_reply(answer.turn), **facts)
 
 

@@ -21,6 +21,7 @@ from graftwork.data.ingest.fields import (
     take_text,
     write_json,
 )
+from graftwork.data.ingest.parts import is_item, open_message, open_parts
 from graftwork.records.interaction import Message, Role
 from graftwork.text import tool_calls
 from graftwork.text.tool_calls import ToolCall
@@ -73,9 +74,12 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
     if not isinstance(value, list) or not value:
         raise BadRow(f"`{key}` must be a list of messages, and is {name_type(value)}")
     turns: list[LogTurn] = []
+    has_items = False
     for place, item in enumerate(value):
-        turns += take_message(item, f"{key}[{place}]")
-    return turns
+        message = item if type(item) is dict else open_json(item)
+        turns += take_message(message, f"{key}[{place}]")
+        has_items = has_items or is_item(message)
+    return _lead_by_instructions(value[0], _join_items(turns) if has_items else turns)
 
 
 def take_message(value: Any, key: str) -> list[LogTurn]:
@@ -83,18 +87,47 @@ def take_message(value: Any, key: str) -> list[LogTurn]:
     if not isinstance(value, dict):
         raise BadRow(f"`{key}` must be an object with role and content, and is {name_type(value)}")
     role = value.get("role")
+    if role is None and (opened := open_message(value)) is not None:
+        return [turn for message in opened for turn in take_message(message, key)]
     if not isinstance(role, str) or role.lower() not in ROLES:
         raise BadRow(f"`{key}.role` must be one of system, user, assistant, tool")
     known = ROLES[role.lower()]
     content = value.get("content")
     if type(content) is str and len(value) == 2 and "\0" not in content:
         return [LogTurn(known, content)]  # as nearly all are: spares the search for calls and reasoning
+    if content is None and "parts" in value:
+        content = open_json(value["parts"])
     if known == "assistant":
-        return [_take_assistant(value, key)]
-    if known == "tool":
-        return [LogTurn(known, write_result(content, f"{key}.content"))]
+        return [_take_assistant({**value, "content": content}, key)]
+    if isinstance(content, list):
+        content = open_parts(content)
     results, rest = _split_results(content, key)
-    return [*results, LogTurn(known, take_text(rest, f"{key}.content"))] if rest or not results else results
+    if results and not rest:
+        return results
+    text = write_result if known == "tool" else take_text
+    return [*results, LogTurn(known, text(rest, f"{key}.content"))]
+
+
+def _join_items(turns: list[LogTurn]) -> list[LogTurn]:
+    """Join what the model wrote in a row: the Responses API lists reasoning, text and calls one by one."""
+    joined: list[LogTurn] = []
+    for turn in turns:
+        if joined and turn.role == joined[-1].role == "assistant":
+            content, reasoning = (
+                "\n".join(filter(None, texts))
+                for texts in ((joined[-1].content, turn.content), (joined[-1].reasoning, turn.reasoning))
+            )
+            joined[-1] = joined[-1]._replace(content=content, reasoning=reasoning)
+        else:
+            joined.append(turn)
+    return [turn for turn in joined if turn.content or turn.role != "assistant"]
+
+
+def _lead_by_instructions(first: Any, turns: list[LogTurn]) -> list[LogTurn]:
+    """Insert the instructions of a pydantic-ai request, which each of its requests repeats."""
+    text = first.get("instructions") if isinstance(first, dict) else None
+    is_led = bool(turns) and turns[0].role == "system"
+    return [LogTurn("system", text), *turns] if isinstance(text, str) and text and not is_led else turns
 
 
 def require_user(messages: Iterable[Message | LogTurn], key: str) -> None:
@@ -179,7 +212,20 @@ def _list_tools(tools: Any) -> list[dict[str, Any]]:
     """The definitions in a log; the bare name of a tool is none."""
     opened = open_json(tools)
     listed = opened if isinstance(opened, list) else [opened]
-    return [tool for tool in map(open_json, listed) if isinstance(tool, dict) and tool]
+    defined = [found for found in map(open_json, listed) if isinstance(found, dict) and found]
+    return [tool for found in defined for tool in _open_tools(found) if isinstance(tool, dict)]
+
+
+def _open_tools(tool: dict[str, Any]) -> list[Any]:
+    """Return a definition as it is, those that Gemini lists under one, or the one that Bedrock wraps."""
+    declared = first_of(tool, "functionDeclarations", "function_declarations")
+    if isinstance(declared, list):
+        return declared
+    spec = tool.get("toolSpec")
+    if not isinstance(spec, dict):
+        return [tool]
+    schema = spec.get("inputSchema")
+    return [{**spec, "inputSchema": schema.get("json", schema)} if isinstance(schema, dict) else spec]
 
 
 def take_assistant_parts(content: Any, key: str) -> LogTurn:
@@ -187,7 +233,7 @@ def take_assistant_parts(content: Any, key: str) -> LogTurn:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[str] = []
-    for place, part in enumerate(content):
+    for place, part in enumerate(open_parts(content)):
         kind = part.get("type") if isinstance(part, dict) else None
         name = f"{key}[{place}]"
         if kind in _REASONING_PARTS:
@@ -222,13 +268,14 @@ def _take_assistant(value: dict[str, Any], key: str) -> LogTurn:
 
 
 def _take_calls(value: dict[str, Any], key: str) -> list[str]:
-    listed = take_list(open_json(value.get("tool_calls")), f"{key}.tool_calls")
+    listed = take_list(open_json(first_of(value, "tool_calls", "toolCalls")), f"{key}.tool_calls")
     calls = []
     for place, item in enumerate(listed):
         name = f"{key}.tool_calls[{place}]"
         call = take_object(item, name)
         function = take_object(call["function"], f"{name}.function") if "function" in call else call
-        calls.append(write_call(function.get("name"), first_of(function, "arguments", "args", "input"), name))
+        called = first_of(function, "name", "function_name", "toolName")
+        calls.append(write_call(called, first_of(function, "arguments", "args", "input"), name))
     if value.get("function_call") is not None:
         call = take_object(value["function_call"], f"{key}.function_call")
         calls.append(write_call(call.get("name"), call.get("arguments"), f"{key}.function_call"))
@@ -237,7 +284,8 @@ def _take_calls(value: dict[str, Any], key: str) -> list[str]:
 
 def _take_reasoning(value: dict[str, Any], key: str) -> str:
     """Return reasoning by any of its names; encrypted reasoning has none."""
-    for name in (*_REASONING_KEYS, *(("text", "summary", "content") if "type" in value else ())):
+    is_part = value.get("type") in _REASONING_PARTS
+    for name in (*_REASONING_KEYS, *(("text", "summary", "content") if is_part else ())):
         found = value.get(name)
         if isinstance(found, str) and found:
             return take_text(found, f"{key}.{name}")
