@@ -272,13 +272,16 @@ def list_(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_entries
-    from graftwork.pipeline.releases import make_query
+    from graftwork.cli.show.tables import print_line
+    from graftwork.grading.metrics import plural
+    from graftwork.pipeline.releases import count_unindexed, make_query
     from graftwork.records.release import ReleaseQuery
 
     filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
     query = make_query(filters, decision=decision, since=since, limit=limit)
     with opened(project) as work:
         found, aliases = work.releases.entries(query), work.releases.aliases()
+        unindexed = 0 if found else count_unindexed(work)
     more = limit and len(found) > limit
     shown = found[:limit] if more else found
     if json:
@@ -286,6 +289,9 @@ def list_(
         print_json({**body, "more": True} if more else body)
     else:
         show_entries(stdout, shown, more=bool(more))
+        if unindexed:
+            on_disk = f"{plural(unindexed, 'release')} on disk"
+            print_line(stdout, f"[yellow]![/] {on_disk} not in the index: `graft release index` adds them")
 
 
 def make(
@@ -347,6 +353,31 @@ def collect(
             "file system does not show whether a server without write access uses them; run gc as the owner "
             "of the files",
         )
+
+
+def index(project: Folder = None, json: Json = False) -> None:
+    """Add releases on disk to the index, for example after state.db was lost.
+
+    Each is verified byte by byte. Aliases, tags and notes are only in the database and do not come back.
+
+    Example:  graft release index
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line
+    from graftwork.grading.metrics import plural
+    from graftwork.pipeline.releases import index_releases
+
+    with opened_with_progress(project) as work:
+        found = index_releases(work)
+        aliases = work.releases.aliases()
+    if json:
+        print_json(found)
+        return
+    print_line(stdout, f"{plural(len(found.added), 'release')} added to the index")
+    for release_id in found.refused:
+        print_line(stdout, f"[yellow]![/] {release_id} does not verify: it is not added")
+    if found.added and not aliases:
+        print_line(stdout, "no alias is set: `graft release promote ID` sets one")
 
 
 def tag(
@@ -537,6 +568,7 @@ app.command("version")(version)
 app.command("sign")(release_exchange.sign)
 app.command("keygen")(release_exchange.keygen)
 app.command("gc")(collect)
+app.command("index")(index)
 app.command("export")(release_exchange.export)
 app.command("import")(release_exchange.import_)
 app.command("push")(release_exchange.push)

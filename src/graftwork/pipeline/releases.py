@@ -7,12 +7,14 @@ verify to the index.
 
 import hashlib
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, get_args
 
 from pydantic import ValidationError
 
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
+from graftwork.records.base import Record
 from graftwork.records.errors import Busy, GraftError, UserMistake
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
 from graftwork.records.verdict import Decision, Verdict
@@ -145,7 +147,7 @@ def collect_garbage(
     refused: list[str] = []
 
     def in_use(contents: StoreContents) -> set[str]:
-        found = _find_unindexed(work, contents)
+        found = _find_unindexed(work, contents.ids)
         adopted.extend(release.id for release in found.whole)
         refused.extend(found.refused)
         if not dry_run:
@@ -182,21 +184,42 @@ def collect_garbage(
     )
 
 
+class Indexed(Record):
+    """The ids of the releases that were added to the index, and of those that do not verify."""
+
+    added: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def index_releases(work: OpenProject) -> Indexed:
+    """Add the releases on disk that the index does not know, as after the loss of the database."""
+    found = _find_unindexed(work, open_store(work).ids())
+    for release in found.whole:
+        work.releases.add(release)
+    return Indexed(added=tuple(release.id for release in found.whole), refused=tuple(found.refused))
+
+
+def count_unindexed(work: OpenProject) -> int:
+    """Releases on disk that the index does not know; they are not verified."""
+    return len(set(open_store(work).ids()) - {entry.id for entry in work.releases.entries()})
+
+
 class _Unindexed(NamedTuple):
-    """Releases in the store but not in the index: whole ones, and the ids of those that do not verify."""
+    """Releases in the store but not in the index: whole ones, oldest first, and the ids of those that do not
+    verify."""
 
     whole: list[Release]
     refused: list[str]
 
 
-def _find_unindexed(work: OpenProject, contents: StoreContents) -> _Unindexed:
+def _find_unindexed(work: OpenProject, ids: Iterable[str]) -> _Unindexed:
     """The index is a new one, or a killed writer left a release; what is not whole was never let in.
 
     Every byte is read: one that counts among the newest may cost an older one its place.
     """
     store, found = open_store(work), _Unindexed([], [])
     known = {entry.id for entry in work.releases.entries()}
-    for release_id in contents.ids:
+    for release_id in ids:
         if release_id in known:
             continue
         try:
@@ -206,6 +229,7 @@ def _find_unindexed(work: OpenProject, contents: StoreContents) -> _Unindexed:
         else:
             if release.project == work.settings.project:
                 found.whole.append(release)
+    found.whole.sort(key=lambda release: release.created_at)
     return found
 
 

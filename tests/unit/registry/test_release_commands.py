@@ -181,6 +181,21 @@ def test_a_lost_index_loses_no_release(place):
     assert place.ask("promote", releases[0])
 
 
+def test_releases_on_disk_come_back_into_a_lost_index(place):
+    releases = [place.make() for _ in range(2)]
+    for path in (place.root / ".graft").glob("state.db*"):
+        path.unlink()
+    assert "graft release index" in place.type("list")
+    damaged = place.root / ".graft" / "releases" / releases[1] / "verdict.json"
+    content = damaged.read_bytes()
+    damaged.unlink()
+    assert place.ask("index") == {"added": [releases[0]], "refused": [releases[1]]}
+    damaged.write_bytes(content)
+    assert place.ask("index") == {"added": [releases[1]], "refused": []}
+    assert {release["id"] for release in place.ask("list")["releases"]} == set(releases)
+    assert place.ask("promote", releases[0])
+
+
 def test_a_project_that_trusts_a_key_promotes_only_what_is_signed(place, tmp_path):
     release = place.make()
     keys = json.loads(place.type("keygen", str(tmp_path / "keys"), "--json", here=False))
