@@ -18,6 +18,7 @@ from graftwork.process import worker
 from graftwork.project.load import ProjectFolder
 from graftwork.records.audit import Audit
 from graftwork.records.errors import Busy, UserMistake
+from graftwork.text.validation import explain_error
 
 if TYPE_CHECKING:
     from graftwork.data.audit.lengths import CountTokens
@@ -52,7 +53,7 @@ def _force_format(settings: DataSettings, row_format: str | None) -> DataSetting
     try:
         return DataSettings.model_validate({**settings.model_dump(), "format": row_format, "mapping": None})
     except ValidationError as error:
-        message = error.errors()[-1]["msg"].removeprefix("Value error, ")
+        message = explain_error(error.errors()[-1])
         raise UserMistake(
             f"there is no format {row_format!r}", why=message, fix="name one of these", where="--format"
         ) from None

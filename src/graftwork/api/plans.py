@@ -19,6 +19,7 @@ from graftwork.plan.catalog.prices import age_days, is_stale, list_offers, list_
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitAnswer, FitQuestion
+from graftwork.text.validation import explain_error
 
 if TYPE_CHECKING:
     from graftwork.plan.cost.types import PlaceComparison
@@ -58,7 +59,7 @@ def plan_fit(
             fix = "use grpo, which needs no value model; docs/reinforcement.md maps the settings of PPO to it"
         raise UserMistake(
             f"--{name} is {first['input']!r}",
-            why=first["msg"],
+            why=explain_error(first),
             fix=fix,
             where=f"--{name}",
         ) from refused
@@ -191,7 +192,7 @@ def _validated(kind: type[R], options: dict[str, Any]) -> R:
         name = str(first["loc"][0]) if first["loc"] else ""
         raise UserMistake(
             f"{name} is {first['input']!r}" if name else "the options do not fit together",
-            why=str(first["msg"]).removeprefix("Value error, "),
+            why=explain_error(first),
             fix="enter another value",
             where=name,
         ) from refused

@@ -85,6 +85,7 @@ def _revise_captures(settings: "CaptureSettings", **options: object) -> "Capture
     from pydantic import ValidationError
 
     from graftwork.records.errors import UserMistake
+    from graftwork.text.validation import explain_error
 
     given = {name: value for name, value in options.items() if value}
     try:
@@ -94,7 +95,7 @@ def _revise_captures(settings: "CaptureSettings", **options: object) -> "Capture
         option = f"--{first['loc'][0]}" if first["loc"] else "--since"
         raise UserMistake(
             f"{option} has an invalid value",
-            why=str(first["msg"]).removeprefix("Value error, "),
+            why=explain_error(first),
             fix="`graft data captures --help` lists the accepted values",
             where=option,
         ) from refused

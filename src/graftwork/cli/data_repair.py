@@ -99,6 +99,7 @@ def _revise(
     from graftwork.data.settings import RepairSettings
     from graftwork.evaluate.subjects import parse_subject
     from graftwork.records.errors import UserMistake
+    from graftwork.text.validation import explain_error
 
     given = {name: value for name, value in options.items() if value is not None}
     values = settings.model_dump(mode="json")
@@ -129,7 +130,7 @@ def _revise(
         first = error.errors(include_url=False, include_input=False)[0]
         raise UserMistake(
             "the options of the repair do not fit together",
-            why=str(first["msg"]).removeprefix("Value error, "),
+            why=explain_error(first),
             fix="`graft data repair --help` lists the accepted values",
             where=".".join(str(part) for part in first["loc"]),
         ) from error

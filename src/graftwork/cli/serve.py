@@ -142,6 +142,7 @@ def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSetting
     from pydantic import ValidationError
 
     from graftwork.records.errors import UserMistake
+    from graftwork.text.validation import explain_error
 
     try:
         return type(settings).model_validate({**settings.model_dump(), **changes})
@@ -151,7 +152,7 @@ def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSetting
         option = {"split": "challenger", "kind": "engine"}.get(option, option)
         raise UserMistake(
             f"--{option} has an invalid value",
-            why=str(first["msg"]),
+            why=explain_error(first),
             fix="`graft serve --help` lists the accepted values",
             where=f"--{option}",
         ) from refused

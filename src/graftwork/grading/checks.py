@@ -47,6 +47,7 @@ from graftwork.grading.rules import (
 )
 from graftwork.records.base import Record
 from graftwork.records.report import Case
+from graftwork.text.validation import explain_error
 
 NAME = r"^[a-z0-9][a-z0-9_.-]{0,63}$"
 
@@ -250,7 +251,7 @@ def read_case_checks(case: Case) -> tuple[GradeCheck, ...]:
 def say_first(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
+    message = explain_error(first)
     return f"{place}: {message}" if place else message
 
 

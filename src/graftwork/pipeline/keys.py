@@ -12,6 +12,7 @@ from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.records.errors import UserMistake
 from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.keys import DEFAULT_SCOPES, ApiKey, digest_secret, make_secret
+from graftwork.text.validation import explain_error
 
 _ID_BYTES = 6
 _SPAN = re.compile(r"(\d{1,5})([mhdw])")
@@ -53,7 +54,7 @@ def create_key(
         option = str(first["loc"][0])
         raise UserMistake(
             f"the key's {option} is not valid",
-            why=str(first["msg"]),
+            why=explain_error(first),
             fix="`graft serve keys create --help` lists the accepted values",
             where=option,
         ) from None

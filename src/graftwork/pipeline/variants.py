@@ -17,6 +17,7 @@ from graftwork.pipeline.train_all import run_batch
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.records.run import TrainOutcome
+from graftwork.text.validation import explain_error
 from graftwork.train.run_folder import OUTCOME, failure_of
 from graftwork.train.settings import TrainSettings
 
@@ -30,7 +31,7 @@ def with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
+        message = explain_error(first)
         raise UserMistake(
             "these training settings are not possible",
             why=f"{name}: {message}" if name else message,

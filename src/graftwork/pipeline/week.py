@@ -60,6 +60,7 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import PlaceTerms
 from graftwork.records.week import WeekSchedule
 from graftwork.records.windows import MINUTES_A_DAY, parse_moment, parse_window
+from graftwork.text.validation import explain_error
 
 ROWS, TOKENS = 2000, 1024
 """Of the run whose hours compare the places."""
@@ -484,7 +485,7 @@ def read_schedule(path: Path) -> WeekSchedule:
     except ValidationError as error:
         raise UserMistake(
             f"{path} is not a week's plan",
-            why=error.errors(include_url=False, include_input=False)[0]["msg"],
+            why=explain_error(error.errors(include_url=False, include_input=False)[0]),
             fix="name a file that `graft plan week --out FILE` wrote",
             where="--keep",
         ) from error

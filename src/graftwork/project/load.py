@@ -21,6 +21,7 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import marks_of
 from graftwork.records.errors import UserMistake
 from graftwork.text.redact import publish_text
+from graftwork.text.validation import explain_error
 
 
 def list_single_texts(content: dict[Any, Any], owner: type[BaseModel]) -> dict[Any, Any]:
@@ -81,7 +82,7 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
         )
         where = f"{path}:{line}"
         if concerned:
-            message = f"{name}: {_plain(first['msg'])}" if name else _plain(first["msg"])
+            message = f"{name}: {explain_error(first)}" if name else explain_error(first)
             raise UserMistake(message, why=why, fix=_suggest_change(concerned, lines), where=where) from error
         if first["type"] == "extra_forbidden":
             raise UserMistake(f"unknown key {name!r}", why=why, fix=_nearest(key), where=where) from error
@@ -91,13 +92,13 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
             ) from error
         if first["type"] == "value_error" and isinstance(first["input"], dict):
             raise UserMistake(
-                f"{name}: {_plain(first['msg'])}",
+                f"{name}: {explain_error(first)}",
                 why=why,
                 fix=f"change the value of {name}",
                 where=where,
             ) from error
         raise UserMistake(
-            f"{name}: {_plain(first['msg'])}, found {_name_value(key, first['input'])}",
+            f"{name}: {explain_error(first)}, found {_name_value(key, first['input'])}",
             why=why,
             fix=_describe(key) or "`graft schema` lists what each key takes",
             where=where,
@@ -114,8 +115,7 @@ def _list_other_errors(error: ValidationError, lines: dict[tuple[str, ...], int]
         key = tuple(str(part) for part in found["loc"])
         line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
         place = f" (line {line})" if line is not None else ""
-        problem = "unknown key" if found["type"] == "extra_forbidden" else _plain(found["msg"])
-        others.append(f"{'.'.join(key)}{place}: {problem}")
+        others.append(f"{'.'.join(key)}{place}: {explain_error(found)}")
     rest = len(others) - _MOST_OTHERS
     more = [f"and {rest} more"] if rest > 0 else []
     return f"also wrong: {'; '.join([*others[:_MOST_OTHERS], *more])}" if others else ""
@@ -203,10 +203,6 @@ def _concerned(key: tuple[str, ...], message: str) -> list[tuple[str, ...]]:
 def _suggest_change(keys: list[tuple[str, ...]], lines: dict[tuple[str, ...], int]) -> str:
     names = " or ".join(".".join(key) for key in keys)
     return f"{'change' if any(key in lines for key in keys) else 'give'} {names}"
-
-
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ")
 
 
 def _name_value(key: tuple[str, ...], value: object) -> str:

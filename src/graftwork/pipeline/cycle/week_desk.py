@@ -37,6 +37,7 @@ from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
 from graftwork.records.verdict import Verdict
 from graftwork.records.week import ShownSession, WeekSchedule
+from graftwork.text.validation import explain_error
 
 WEEK_FILE = "week.json"
 LOCK = "week"
@@ -84,7 +85,7 @@ class ProjectWeek:
         except ValidationError as error:
             raise Damaged(
                 f"{self._state_file} cannot be read",
-                why=error.errors(include_url=False, include_input=False)[0]["msg"],
+                why=explain_error(error.errors(include_url=False, include_input=False)[0]),
                 fix="move it away: jobs that run are still listed by `graft fleet list`",
                 where=str(self._state_file),
             ) from error
