@@ -5,11 +5,13 @@ what disk and port look like. `graft run` does this by itself before it trains; 
 nothing else.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.files.dataset import iterate_rows
 from graftwork.grading.grade import require_gradable
 from graftwork.grading.interface import GradeContext
@@ -94,6 +96,7 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
         )
         for metric, why in doubts_about_judge(work).items()
     ]
+    problems += find_missing_key(evaluate.judge)
     problems += _look_at_machine(work, plan)
     return Preflight(
         cases=len(cases),
@@ -119,6 +122,20 @@ def _nothing_held_out(work: OpenProject) -> Problem:
         fix="give data.test a share, such as 0.2; or name a file of cases with evaluate.cases; or `graft "
         "train`, which asks for no verdict",
     )
+
+
+def find_missing_key(judge: JudgeSettings | None) -> list[Problem]:
+    variable = judge.key_variable if judge is not None else None
+    if variable is None or os.environ.get(variable, "").strip():
+        return []
+    return [
+        Problem(
+            severity="error",
+            what=f"the environment variable {variable} is empty or not set",
+            why="evaluate.judge.key_variable names it: the judge is asked after the training",
+            fix=f"export {variable}=…",
+        )
+    ]
 
 
 def _look_at_machine(work: OpenProject, plan: Plan) -> list[Problem]:

@@ -32,7 +32,7 @@ from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.family import Family
 from graftwork.serve.operation_settings import OperationSettings
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
-from graftwork.serve.settings import EscalateSettings, ServeSettings
+from graftwork.serve.settings import EscalateSettings, ServeSettings, require_upstream_keys
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.words import words
 
@@ -244,6 +244,7 @@ def serve_here(
     from graftwork.pipeline.trace_intake import read_traces
     from graftwork.serve.run import ServedProject, run, serve
 
+    require_upstream_keys(settings)
     settings = with_threshold(work, find_certificate(settings, root=work.project.root))
     if remark := describe_shadow(work, settings):
         work.reporter.info(remark)

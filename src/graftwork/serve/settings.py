@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
 from graftwork.serve.chain_settings import ChainSettings, require_sound_chains
@@ -484,3 +484,18 @@ def find_api_key(settings: ServeSettings, *, has_keys: bool = False) -> str | No
             where="serve.api_key_env",
         )
     return key
+
+
+def require_upstream_keys(settings: ServeSettings) -> None:
+    """Fail before anything starts where the key of an engine or a fallback is not in the environment."""
+    variables = {"serve.engine.key_env": settings.engine.key_env}
+    for name, endpoint in settings.failover.endpoints.items():
+        variables[f"serve.failover.endpoints.{name}.key_env"] = endpoint.key_env
+    for where, variable in variables.items():
+        if variable and not os.environ.get(variable, "").strip():
+            raise EnvironmentLacks(
+                f"the environment variable {variable} is empty or not set",
+                why="it should hold the key of the server that is asked",
+                fix=f"export {variable}=… before `graft serve`",
+                where=where,
+            )
