@@ -18,8 +18,8 @@ ORDER = {
     "< plain_memory < streamed_memory < streamed",
     "data": "settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
-    "grading": "line_process, matching, score_audit, taskset_worker < answers, taskset < interface "
-    "< custom, code, tool_calls < calls, hacks, metrics < rules < checks < grade, prefix "
+    "grading": "line_process, matching, score_audit, taskset_worker < answers, call_faults, taskset "
+    "< interface < custom, code, tool_calls < calls, hacks, metrics < rules < checks < grade, prefix "
     "< rewards < reward_runner, reward_worker",
     "inference": "engine < vllm_engine, embedded, endpoint, llamacpp < selection < engine_child",
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "

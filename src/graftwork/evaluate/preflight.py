@@ -333,9 +333,18 @@ def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: in
             what=f"one answer to everything reaches {show(rule.metric, constant)} on {shown}, "
             f"and the rule asks for {show(rule.metric, rule.limit)}",
             why=f"a model that has learned nothing would keep it: {trial.constant_answer}",
-            fix=f"ask for more than {show(rule.metric, constant)} of {rule.metric}",
+            fix=_say_higher_limit(rule, trial, constant=constant),
         )
     return None
+
+
+def _say_higher_limit(rule: GateRule, trial: MetricTrial, *, constant: float) -> str:
+    """Ask for more than one answer to everything reaches, if the log's own replies would keep that."""
+    own = trial.own if trial.own is not None else 1.0
+    reached = clopper_pearson(round(own * trial.cases), n=trial.cases).low
+    if constant < (reached if rule.held_bound == "lower" else own):
+        return f"ask for more than {show(rule.metric, constant)} of {rule.metric}"
+    return f"take the rule out: no limit on {rule.metric} tells the log's own replies from such an answer"
 
 
 def _constant_passes(rule: GateRule, trial: MetricTrial) -> bool:
@@ -363,6 +372,8 @@ _FORM = frozenset(
         "json_valid",
         "schema_valid",
         "code_compiles",
+        "tool_calls_valid",
+        "no_call_where_due",
         "citation_coverage",
         "citations_exist",
         "claims_cited",

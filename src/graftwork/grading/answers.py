@@ -9,7 +9,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from pydantic import field_validator
@@ -277,3 +277,23 @@ def support(claim: str, sources: Iterable[str]) -> float:
 
 def _has_content(piece: str) -> bool:
     return bool(content_words(piece)) and not piece.strip().endswith(":")
+
+
+def _same_stripped(expected: str, given: str) -> bool:
+    return expected.strip() == given.strip()
+
+
+def same_value(expected: Any, given: Any, same_text: Callable[[str, str], bool] = _same_stripped) -> bool:
+    """Equal as JSON: 1 and 1.0 are, 1 and true are not, nor are 2 and "2"."""
+    if isinstance(expected, bool) or isinstance(given, bool):
+        return expected is given
+    if isinstance(expected, dict) and isinstance(given, dict):
+        return expected.keys() == given.keys() and all(
+            same_value(expected[key], given[key], same_text) for key in expected
+        )
+    if isinstance(expected, list) and isinstance(given, list):
+        pairs = zip(expected, given, strict=False)
+        return len(expected) == len(given) and all(same_value(one, two, same_text) for one, two in pairs)
+    if isinstance(expected, str) and isinstance(given, str):
+        return same_text(expected, given)
+    return bool(expected == given)

@@ -239,6 +239,33 @@ def fits(value: Any, schema: Schema) -> bool:
     return fitting
 
 
+def find_misfit(value: Any, schema: Schema) -> str | None:
+    """Where a JSON value does not fit the schema, and the keyword that says so; None where it fits."""
+    if fits(value, schema):
+        return None
+    error = next(_validator(json.dumps(schema)).iter_errors(value))
+    where = ".".join(map(str, error.instance_path))
+    keyword = str(error.schema_path[-1]) if error.schema_path else "false"
+    if keyword == "required":
+        keyword = f"{error.kind.as_dict()['property']} is missing"
+    return f"{where}: {keyword}" if where else keyword
+
+
+def keep_known(schema: Any) -> Any:
+    """A schema without keywords that are not understood, as the tools of a log define it."""
+    if not isinstance(schema, dict):
+        return schema
+    known: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+            known[key] = {name: keep_known(part) for name, part in value.items()}
+        elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            known[key] = [keep_known(part) for part in value]
+        elif key in KEYWORDS:
+            known[key] = keep_known(value) if key in _SCHEMAS else value
+    return known
+
+
 class _Slow(threading.local):
     """Why the last validation in this thread has no result; the validator swallows what a keyword raises."""
 

@@ -42,7 +42,12 @@ from graftwork.grading.interface import (
     MetricExtension,
 )
 from graftwork.grading.matching import PatternTooSlow, fits
-from graftwork.grading.tool_calls import grade_tool_call_f1, grade_tool_calls, grade_tool_calls_valid
+from graftwork.grading.tool_calls import (
+    grade_no_call_where_due,
+    grade_tool_call_f1,
+    grade_tool_calls,
+    grade_tool_calls_valid,
+)
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
 from graftwork.records.report import Case
@@ -380,6 +385,7 @@ GRADERS: dict[str, GradeFunction] = {
     TOOL_CALLS_VALID: grade_tool_calls_valid,
     "tool_calls": grade_tool_calls,
     "tool_call_f1": grade_tool_call_f1,
+    "no_call_where_due": grade_no_call_where_due,
     "claims_cited": grade_claims_cited,
     "citations_exist": grade_citations_exist,
     "citations_support": grade_citations_support,
@@ -411,6 +417,7 @@ AGAINST_REFERENCE = frozenset(
         "answer_match",
         "tool_calls",
         "tool_call_f1",
+        "no_call_where_due",
         "nearer_to_preferred",
         "token_f1",
         "edit_similarity",
@@ -461,6 +468,7 @@ NAMES = {
     TOOL_CALLS_VALID: "Tool calls valid",
     "tool_calls": "Tool calls right",
     "tool_call_f1": "Tool call F1",
+    "no_call_where_due": "No call where none is due",
     "citation_coverage": "Citation coverage",
     "refusal_correct": "Refusal correctness",
     "citation_correct": "Citation correctness",

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from graftwork.grading.answers import MISSING, look_up, parse_json, parse_object, words_of
+from graftwork.grading.answers import MISSING, look_up, parse_json, parse_object, same_value, words_of
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
 from graftwork.grading.matching import SECONDS, PatternTooSlow, matches, require_pattern, require_schema
 from graftwork.grading.metrics import expected_text, grade_by_schema
@@ -263,19 +263,6 @@ def grade_set(case: Case, text: str, context: GradeContext) -> Grade:
 def agree(expected: Any, given: Any, rule: Record) -> bool:
     """Whether a value that was given is the expected one by this rule."""
     return given is not MISSING and _AGREE[type(rule)](expected, given, rule)
-
-
-def same_value(expected: Any, given: Any) -> bool:
-    """Equal as JSON: 1 and 1.0 are, 1 and true are not, nor are 2 and "2"."""
-    if isinstance(expected, bool) or isinstance(given, bool):
-        return expected is given
-    if isinstance(expected, dict) and isinstance(given, dict):
-        return expected.keys() == given.keys() and all(same_value(expected[k], given[k]) for k in expected)
-    if isinstance(expected, list) and isinstance(given, list):
-        return len(expected) == len(given) and all(map(same_value, expected, given))
-    if isinstance(expected, str) and isinstance(given, str):
-        return expected.strip() == given.strip()
-    return bool(expected == given)
 
 
 def items_of(value: Any, rule: SetOf) -> frozenset[str]:

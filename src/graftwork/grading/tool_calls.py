@@ -2,19 +2,19 @@
 
 In: a case whose reference holds calls, or whose prompt defines tools, and an answer. Out: a grade. Calling
 where the reference does not is as wrong as not calling where it does. Whether a call could be run at all is
-seen without a reference, also by the endpoint.
+seen without a reference, also by the endpoint. Arguments are equal as JSON values; in SQL, white space and
+the case of keywords do not count.
 """
 
-import json
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
-from graftwork.grading.answers import AnswerFields
+from graftwork.grading.answers import AnswerFields, same_value
+from graftwork.grading.call_faults import find_call_fault, read_tools
 from graftwork.grading.interface import CannotGrade, Grade
-from graftwork.grading.matching import PatternTooSlow, Schema, fits, require_schema
+from graftwork.grading.matching import PatternTooSlow
 from graftwork.records.report import Case
-from graftwork.text.tool_calls import TOOLS_MARK, ToolCall, define_tool, read_calls, split_tools
+from graftwork.text.sql import read_sql
+from graftwork.text.tool_calls import TOOLS_MARK, ToolCall, read_calls
 
 MOST_CALLS = 200
 """More calls than this in one answer are wrong, and not compared one by one."""
@@ -23,7 +23,15 @@ MOST_CALLS = 200
 def grade_tool_calls(case: Case, text: str, _fields: AnswerFields) -> Grade:
     """The same calls in the same order, with equal arguments."""
     expected = _expected(case)
-    return None if expected is None else float(read_calls(text) == expected)
+    if expected is None:
+        return None
+    given = read_calls(text)
+    return float(given is not None and len(given) == len(expected) and all(map(_same_call, expected, given)))
+
+
+def grade_no_call_where_due(case: Case, text: str, _fields: AnswerFields) -> Grade:
+    """Where tools are offered and the reference calls none: neither does the answer."""
+    return None if _expected(case) != () else float(read_calls(text) == ())
 
 
 def grade_tool_call_f1(case: Case, text: str, _fields: AnswerFields) -> Grade:
@@ -41,43 +49,12 @@ def grade_tool_call_f1(case: Case, text: str, _fields: AnswerFields) -> Grade:
 
 def grade_tool_calls_valid(case: Case, text: str, _fields: AnswerFields) -> Grade:
     """Every call is JSON and names a tool of the prompt, with arguments that its schema accepts."""
-    listed = [split_tools(turn.content) for turn in case.messages if turn.role == "system"]
-    tools = [tool for found in listed if found is not None for tool in found.tools]
+    if read_tools(case.messages) is None:
+        return None
     try:
-        return float(find_wrong_call(text, tools) is None) if tools else None
+        return float(find_call_fault(case.messages, text) is None)
     except PatternTooSlow as error:
         raise CannotGrade(str(error)) from error
-
-
-def find_wrong_call(text: str, tools: Sequence[dict[str, Any]]) -> str | None:
-    """What is wrong with the first call in a text that could not be run; None if there is none.
-
-    A schema with keywords that cannot be checked accepts all arguments. Raises PatternTooSlow.
-    """
-    calls = read_calls(text)
-    if calls is None:
-        return "a call is no JSON with a name and arguments"
-    functions = [define_tool(tool).get("function", {}) for tool in tools]
-    schemas = {function.get("name"): function.get("parameters", {}) for function in functions}
-    for call in calls:
-        if call.name not in schemas:
-            return f"there is no tool {call.name}"
-        if not isinstance(call.arguments, dict):
-            return f"the arguments of {call.name} are no object"
-        schema = _find_schema(json.dumps(schemas[call.name]))
-        if schema is not None and not fits(call.arguments, schema):
-            return f"the arguments of {call.name} do not fit its schema"
-    return None
-
-
-@lru_cache(maxsize=256)
-def _find_schema(written: str) -> Schema | None:
-    schema: Schema = json.loads(written)
-    try:
-        require_schema(schema)
-    except ValueError:
-        return None
-    return schema
 
 
 def _expected(case: Case) -> tuple[ToolCall, ...] | None:
@@ -109,9 +86,24 @@ def _agree(wanted: ToolCall, call: ToolCall) -> float:
 def _share(wanted: Any, given: Any) -> float:
     """The share of arguments that are equal."""
     if not isinstance(wanted, dict) or not isinstance(given, dict):
-        return float(wanted == given)
+        return float(_same_argument(wanted, given))
     names = wanted.keys() | given.keys()
     if not names:
         return 1.0
-    equal = [name for name in wanted.keys() & given.keys() if wanted[name] == given[name]]
+    equal = [name for name in wanted.keys() & given.keys() if _same_argument(wanted[name], given[name])]
     return len(equal) / len(names)
+
+
+def _same_call(wanted: ToolCall, given: ToolCall) -> bool:
+    return wanted.name == given.name and _same_argument(wanted.arguments, given.arguments)
+
+
+def _same_argument(wanted: Any, given: Any) -> bool:
+    return same_value(wanted, given, _same_text)
+
+
+def _same_text(wanted: str, given: str) -> bool:
+    if wanted == given:
+        return True
+    statement = read_sql(wanted)
+    return statement is not None and statement == read_sql(given)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from graftwork.evaluate.gate.settings import is_like_metric
 from graftwork.evaluate.preflight import MetricTrial, try_metric
 from graftwork.evaluate.settings import BY_NAME, EvaluateSettings
+from graftwork.evaluate.statistics.intervals import Interval, clopper_pearson
 from graftwork.evaluate.statistics.significance import (
     USUAL_LOSS_RATE,
     cases_for_difference,
@@ -32,11 +33,13 @@ from graftwork.grading.answers import (
 )
 from graftwork.grading.checks import GradeCheck
 from graftwork.grading.code import asks_for_code
+from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import ALWAYS_MEASURED, JUDGE_PREFERENCE, JUDGE_SCORE, OPTIONAL_MEASURED
 from graftwork.records.base import Record
 from graftwork.records.interaction import Interaction
 from graftwork.records.report import Case
+from graftwork.text.tool_calls import read_calls
 
 Kind = Literal["json", "extraction", "citation", "classification", "tool_calls", "code", "text"]
 KINDS: dict[Kind, str] = {
@@ -55,6 +58,7 @@ SHORT_WORDS = 8
 ALL_DIFFERENT = 0.95
 SELDOM = 0.1
 FEWEST_REFUSALS = 3
+FEWEST_CALLS = 3
 MOST_FIELDS_WITH_RULES = 6
 ANSWER_KEYS = ("answer", "response", "reply", "text", "summary")
 CITATION_KEYS = ("citations", "sources", "references", "refs", "cited")
@@ -64,6 +68,8 @@ GAINS = ((0.05, 0.2), (0.1, 0.25), (0.15, 0.3))
 POWER = "over the base (80 % power)"
 MOST_HELD_OUT = 0.3
 FEWEST_HELD_OUT = 0.1
+USUAL_SUCCESS = 0.98
+"""What a good model reaches where the log reaches everything: a few answers are wrong."""
 FORM_LIMITS = (0.95, 0.9, 0.85, 0.8, 0.7)
 LETTERS_A_TOKEN = 3.0
 USUAL_CONTEXT = 8192
@@ -349,6 +355,7 @@ def _choose_metrics(
     answers = [read_answer(case.reference, fields=read) for case in cases]
     refusals = sum(bool(answer and answer.refused) for answer in answers)
     refuses = ("refusal_correct",) if refusals >= FEWEST_REFUSALS and refusals < len(cases) else ()
+    called = _metrics_for_calls(cases)
     if kind in ("json", "extraction"):
         return _metrics_for_json(fields, has_schema="json_schema" in answer_fields)
     if kind == "citation":
@@ -359,12 +366,29 @@ def _choose_metrics(
         label = {"name": "label", "metric": "exact", "ignore_case": True}
         return ("task_success",), (label,), "label", "the label equals the reference"
     if kind == "tool_calls":
-        call = {"name": "same_call", "metric": "normalised"}
-        calls = {"name": "calls_tool", "regex": r"(?s)<tool_call>.*</tool_call>"}
-        return ("chrf",), (call, calls), "same_call", "the same tool with the same arguments"
+        return (*called, "chrf"), (), "tool_calls", "the same tools with the same arguments"
     if kind == "code":
         return ("code_compiles", "chrf"), (), "chrf", "similarity to the logged code; tests would be better"
-    return ("chrf", "token_f1", *refuses), (), "chrf", "similarity to the logged reply, not correctness"
+    return (
+        ("chrf", "token_f1", *refuses, *called),
+        (),
+        "chrf",
+        "similarity to the logged reply, not correctness",
+    )
+
+
+def _metrics_for_calls(cases: Sequence[Case]) -> tuple[str, ...]:
+    """Metrics of tool calls, and of replies that must not call, where the log has enough of each."""
+
+    if sum(bool(read_calls(case.reference)) for case in cases) < max(FEWEST_CALLS, SELDOM * len(cases)):
+        return ()
+
+    def count(name: str) -> int:
+        return sum(grade(name, case, case.reference) is not None for case in cases)
+
+    valid = ("tool_calls_valid",) if count("tool_calls_valid") >= MOST * len(cases) else ()
+    silent = ("no_call_where_due",) if count("no_call_where_due") >= FEWEST_REFUSALS else ()
+    return ("tool_calls", *valid, *silent)
 
 
 def _metrics_for_json(
@@ -404,24 +428,63 @@ def _choose_rules(
     context = GradeContext(fields=evaluate.fields, checks=checks)
     rules: list[RuleProposal] = []
     left_out: list[str] = []
-    known = ("schema_valid", "json_valid", "calls_tool")
-    form = next((name for name in known if name in evaluate.metrics or name in checks), None)
-    limit = _provable(held_out)
-    if form is not None and limit is not None:
-        why = f"{held_out} cases can prove this much: its lower bound counts"
-        rules.append(RuleProposal(metric=form, over=limit, why=why))
-    graded = [primary, *(name for name in checks if name not in (primary, form))]
-    graded += [name for name in evaluate.metrics if name in ("citation_correct", "refusal_correct")]
-    for name in graded[: MOST_FIELDS_WITH_RULES + 1]:
+    forms = [next((name for name in _FORMS if name in evaluate.metrics), None), "no_call_where_due"]
+    for name in forms:
+        if name is None or name not in evaluate.metrics:
+            continue
         trial = try_metric(name, cases, context=context)
-        if rule := _floor(trial, held_out=held_out):
+        graded = _count_held_out(trial, cases, held_out=held_out)
+        limit = _provable(graded, reached=_reached(trial))
+        if limit is not None:
+            why = f"{graded} cases can prove this much: its lower bound counts{_say_own(trial)}"
+            rules.append(RuleProposal(metric=name, over=limit, why=why))
+        else:
+            left_out.append(f"{name}: {graded} cases cannot prove that it is kept{_say_own(trial)}")
+    names = [primary, *(name for name in checks if name != primary)]
+    names += [name for name in evaluate.metrics if name in _GRADED_APART and name != primary]
+    for name in names[: MOST_FIELDS_WITH_RULES + 1]:
+        trial = try_metric(name, cases, context=context)
+        graded = _count_held_out(trial, cases, held_out=held_out)
+        if rule := _floor(trial, held_out=graded):
             rules.append(rule)
         elif trial.constant is not None:
             left_out.append(
                 f"{name}: one answer to everything reaches {100 * trial.constant:.0f} %, "
-                f"and {held_out} cases cannot prove more"
+                f"and {graded} cases cannot prove more{_say_own(trial)}"
             )
     return tuple(rules), tuple(left_out)
+
+
+_FORMS = ("schema_valid", "json_valid", "tool_calls_valid")
+_GRADED_APART = ("citation_correct", "refusal_correct", "tool_calls")
+
+
+def _count_held_out(trial: MetricTrial, cases: Sequence[Case], *, held_out: int) -> int:
+    """How many held-out cases a metric grades, if they are like the log."""
+    return round(held_out * trial.cases / len(cases)) if cases else 0
+
+
+def _reached(trial: MetricTrial) -> float:
+    """The share that a model which learned the log reaches: by the log's own replies, with their interval."""
+    interval = _own_interval(trial)
+    return USUAL_SUCCESS if interval is None else min(USUAL_SUCCESS, interval.low)
+
+
+def _own_interval(trial: MetricTrial) -> Interval | None:
+    """The interval of the log's own replies; None where all of them are right."""
+    if trial.own is None or trial.own == 1.0 or not trial.cases:
+        return None
+    return clopper_pearson(round(trial.own * trial.cases), n=trial.cases)
+
+
+def _say_own(trial: MetricTrial) -> str:
+    interval = _own_interval(trial)
+    if trial.own is None or interval is None:
+        return ""
+    return (
+        f"; the log's own replies reach {100 * trial.own:.0f} % "
+        f"({100 * interval.low:.0f}–{100 * interval.high:.0f} %)"
+    )
 
 
 def _floor(trial: MetricTrial, *, held_out: int) -> RuleProposal | None:
@@ -430,17 +493,17 @@ def _floor(trial: MetricTrial, *, held_out: int) -> RuleProposal | None:
         return None
     over = math.ceil(100 * trial.constant + 1e-9) / 100
     enough = successes_to_clear(held_out, limit=over) if over < 1 else None
-    if enough is None or enough > 0.98 * held_out:
+    if enough is None or enough > _reached(trial) * held_out:
         return None
     why = f"one answer to everything reaches {100 * trial.constant:.0f} %"
     return RuleProposal(metric=trial.name, over=over, why=why)
 
 
-def _provable(held_out: int) -> float | None:
-    """The highest limit of form that holds out with a few answers wrong."""
+def _provable(held_out: int, *, reached: float) -> float | None:
+    """The highest limit of form that holds for a model that reaches this share."""
     for limit in FORM_LIMITS:
         enough = successes_to_clear(held_out, limit=limit)
-        if enough is not None and enough <= 0.98 * held_out:
+        if enough is not None and enough <= reached * held_out:
             return limit
     return None
 

@@ -68,6 +68,7 @@ def test_the_table_of_such_metrics_is_whole():
             seen |= {name} if len(grades) > 1 else set()
     # Asked only where the reference refuses, answers or calls tools, these still depend on it.
     asked_sometimes = {"refused_where_due", "answered_where_due", "tool_calls", "tool_call_f1"}
+    asked_sometimes |= {"no_call_where_due"}
     assert seen | asked_sometimes == AGAINST_REFERENCE
 
 

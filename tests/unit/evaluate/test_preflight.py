@@ -130,6 +130,16 @@ def test_a_rule_that_one_answer_to_everything_keeps_is_named():
     assert "one answer to everything reaches 33.3 % on queue" in what
 
 
+@pytest.mark.parametrize(("limit", "advice"), [(0.2, "ask for more than 33.3 % of queue"), (0.9, "")])
+def test_advice_on_a_limit_can_be_followed(limit, advice):
+    found = trial({"metric": "queue", "over": limit})
+    assert [problem.fix for problem in found.problems] == [advice] * bool(advice)
+    check = {"name": "short", "regex": "^.{2,60}$"}
+    always = trial({"metric": "short", "over": 0.8}, checks=[QUEUE, check])
+    (problem,) = [problem for problem in always.problems if "one answer to everything" in problem.what]
+    assert problem.fix.startswith("take the rule out: no limit on short")
+
+
 def test_nothing_that_separates_right_from_wrong_is_an_error():
     found = trial({"metric": "json_valid", "over": 0.9}, checks=[], primary="task_success")
     assert problems(found) == ["nothing says when an answer is right, so no adapter could be deployed"]

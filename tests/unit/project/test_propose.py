@@ -8,15 +8,17 @@ import pytest
 import yaml
 
 from graftwork.api.project import Project
+from graftwork.data.ingest.read import read
 from graftwork.data.prepare import audit_files
 from graftwork.evaluate.preflight import try_metric
+from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.grading.interface import GradeContext
 from graftwork.model import probe
 from graftwork.project.init import start_project
 from graftwork.project.load import PROJECT_FILE, load_settings, open_project
-from graftwork.project.propose import choose_test_size, find_field
+from graftwork.project.propose import Size, choose_test_size, find_field, propose
 from graftwork.records.errors import AnswerIsNo, UserMistake
-from graftwork.records.interaction import Origin
+from graftwork.records.interaction import Interaction, Origin
 from graftwork.records.report import Case
 from tickets import write_tickets
 
@@ -100,7 +102,7 @@ def chat(number, chance):
         (cite, "citation", "answer_match", {"json_valid", "citation_correct", "refusal_correct"}),
         (cite_words, "citation", "answer_match", {"citation_correct", "citation_coverage"}),
         (classify, "classification", "label", {"label", "task_success"}),
-        (call, "tool_calls", "same_call", {"same_call", "calls_tool"}),
+        (call, "tool_calls", "tool_calls", {"tool_calls", "chrf"}),
         (code, "code", "chrf", {"code_compiles", "chrf"}),
         (chat, "text", "chrf", {"chrf", "token_f1"}),
     ],
@@ -115,6 +117,79 @@ def test_init_finds_the_kind_of_task_and_metrics_that_fit(tmp_path, make, kind, 
     text = (tmp_path / "graft.yaml").read_text()
     assert proposal.kind_why in text
     assert all(rule.why in text for rule in proposal.rules)
+
+
+RUN_SQL = {
+    "type": "function",
+    "function": {
+        "name": "run_sql",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string"}},
+            "required": ["query"],
+        },
+    },
+}
+
+
+def write_sql_log(path, *, silent, broken=0, count=240):
+    """Every `silent`th reply refuses, the first `broken` have arguments that were cut off."""
+    chance = random.Random(5)
+    lines = []
+    for number in range(count):
+        word = chance.choice(WORDS)
+        question = f"How many rides did {word} {number} take?"
+        query = json.dumps({"query": f"SELECT COUNT(*) FROM rides WHERE {word} < {number}"})
+        if number < broken:
+            query = query[:-9]
+        reply = {"tool_calls": [{"type": "function", "function": {"name": "run_sql", "arguments": query}}]}
+        if number % silent == silent - 1:
+            question, reply = f"Delete {word} {number}.", {"content": f"I may not delete {word}."}
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": None, **reply}]
+        lines.append(json.dumps({"messages": messages, "tools": [RUN_SQL]}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def propose_for(log):
+    rows = [row for row in read([str(log)]) if isinstance(row, Interaction)]
+    size = Size(longest=100, longest_reply=50, counted=False, context=2048)
+    return propose(rows, formats=["chat"], size=size)
+
+
+def test_calls_are_graded_by_value_and_replies_without_a_call_by_themselves(tmp_path):
+    log = write_sql_log(tmp_path / "log.jsonl", silent=7)
+    proposal = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct").proposal
+    assert (proposal.kind, proposal.checks) == ("tool_calls", ())
+    assert {"tool_calls", "tool_calls_valid", "no_call_where_due"} <= set(proposal.metrics)
+    assert load_settings(tmp_path / PROJECT_FILE).gate.primary == "tool_calls"
+
+
+@pytest.mark.parametrize(("silent", "broken"), [(7, 0), (7, 30), (2, 60), (240, 0)])
+def test_rules_on_calls_are_kept_by_the_log_itself(tmp_path, silent, broken):
+    proposal = propose_for(write_sql_log(tmp_path / "log.jsonl", silent=silent, broken=broken))
+    calling = 240 - 240 // silent
+    broken -= broken // silent
+    shares = {
+        "tool_calls": (1.0, 1.0),
+        "tool_calls_valid": (1 - broken / 240, 1.0),
+        "no_call_where_due": (1.0, 1 - calling / 240),
+    }
+    assert proposal.rules
+    for rule in proposal.rules:
+        reached, about = shares[rule.metric]
+        cases = round(about * proposal.test_cases)
+        assert clopper_pearson(round(reached * cases), n=cases).low > rule.over, rule
+
+
+def test_a_text_task_with_some_tool_calls_grades_them_too(tmp_path):
+    proposal = propose_for(write_sql_log(tmp_path / "log.jsonl", silent=1, count=60))
+    assert "tool_calls" not in proposal.metrics
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write(write_sql_log(tmp_path / "calls.jsonl", silent=99, count=20).read_text())
+    proposal = propose_for(tmp_path / "log.jsonl")
+    assert (proposal.kind, proposal.primary) == ("text", "chrf")
+    assert {"tool_calls", "tool_calls_valid", "no_call_where_due"} <= set(proposal.metrics)
 
 
 def test_init_proposes_a_refusal_metric_only_where_replies_refuse(tmp_path):
