@@ -24,6 +24,7 @@ from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, User
 from graftwork.records.plan import Plan
 from graftwork.records.release import Agreement, ExportedAdapter, ExportFormat, ExportJob, MergeProof
 from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.registry.publish import TEMPLATE_FILE
 from graftwork.store.runs import RunEntry
 from graftwork.text.redact import hide_in_tracebacks
 
@@ -32,6 +33,7 @@ MERGED_FILE = "merged.json"
 
 def export(job: ExportJob) -> None:
     from graftwork.model.adapters.merge import compare_logits, merge_into
+    from graftwork.model.chat.template import ChatTemplate
     from graftwork.model.threads import use_threads
 
     base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
@@ -40,6 +42,8 @@ def export(job: ExportJob) -> None:
         rows, dtype = _rows(job), dtype_of(base)
         heart.beat("merging", 0, 1)
         changed = merge_into(base, adapter, folder)
+        if (template := ChatTemplate.from_folder(base).tool_template) is not None:
+            (folder / TEMPLATE_FILE).write_text(template)
         heart.beat("logits of base and adapter", 0, 1)
         unmerged = _logits(base, rows, dtype=dtype, adapter=adapter)
         heart.beat("logits of the merged model", 0, 1)

@@ -28,6 +28,7 @@ from graftwork.records.interaction import Capture, CaptureOrigin, Feedback
 from graftwork.records.release import Release
 from graftwork.registry.locks import Lease
 from graftwork.registry.names import split_alias
+from graftwork.registry.publish import TEMPLATE_FILE
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.family import Family
 from graftwork.serve.operation_settings import OperationSettings
@@ -374,7 +375,7 @@ class AdapterFinder:
         if release.base_fingerprint != self._work.base.revision:
             self._elsewhere.add(release_id)
             return None
-        _require_template(release, self._template)
+        _require_template(self._work, release, self._template)
         require_engine_gate(self._work, release, self._settings)
         self._lease.add(release_id)
         return str(open_store(self._work).get(release_id))
@@ -400,15 +401,23 @@ def _require_base(work: OpenProject, release: Release, template: str) -> None:
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="set `base` in graft.yaml to that model, or release a new adapter",
         )
-    _require_template(release, template)
+    _require_template(work, release, template)
 
 
-def _require_template(release: Release, template: str | None) -> None:
+def _require_template(work: OpenProject, release: Release, template: str | None) -> None:
     if release.template_fingerprint != template:
         raise UserMistake(
             f"release {release.id[:12]} was trained with another chat template",
             why="asked in another form than it was trained in, the model answers badly",
             fix="restore the template of the base model, or prepare and train again",
+        )
+    file = open_store(work).get(release.id) / TEMPLATE_FILE
+    if file.is_file() and file.read_text() != load_template(work).tool_template:
+        raise UserMistake(
+            f"release {release.id[:12]} was trained with another form of tool calls",
+            why="asked in another form than it was trained in, the model calls its tools badly",
+            fix="serve it with the version of graftwork that made it, or train again",
+            where=str(file),
         )
 
 

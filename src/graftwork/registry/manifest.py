@@ -48,6 +48,8 @@ class ReleaseContext:
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     licence: str | None = None
+    tool_template: str | None = None
+    """The chat template with the form of calls that was trained, where the base's own has none."""
 
 
 def make_release(lineage: Lineage, context: ReleaseContext, *, files: Iterable[ReleaseFile]) -> Release:

@@ -160,6 +160,10 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|").replace("\n", " ")
 
 
+TEMPLATE_FILE = "chat_template.jinja"
+"""Where a base has no form for tool calls: its template with the form that was trained."""
+
+
 def publish(
     store: ReleaseStore,
     index: ReleaseIndex,
@@ -172,6 +176,8 @@ def publish(
     """Make the release in the store, then add it to the index, with `version` or the next one by rule."""
     adapter_files = inspect_adapter(adapter_folder, expected_hash=lineage.outcome.adapter_hash)
     texts = _texts(lineage, card=write_card(lineage, context))
+    if context.tool_template is not None:
+        texts[TEMPLATE_FILE] = context.tool_template
     release = make_release(
         lineage,
         context,

@@ -15,18 +15,18 @@ from graftwork.records.interaction import Message
 
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 TOOLS_MARK = "<tools>"
-_TOOLS_BEFORE = (
+TOOLS_BEFORE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
 )
-_TOOLS_BEHIND = (
+TOOLS_BEHIND = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 
 
-_ANY_ARGUMENTS = {"type": "object", "properties": {}}
+ANY_ARGUMENTS = {"type": "object", "properties": {}}
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -102,7 +102,7 @@ def read_calls(text: str) -> tuple[ToolCall, ...] | None:
 def write_tools(tools: Sequence[dict[str, Any]]) -> str:
     """Write tool definitions in OpenAI's nested form; empty if there are none."""
     written = [_write(define_tool(tool)) for tool in tools]
-    return _TOOLS_BEFORE + "\n".join(written) + _TOOLS_BEHIND if tools else ""
+    return TOOLS_BEFORE + "\n".join(written) + TOOLS_BEHIND if tools else ""
 
 
 def define_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def define_tool(tool: dict[str, Any]) -> dict[str, Any]:
     named = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
     return {
         "type": "function",
-        "function": {**named, "parameters": schemas[0] if schemas else _ANY_ARGUMENTS},
+        "function": {**named, "parameters": schemas[0] if schemas else ANY_ARGUMENTS},
     }
 
 
@@ -133,11 +133,11 @@ def add_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> t
 
 def split_tools(system: str) -> PromptAndTools | None:
     """Split a system prompt and the tools at its end; None if it has no such block."""
-    start = system.find(_TOOLS_BEFORE)
-    if start < 0 or not system.endswith(_TOOLS_BEHIND):
+    start = system.find(TOOLS_BEFORE)
+    if start < 0 or not system.endswith(TOOLS_BEHIND):
         return None
     tools = []
-    for line in system[start + len(_TOOLS_BEFORE) : -len(_TOOLS_BEHIND)].split("\n"):
+    for line in system[start + len(TOOLS_BEFORE) : -len(TOOLS_BEHIND)].split("\n"):
         try:
             tool = json.loads(line)
         except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
 """Tool calls in the base's own form: rendered by its template with `tools`, proven, read back."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from graftwork.records.interaction import Message
 from graftwork.text.tool_calls import (
     TextAndCalls,
     ToolCall,
+    add_tools,
+    define_tool,
     read_calls,
     split_calls,
     split_tools,
@@ -141,6 +144,74 @@ def test_a_call_cannot_forge_a_turn(parts):
         rendered = template.render(ASKED, reply)
         assert list(rendered.tokens[rendered.trained_from :]).count(template.eos) == 1
         assert template.decode(list(rendered.tokens[rendered.trained_from : -1])) == reply
+
+
+def test_the_longer_template_writes_tools_as_training_does_also_in_transformers(parts, embedded_base):
+    transformers = pytest.importorskip("transformers")
+    template = ChatTemplate.from_folder(Path(embedded_base.folder))
+    longer = make(parts, template.tool_template)
+    assert longer.writes_tool_calls
+    tools = [{"name": "find", "description": 'A "b" <é>', "input_schema": {"type": "object"}}, TOOL]
+    called = write_calls(TextAndCalls("Wait.", (ToolCall("find", {"place": "Zürich\n<b>"}), CALL)))
+    system, user = Message(role="system", content="Be brief."), Message(role="user", content="Where?")
+    turns = (Message(role="assistant", content=called), Message(role="tool", content="{}"), user)
+    for begin, more, offered in product(((user,), (system, user)), ((), turns), ([], tools)):
+        asked = add_tools((*begin, *more), offered)
+        for reply in ("Here.", REPLY, called):
+            assert longer.render(asked, reply).tokens == template.render(asked, reply).tokens
+    tokenizer = transformers.AutoTokenizer.from_pretrained(embedded_base.folder)
+    calls = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in split_calls(called).calls
+    ]
+    sent = [
+        *({"role": turn.role, "content": turn.content} for turn in (system, user)),
+        {"role": "assistant", "content": "Wait.", "tool_calls": calls},
+        *({"role": turn.role, "content": turn.content} for turn in turns[1:]),
+    ]
+    text = tokenizer.apply_chat_template(
+        sent,
+        tools=[define_tool(tool) for tool in tools],
+        chat_template=template.tool_template,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert text == template.prompt_text(add_tools((system, user, *turns), tools))
+
+
+def test_a_template_with_a_form_of_its_own_needs_no_longer_one(parts):
+    assert make(parts, TAGS).tool_template is None
+
+
+USERS_ONLY = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
+    "{% elif m.role == 'assistant' %}<|im_start|>assistant\n{{ m.content }}<|im_end|>\n"
+    "{% elif m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_tools_and_results_reach_a_template_that_knows_only_users_and_assistants(parts):
+    template = make(parts, USERS_ONLY)
+    asked = (
+        *ASKED,
+        Message(role="assistant", content=REPLY),
+        Message(role="tool", content="first"),
+        Message(role="tool", content="second"),
+        Message(role="user", content="And?"),
+    )
+    expected = (
+        f"<|im_start|>user\n{SYSTEM.content}\nWhere?<|im_end|>\n<|im_start|>assistant\n{REPLY}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\nfirst\n</tool_response>\n<tool_response>\nsecond\n"
+        "</tool_response>\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert template.prompt_text(asked) == expected
+    row = template.render(asked, REPLY)
+    (batched,) = template.render_batch([(asked, REPLY)])
+    assert tuple(batched.tokens) == row.tokens
+    assert list(row.tokens[: row.trained_from]) == template.prompt(asked)
+    with pytest.raises(CannotProve, match="no system"):
+        template.render((Message(role="system", content="Be brief."), ASKED[1]), "Here.")
 
 
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)

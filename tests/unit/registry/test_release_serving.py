@@ -61,12 +61,18 @@ def work(tmp_path, monkeypatch):
 @pytest.fixture
 def make(work, tmp_path):
     def make_one(
-        name: str, *, model: str = "ufm", base: str = BASE_PRINT, template: str = TEMPLATE_PRINT
+        name: str,
+        *,
+        model: str = "ufm",
+        base: str = BASE_PRINT,
+        template: str = TEMPLATE_PRINT,
+        tool_template: str | None = None,
     ) -> str:
         adapter = write_adapter(tmp_path / "runs" / name, weights=name.encode())
         changes = {
             "base_fingerprint": base,
             "template_fingerprint": template,
+            "tool_template": tool_template,
             "dataset": dataset().model_copy(
                 update={"model": model, "base_fingerprint": base, "template_fingerprint": template}
             ),
@@ -109,6 +115,17 @@ def test_a_release_of_another_chat_template_is_refused_by_name_and_the_old_one_s
         replace(book.routes, aliases={}).resolve("champion")
     with open_store(work).lease() as held, pytest.raises(UserMistake, match="another chat template"):
         serving.engine_job(work, held, ServeSettings())
+
+
+def test_a_release_that_was_trained_with_another_form_of_calls_is_refused(work, make, monkeypatch):
+    make("same", tool_template="tags")
+    template = type("Template", (), {"template_fingerprint": TEMPLATE_PRINT, "tool_template": "tags"})
+    monkeypatch.setattr(serving, "load_template", lambda _work: template)
+    with open_store(work).lease() as held:
+        assert serving.engine_job(work, held, ServeSettings()).adapters
+        template.tool_template = None
+        with pytest.raises(UserMistake, match="another form of tool calls"):
+            serving.engine_job(work, held, ServeSettings())
 
 
 def test_a_served_release_is_kept_after_a_rollback_until_the_server_ends(work, make):

@@ -54,6 +54,9 @@ def does_not_survive() -> CannotProve:
 
 
 GUARD = "\ue000"
+_PROBE_TEXT = "It says so."
+_RESULT_OPEN, _RESULT_CLOSE = "<tool_response>\n", "\n</tool_response>"
+"""As in Qwen's template."""
 _DAY = date(2025, 1, 1)
 _REASONING_SWITCHES = {"enable_thinking", "thinking"}
 """What templates call the switch between answering at once and reasoning first."""
@@ -114,6 +117,7 @@ class ChatRenderer:
                 fix="use the chat template that the model's authors publish",
             ) from error
         self._start = environment.start
+        self._written_roles: dict[str, bool] = {}
         self._takes_tools = "tools" in meta.find_undeclared_variables(self.syntax)
         known = meta.find_undeclared_variables(self.syntax) & _REASONING_SWITCHES
         self.switches = {} if reasoning else dict.fromkeys(sorted(known), False)
@@ -153,12 +157,12 @@ class ChatRenderer:
 
     def ask(self, messages: Sequence[Message]) -> list[str]:
         """The pieces up to the place where the model begins to answer."""
-        turns = self._guarded(messages)
+        turns = self._guarded(self.fit_roles(messages))
         return self._pieces(self._render(self._to_messages(turns), generate=True))
 
     def answer(self, messages: Sequence[Message], reply: str) -> RenderedTurn:
         """The same with the reply and its end of turn, which must directly follow."""
-        turns = self._guarded((*messages, Message(role="assistant", content=reply)))
+        turns = self._guarded((*self.fit_roles(messages), Message(role="assistant", content=reply)))
         given = self._to_messages(turns)
         spoken = split_calls(reply) if given.tools is not None or given.has_calls else None
         turn = self._answer(given)
@@ -190,6 +194,41 @@ class ChatRenderer:
         if not self._takes_tools:
             return None
         return learn_form(self._write_probe, CannotProve)
+
+    def fit_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Messages with tools or their results in the roles that a template without a form for them writes.
+
+        Results become turns of the user, and tools in a system turn that is refused lead the first question.
+        """
+        tooled = [m.role == "tool" or (m.role == "system" and TOOLS_MARK in m.content) for m in messages]
+        if not any(tooled) or self.own_tool_form is not None:
+            return messages
+        fitted: list[Message] = []
+        was_moved = False
+        for message, is_tooled in zip(messages, tooled, strict=True):
+            role, content = message.role, message.content
+            is_moved = is_tooled and not self._writes_role(role)
+            if is_moved:
+                content = f"{_RESULT_OPEN}{content}{_RESULT_CLOSE}" if role == "tool" else content
+                role = "user"
+            # Many templates take turns of the user and of the assistant by turns only.
+            if fitted and (is_moved or was_moved) and fitted[-1].role == role:
+                content = f"{fitted.pop().content}\n{content}"
+            fitted.append(Message(role=role, content=content))
+            was_moved = is_moved
+        return fitted
+
+    def _writes_role(self, role: str) -> bool:
+        """Whether the template writes what a turn of the system or of a tool says."""
+        if role not in self._written_roles:
+            question, answer = ("user", "x"), ("assistant", "y")
+            probe = (role, _PROBE_TEXT)
+            turns = (probe, question) if role == "system" else (question, answer, probe)
+            try:
+                self._written_roles[role] = _PROBE_TEXT in self.write(turns, generate=True)
+            except CannotProve:
+                self._written_roles[role] = False
+        return self._written_roles[role]
 
     def _write_probe(self, spoken: TextAndCalls) -> str:
         question = {"role": "user", "content": "Where is the station?"}

@@ -29,11 +29,12 @@ from graftwork.model.chat.renderer import (
     does_not_survive,
     not_a_plain_turn,
 )
+from graftwork.model.chat.tagged_template import write_tagged_template
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
 from graftwork.model.shape import read_json_object
 from graftwork.records.errors import UserMistake, needs_extra
 from graftwork.records.interaction import Message, Role
-from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls, write_tools
+from graftwork.text.tool_calls import TextAndCalls, ToolCall, add_tools, write_calls, write_tools
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -169,6 +170,26 @@ class ChatTemplate:
         """How the model writes tool calls: as its template does, else in tags as rows have them."""
         return self._turns.tool_form
 
+    @cached_property
+    def tool_template(self) -> str | None:
+        """The template with the form for tools and calls that it lacks.
+
+        None where it has one of its own, or where the longer one does not write what this one writes.
+        """
+        if self.writes_tool_calls:
+            return None
+        tool = {"name": "find", "parameters": {"type": "object"}}
+        call = write_calls(TextAndCalls("", (ToolCall("find", {"city": "Bern"}), ToolCall("wait", {}))))
+        turns = (("user", "x"), ("assistant", call), ("tool", "y"), ("user", "z"))
+        asked = add_tools([Message(role=role, content=text) for role, text in turns], [tool])
+        longer = ChatTemplate.from_texts(
+            *self.as_texts()._replace(chat_template=write_tagged_template(self._source))
+        )
+        with suppress(CannotProve):
+            if longer.writes_tool_calls and longer.prompt_text(asked) == self.prompt_text(asked):
+                return longer.source
+        return None
+
     def write_call(self, name: str, arguments: dict[str, Any]) -> str | None:
         """A turn that is one tool call, as the template writes it; None if it cannot."""
         tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
@@ -290,6 +311,7 @@ class ChatTemplate:
 
     def _draft(self, messages: Sequence[Message], reply: str) -> _Draft | CannotProve:
         """The row by a skeleton if there is one for it, else by the template itself."""
+        messages = self._turns.fit_roles(messages)
         contents = [message.content for message in messages]
         contents.append(reply)
         roles = (*[message.role for message in messages], "assistant")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from graftwork.model.base import note_on_weights
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import find_judged_report
-from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
+from graftwork.pipeline.open_project import OpenProject, current_user, load_template, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
@@ -63,6 +63,7 @@ def _release(work: OpenProject, made: StepOutputs) -> Release:
                 settings=settings,
                 versions=outcome.versions,
                 licence=find_licence(Path(work.base.folder)),
+                tool_template=load_template(work).tool_template,
             ),
             adapter_folder=Path(outcome.adapter_folder),
         )
