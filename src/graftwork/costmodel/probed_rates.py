@@ -13,11 +13,11 @@ from graftwork.costmodel.card_time import OPTIMIZER_BYTES, Blocks, block_seconds
 from graftwork.costmodel.rates import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,
-    CONSUMER,
     FIXED_A_LAYER,
     FIXED_SECONDS,
     LAUNCH_SECONDS,
     StepRates,
+    single_share,
 )
 from graftwork.records.base import Figure
 from graftwork.records.fit import ProbedStep, ProbeFacts
@@ -33,7 +33,6 @@ FULL_TOKENS = 2048
 """Products of fewer tokens do not fill a card."""
 LEAST_FACTOR, MOST_FACTOR = 0.4, 2.5
 """A step further off than that was measured while others used the machine, or is not what it seems."""
-SINGLE_SHARE = 1 / 8
 PEAK_BEYOND_MEASURED = 1.6
 """The peak of a card that is not in the catalog is unknown; no product reached more than this share of it
 on the cards that are."""
@@ -54,12 +53,11 @@ def rates_of_probe(facts: ProbeFacts) -> StepRates:
     if half is None or not facts.copy_bytes_s:
         raise ValueError("the probe measured no products")
     eight = _rate(facts, ("fp8",))
-    consumer = facts.device.name.upper().replace("NVIDIA ", "").replace("GEFORCE ", "").startswith(CONSUMER)
     rates = StepRates(
         name=facts.device.name,
         half=half * IN_A_STEP,
         eight=eight * EIGHT_IN_A_STEP if eight else None,
-        single=half * (1 / 2 if consumer else SINGLE_SHARE),
+        single=half * single_share(facts.device.name, facts.capability or 0.0),
         bandwidth=facts.copy_bytes_s * COPIES_IN_A_STEP,
         attention=half * IN_A_STEP * ATTENTION_SHARE,
         host=facts.to_device_bytes_s or 10e9,

@@ -6,10 +6,8 @@ output of frozen blocks. `train/cpu` decides the same from the loaded model; a t
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from graftwork.model.families.registry import why_not_written_out
 from graftwork.model.shape import (
     active_layer_parameters,
     adapter_parameters,
@@ -42,7 +40,7 @@ class TrunkTokens(NamedTuple):
     visited: int
 
 
-def why_plain_here(config: Mapping[str, Any], *, method: str, dtype: str, alone: bool) -> str | None:
+def why_plain_on_cpu(shape: ModelShape, *, method: str, dtype: str, alone: bool) -> str | None:
     """Why a run on a processor takes the plain step; None where it takes the one that is written for it."""
     if method != "lora":
         return f"`{method}` trains more than adapters"
@@ -50,7 +48,7 @@ def why_plain_here(config: Mapping[str, Any], *, method: str, dtype: str, alone:
         return f"it works in {dtype}"
     if not alone:
         return "several devices share it"
-    return why_not_written_out(config)
+    return shape.not_written_out
 
 
 def packed_bytes(shape: ModelShape, *, adapted: int) -> int:

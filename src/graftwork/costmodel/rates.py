@@ -137,7 +137,7 @@ def rates_of(gpu: Gpu) -> StepRates:
         name=gpu.name,
         half=half,
         eight=peak_eight * share * EIGHT_SHARE if peak_eight is not None else None,
-        single=min(gpu.half_tflops * 1e12 * single_share(gpu) * MOST_SHARE, half),
+        single=min(gpu.half_tflops * 1e12 * single_share(gpu.name, gpu.capability) * MOST_SHARE, half),
         bandwidth=gpu.bandwidth_gb_s * 1e9 * (BANDWIDTH_SHARE if stacked else GDDR_SHARE),
         attention=half * (OLD_ATTENTION_SHARE if old else ATTENTION_SHARE),
         host=gpu.pcie_gb_s * 1e9 * HOST_SHARE,
@@ -156,14 +156,14 @@ def _share(gpu: Gpu) -> float:
     return share * OLD_SHARE if gpu.capability < 8.0 else share
 
 
-def single_share(gpu: Gpu) -> float:
+def single_share(name: str, capability: float) -> float:
     """32-bit products over 16-bit ones, by generation: the catalog states only the latter. Derived from
     the makers' tables (H100 67 of 989, A100 19.5 of 312, V100 15.7 of 125, RTX 4090 82.6 of 165)."""
-    if gpu.capability < FIRST_WITH_TENSOR_CORES:
+    if capability < FIRST_WITH_TENSOR_CORES:
         return 1 / 2
-    if gpu.capability < 8.0:
+    if capability < 8.0:
         return 1 / 8
-    if gpu.capability in (8.0, 9.0, 10.0):
+    if capability in (8.0, 9.0, 10.0):
         return 1 / 16
-    name = gpu.name.upper().removeprefix("NVIDIA ").removeprefix("GEFORCE ")
+    name = name.upper().removeprefix("NVIDIA ").removeprefix("GEFORCE ")
     return 1 / 2 if name.startswith(CONSUMER) and " ADA" not in name else 1 / 4

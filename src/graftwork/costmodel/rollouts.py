@@ -40,6 +40,8 @@ USUAL_LENGTH = 0.65
 """Of the longest answer allowed, what answers have on average (guessed; the preflight measures it)."""
 SAMPLING_COPIES = 2
 """Of the logits, in 32 bits: what sampling a token computes from them is there in two versions at a time."""
+FORWARD_SHARE = 1 / 3
+"""Of a pass forward and backward, what its forward pass takes."""
 BYTES_OF_FORM = {"whole": 2.0, "eight": 1.0, "four": 0.52}
 
 
@@ -248,6 +250,13 @@ def card_seconds(
 
 def _rewards(load: RolloutLoad) -> dict[str, float]:
     return {"rewards": load.rows * load.reward_seconds} if load.reward_seconds else {}
+
+
+def forward_rows(load: RolloutLoad, *, own_step: bool) -> int:
+    """Answers of a batch that a GPU reads forward only: with the model of the start, to compare a server's
+    probabilities, and once more where graft's own step measures the divergence from the start."""
+    compared = load.rows if load.on_server else load.reference_rows if own_step else 0
+    return load.reference_rows + compared
 
 
 def weight_width(tuning: Tuning | None) -> float:

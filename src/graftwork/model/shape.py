@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.model.families.family import BlockLayout
-from graftwork.model.families.registry import EXPERTS, complete_config, count_stated, find_family
+from graftwork.model.families.registry import (
+    EXPERTS,
+    complete_config,
+    count_stated,
+    find_family,
+    why_not_written_out,
+)
 from graftwork.model.headers import count_tensors, read_sizes
 from graftwork.model.remembered import remembered_positions
 from graftwork.records.errors import UserMistake
@@ -180,6 +186,7 @@ def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -
             remembered=remembered_positions(
                 config, layers=config["num_hidden_layers"], position_values=2 * kv_heads * head_dim
             ),
+            not_written_out=why_not_written_out(config),
         )
     except KeyError as missing:
         raise UserMistake(

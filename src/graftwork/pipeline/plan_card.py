@@ -211,8 +211,7 @@ def plan_tuning(
 ) -> Tuning | None:
     """How a card's memory is spent; None where the run takes the plain step or a processor's."""
     settings = work.settings.train
-    config = base_config(work)
-    if device.kind != "cuda" or why_eager(settings, config, capability=device.capability) is not None:
+    if device.kind != "cuda" or why_eager(settings, shape, capability=device.capability) is not None:
         return None
     whole = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
     sampled = sampling_gib(shape, load)

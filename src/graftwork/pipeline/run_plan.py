@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from graftwork.costmodel.processor import why_plain_here
+from graftwork.costmodel.processor import why_plain_on_cpu
 from graftwork.model.probe import describe_device, name_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.plan_card import base_config, card_rates, plan_tuning
+from graftwork.pipeline.plan_card import card_rates, plan_tuning
 from graftwork.pipeline.stage_facts import REPLY_SHARE, LogSize, gather_facts, known_device, size_of_logs
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.plan import kind_of_run, repeated_steps
@@ -96,7 +96,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         targets=linear_names(shape) if settings.targets == "all" else settings.targets,
         adapted_layers=min(settings.upper_layers or shape.layers, shape.layers),
         method=settings.method,
-        processor=_own_step(work, device, tokens=length * counted),
+        processor=_own_step(work, shape, device, tokens=length * counted),
     )
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
     rates, repeated = card_rates(work, device, shape), repeated_steps(settings)
@@ -121,12 +121,12 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
     )
 
 
-def _own_step(work: OpenProject, device: DeviceFacts, *, tokens: int) -> ProcessorStep | None:
+def _own_step(
+    work: OpenProject, shape: ModelShape, device: DeviceFacts, *, tokens: int
+) -> ProcessorStep | None:
     """The step that is written for processors, where such a run would take it: with the usual savings."""
     settings = work.settings.train
-    plain = why_plain_here(
-        base_config(work), method=settings.method, dtype="float32", alone=settings.processes == 1
-    )
+    plain = why_plain_on_cpu(shape, method=settings.method, dtype="float32", alone=settings.processes == 1)
     if device.kind != "cpu" or plain is not None:
         return None
     return ProcessorStep(

@@ -20,7 +20,9 @@ from graftwork.costmodel.processor import (
 )
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import (
+    FORWARD_SHARE,
     card_seconds,
+    forward_rows,
     passes_of,
     processor_seconds,
     sampling_beyond,
@@ -56,8 +58,6 @@ from graftwork.records.units import ELEMENT_BYTES, GIB
 
 MEASURED_GFLOPS = 700_000.0
 """Half-precision products of the card that tunings are estimated for where no rates are known."""
-FORWARD_SHARE = 1 / 3
-"""Of a pass forward and backward."""
 CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
 """Factor, either way, on a card whose rates are known: a run has checkpoints and evaluations besides."""
 
@@ -99,9 +99,9 @@ def _with_rollouts(
     tokens = sum(work.lengths) * work.epochs
     # Packed passes on a card share nothing.
     training = tokens / rate.value
-    if work.rollouts is not None and work.rollouts.on_server:
-        # The server's probabilities are compared with those of the trainer.
-        training *= 1 + FORWARD_SHARE
+    if work.rollouts is not None:
+        read = forward_rows(work.rollouts, own_step=tuning is not None) * work.rollouts.batches
+        training *= 1 + FORWARD_SHARE * read / (len(work.lengths) * work.epochs)
     if device.kind == "cpu":
         a_step = update_seconds(shape, work, gflops=_matrix_rate(device), cores=device.cores)
         training = sum(a_step.values()) * len(work.lengths) / work.batch_rows

@@ -36,6 +36,8 @@ class ModelShape(Record):
     remembered: tuple[int, ...] = ()
     """Positions that each layer remembers while answers are written, 0 for all: windows and states. Empty if
     every layer remembers all; only then answers have slots."""
+    not_written_out: str | None = None
+    """Why graft's own training steps do not compute its blocks, by its config; None if they do."""
 
 
 class DeviceFacts(Record):

@@ -5,19 +5,19 @@ step. All engines compute the same loss. Choosing needs no torch; a chosen engin
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.costmodel.card_tuning import why_plain_on_gpu
 from graftwork.costmodel.streamed import describe_streamed
 from graftwork.files.disk import read_or_empty
-from graftwork.model.families.registry import why_not_written_out
 from graftwork.model.shape import describe_experts, read_shape
 from graftwork.records.dataset import Row
 from graftwork.records.fit import Precision
-from graftwork.records.plan import PlainStep, Plan, StreamedStep, Tuning
+from graftwork.records.plan import ModelShape, PlainStep, Plan, StreamedStep, Tuning
 from graftwork.records.run import TrainJob
 from graftwork.train.settings import TrainSettings
 
@@ -177,32 +177,15 @@ def autocast_logits(model: Any, settings: TrainSettings, *, dtype: str) -> "Logi
     return logits
 
 
-LEAST_CAPABILITY = 8.0
-"""Ampere: bfloat16, and attention over rows of different lengths."""
-
-
-def why_eager(settings: TrainSettings, config: Mapping[str, Any], *, capability: float | None) -> str | None:
+def why_eager(settings: TrainSettings, shape: ModelShape, *, capability: float | None) -> str | None:
     """Why a run does not take the written-out step; None if it does."""
-    if capability is None or capability < LEAST_CAPABILITY:
-        return "the card is older than Ampere"
-    if settings.method not in ("lora", "qlora"):
-        return f"method {settings.method} is trained on the plain path"
     if settings.strategy != "single":
         return "several devices share the run"
     if settings.precision not in ("auto", "bfloat16"):
         return f"it works in bfloat16, not in {settings.precision}"
     if settings.packing == "off":
         return "packing is off"
-    return why_unsupported(config)
-
-
-def why_unsupported(config: Mapping[str, Any]) -> str | None:
-    """Why this model's blocks are not those that are written out; None if they are."""
-    missing = why_not_written_out(config)
-    if missing is not None:
-        return missing
-    widths = (config["hidden_size"], config["intermediate_size"])
-    return None if all(width % 64 == 0 for width in widths) else "its widths are no multiples of 64"
+    return why_plain_on_gpu(shape, method=settings.method, capability=capability)
 
 
 FIRST_WITH_BFLOAT16 = 8.0

@@ -17,10 +17,10 @@ from graftwork.costmodel.processor import (
     training_flops,
     training_memory,
     validation_share,
-    why_plain_here,
+    why_plain_on_cpu,
 )
 from graftwork.costmodel.rollouts import update_seconds
-from graftwork.model.shape import adapter_parameters, total_parameters
+from graftwork.model.shape import adapter_parameters, shape_of, total_parameters
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.residuals import correct_memory, learned_memory
@@ -190,6 +190,11 @@ def test_earlier_runs_correct_the_memory_and_are_not_unlearned():
 LLAMA = {"model_type": "llama"}
 
 
+def shape_from(config):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return shape_of({"vocab_size": 128, **sizes, **config}, name="small")
+
+
 @pytest.mark.parametrize(
     ("config", "changes"),
     [
@@ -201,12 +206,13 @@ LLAMA = {"model_type": "llama"}
         ({"model_type": "llama", "hidden_act": "relu"}, {}),
         ({"model_type": "phi3", "partial_rotary_factor": 0.5}, {}),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}}, {}),
+        ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, {}),
     ],
 )
 def test_other_runs_take_the_plain_step(config, changes):
     usual = {"method": "lora", "dtype": "float32", "alone": True}
-    assert why_plain_here(LLAMA, **usual) is None
-    assert why_plain_here(config, **{**usual, **changes})
+    assert why_plain_on_cpu(shape_from(LLAMA), **usual) is None
+    assert why_plain_on_cpu(shape_from(config), **{**usual, **changes})
 
 
 def test_the_plan_uses_the_cpu_step_where_training_does():
@@ -222,7 +228,6 @@ def test_the_plan_uses_the_cpu_step_where_training_does():
 
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.peft import attach
-    from graftwork.model.shape import shape_of
     from graftwork.train.cpu import step
 
     small = {
@@ -243,7 +248,7 @@ def test_the_plan_uses_the_cpu_step_where_training_does():
         names = ("c_attn",) if config.model_type == "gpt2" else ("q_proj",)
         attach(model, AdapterShape(rank=2, alpha=2, targets=names, layers=(2, 3)), seed=0)
         stated = config.to_dict()
-        why = why_plain_here(stated, method="lora", dtype="float32", alone=True)
+        why = why_plain_on_cpu(shape_of(stated, name="x"), method="lora", dtype="float32", alone=True)
         assert (why is None) == step.is_supported(model)
         if config.model_type != "gpt2":
             shape = shape_of(stated, name="x")

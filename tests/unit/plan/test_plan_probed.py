@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step
 from graftwork.costmodel.probed_rates import probe_figures, rates_of_probe, whole_model_speed
-from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.rates import StepRates, rates_of
+from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.records.fit import DeviceName, ProbedStep, ProbeFacts, ProductRate
 from graftwork.records.plan import ModelShape, Tuning
 
@@ -105,6 +106,15 @@ def real_card(slower, head, fixed, a_layer) -> StepRates:
             "fixed_a_layer": a_layer,
         }
     )
+
+
+@pytest.mark.parametrize("name", ["H100 SXM", "A100 80GB", "RTX 4090", "RTX A6000", "T4"])
+def test_a_probe_keeps_the_time_of_float32_products(name):
+    gpu = find_gpu(name)
+    device = CARD.model_copy(update={"name": f"NVIDIA {name}"})
+    facts = make_facts(device=device, half=gpu.half_tflops * 1e12 * 0.75, eight=None)
+    probed = rates_of_probe(facts.model_copy(update={"capability": gpu.capability}))
+    assert probed.single == pytest.approx(rates_of(gpu).single, rel=0.3)
 
 
 @given(st.floats(0.7, 1.6), st.floats(0.7, 1.6), st.floats(0, 0.01), st.floats(0, 0.001))

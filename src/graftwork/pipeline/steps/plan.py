@@ -7,7 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.costmodel.processor import MEMORY_SHARE, TrunkTokens, choose_kept, packed_bytes, why_plain_here
+from graftwork.costmodel.processor import (
+    MEMORY_SHARE,
+    TrunkTokens,
+    choose_kept,
+    packed_bytes,
+    why_plain_on_cpu,
+)
 from graftwork.files.dataset import iterate_rows, read_rows
 from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.base import note_on_weights
@@ -16,7 +22,6 @@ from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.plan_card import (
     as_plain,
-    base_config,
     card_rates,
     plan_passes,
     plan_rollouts,
@@ -145,8 +150,8 @@ def _as_on_processor(
     if settings.checkpointing == "on":
         # The step that is written out for processors has no such switch.
         return ahead
-    why = why_plain_here(
-        base_config(work),
+    why = why_plain_on_cpu(
+        shape,
         method=settings.method,
         dtype=dtype,
         alone=settings.strategy == "single",

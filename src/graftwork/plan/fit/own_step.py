@@ -13,7 +13,7 @@ from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_passe
 from graftwork.costmodel.card_tuning import CARD_SHARE, TuningRequest, choose_tuning, heads
 from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import card_seconds, weight_width
+from graftwork.costmodel.rollouts import FORWARD_SHARE, card_seconds, forward_rows, weight_width
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.plain_step import host_memory, sampled_parts, trained, with_answers
@@ -29,8 +29,6 @@ LEAST_CHUNK, LEAST_HEAD = 1024, 256
 FAR_BEYOND = 1.15
 """Times the room: no allocator makes that good."""
 HALF_BYTES = 2.0
-FORWARD_SHARE = 1 / 3
-"""Of a pass forward and backward."""
 
 
 def own_limit(question: FitQuestion) -> float:
@@ -210,6 +208,8 @@ def sampling_parts(
     """Seconds of a step besides training: answers of GRPO, the comparing pass of DPO."""
     load = rollout_load(question)
     if load is not None:
-        return card_seconds(question.shape, load, rates=rates, weight_bytes=weight_width(tuning))
+        sampling = card_seconds(question.shape, load, rates=rates, weight_bytes=weight_width(tuning))
+        read = forward_rows(load, own_step=True) / load.rows
+        return sampling | {"reference": FORWARD_SHARE * read * training}
     # The packed step needs the log-probabilities of a pair before its gradient.
     return {"comparing": FORWARD_SHARE * training} if question.algorithm == "dpo" else {}

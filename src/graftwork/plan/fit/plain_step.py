@@ -10,7 +10,7 @@ from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_p
 from graftwork.costmodel.plain_memory import peak_of_each
 from graftwork.costmodel.plain_time import PLAIN_DEQUANTISING, expected_longest
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import sampling_memory
+from graftwork.costmodel.rollouts import FORWARD_SHARE, forward_rows, sampling_memory
 from graftwork.model.shape import adapter_parameters, layer_parameters, total_parameters
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
 from graftwork.plan.fit.question import card_room, graders, half_precision, plain_setup, rollout_load
@@ -56,8 +56,6 @@ KV_BYTES = 2
 LASTING = ("weights", "adapters", "optimizer", "reference")
 LAUNCH_KERNELS_A_BLOCK = 60
 """Kernels of a block for one token, called from Python one by one (derived from the plain step's)."""
-REFERENCE_SHARE = 1 / 3
-"""Of a pass forward and backward, what the forward pass of the reference takes."""
 
 
 def cache_bytes(shape: ModelShape, *, tokens: int, sequences: int) -> float:
@@ -152,10 +150,13 @@ def generation_seconds(
     own = max(-(-question.batch_rows // cards), 1)
     read = own * question.prompt_tokens * 2.0 * _weights(question.shape)
     graded = own * question.reward_seconds / graders(question)
+    load = rollout_load(question)
+    # TRL's reference reads every answer.
+    read = 1.0 if load is None else forward_rows(load, own_step=False) / load.rows
     return {
         "generation": -(-own // rows) * decode_seconds(question, rows=min(rows, own), rates=rates),
         "reading prompts": read / rates.half,
-        "reference": REFERENCE_SHARE * training,
+        "reference": FORWARD_SHARE * read * training,
         **({"rewards": graded} if graded else {}),
     }
 

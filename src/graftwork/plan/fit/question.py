@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
+from graftwork.costmodel.card_tuning import why_plain_on_gpu
 from graftwork.costmodel.rollouts import choose_prompts_at_once
-from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.records.base import Figure
@@ -86,18 +86,10 @@ def half_precision(question: FitQuestion) -> Precision:
 
 def why_plain(question: FitQuestion) -> str | None:
     """Why `graft train` would not take its own step on a card; None where it does."""
-    gpu, shape = question.machine.gpu, question.shape
+    gpu = question.machine.gpu
     if gpu is None:
-        return "there is no card"
-    if not gpu.has_bf16:
-        return f"{gpu.name} has no bfloat16: it is older than Ampere"
-    if question.method not in ("lora", "qlora"):
-        return f"method {question.method} is trained on the plain path"
-    if family_or_llama(question.architecture).block is None:
-        return f"blocks of the family {question.architecture} are not written out"
-    if shape.hidden_size % 64 or shape.intermediate_size % 64:
-        return "its widths are no multiples of 64"
-    return None
+        return "there is no GPU"
+    return why_plain_on_gpu(question.shape, method=question.method, capability=gpu.capability)
 
 
 def plain_setup(

@@ -17,7 +17,7 @@ from graftwork.costmodel.processor import (
     packed_bytes,
     seconds_a_token,
     training_memory,
-    why_plain_here,
+    why_plain_on_cpu,
     with_rows,
 )
 from graftwork.costmodel.rates import StepRates
@@ -113,11 +113,8 @@ def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
         method=question.method,
         rollouts=rollout_load(question),
     )
-    plain = why_plain_here(
-        {"model_type": question.architecture},
-        method=question.method,
-        dtype=half_precision(question),
-        alone=True,
+    plain = why_plain_on_cpu(
+        question.shape, method=question.method, dtype=half_precision(question), alone=True
     )
     if plain is not None:
         return work
