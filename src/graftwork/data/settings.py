@@ -176,7 +176,15 @@ class TeacherSettings(Record):
         return self.url if self.url is not None else f"engine:{self.engine}"
 
 
-RepairableFault = Literal["truncated", "failed_status", "claims_success_but_fails", "placeholder", "empty"]
+RepairableFault = Literal[
+    "truncated",
+    "failed_status",
+    "claims_success_but_fails",
+    "placeholder",
+    "empty",
+    "broken_call",
+    "repeated_call",
+]
 
 
 class RepairSettings(Record):
@@ -269,6 +277,14 @@ class DataSettings(Record):
     )
     drop_placeholders: bool = Field(True, description="Drop placeholder replies such as 'Mock response'.")
     drop_truncated: bool = Field(True, description="Drop replies that were cut off.")
+    drop_broken_calls: bool = Field(
+        True,
+        description="Drop replies whose tool calls do not parse, name a tool that the prompt does not "
+        "define, have arguments that its schema refuses, or repeat a call whose result did not change.",
+    )
+    drop_unmatched_calls: bool = Field(
+        False, description="Drop rows whose prompt has tool results without a call, or calls without one."
+    )
     redact: bool = Field(True, description="Replace secrets and personal data by placeholders.")
     near_duplicate: float = Field(
         0.85,

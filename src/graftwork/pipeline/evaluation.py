@@ -292,6 +292,8 @@ FAULTS = {
     "claims_success_but_fails": "as failed",
     "empty": "as empty or a stand-in",
     "placeholder": "as empty or a stand-in",
+    "broken_call": "for tool calls that fail",
+    "repeated_call": "for tool calls that fail",
     "negative_feedback": "for negative feedback",
     "rejected_in_review": "as rejected by a reviewer",
 }

@@ -14,6 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from graftwork.data.audit.call_checks import (
+    BROKEN_CALL,
+    REPEATED_CALL,
+    UNMATCHED_CALL,
+    CallFault,
+    judge_calls,
+    judge_results,
+)
 from graftwork.data.settings import CaptureSettings, DataSettings
 from graftwork.records.interaction import TRY_OUT_SESSION, CaptureOrigin, Interaction, Message
 from graftwork.text.patterns import is_password_under, is_secret_name
@@ -294,6 +302,9 @@ CODES = CAPTURE_CODES | {
     "truncated",
     "failed_status",
     "claims_success_but_fails",
+    BROKEN_CALL,
+    REPEATED_CALL,
+    UNMATCHED_CALL,
 }
 
 
@@ -315,8 +326,14 @@ def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
         or _judge_status(row, settings)
         or _judge_text(row)
         or _judge_claim(row)
+        or _as_fault(judge_calls(row))
         or (Fault(RATED_BAD, "the log labels it bad or scores it 0 or less") if is_rated_bad(row) else None)
+        or _as_fault(judge_results(row.messages))
     )
+
+
+def _as_fault(found: CallFault | None) -> Fault | None:
+    return None if found is None else Fault(*found)
 
 
 def _judge_capture(row: Interaction, settings: DataSettings) -> Fault | None:
@@ -363,6 +380,9 @@ def is_dropped(code: str, settings: DataSettings) -> bool:
         "truncated": settings.drop_truncated,
         "failed_status": settings.drop_failed,
         "claims_success_but_fails": settings.drop_failed,
+        BROKEN_CALL: settings.drop_broken_calls,
+        REPEATED_CALL: settings.drop_broken_calls,
+        UNMATCHED_CALL: settings.drop_unmatched_calls,
     }[code]
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from graftwork.data.audit.call_checks import BROKEN_CALL, REPEATED_CALL, UNMATCHED_CALL
 from graftwork.data.audit.findings import (
     MOST_EXAMPLES,
     AuditFacts,
@@ -80,6 +81,13 @@ def _fix_failed(settings: DataSettings) -> str:
     return say_fix("drop_failed", on=settings.drop_failed, done="drops these")
 
 
+def _fix_calls(settings: DataSettings) -> str:
+    return (
+        say_fix("drop_broken_calls", on=settings.drop_broken_calls, done="drops these")
+        + "; a teacher can answer them (`graft data repair --dry-run`)"
+    )
+
+
 _WORDINGS = {
     NEGATIVE_FEEDBACK: _Wording(
         "are captured replies that users said are bad",
@@ -148,6 +156,26 @@ _WORDINGS = {
             + "; raise the token limit where they were logged, or let a teacher answer them again "
             "(`graft data repair --dry-run`)"
         ),
+    ),
+    BROKEN_CALL: _Wording(
+        "have replies with tool calls that cannot be carried out",
+        "such rows teach the model to make calls that fail",
+        _fix_calls,
+    ),
+    REPEATED_CALL: _Wording(
+        "have replies that make the same tool call again after the same result",
+        "such rows teach the model to go round in a loop",
+        _fix_calls,
+        "warning",
+    ),
+    UNMATCHED_CALL: _Wording(
+        "have tool results without a call, or calls without a result",
+        "the reply may follow from what the model does not see",
+        lambda settings: (
+            say_fix("drop_unmatched_calls", on=settings.drop_unmatched_calls, done="drops these")
+            + "; let the logger write calls and results together"
+        ),
+        "warning",
     ),
 }
 

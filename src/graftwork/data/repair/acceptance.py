@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from graftwork.data.audit.call_checks import UNMATCHED_CALL
 from graftwork.data.audit.row_checks import find_fault
 from graftwork.data.repair.targets import RepairQuestion
 from graftwork.data.repair.teacher import TeacherReply
@@ -66,7 +67,7 @@ class AcceptanceRules:
             }
         )
         fault = find_fault(row, self.settings)
-        if fault is not None:
+        if fault is not None and fault.code != UNMATCHED_CALL:  # that is the prompt's
             return f"{fault.code}: {fault.reason}"
         garble = find_garble(reply.text)
         return f"damaged text: {garble}" if garble else self._fail_check(question, reply.text)

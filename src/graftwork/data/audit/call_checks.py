@@ -1,0 +1,75 @@
+"""What is wrong with the tool calls of a conversation.
+
+In: one interaction. Out: a code and how it was recognized, or None. A reply is at fault for a call that
+cannot be carried out, or that goes round in a loop; a prompt for calls and results that do not belong
+together.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graftwork.grading.call_faults import find_call_fault
+from graftwork.grading.matching import PatternTooSlow
+from graftwork.records.interaction import Interaction, Message
+from graftwork.text.tool_calls import read_calls
+
+BROKEN_CALL, REPEATED_CALL, UNMATCHED_CALL = "broken_call", "repeated_call", "unmatched_call"
+MOST_REPEATS = 2
+"""A call may be made this often with the same result: a first try, and another in case something passes."""
+_CALL = "<tool_call>"
+
+
+class CallFault(NamedTuple):
+    code: str
+    reason: str
+
+
+def judge_calls(row: Interaction) -> CallFault | None:
+    """The fault of the reply's calls."""
+    if _CALL not in row.reply:
+        return None
+    try:
+        fault = find_call_fault(row.messages, row.reply)
+    except PatternTooSlow:
+        fault = None  # what cannot be judged is no fault
+    if fault is not None:
+        return CallFault(BROKEN_CALL, fault)
+    if _is_loop(row):
+        return CallFault(REPEATED_CALL, "the turns before it made the same call and got the same result")
+    return None
+
+
+def judge_results(messages: Sequence[Message]) -> CallFault | None:
+    """The fault of a prompt whose calls and results do not belong together."""
+    waiting = 0
+    for message in messages:
+        if message.role == "tool":
+            if not waiting:
+                return CallFault(UNMATCHED_CALL, "a result without a call before it")
+            waiting -= 1
+        elif waiting:
+            return CallFault(UNMATCHED_CALL, _NO_RESULT)
+        elif message.role == "assistant":
+            waiting = len(read_calls(message.content) or ()) if _CALL in message.content else 0
+    return CallFault(UNMATCHED_CALL, _NO_RESULT) if waiting else None
+
+
+_NO_RESULT = "a call without a result"
+
+
+def _is_loop(row: Interaction) -> bool:
+    """Whether the last turns made the calls of the reply, always with the same results."""
+    calls = read_calls(row.reply)
+    results: list[str] = []
+    seen: list[list[str]] = []
+    for message in reversed(row.messages):
+        if message.role == "tool":
+            results.append(message.content)
+            continue
+        if message.role != "assistant" or read_calls(message.content) != calls:
+            return False
+        seen.append(results)
+        results = []
+        if len(seen) == MOST_REPEATS:
+            return all(one == seen[0] and one for one in seen)
+    return False
