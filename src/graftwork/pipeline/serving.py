@@ -17,6 +17,7 @@ from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
 from graftwork.files.escalation import read_forecast
 from graftwork.files.router import read_router, router_path
+from graftwork.grading.metrics import TOOL_CALLS_VALID
 from graftwork.pipeline.answer_checks import LiveChecks, with_call_check
 from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.open_project import OpenProject, load_template
@@ -145,10 +146,11 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
 
 
 def _require_prefix_checks(work: OpenProject, settings: EscalateSettings, checks: LiveChecks) -> None:
-    later = ", ".join(checks.of_whole_answers)
+    # Answers to requests with tools are not streamed before they are checked.
+    later = ", ".join(name for name in checks.of_whole_answers if name != TOOL_CALLS_VALID)
     if not checks.of_prefixes and settings.min_logprob is None:
         raise UserMistake(
-            f"no check can judge the beginning of an answer: {later}",
+            f"no check can judge the beginning of an answer: {later or TOOL_CALLS_VALID}",
             why="`stream: prefix` sends a streamed answer when its beginning has been checked",
             fix="use json_valid, not_refused, a JSON Schema, contains, regex or format, or min_logprob; give "
             "an own function an attribute `prefix`; or set `stream: hold`",

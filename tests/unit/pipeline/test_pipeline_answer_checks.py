@@ -25,6 +25,7 @@ from graftwork.records.escalation import (
 )
 from graftwork.records.measured import MeasuredShare
 from graftwork.serve.settings import EscalateSettings, ServeSettings
+from graftwork.text.tool_calls import write_tools
 
 SHARE = MeasuredShare(value=0.2, low=0.1, high=0.3, n=10)
 ASKED = [{"role": "user", "content": "[1] We open at nine.\n[2] We close at five.\n\nWhen?"}]
@@ -77,6 +78,16 @@ def test_streams_by_prefix_without_a_check_that_can_judge_one_are_refused(work):
         open_checks(work, serving(checks=("own",), stream="prefix"))
     assert open_checks(work, serving(checks=("own", "starts"), stream="prefix")) is not None
     assert open_checks(work, serving(checks=("own",), min_logprob=-1.0, stream="prefix")) is not None
+
+
+def test_a_call_that_cannot_be_run_fails_whatever_else_is_checked(work):
+    checks = open_checks(work, serving(checks=("own",)))
+    tool = {"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}
+    asked = [{"role": "system", "content": write_tools([tool])}, *ASKED]
+    called = '<tool_call>\n{{"name": "{}", "arguments": {{}}}}\n</tool_call>'
+    assert checks.find_failing(asked, called.format("count")) is None
+    assert checks.find_failing(asked, called.format("delete")) == "tool_calls_valid"
+    assert checks.find_failing(ASKED, called.format("delete")) is None
 
 
 def put_forecast(work, prefix_tokens):
