@@ -60,8 +60,8 @@ def take_question(request: dict[str, Any]) -> list[LogTurn]:
         asked = request.get(name)
         if asked is None:
             continue
-        listed = [asked] if isinstance(asked, dict) else asked
-        if name != "messages" and not isinstance(listed, list):
+        listed = [asked] if isinstance(asked, dict) else open_json(asked)
+        if not isinstance(listed, list):
             return take_prompt(asked, f"request.{name}", system=system)
         if name == "contents":
             listed = [{"parts": [{"text": item}]} if isinstance(item, str) else item for item in listed]

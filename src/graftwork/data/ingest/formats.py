@@ -72,8 +72,8 @@ FORMATS: dict[FormatName, _BuiltInFormat] = {
         logs.read_repaired,
     ),
     "otlp": _BuiltInFormat(
-        "a line of OTLP JSON (resourceSpans or resourceLogs)",
-        frozenset(("resourceSpans", "resourceLogs", "batches", "context")),
+        "a line of OTLP JSON (resourceSpans or resourceLogs), or a span with its attributes",
+        frozenset(("resourceSpans", "resourceLogs", "batches", *traces.SPAN_KEYS)),
         traces.fits_otlp,
         traces.read_otlp,
     ),
@@ -105,7 +105,7 @@ FORMATS: dict[FormatName, _BuiltInFormat] = {
     "codex": _whole_file("a file that is a Codex transcript"),
     "langfuse": _BuiltInFormat(
         "a Langfuse observation or score",
-        frozenset(("trace_id", "traceId", "session_id", "sessionId")),
+        frozenset(("trace_id", "traceId", "session_id", "sessionId", "observations")),
         observations.fits_langfuse,
         observations.read_langfuse,
     ),
@@ -142,6 +142,12 @@ FORMATS: dict[FormatName, _BuiltInFormat] = {
         "prompt and completion", "prompt question", datasets.fits_completion, datasets.read_completion
     ),
 }
+_ADVICE = (
+    (("role", "content"), "this is one message; put all of a conversation into one row, under `messages`"),
+    (("kind", "parts"), "this is one message; put all of a conversation into one row, under `messages`"),
+    (("custom_id", "result"), "the result stands without its request; join them as `request` and `response`"),
+)
+"""Rows that cannot be read by themselves, by their keys, and what to export instead."""
 _EXPECTED = "; ".join(form.expects for form in FORMATS.values())
 REQUIRED = ("expects", "fits", "read")
 
@@ -247,6 +253,9 @@ def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequen
         return form.read(row, origin)
     if wrapped := _find_wrapped(row):
         return _read_wrapped(*wrapped, origin, settings)
+    for names, advice in _ADVICE:
+        if set(names) <= row.keys() and len(row) <= 2 * len(names) + 2:
+            raise BadRow(advice)
     if form:
         raise BadRow(f"no row of the format {name} {_name_keys(row)}; expected {form.expects}")
     raise BadRow(

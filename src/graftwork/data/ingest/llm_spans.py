@@ -2,8 +2,8 @@
 
 In: a span. Out: its interaction, or the rule that leaves it out. Reads OpenTelemetry's GenAI conventions
 (messages on spans, message events, the older prompt and completion attributes), OpenInference, and the
-attributes of Langfuse and MLflow. Spans of agents, tools and chains repeat the texts of their children:
-only calls of models become rows.
+attributes of Vercel's AI SDK, Langfuse and MLflow. Spans of agents, tools and chains repeat the texts of
+their children: only calls of models become rows.
 """
 
 from datetime import UTC, datetime
@@ -39,6 +39,7 @@ from graftwork.data.ingest.turns import (
     cut_after_reply,
     require_user,
     take_message,
+    take_spoken,
     take_turns,
     to_messages,
     write_reply,
@@ -59,6 +60,7 @@ RULES = {
 INCOMPLETE = "incomplete"
 """The finish reason of a stream that broke off."""
 
+_AI_SDK_CALLS = (".doGenerate", ".doStream")
 _MODEL_OPERATIONS = ("chat", "text_completion", "generate_content", "completion")
 _MODEL_KINDS = ("generation", "llm", "chat_model", "completion")
 _CALL_EVENT = "gen_ai.client.inference.operation.details"
@@ -108,6 +110,10 @@ def is_model_call(span: Span) -> bool:
     kind = facts.get("openinference.span.kind")
     if kind is not None:
         return bool(kind == "LLM")
+    named = facts.get("ai.operationId")
+    if named is not None:
+        # The span around these, such as `ai.generateText`, repeats their messages.
+        return isinstance(named, str) and named.endswith(_AI_SDK_CALLS)
     operation = facts.get("gen_ai.operation.name") or facts.get("llm.request.type")
     if operation is not None:
         return isinstance(operation, str) and operation in _MODEL_OPERATIONS
@@ -152,7 +158,7 @@ def _find_call(span: Span) -> _Call | None:
     """Try the conventions, the most exact first."""
     if _has_bodies_alone(span):
         return _read_bodies(span)
-    for read in (_read_genai, _read_openinference, _read_message_events, _read_numbered, _read_bodies):
+    for read in _READERS:
         call = read(span)
         if call is not None and call.turns:
             return call
@@ -188,7 +194,8 @@ def _take_convention_facts(span: Span) -> dict[str, Any]:
     reasons = open_json(facts.get("gen_ai.response.finish_reasons"))
     reason = reasons[0] if isinstance(reasons, list) and reasons else None
     found = {
-        "finish_reason": take_fact(reason) or take_fact(facts.get("llm.finish_reason")),
+        "finish_reason": take_fact(reason)
+        or take_fact(first_of(facts, "llm.finish_reason", "ai.response.finishReason")),
         "group": take_fact(first_of(facts, "gen_ai.agent.name", "agent.name")),
         "session": take_fact(
             first_of(facts, "gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
@@ -198,26 +205,29 @@ def _take_convention_facts(span: Span) -> dict[str, Any]:
                 facts,
                 *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
                 *("langfuse.observation.model.name", "llm.response.model", "llm.request.model"),
+                *("ai.response.model", "ai.model.id"),
             )
         ),
         "first_token_ms": _take_first_token(span),
         "prompt_tokens": take_tokens(
             first_of(
-                facts, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"
+                facts,
+                *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
+                *("ai.usage.inputTokens", "ai.usage.promptTokens"),
             )
         ),
         "reply_tokens": take_tokens(
             first_of(
                 facts,
                 *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-                "llm.token_count.completion",
+                *("llm.token_count.completion", "ai.usage.outputTokens", "ai.usage.completionTokens"),
             )
         ),
         "cached_tokens": take_tokens(
             first_of(
                 facts,
                 *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
-                "llm.token_count.prompt_details.cache_read",
+                *("llm.token_count.prompt_details.cache_read", "ai.usage.cachedInputTokens"),
             )
         ),
         "max_tokens": take_count(facts.get("gen_ai.request.max_tokens")) or _take_limit(facts),
@@ -349,10 +359,27 @@ def _read_openinference(span: Span) -> _Call | None:
     if replies:
         [reply] = take_message({**replies[0], "role": "assistant"}, "llm.output_messages.0")
     tools = []
-    if "llm.tools.0.tool.json_schema" in span.attributes:
+    if any(key.startswith("llm.tools.0.tool.json_schema") for key in span.attributes):
         schemas = [item.get("tool") for item in unflatten(span.attributes, "llm.tools")]
         tools = [open_json(item.get("json_schema")) for item in schemas if isinstance(item, dict)]
     return _Call(turns, reply, tools, _find_finish(span))
+
+
+def _read_ai_sdk(span: Span) -> _Call | None:
+    """Read the attributes of Vercel's AI SDK."""
+    facts = span.attributes
+    asked = open_json(first_of(facts, "ai.prompt.messages", "ai.prompt"))
+    if asked is None:
+        return None
+    turns = take_question(asked) if isinstance(asked, dict) else _take_prompt(asked)
+    content = first_of(facts, "ai.response.text", "ai.response.object", "ai.result.text", "ai.result.object")
+    calls = open_json(first_of(facts, "ai.response.toolCalls", "ai.result.toolCalls"))
+    reply = None
+    if content is not None or calls:
+        text = content if isinstance(content, str | None) else write_json(content, "ai.response.object")
+        message = {"content": text or "", "toolCalls": calls, "reasoning": facts.get("ai.response.reasoning")}
+        [reply] = take_message({"role": "assistant", **message}, "ai.response")
+    return _Call(turns, reply, take_tool_definitions(facts.get("ai.prompt.tools")))
 
 
 def _take_numbered(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
@@ -482,6 +509,16 @@ def _read_bodies(span: Span) -> _Call | None:
     return None
 
 
+_READERS = (
+    _read_genai,
+    _read_openinference,
+    _read_ai_sdk,
+    _read_message_events,
+    _read_numbered,
+    _read_bodies,
+)
+
+
 class Bodies(NamedTuple):
     """What was asked and answered, the tools, and the facts of the response and of the request."""
 
@@ -501,6 +538,8 @@ def read_bodies(asked: Any, answered: Any) -> Bodies:
     if isinstance(request, dict) and (request.keys() & {"messages", "input", "prompt", "contents"}):
         turns = take_question(request)
         tools = take_tools(request)
+    elif isinstance(request, list) and take_spoken(request) is None and _are_texts(request):
+        turns = take_message({"role": "user", "content": "\n\n".join(request)}, "the input")
     elif isinstance(request, list):
         turns = take_turns(request, "the input")
     elif isinstance(request, dict) and "role" in request:
@@ -509,12 +548,20 @@ def read_bodies(asked: Any, answered: Any) -> Bodies:
         text = write_json(request, "the input") if isinstance(request, dict) else request
         turns = take_message({"role": "user", "content": text}, "the input")
     reply, facts = read_output(open_text(answered))
+    listed = request.get("messages") if isinstance(request, dict) else request
+    if reply and isinstance(listed, list) and _are_texts(listed):
+        [spoken] = take_spoken([reply.content]) or [reply]
+        reply = spoken if spoken.role == "assistant" else reply
     if reply is None and turns and turns[-1].role == "assistant":
         *turns, reply = cut_after_reply(turns, "the input")
     held = request if isinstance(request, dict) else {}
     return Bodies(
         turns, reply, tools, facts, {"model": take_fact(held.get("model")), "max_tokens": take_limit(held)}
     )
+
+
+def _are_texts(listed: list[Any]) -> bool:
+    return all(isinstance(open_json(item), str) for item in listed)
 
 
 def read_output(answered: Any) -> tuple[LogTurn | None, dict[str, Any]]:

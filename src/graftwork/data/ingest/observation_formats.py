@@ -5,9 +5,13 @@ In: a parsed row that fits. Out: its interaction, a score of another row, or the
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from graftwork.data.ingest.api_bodies import take_limit
-from graftwork.data.ingest.blocks import RowResult, SkippedPart, TraceScore
+from graftwork.data.ingest.blocks import ReadFault, RowResult, SkippedPart, TraceScore
 from graftwork.data.ingest.fields import (
+    BadRow,
+    explain,
     first_of,
     open_json,
     take_cost,
@@ -25,7 +29,17 @@ from graftwork.records.interaction import Interaction, Origin
 def fits_langfuse(row: dict[str, Any]) -> bool:
     """Observations, traces and scores, under the names of the export and of the API."""
     is_observation = "type" in row and first_of(row, "trace_id", "traceId") is not None and "input" in row
-    return is_observation or _is_langfuse_trace(row) or _is_langfuse_score(row)
+    is_trace = _is_langfuse_trace(row) or bool(_list_observations(row))
+    return is_observation or is_trace or _is_langfuse_score(row)
+
+
+def _list_observations(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the observations that a trace holds: the API returns them in it, exports next to it."""
+    if not isinstance(row.get("trace"), dict) and "id" not in row:
+        return []
+    listed = open_json(row.get("observations"))
+    listed = listed if isinstance(listed, list) else []
+    return [item for item in listed if isinstance(item, dict) and "type" in item]
 
 
 def _is_langfuse_score(row: dict[str, Any]) -> bool:
@@ -45,6 +59,8 @@ def _is_langfuse_trace(row: dict[str, Any]) -> bool:
 def read_langfuse(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     if _is_langfuse_score(row) and "type" not in row:
         return _read_langfuse_score(row, origin)
+    if "type" not in row and (listed := _list_observations(row)):
+        return _read_langfuse_trace(row, listed, origin)
     trace = take_fact(first_of(row, "trace_id", "traceId"))
     kind = row.get("type")
     if trace is None or not isinstance(kind, str) or kind.upper() != "GENERATION":
@@ -89,6 +105,27 @@ def read_langfuse(row: dict[str, Any], origin: Origin) -> list[RowResult]:
             **facts,
         )
     ]
+
+
+def _read_langfuse_trace(
+    row: dict[str, Any], observations: list[dict[str, Any]], origin: Origin
+) -> list[RowResult]:
+    """Read the observations and scores of a trace. One that cannot be read does not stop the others."""
+    held = row.get("trace")
+    trace = held if isinstance(held, dict) else row
+    shared = {"traceId": trace.get("id"), "sessionId": first_of(trace, "sessionId", "session_id")}
+    results: list[RowResult] = []
+    for place, item in enumerate(observations):
+        try:
+            results += read_langfuse({**shared, **item}, origin)
+        except (BadRow, ValidationError) as error:
+            message = f"`observations[{place}]`: {explain(error)}"
+            results.append(ReadFault(origin=origin, code="schema", message=message))
+    scores = open_json(first_of(row, "scores") or trace.get("scores"))
+    for score in scores if isinstance(scores, list) else ():
+        if isinstance(score, dict):
+            results += _read_langfuse_score({**shared, **score}, origin)
+    return results
 
 
 def _read_langfuse_score(row: dict[str, Any], origin: Origin) -> list[RowResult]:

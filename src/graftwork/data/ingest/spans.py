@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry traces, from OTLP JSON and from the SDK's console exporter.
+"""Spans of OpenTelemetry traces, from OTLP JSON, the SDK's console exporter and tables of spans.
 
 In: a parsed row. Out: spans with plain attributes, each with its path in the row for error messages, and
 log records that hold the content of calls. Does not know what an attribute means.
@@ -75,29 +75,77 @@ def list_log_records(row: dict[str, Any]) -> Iterator[tuple[str, Span | BadRow]]
                 yield name, error
 
 
-def read_console_span(row: dict[str, Any]) -> Span:
-    """Read a span as `ConsoleSpanExporter` and `ReadableSpan.to_json` write it."""
-    context = _take(row, "context", dict)
-    status = _take(row, "status", dict)
-    events = [
-        SpanEvent(_text(_require(item, "event").get("name")), _take(item, "attributes", dict))
-        for item in _take(row, "events", list)
-    ]
-    resource = _take(row, "resource", dict)
-    resource_facts = resource.get("attributes")
-    service = resource_facts.get("service.name") if isinstance(resource_facts, dict) else None
+def read_span(row: dict[str, Any]) -> Span:
+    """Read a span that is a row: of the SDK's console exporter, of Phoenix, or attributes alone."""
+    context = _take_columns(row, "context")
+    status = _take_columns(row, "status")
+    attributes = _flatten(_take_columns(row, "attributes") or row)
+    kind = row.get("span_kind")
+    if isinstance(kind, str) and kind.upper() in _OPENINFERENCE_KINDS:
+        attributes.setdefault("openinference.span.kind", kind.upper())
+    listed = open_json(row.get("events"))
+    if not isinstance(listed, list | None):
+        raise BadRow(f"`events` must be a list, and is {name_type(listed)}")
+    events = []
+    for item in listed or ():
+        event = _require(item, "event")
+        held = to_attributes(event.get("attributes") or {}, "event.attributes")
+        events.append(SpanEvent(_text(event.get("name")), held))
+    resource = _take_columns(row, "resource").get("attributes")
+    service = resource.get("service.name") if isinstance(resource, dict) else None
+    code = first_of(status, "status_code", "code") or row.get("status_code")
     return Span(
-        trace=_text(context.get("trace_id")).removeprefix("0x"),
-        id=_text(context.get("span_id")).removeprefix("0x"),
-        parent=_text(row.get("parent_id")).removeprefix("0x"),
+        trace=_text(first_of(context, "trace_id") or first_of(row, "trace_id", "traceId")).removeprefix("0x"),
+        id=_text(first_of(context, "span_id") or first_of(row, "span_id", "spanId")).removeprefix("0x"),
+        parent=_text(first_of(row, "parent_id", "parent_span_id", "parentSpanId")).removeprefix("0x"),
         name=_text(row.get("name")),
-        started=to_nanoseconds(row.get("start_time")),
-        ended=to_nanoseconds(row.get("end_time")),
-        attributes=_take(row, "attributes", dict),
+        started=to_nanoseconds(first_of(row, "start_time", "startTime", "startTimeUnixNano")),
+        ended=to_nanoseconds(first_of(row, "end_time", "endTime", "endTimeUnixNano")),
+        attributes=attributes,
         events=events,
-        failed=status.get("status_code") in _FAILED,
+        failed=code in _FAILED or row.get("status") in ("ERROR", "error"),
         service=service if isinstance(service, str) else None,
     )
+
+
+_OPENINFERENCE_KINDS = frozenset(
+    (
+        *("LLM", "CHAIN", "TOOL", "AGENT", "RETRIEVER", "EMBEDDING"),
+        *("RERANKER", "GUARDRAIL", "EVALUATOR", "PROMPT", "UNKNOWN"),
+    )
+)
+_NUMBERED = ("llm.input_messages", "llm.output_messages", "llm.tools")
+"""Attributes whose lists OTLP spells out in numbered keys."""
+
+
+def _take_columns(row: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an object of a row, or what a table has of it in columns such as `NAME.key`."""
+    held = open_json(row.get(name))
+    start = f"{name}."
+    columns = {key[len(start) :]: value for key, value in row.items() if key.startswith(start)}
+    if held is None or (name == "status" and not isinstance(held, dict)):
+        return columns
+    return {**to_attributes(held, name), **columns}
+
+
+def _flatten(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Spell out nested attributes under dotted keys, as OTLP has them."""
+    flat: dict[str, Any] = {}
+    waiting = [(key, value, 1) for key, value in reversed(attributes.items())]
+    while waiting:
+        key, value, depth = waiting.pop()
+        if depth > DEEPEST_VALUE:
+            raise BadRow("an attribute is nested too deeply")
+        is_numbered = key.startswith(_NUMBERED)
+        if key in _NUMBERED:
+            value = open_json(value)
+        inner = list(value.items()) if isinstance(value, dict) else []
+        if is_numbered and isinstance(value, list):
+            inner = list(enumerate(value))
+        if value is not None and not (is_numbered and inner):
+            flat.setdefault(key, value)
+        waiting += [(f"{key}.{name}", held, depth + 1) for name, held in reversed(inner)]
+    return flat
 
 
 def to_nanoseconds(value: Any) -> float | None:

@@ -35,7 +35,7 @@ from graftwork.data.ingest.spans import (
     Span,
     list_log_records,
     list_spans,
-    read_console_span,
+    read_span,
     to_nanoseconds,
 )
 from graftwork.records.interaction import Interaction, Origin
@@ -43,22 +43,41 @@ from graftwork.records.interaction import Interaction, Origin
 
 def fits_otlp(row: dict[str, Any]) -> bool:
     return any(isinstance(row.get(key), list) for key in ("resourceSpans", "batches", "resourceLogs")) or (
-        _is_console_span(row)
+        _is_span(row)
     )
 
 
 def read_otlp(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     """Read a line of OTLP JSON, spans or log records, or a span of the console exporter."""
-    if _is_console_span(row):
-        return _read_spans([PlacedSpan("the span", read_console_span(row))], origin)
+    if _is_span(row):
+        return _read_spans([PlacedSpan("the span", read_span(row))], origin)
     if row.get("resourceLogs") is not None:
         return _read_spans(_join_log_records(row), origin)
     return _read_spans(list_spans(row), origin)
 
 
-def _is_console_span(row: dict[str, Any]) -> bool:
-    context = row.get("context")
-    return isinstance(context, dict) and "trace_id" in context and "attributes" in row
+_SPAN_IDS = ("context.span_id", "context.trace_id", "span_id", "spanId")
+_MARKS = (
+    *("openinference.span.kind", "ai.operationId", "ai.prompt.messages", "gen_ai.input.messages"),
+    *("llm.input_messages", "llm.input_messages.0.message.role"),
+)
+"""Attributes that tell the span of a call without any id."""
+SPAN_KEYS = ("context", "attributes", *_SPAN_IDS, *_MARKS)
+_KEYS_OF_OTHERS = ("messages", "conversations", "completion", "response", "output", "run_type", "spans")
+
+
+def _is_span(row: dict[str, Any]) -> bool:
+    """Whether the row is a span: of the SDK's console exporter, of Phoenix, or the attributes of one."""
+    context, attributes = row.get("context"), open_json(row.get("attributes"))
+    if isinstance(context, dict) and "trace_id" in context and "attributes" in row:
+        return True
+    if not row.keys().isdisjoint(_KEYS_OF_OTHERS):
+        return False
+    held = attributes if isinstance(attributes, dict) else {}
+    if any(key in row or key in held or f"attributes.{key}" in row for key in _MARKS):
+        return True
+    has_attributes = isinstance(attributes, dict | list) or any(key.startswith("attributes.") for key in row)
+    return has_attributes and any(key in row for key in _SPAN_IDS)
 
 
 def _join_log_records(row: dict[str, Any]) -> list[PlacedSpan]:

@@ -45,6 +45,7 @@ ROLES: dict[str, Role] = {
 }
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("reasoning", "thinking", "redacted_thinking")
+_SPOKEN = re.compile(r"\s*(\w{2,20}): +(.*)", re.DOTALL)
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
@@ -73,6 +74,9 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
     value = open_json(value)
     if not isinstance(value, list) or not value:
         raise BadRow(f"`{key}` must be a list of messages, and is {name_type(value)}")
+    spoken = take_spoken(value)
+    if spoken is not None:
+        return spoken
     turns: list[LogTurn] = []
     has_items = False
     for place, item in enumerate(value):
@@ -80,6 +84,14 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
         turns += take_message(message, f"{key}[{place}]")
         has_items = has_items or is_item(message)
     return _lead_by_instructions(value[0], _join_items(turns) if has_items else turns)
+
+
+def take_spoken(texts: list[Any]) -> list[LogTurn] | None:
+    """Read messages that a library wrote as text after their role, as in `user: Where?`; None for others."""
+    spoken = [_SPOKEN.fullmatch(text) if isinstance(text, str) else None for text in texts]
+    if not all(match and match[1].lower() in ROLES and "\0" not in match[2] for match in spoken):
+        return None
+    return [LogTurn(ROLES[match[1].lower()], match[2]) for match in spoken if match]
 
 
 def take_message(value: Any, key: str) -> list[LogTurn]:
