@@ -38,9 +38,9 @@ ORDER = {
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
     "< app < serve",
     "fleet": "calendar_settings, federated_settings, place < settings, wheel, far_side, far_start, "
-    "bootstrap, results, trial_worker, simulated_hosts < bundle, ledger, manifests, simulator "
+    "bootstrap, results, trial_worker, simulated_hosts < bundle, ledger, simulator "
     "< manual, hosts, runner, control, image, rest, storage < "
-    "drill, rented, shared_folder, kaggle, sagemaker, huggingface, azureml, kubernetes, skypilot "
+    "drill, rented, shared_folder, kaggle, sagemaker, huggingface, azureml, skypilot "
     "< runpod, lambda_cloud, ray, slurm",
     "cycle": "cron < settings < state < decide, notices",
     "cli": "output < show < progress < command, fleet_hosts < fleet < data_captures, data_repair, "

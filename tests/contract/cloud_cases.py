@@ -222,48 +222,6 @@ class HuggingFaceCase(CloudCase):
             yield
 
 
-class KubernetesCase(CloudCase):
-    @classmethod
-    @contextmanager
-    def open(cls, provider, tmp_path: Path, monkeypatch):
-        from cloud_server import serving
-        from kubernetes_server import TOKEN, KubernetesStandIn
-
-        with serving(KubernetesStandIn(provider, tmp_path / "kubernetes")) as api:
-            case = cls(api, provider, monkeypatch, "", "", stops_by_flag=True)
-            case.token, case.url = TOKEN, api.url
-            yield case
-
-    def place(self):
-        from kubernetes_server import SmallKubectl
-
-        from graftwork.fleet.kubernetes import KubernetesPlace
-
-        return KubernetesPlace(self.settings(), run=SmallKubectl(self.url, self.token))
-
-    def settings(self, **changes):
-        from kubernetes_server import NAMESPACE
-
-        from graftwork.fleet.settings import KubernetesSettings
-
-        values = {"namespace": NAMESPACE, "image": "me/image:1", "claim": "files", "gpu": CARD}
-        values |= {"storage": str(self.api.storage), "usd_per_hour": USD_PER_HOUR}
-        return KubernetesSettings(**(values | changes))
-
-    def may_hold_secret(self, raw):
-        return b"/secrets " in raw.partition(b"\n")[0] or raw.startswith(b"POST /api/v1/")
-
-    @contextmanager
-    def wrong_login(self):
-        self.token = "wrong"
-        yield
-
-    @contextmanager
-    def no_network(self):
-        self.url = "http://127.0.0.1:1"
-        yield
-
-
 class SkyPilotCase(CloudCase):
     @classmethod
     @contextmanager
@@ -516,7 +474,6 @@ CASES = {
     "kaggle": KaggleCase,
     "sagemaker": SageMakerCase,
     "huggingface": HuggingFaceCase,
-    "kubernetes": KubernetesCase,
     "skypilot": SkyPilotCase,
 }
 

@@ -177,26 +177,6 @@ class HuggingFaceSettings(Record):
     )
 
 
-class KubernetesSettings(Record):
-    """Jobs of a Kubernetes cluster. The login is that of kubectl: KUBECONFIG or ~/.kube/config."""
-
-    context: str = Field("", description="Context of the kubeconfig; default: the current one.")
-    namespace: str = Field("default", description="Where jobs are created.")
-    kind: Literal["Job", "JobSet", "RayJob"] = Field(
-        "Job", description="The object that runs a job; JobSet and RayJob need their operators."
-    )
-    image: str = Field(description="Docker image with Python 3.11 or later; `graft fleet image` writes one.")
-    claim: str = Field(description="Persistent volume claim that jobs mount; ReadWriteMany.")
-    storage: SecretAddress = Field(
-        description="The same volume as seen from here: a folder, or any fsspec URL that it is a view of."
-    )
-    gpu: str = Field("", description="Card of the nodes as the catalog names it; empty: no GPU is asked for.")
-    resource: str = Field("nvidia.com/gpu", description="Resource of a GPU in the cluster.")
-    node_selector: dict[str, str] = Field({}, description="Labels of nodes that may run jobs.")
-    queue: str = Field("", description="Local queue of Kueue; empty: none.")
-    usd_per_hour: float = Field(0.0, ge=0, description="What an hour of a node costs you.")
-
-
 class SkyPilotSettings(Record):
     """Managed jobs of SkyPilot, which is installed in an environment of its own."""
 
@@ -241,7 +221,6 @@ class FleetSettings(Record):
     huggingface: HuggingFaceSettings | None = Field(
         None, description="Jobs of Hugging Face; unset: not used."
     )
-    kubernetes: KubernetesSettings | None = Field(None, description="A Kubernetes cluster; unset: not used.")
     skypilot: SkyPilotSettings | None = Field(None, description="Managed jobs of SkyPilot; unset: not used.")
     ray: RaySettings | None = Field(None, description="A Ray cluster; unset: not used.")
     mirror: SecretAddress | None = Field(

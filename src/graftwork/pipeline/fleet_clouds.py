@@ -10,7 +10,6 @@ from typing import Any
 from graftwork.fleet.azureml import AzureMLPlace
 from graftwork.fleet.huggingface import HuggingFacePlace
 from graftwork.fleet.kaggle import KagglePlace
-from graftwork.fleet.kubernetes import KubernetesPlace
 from graftwork.fleet.lambda_cloud import LambdaPlace
 from graftwork.fleet.place import Place
 from graftwork.fleet.runpod import RunPodPlace
@@ -27,7 +26,6 @@ CLOUDS = {
     "kaggle": "{}",
     "sagemaker": "{role: ARN, bucket: NAME}",
     "huggingface": "{repository: ME/jobs}",
-    "kubernetes": "{image: IMAGE, claim: NAME, storage: FOLDER}",
     "azureml": "{subscription: ID, resource_group: NAME, workspace: NAME}",
     "skypilot": "{bucket: URL, accelerators: {A10G: 1.5}}",
 }
@@ -51,7 +49,6 @@ def open_cloud(kind: str, settings: FleetSettings, *, state: Path) -> Place:
         "kaggle": KagglePlace,
         "sagemaker": lambda found: SageMakerPlace(found, prices=_listed(kind)),
         "huggingface": HuggingFacePlace,
-        "kubernetes": KubernetesPlace,
         "skypilot": SkyPilotPlace,
     }
     found = cloud_settings(kind, settings)

@@ -10,47 +10,12 @@ from pathlib import Path
 import pytest
 
 import graftwork.fleet
-from graftwork.fleet import kaggle, kubernetes, skypilot
+from graftwork.fleet import kaggle, skypilot
 from graftwork.fleet.place import NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.ray import RayPlace
 from graftwork.fleet.settings import RaySettings, SkyPilotSettings
 from graftwork.fleet.storage import Shipped
 from graftwork.records.fleet import JobOrder
-
-
-@pytest.mark.parametrize(
-    "errors",
-    [
-        "context deadline exceeded",
-        "Error from server (Timeout): the server was unable to return a response",
-        'Error from server: error when creating "STDIN": etcdserver: request timed out',
-        "Error from server (InternalError): failed calling webhook: Unauthorized",
-        "unexpected EOF",
-        "Warning: the server doesn't have a resource type 'jobs'\n\nThe connection to the server "
-        "localhost:8080 was refused - did you specify the right host or port?",
-        'error: error validating "STDIN": failed to download openapi: dial tcp: connect: connection refused',
-        "",
-    ],
-)
-def test_kubernetes_errors_after_which_a_job_may_exist_are_no_refusals(errors):
-    assert isinstance(kubernetes._explain(errors), PlaceUnreachable)
-
-
-@pytest.mark.parametrize(
-    "errors",
-    [
-        'Error from server (AlreadyExists): jobs.batch "x" already exists',
-        'Error from server (Forbidden): jobs.batch "x" is forbidden: exceeded quota: gpus',
-        'Error from server (Forbidden): User "me" cannot create resource "jobs"',
-        "error: You must be logged in to the server (Unauthorized)",
-        'error: context "other" does not exist',
-        'The Job "x" is invalid: spec.template: Required value',
-        "Error from server (BadRequest): unknown field",
-        "no",
-    ],
-)
-def test_kubernetes_errors_that_exclude_a_job_are_refusals(errors):
-    assert isinstance(kubernetes._explain(errors), Refused)
 
 
 @pytest.mark.parametrize("errors", ["504 gateway timeout", "SSLEOFError(8, 'EOF occurred')", "", "Killed"])
