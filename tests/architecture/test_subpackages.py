@@ -26,7 +26,7 @@ ORDER = {
     "prompts, escalation_curve, family < escalation, score < report < judge < gate < ask, ab, preflight, "
     "exchange",
     "model": "hub, nf4_kernel < adapter_shape, base, chat, determinism, families, headers, nf4, probe, "
-    "remembered, threads < blocks, gguf, parts, shape < load, probe_rates < adapters < generate",
+    "remembered, threads < blocks, parts, shape < gguf, probe_rates < load < adapters < generate",
     "report": "templates, svg < escalation, plots, notebook, junit < training < audit_page, evaluation_page, "
     "page, week_page",
     "train": "objective_settings, sweep < run_folder, settings < checkpoints, determinism, distributed, "
