@@ -25,8 +25,8 @@ ORDER = {
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
     "prompts, escalation_curve, family < escalation, score < report < judge < gate < ask, ab, preflight, "
     "exchange",
-    "model": "hub, nf4_kernel < adapter_shape, base, chat, determinism, families, headers, nf4, probe, "
-    "remembered, threads < blocks, parts, shape < gguf, probe_rates < load < adapters < generate",
+    "model": "hub, nf4_kernel < adapter_shape, base, determinism, families, headers, nf4, probe, "
+    "remembered, threads < blocks, parts, shape < chat, probe_rates < gguf, load < adapters < generate",
     "report": "templates, svg < escalation, plots, notebook, junit < training < audit_page, evaluation_page, "
     "page, week_page",
     "train": "objective_settings, sweep < run_folder, settings < checkpoints, determinism, distributed, "
