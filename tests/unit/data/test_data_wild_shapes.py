@@ -309,7 +309,8 @@ def test_a_trajectory_of_an_agent_is_a_conversation():
     assert (row.session, row.group, row.model) == ("s1", "helper", "m1")
 
 
-def test_steps_copied_from_another_trajectory_are_context():
-    steps = [{**step, "is_copied_context": True} for step in TRAJECTORY["steps"][:3]]
+@pytest.mark.parametrize("stated", [{"is_copied_context": True}, {"llm_call_count": 0}])
+def test_steps_that_the_model_did_not_write_are_context(stated):
+    steps = [{**step, **stated} for step in TRAJECTORY["steps"][:3]]
     row = take({**TRAJECTORY, "steps": [*steps, TRAJECTORY["steps"][3]]})
     assert row.turn_weights == (0.0, None)

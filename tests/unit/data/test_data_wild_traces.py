@@ -231,7 +231,14 @@ def test_the_span_around_a_call_of_the_ai_sdk_is_left_out():
     assert skipped.rule == "other_span"
 
 
-@pytest.mark.parametrize("more", [{"attributes": {"a": 1}}, {"context": "x", "span_id": "1"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"attributes": {"a": 1}},
+        {"context": "x", "span_id": "1"},
+        {"id": "1", "observations": [{"type": "note"}]},
+    ],
+)
 def test_a_chat_row_with_keys_of_spans_stays_a_chat_row(more):
     row = {"messages": [*TURNS, {"role": "assistant", "content": "a"}], **more}
     assert find_format(row) == "chat"

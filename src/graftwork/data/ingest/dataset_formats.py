@@ -79,7 +79,7 @@ def _is_trajectory(row: dict[str, Any]) -> bool:
 
 
 def _take_steps(steps: list[Any]) -> list[LogTurn]:
-    """Read the steps of a trajectory. Steps copied from another trajectory are context."""
+    """Read the steps of a trajectory. Steps that no model wrote, or that are copied, are context."""
     turns: list[LogTurn] = []
     for place, item in enumerate(steps):
         key = f"steps[{place}]"
@@ -91,7 +91,8 @@ def _take_steps(steps: list[Any]) -> list[LogTurn]:
         results = take_list(observation.get("results"), f"{key}.observation.results")
         if step.get("message") or step.get("tool_calls"):
             role = "assistant" if source == "agent" else source
-            weight = {"weight": 0} if step.get("is_copied_context") is True else {}
+            is_context = step.get("is_copied_context") is True or step.get("llm_call_count") == 0
+            weight = {"weight": 0} if is_context else {}
             turns += take_message({**step, **weight, "role": role, "content": step.get("message") or ""}, key)
         for number, result in enumerate(results):
             name = f"{key}.observation.results[{number}]"

@@ -35,7 +35,7 @@ def fits_langfuse(row: dict[str, Any]) -> bool:
 
 def _list_observations(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the observations that a trace holds: the API returns them in it, exports next to it."""
-    if not isinstance(row.get("trace"), dict) and "id" not in row:
+    if "messages" in row or not (isinstance(row.get("trace"), dict) or "id" in row):
         return []
     listed = open_json(row.get("observations"))
     listed = listed if isinstance(listed, list) else []

@@ -88,8 +88,10 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
 
 def take_spoken(texts: list[Any]) -> list[LogTurn] | None:
     """Read messages that a library wrote as text after their role, as in `user: Where?`; None for others."""
-    spoken = [_SPOKEN.fullmatch(text) if isinstance(text, str) else None for text in texts]
-    if not all(match and match[1].lower() in ROLES and "\0" not in match[2] for match in spoken):
+    spoken = [_SPOKEN.fullmatch(text) for text in texts if isinstance(text, str)]
+    if len(spoken) < len(texts) or not all(
+        match and match[1].lower() in ROLES and "\0" not in match[2] for match in spoken
+    ):
         return None
     return [LogTurn(ROLES[match[1].lower()], match[2]) for match in spoken if match]
 
