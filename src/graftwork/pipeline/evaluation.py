@@ -294,6 +294,8 @@ FAULTS = {
     "placeholder": "as empty or a stand-in",
     "broken_call": "for tool calls that fail",
     "repeated_call": "for tool calls that fail",
+    "unmatched_call": "for tool results without a call",
+    "rated_bad": "as rated bad",
     "negative_feedback": "for negative feedback",
     "rejected_in_review": "as rejected by a reviewer",
 }
