@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from graftwork.data.condition import GRAMMAR, require_condition
 from graftwork.process.extensions import extension_names
 from graftwork.records.base import Record
 from graftwork.text.redact import EndpointUrl, VariableName, publishable
@@ -43,11 +44,16 @@ def _require_format(name: str) -> str:
 
 
 class Mapping(Record):
-    """Where the values are in an unknown format: dotted paths such as `request.text` or `turns.0.say`."""
+    """Where the values are in an unknown format: dotted paths such as `request.text` or `turns.0.say`.
+
+    Without `reply`, the texts are read by the format of the row, and only the other values by these paths.
+    """
 
     question: str | None = Field(None, description="The text that was asked; or give `messages`.")
     messages: str | None = Field(None, description="A list of turns with role and content.")
-    reply: str = Field(description="The text that was answered.")
+    reply: str | None = Field(
+        None, description="The text that was answered. Without it, the format of the row has the texts."
+    )
     system: str | None = Field(None, description="The system prompt.")
     id: str | None = None
     role: str | None = Field(None, description="The role of the agent, by which figures are grouped.")
@@ -57,12 +63,14 @@ class Mapping(Record):
     status: str | None = None
     finish_reason: str | None = None
     model: str | None = None
-    reward: str | None = None
+    reward: str | None = Field(None, description="A score of the reply: a number, or true and false.")
     split: str | None = Field(None, description="The split of the row in data that is already split.")
 
     @model_validator(mode="after")
     def _something_is_asked(self) -> Self:
-        if (self.question is None) == (self.messages is None):
+        if self.reply is None and (self.question or self.messages or self.system):
+            raise ValueError("a mapping with `question`, `messages` or `system` names `reply` too")
+        if self.reply is not None and (self.question is None) == (self.messages is None):
             raise ValueError("a mapping names either `question` or `messages`")
         return self
 
@@ -270,9 +278,20 @@ class DataSettings(Record):
     drop_failed: bool = Field(
         True, description="Drop rows with another status, and replies that are error messages in disguise."
     )
+    keep: Annotated[str, AfterValidator(require_condition)] | None = Field(
+        None,
+        description="Use only rows whose fields meet this condition, such as `stars >= 3 or stars missing`: "
+        f"{GRAMMAR}. Captured and repaired rows have settings of their own.",
+    )
+    rated_bad_below: float | None = Field(
+        None,
+        description="Replies with a score below this are rated bad: 3 on a scale from 1 to 5. Those with a "
+        "score of 0 or less always are.",
+    )
     drop_rated_bad: bool = Field(
         True,
-        description="Drop replies that the log labels bad (`label: false`) or scores 0 or less. "
+        description="Drop replies that the log labels bad (`label: false`) or scores 0 or less, or below "
+        "`rated_bad_below`. "
         "`false` keeps them as bad replies for `train.objective: kto`; none is a reference for tests.",
     )
     drop_placeholders: bool = Field(True, description="Drop placeholder replies such as 'Mock response'.")
@@ -374,8 +393,9 @@ class DataSettings(Record):
         del stated["repair"], stated["drift"]
         if self.captures == CaptureSettings():
             del stated["captures"]
-        if not self.formats:
-            del stated["formats"]
+        for name in ("formats", "keep", "rated_bad_below"):
+            if not stated[name]:
+                del stated[name]
         return stated
 
 

@@ -22,6 +22,7 @@ from graftwork.data.audit.call_checks import (
     judge_calls,
     judge_results,
 )
+from graftwork.data.condition import find_objection
 from graftwork.data.settings import CaptureSettings, DataSettings
 from graftwork.records.interaction import TRY_OUT_SESSION, CaptureOrigin, Interaction, Message
 from graftwork.text.patterns import is_password_under, is_secret_name
@@ -221,14 +222,23 @@ SERVED, TAUGHT, BAD = 1, 2, 3
 """A served or traced model or a teacher wrote the reply, and no person confirmed it; or it is rated bad."""
 
 
-def is_rated_bad(row: Interaction) -> bool:
+def is_rated_bad(row: Interaction, settings: DataSettings) -> bool:
     """Whether the log says that the reply is bad. Feedback on captured replies has settings of its own."""
-    return row.capture is None and row.reward is not None and row.reward <= 0
+    return row.capture is None and row.reward is not None and is_bad_score(row.reward, settings)
+
+
+def is_bad_score(score: float, settings: DataSettings) -> bool:
+    return score <= 0 or (settings.rated_bad_below is not None and score < settings.rated_bad_below)
+
+
+def say_bad_score(settings: DataSettings) -> str:
+    """Which scores are bad, in words."""
+    return f"below {settings.rated_bad_below:g}" if (settings.rated_bad_below or 0) > 0 else "0 or less"
 
 
 def find_unconfirmed(row: Interaction, settings: DataSettings) -> int:
     """Return why the reply is no reference: SERVED, TAUGHT, BAD, or 0 where it is one."""
-    if is_rated_bad(row):
+    if is_rated_bad(row, settings):
         return BAD
     if row.answered is not None:
         return TAUGHT if row.answered.by == "teacher" else 0
@@ -293,9 +303,10 @@ def _refuse_unrated(captured: CaptureOrigin, settings: CaptureSettings) -> Refus
     return None
 
 
-REVIEWED, RATED_BAD = "rejected_in_review", "rated_bad"
+REVIEWED, RATED_BAD, NOT_KEPT = "rejected_in_review", "rated_bad", "not_kept"
 CODES = CAPTURE_CODES | {
     REVIEWED,
+    NOT_KEPT,
     RATED_BAD,
     "empty",
     "placeholder",
@@ -323,17 +334,31 @@ def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
         return Fault(REVIEWED, "a reviewer rejected it")
     return (
         _judge_capture(row, settings)
+        or _judge_condition(row, settings)
         or _judge_status(row, settings)
         or _judge_text(row)
         or _judge_claim(row)
         or _as_fault(judge_calls(row))
-        or (Fault(RATED_BAD, "the log labels it bad or scores it 0 or less") if is_rated_bad(row) else None)
+        or _judge_score(row, settings)
         or _as_fault(judge_results(row.messages))
     )
 
 
 def _as_fault(found: CallFault | None) -> Fault | None:
     return None if found is None else Fault(*found)
+
+
+def _judge_condition(row: Interaction, settings: DataSettings) -> Fault | None:
+    if settings.keep is None or row.capture is not None or row.answered is not None:
+        return None
+    objection = find_objection(row, settings.keep)
+    return None if objection is None else Fault(NOT_KEPT, objection)
+
+
+def _judge_score(row: Interaction, settings: DataSettings) -> Fault | None:
+    if not is_rated_bad(row, settings):
+        return None
+    return Fault(RATED_BAD, f"the log labels it bad or scores it {say_bad_score(settings)}")
 
 
 def _judge_capture(row: Interaction, settings: DataSettings) -> Fault | None:
@@ -371,7 +396,7 @@ def _judge_claim(row: Interaction) -> Fault | None:
 
 def is_dropped(code: str, settings: DataSettings) -> bool:
     """Whether the settings drop rows with this fault. A row without a reply is always dropped."""
-    if code in CAPTURE_CODES or code == REVIEWED:
+    if code in CAPTURE_CODES or code in (REVIEWED, NOT_KEPT):
         return True
     return {
         "empty": True,

@@ -25,6 +25,7 @@ from graftwork.data.audit.row_checks import (
     CONTROL_TOKENS,
     ENCODING,
     NEGATIVE_FEEDBACK,
+    NOT_KEPT,
     RATED_BAD,
     REASONING,
     REVIEWED,
@@ -127,8 +128,14 @@ _WORDINGS = {
         "such rows teach the model to answer with error messages",
         lambda settings: f"{_fix_failed(settings)}; let the logger write the true status",
     ),
+    NOT_KEPT: _Wording(
+        "do not meet the condition of data.keep",
+        "they are not trained on, and are no reference for tests",
+        lambda settings: f"data.keep is `{settings.keep}`; ` or FIELD missing` keeps rows without the field",
+        "info",
+    ),
     RATED_BAD: _Wording(
-        "are labelled bad or scored 0 or less by the log",
+        "are labelled bad or scored too low by the log (0 or less, or below data.rated_bad_below)",
         "trained on as they are, such rows teach the model what its judges refused",
         lambda settings: (
             f"{say_fix('drop_rated_bad', on=settings.drop_rated_bad, done='drops these')}; "

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from graftwork.data.audit.findings import MOST_ROWS, AuditFacts, count_rows, say_fix
-from graftwork.data.audit.row_checks import RATED_BAD, RETRIED
+from graftwork.data.audit.row_checks import RATED_BAD, RETRIED, say_bad_score
 from graftwork.data.ingest.blocks import IN_OTHER_FILE
 from graftwork.records.audit import Finding
 from graftwork.records.interaction import Origin
@@ -81,7 +81,9 @@ def find_rated_traces(facts: AuditFacts) -> Iterator[Finding]:
             severity="blocker",
             count=len(bad),
             rows=facts.origins(bad[:MOST_ROWS]),
-            title=count_rows(len(bad), "are calls of traces that are scored 0 or less"),
+            title=count_rows(
+                len(bad), f"are calls of traces that are scored {say_bad_score(facts.settings)}"
+            ),
             effect="trained on as they are, such rows teach the model what its judges refused",
             fix=say_fix("drop_rated_bad", on=True, done="drops these"),
         )

@@ -17,12 +17,16 @@ import numpy as np
 from graftwork.data.audit.findings import PROMPT_FINGERPRINT
 from graftwork.data.audit.row_checks import (
     NEGATIVE_FEEDBACK,
+    NOT_KEPT,
     RATED_BAD,
     RETRIED,
     REVIEWED,
     AuditContext,
+    is_bad_score,
     is_rated_bad,
+    say_bad_score,
 )
+from graftwork.data.condition import NO_NUMBER, list_fields
 from graftwork.data.corpus.columns import ColumnCache
 from graftwork.data.corpus.known_logs import GrownLog, KnownBlock, KnownLogs, is_plain
 from graftwork.data.corpus.remote import remote_features
@@ -37,6 +41,7 @@ from graftwork.data.corpus.row_features import (
 from graftwork.data.corpus.store import Corpus, JoinedReward, Segment, read_head, read_table
 from graftwork.data.ingest.blocks import LogBlock
 from graftwork.data.ingest.files import BlockStart, cut_blocks, cut_grown, find_sources, is_plain_lines
+from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.process.cluster.engine import MapEngine, MapWork
 from graftwork.records.base import fingerprint
@@ -204,8 +209,37 @@ def build_corpus(
     corpus.withdraw(_find_retried_calls(corpus))
     corpus.rewards.update(_join_scores(corpus))
     if context.settings.drop_rated_bad:
-        corpus.withdraw(_find_rated_bad(corpus))
+        corpus.withdraw(_find_rated_bad(corpus, context.settings))
+    if context.settings.keep is not None:
+        _require_condition_fits(corpus, context.settings.keep)
     return corpus
+
+
+def _require_condition_fits(corpus: Corpus, condition: str) -> None:
+    """Refuse a `data.keep` that compares text with a number, or that leaves no row."""
+    faults, reasons = corpus.labels("fault"), corpus.labels("reason")
+    left_out = faults.numbers == next((n for n, name in enumerate(faults.names) if name == NOT_KEPT), -2)
+    if not left_out.any():
+        return
+    names = np.array([name.startswith(NO_NUMBER) for name in reasons.names], dtype=bool)
+    places = np.flatnonzero(left_out & names[reasons.numbers])
+    own = (corpus.column("capture") != 0) | (corpus.column("replaces") != 0)
+    if not len(places) and not (left_out | own).all():
+        return
+    places = places if len(places) else np.flatnonzero(left_out)
+    counts = Counter(reasons.numbers[places].tolist())
+    number, rows = counts.most_common(1)[0]
+    first = corpus.origin(int(places[np.flatnonzero(reasons.numbers[places] == number)[0]]))
+    listed = [row for _, row in corpus.rows_at(np.flatnonzero(left_out)[:50].tolist())]
+    fields = ", ".join(sorted({name for row in listed for name in list_fields(row)})[:20])
+    raise UserMistake(
+        f"`{condition}` cannot be decided"
+        if reasons.names[number].startswith(NO_NUMBER)
+        else "no row is kept",
+        why=f"{reasons.names[number].removeprefix(f'{NO_NUMBER}: ')} in {rows:,} rows, first in {first}",
+        fix=f"name another field or condition; rows have {fields or 'no fields of their own'}",
+        where="data.keep",
+    )
 
 
 def _read_blocks(found: Sequence[_FoundBlock], folder: Path) -> tuple[Counter[str], list[Keys]]:
@@ -257,11 +291,11 @@ def _join_scores(corpus: Corpus) -> dict[int, JoinedReward]:
     return found
 
 
-def _find_rated_bad(corpus: Corpus) -> dict[int, str]:
+def _find_rated_bad(corpus: Corpus, settings: DataSettings) -> dict[int, str]:
     """Find rows that a score apart from them rates bad; one that has a score of its own keeps that."""
-    joined = sorted(place for place, reward in corpus.rewards.items() if reward.value <= 0)
-    bad = (place for place, row in corpus.rows_at(joined) if is_rated_bad(row))
-    return dict.fromkeys(bad, f"{RATED_BAD}: a score of its trace is 0 or less")
+    joined = sorted(place for place, reward in corpus.rewards.items() if is_bad_score(reward.value, settings))
+    bad = (place for place, row in corpus.rows_at(joined) if is_rated_bad(row, settings))
+    return dict.fromkeys(bad, f"{RATED_BAD}: a score of its trace is {say_bad_score(settings)}")
 
 
 def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:

@@ -296,22 +296,40 @@ def _split_transcript(text: str) -> list[LogTurn]:
 
 def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Interaction:
     turns = _take_question(row, mapping)
-    return Interaction(
-        id=_take(row, mapping.id) or str(origin),
+    read = Interaction(
+        id=str(origin),
         origin=origin,
         messages=to_messages(turns),
-        reply=_take_reply(row, mapping.reply),
-        group=_take(row, mapping.role),
-        domain=_take(row, mapping.domain),
-        session=_take(row, mapping.session),
-        stage=take_stage(follow(row, mapping.stage)) if mapping.stage else None,
-        status=_take_status(row, mapping.status),
-        finish_reason=_take(row, mapping.finish_reason),
-        model=_take(row, mapping.model),
-        reward=take_score(follow(row, mapping.reward)) if mapping.reward else None,
-        split=_take(row, mapping.split),
+        reply=_take_reply(row, mapping.reply or ""),
+        status="failed" if says_error(row) else None,
         extra=_take_extra(row, mapping),
     )
+    return take_mapped(read, row, mapping=mapping)
+
+
+def take_mapped(read: Interaction, row: dict[str, Any], *, mapping: Mapping) -> Interaction:
+    """Set the values that the mapping finds in the row; the others stay as they were read."""
+    facts = {
+        "id": _take(row, mapping.id),
+        "group": _take(row, mapping.role),
+        "domain": _take(row, mapping.domain),
+        "session": _take(row, mapping.session),
+        "stage": take_stage(follow(row, mapping.stage)) if mapping.stage else None,
+        "status": say_status(follow(row, mapping.status)) if mapping.status else None,
+        "finish_reason": _take(row, mapping.finish_reason),
+        "model": _take(row, mapping.model),
+        "reward": _take_reward(row, mapping.reward) if mapping.reward else None,
+        "split": _take(row, mapping.split),
+    }
+    return read.model_copy(update={name: value for name, value in facts.items() if value is not None})
+
+
+def _take_reward(row: dict[str, Any], path: str) -> float | None:
+    value = follow(row, path)
+    score = take_score(value)
+    if score is None and value not in (None, ""):
+        raise BadRow(f"`{path}` must be a number for data.mapping.reward, and is {name_type(value)}")
+    return score
 
 
 def follow(row: Any, path: str) -> Any:
@@ -352,7 +370,7 @@ def _take_question(row: dict[str, Any], mapping: Mapping) -> list[LogTurn]:
     path = mapping.messages or ""
     turns = take_turns(follow(row, path), path)
     spoken = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
-    if spoken and turns[spoken[-1]].content == follow(row, mapping.reply):
+    if spoken and turns[spoken[-1]].content == follow(row, mapping.reply or ""):
         turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
     require_user(turns, path)
     return lead_by(system, turns, key=mapping.system or "")
@@ -374,11 +392,6 @@ def _take_reply(row: dict[str, Any], path: str) -> str:
 def _take_extra(row: dict[str, Any], mapping: Mapping) -> dict[str, Any]:
     texts = (mapping.question, mapping.messages, mapping.reply, mapping.system)
     return {key: value for key, value in take_extra(row).items() if key not in texts}
-
-
-def _take_status(row: dict[str, Any], path: str | None) -> str | None:
-    stated = say_status(follow(row, path)) if path else None
-    return "failed" if stated is None and says_error(row) else stated
 
 
 def _take(row: dict[str, Any], path: str | None) -> str | None:

@@ -19,7 +19,7 @@ from graftwork.data.ingest import trace_formats as traces
 from graftwork.data.ingest.blocks import ReadFault, RowResult
 from graftwork.data.ingest.fields import BadRow, explain, open_json, take_object
 from graftwork.data.ingest.turns import drop_reasoning
-from graftwork.data.settings import DataSettings, FormatName
+from graftwork.data.settings import DataSettings, FormatName, Mapping
 from graftwork.process.extensions import load_extension
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
@@ -245,12 +245,12 @@ def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequen
         return [logs.read_repaired(row, origin)]
     if "release" in row and logs.fits_captured(row):
         return [logs.read_captured(row, origin)]
-    if settings.mapping and not settings.format:
+    if settings.mapping and settings.mapping.reply and not settings.format:
         return [datasets.read_mapped(row, origin, mapping=settings.mapping)]
     name = settings.format or _find_own_format(row)
     form = load_format(name) if name else None
     if form and (not settings.format or form.fits(row)):
-        return form.read(row, origin)
+        return _map_fields(form.read(row, origin), row, settings.mapping)
     if wrapped := _find_wrapped(row):
         return _read_wrapped(*wrapped, origin, settings)
     for names, advice in _ADVICE:
@@ -261,6 +261,17 @@ def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequen
     raise BadRow(
         f"no known shape {_name_keys(row)}; expected one of: {_EXPECTED}; or a mapping in graft.yaml"
     )
+
+
+def _map_fields(
+    results: Sequence[RowResult], row: dict[str, Any], mapping: Mapping | None
+) -> Sequence[RowResult]:
+    if mapping is None:
+        return results
+    return [
+        datasets.take_mapped(result, row, mapping=mapping) if isinstance(result, Interaction) else result
+        for result in results
+    ]
 
 
 def _name_keys(row: dict[str, Any]) -> str:
