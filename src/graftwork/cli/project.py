@@ -58,6 +58,7 @@ def init(
         return
     if not json:
         _show(started.proposal, read=started.rows_read, estimated=started.estimated)
+        _show_fields(started)
     if plan:
         _show_preflight(folder, started, as_json=json)
 
@@ -94,6 +95,29 @@ def _show(proposal: "Proposal", *, read: int, estimated: str | None) -> None:
         usable = f"about {usable} (an estimate: {quote(estimated)})"
     print_line(stdout, f"{usable}{unusable}")
     print_line(stdout, f"about {proposal.test_cases:,} of them will be held out: {quote(proposal.test_why)}")
+
+
+MOST_FIELDS = 20
+
+
+def _show_fields(started: "Started") -> None:
+    """The own fields of the rows and what they are taken for."""
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote, table
+
+    if not started.fields:
+        return
+    rows = table("field", "taken for", "rows", "values", "", right=("rows",))
+    for field in started.fields[:MOST_FIELDS]:
+        note = "data.mapping" if field.mapped else field.note
+        taken_for = "" if field.taken_for == "nothing" else field.taken_for
+        rows.add_row(
+            quote(field.name), taken_for, f"{field.rows:,}", quote(", ".join(field.values)), quote(note)
+        )
+    stdout.print(rows)
+    more = len(started.fields) - MOST_FIELDS
+    rest = f"{more:,} more fields; " if more > 0 else ""
+    print_line(stdout, f"{rest}data.mapping, data.keep and data.split_by may name any of them")
 
 
 def _show_preflight(folder: Path, started: "Started", *, as_json: bool) -> None:

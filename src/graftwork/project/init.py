@@ -26,6 +26,7 @@ from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import read_config_shape
 from graftwork.project.load import PROJECT_FILE, load_settings
+from graftwork.project.own_fields import OwnField, data_settings, find_own_fields
 from graftwork.project.propose import KINDS, USUAL_CONTEXT, Proposal, measure_size, propose
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
@@ -85,7 +86,7 @@ def write_starter(*, name: str, logs: str) -> str:
 
 
 def write_proposal(
-    proposal: Proposal, *, name: str, logs: Sequence[str], device: DeviceFacts, base: str
+    proposal: Proposal, *, name: str, logs: Sequence[str], device: DeviceFacts, base: str, own: dict[str, Any]
 ) -> str:
     """What the log asks for, with the reason behind each setting."""
     lines = [
@@ -93,7 +94,7 @@ def write_proposal(
         f"project: {_flow(name)}",
         _line(f"base: {_flow(base)}", "embedded, a folder, or a name on the Hugging Face Hub"),
         "",
-        *_data(proposal, logs),
+        *_data(proposal, logs, own),
         "",
         *_train(proposal, device),
         "",
@@ -107,7 +108,7 @@ def write_proposal(
     return HEAD + "\n".join(lines) + "\n"
 
 
-def _data(proposal: Proposal, logs: Sequence[str]) -> list[str]:
+def _data(proposal: Proposal, logs: Sequence[str], own: dict[str, Any]) -> list[str]:
     size = proposal.size
     longest = _round_up(size.longest + (8 if size.counted else size.longest // 2), 32)
     longest = min(longest, size.context)
@@ -119,6 +120,20 @@ def _data(proposal: Proposal, logs: Sequence[str]) -> list[str]:
         "data:",
         f"  logs: {_flow(list(logs))}",
         f"  # format: {', '.join(proposal.formats)}, recognized row by row; data.formats sets it for a file",
+        *(
+            [_line(f"  mapping: {_flow(own['mapping'])}", "own fields of the rows")]
+            if "mapping" in own
+            else []
+        ),
+        *(
+            [
+                _line(
+                    f"  rated_bad_below: {own['rated_bad_below']:g}", "a scale from 1: lower rows are dropped"
+                )
+            ]
+            if "rated_bad_below" in own
+            else []
+        ),
         _line(f"  test: {proposal.test:g}", f"about {proposal.test_cases} cases: {proposal.test_why}"),
         _line(f"  validation: {VALIDATION:g}", "to notice overfitting"),
         _line(f"  max_tokens: {longest}", lengths),
@@ -234,6 +249,8 @@ class Started(Record):
 
     file: str
     proposal: Proposal | None = None
+    fields: tuple[OwnField, ...] = ()
+    """The own fields of the rows, and what they are taken for."""
     rows_read: int = 0
     """The rows of the log, or of the sample of a large one; `proposal.rows` are the usable ones."""
     estimated: str | None = None
@@ -257,9 +274,14 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         write_atomic(path, write_starter(name=name, logs=USUAL_LOGS))
         load_settings(path)
         return Started(file=str(path))
-    rows, found = _read(logs)
+    rows, found = _read(logs, DataSettings())
+    fields = find_own_fields(rows, formats=(name for name in found.formats if name))
+    own = data_settings(rows, fields)
+    settings = DataSettings.model_validate({"logs": tuple(logs), **own})
+    if own:
+        rows, found = _read(logs, settings)
     with tempfile.TemporaryDirectory(prefix="graft-init-") as scratch:
-        clean = _clean(logs, found, folder=Path(scratch))
+        clean = _clean(settings, found, folder=Path(scratch))
         rows = rows if clean is None else _leave_out_repeats(clean, len(rows), logs)
         at_hand = _open_base(base, folder)
         template, context = at_hand or (None, USUAL_CONTEXT)
@@ -269,7 +291,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         size = measure_size(rows, count=None if template is None else _counter(template), context=context)
         proposal = propose(rows, formats=found.formats, size=size, drop_reasoning=drop)
         if clean is not None:
-            split = DataSettings(logs=tuple(logs), test=proposal.test, validation=VALIDATION)
+            split = settings.model_copy(update={"test": proposal.test, "validation": VALIDATION})
             proposal = proposal.model_copy(update={"rows": clean.count_kept(split)})
     text = write_proposal(
         proposal,
@@ -277,24 +299,26 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         logs=[_as_seen_from(folder, log) for log in logs],
         device=probe_device(),
         base=base,
+        own=own,
     )
     write_atomic(path, text)
     load_settings(path)
     return Started(
         file=str(path),
         proposal=proposal,
+        fields=fields,
         rows_read=len(found.rows),
         estimated=_say_estimate(proposal, base=base, is_whole=clean is not None),
     )
 
 
-def _clean(logs: Sequence[str], found: Sample, *, folder: Path) -> "CleanLog | None":
+def _clean(settings: DataSettings, found: Sample, *, folder: Path) -> "CleanLog | None":
     """The log as `graft data prepare` reads it; None for one that is too large, or can be read only once."""
     from graftwork.data.prepare import CleanLog
 
-    if not found.whole or not found.rows or STANDARD_INPUT in logs:
+    if not found.whole or not found.rows or STANDARD_INPUT in settings.logs:
         return None
-    return CleanLog(DataSettings(logs=tuple(logs)), folder=folder)
+    return CleanLog(settings, folder=folder)
 
 
 def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> list[Interaction]:
@@ -315,9 +339,9 @@ def _say_estimate(proposal: Proposal, *, base: str, is_whole: bool) -> str | Non
     return None if proposal.size.counted else f"the tokenizer of {base} is not at hand yet"
 
 
-def _read(logs: Sequence[str]) -> tuple[list[Interaction], Sample]:
+def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction], Sample]:
     """The rows that `graft data prepare` would keep, as far as each row shows by itself."""
-    found, settings = sample_rows(logs), DataSettings()
+    found = sample_rows(logs, settings=settings)
     faults = ((row, find_fault(row, settings)) for row in found.rows)
     kept = [row for row, fault in faults if fault is None or not is_dropped(fault.code, settings)]
     if found.faults and not found.rows:

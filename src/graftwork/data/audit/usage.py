@@ -19,7 +19,17 @@ NO_DAY = -1
 UNKNOWN = -1
 """Of a number of tokens, which is never negative. An unknown cost is negative too."""
 _FIRST = date(1970, 1, 1)
-_TIMES = ("timestamp", "created_at", "created", "start_time", "startTime", "started_at", "time", "date")
+TIME_FIELDS = (
+    "timestamp",
+    "ts",
+    "created_at",
+    "created",
+    "start_time",
+    "startTime",
+    "started_at",
+    "time",
+    "date",
+)
 _LATEST = 4102444800.0
 """The year 2100: a larger number of seconds is one of milli-, micro- or nanoseconds."""
 
@@ -27,11 +37,11 @@ _LATEST = 4102444800.0
 def day_of(row: Interaction) -> int:
     """Days since 1970 in UTC; NO_DAY where the log does not state when the call was made."""
     given = [row.capture.at] if row.capture is not None else []
-    given += [row.extra[name] for name in _TIMES if name in row.extra]
-    return next((day for value in given if (day := _read_day(value)) is not None), NO_DAY)
+    given += [row.extra[name] for name in TIME_FIELDS if name in row.extra]
+    return next((day for value in given if (day := read_day(value)) is not None), NO_DAY)
 
 
-def _read_day(value: Any) -> int | None:
+def read_day(value: Any) -> int | None:
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value.strip())

@@ -34,7 +34,7 @@ from graftwork.text.shape import main_script
 from graftwork.text.tool_calls import OPEN
 from graftwork.version import __version__
 
-FEATURES_FORM = 13
+FEATURES_FORM = 14
 """Incremented when the columns or the faults of a row change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(

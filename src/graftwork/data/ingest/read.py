@@ -87,7 +87,9 @@ class Sample(NamedTuple):
     """Whether these are all rows."""
 
 
-def sample_rows(paths: Iterable[str], *, root: Path = Path(), most: int = 20_000) -> Sample:
+def sample_rows(
+    paths: Iterable[str], *, root: Path = Path(), settings: DataSettings = _DEFAULTS, most: int = 20_000
+) -> Sample:
     """Read the first rows of a log, with their formats."""
     rows: list[Interaction] = []
     faults: list[ReadFault] = []
@@ -99,7 +101,7 @@ def sample_rows(paths: Iterable[str], *, root: Path = Path(), most: int = 20_000
             else:
                 lines = block.data.split(b"\n")
                 formats += [find_format(row) for line in lines if (row := _parse_object(line))]
-            for found in read_block(block, settings=_DEFAULTS):
+            for found in read_block(block, settings=settings):
                 if isinstance(found.result, ReadFault):
                     faults.append(found.result)
                 elif isinstance(found.result, Interaction):
