@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from graftwork.evaluate.statistics.significance import (
     successes_to_clear,
 )
 from graftwork.grading.answers import (
+    MISSING,
     AnswerFields,
     look_up,
     numbered_sources,
@@ -262,14 +263,7 @@ def _find_json_kind(
     if sourced >= MOST * total and (named := _find_cited_answer(documents, keys)):
         settings: dict[str, Any] = {role: key for role, key in named.items() if role != key}
         return "citation", f"{why} that cite numbered sources of the prompt", (), settings
-    fields = tuple(
-        field
-        for key in keys
-        # A dot in a key would lead inwards.
-        if keys[key] >= MOST * len(documents)
-        and "." not in key
-        and (field := find_field(key, [document[key] for document in documents if key in document]))
-    )
+    fields = tuple(field for path, values in _find_leaves(documents) if (field := find_field(path, values)))
     fields = tuple(_unless_invented(field, cases) for field in fields)
     required = [key for key in keys if keys[key] == len(documents)]
     settings = {"required": required} if required else {}
@@ -279,6 +273,20 @@ def _find_json_kind(
     if fields and copied >= MOST * total:
         return "extraction", f"{why}, and {copied} of them repeat words of the prompt", fields, settings
     return "json", f"{why} with {_join(keys)}", fields, settings
+
+
+def _find_leaves(documents: Sequence[dict[str, Any]], within: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """The fields that most documents have, with their values; those of an object by their own paths."""
+    for key in dict.fromkeys(key for document in documents for key in document):
+        values = [document[key] for document in documents if key in document]
+        # A dot in a key would lead inwards.
+        if "." in key or len(values) < MOST * len(documents):
+            continue
+        stated = [value for value in values if value is not None]
+        if stated and all(isinstance(value, dict) and value for value in stated):
+            yield from _find_leaves(stated, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", values
 
 
 def _find_cited_answer(documents: Sequence[dict[str, Any]], keys: Counter[str]) -> dict[str, str]:
@@ -307,24 +315,48 @@ def _find_cited_answer(documents: Sequence[dict[str, Any]], keys: Counter[str]) 
 
 
 def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
-    """How the values of a field can be compared; None where nothing fits."""
-    total = len(values)
-    shown = Counter(json.dumps(value, sort_keys=True, ensure_ascii=False) for value in values)
-    if all(isinstance(value, list) for value in values):
-        plain = all(not isinstance(item, dict | list) for value in values for item in value)
-        return FieldKind(path=path, rule="set", why="a list; the order does not count") if plain else None
-    if any(isinstance(value, dict | list) for value in values):
+    """How the values of a field can be compared, null as itself; None where nothing fits."""
+    stated = [value for value in values if value is not None]
+    if not stated:
         return None
-    if _few(shown, total):
+    if any(isinstance(value, dict | list) for value in stated):
+        return _find_list(path, stated)
+    shown = Counter(json.dumps(value, sort_keys=True, ensure_ascii=False) for value in values)
+    if _few(shown, len(values)):
         labels = tuple(json.loads(text) for text, _ in shown.most_common())
         return FieldKind(path=path, rule="exact", why=f"{len(shown)} different values", values=labels)
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        whole = all(float(value).is_integer() for value in values)
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in stated):
+        whole = all(float(value).is_integer() for value in stated)
         return FieldKind(path=path, rule="exact" if whole else "numeric", why="numbers")
-    words = median(len(str(value).split()) for value in values)
-    if words <= SHORT_WORDS:
+    if _words(stated) <= SHORT_WORDS:
         return FieldKind(path=path, rule="normalised", why="short texts; case and punctuation do not count")
     return FieldKind(path=path, rule="token_f1", why="long texts: similarity, which is not correctness")
+
+
+def _find_list(path: str, values: Sequence[Any]) -> FieldKind | None:
+    """How lists are compared: plain ones as sets, those of objects as they are unless texts are long."""
+    if not all(isinstance(value, list) for value in values):
+        return None
+    items = [item for value in values for item in value]
+    if not any(isinstance(item, dict | list) for item in items):
+        return FieldKind(path=path, rule="set", why="a list; the order does not count")
+    inner = [text for item in items for text in _texts_of(item)]
+    if inner and _words(inner) > SHORT_WORDS:
+        return None
+    return FieldKind(path=path, rule="exact", why="a list of objects: every value, in this order")
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """The texts within a JSON value, keys aside."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts_of(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def _words(values: Sequence[Any]) -> float:
+    return median(len(str(value).split()) for value in values)
 
 
 def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
@@ -332,12 +364,18 @@ def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
     if field.values or not field.gradable or field.rule == "set":
         return field
     pairs = [
-        (_show(document[field.path]), " ".join(message.content for message in case.messages).casefold())
+        (_show(value), " ".join(message.content for message in case.messages).casefold())
         for case in cases
-        if (document := parse_object(case.reference)) is not None and field.path in document
+        if (document := parse_object(case.reference)) is not None
+        and not isinstance(value := look_up(document, field.path), list)
+        and value not in (MISSING, None)
     ]
     copied = sum(value.casefold() in asked for value, asked in pairs)
-    if len({value for value, _ in pairs}) < ALL_DIFFERENT * len(pairs) or copied > SELDOM * len(pairs):
+    if (
+        not pairs
+        or len({value for value, _ in pairs}) < ALL_DIFFERENT * len(pairs)
+        or copied > SELDOM * len(pairs)
+    ):
         return field
     why = "all different and not in the prompt, so they cannot be known: only similarity counts"
     return field.model_copy(update={"rule": "token_f1", "why": why})
@@ -510,7 +548,9 @@ def _provable(held_out: int, *, reached: float) -> float | None:
 
 def _make_schema(fields: Sequence[FieldKind], required: Sequence[str]) -> dict[str, Any]:
     """A schema of the labels; empty where no field has a few values only."""
-    labelled = {field.path: {"enum": list(field.values)} for field in fields if field.values}
+    labelled = {
+        field.path: {"enum": list(field.values)} for field in fields if field.values and "." not in field.path
+    }
     return {"type": "object", "required": list(required), "properties": labelled} if labelled else {}
 
 
@@ -521,7 +561,8 @@ def _count_copied(cases: Sequence[Case], fields: Sequence[FieldKind]) -> int:
     for case in cases:
         document = parse_object(case.reference) or {}
         asked = " ".join(message.content for message in case.messages).casefold()
-        texts = [str(document[path]).casefold() for path in paths if document.get(path)]
+        values = [look_up(document, path) for path in paths]
+        texts = [value.casefold() for value in values if isinstance(value, str) and value]
         found += any(text in asked for text in texts)
     return found
 

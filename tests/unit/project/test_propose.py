@@ -232,8 +232,39 @@ def test_each_field_is_compared_as_its_values_ask(tmp_path):
     assert rules == {"customer": "normalised", "total": "numeric", "tags": "set"}
     assert find_field("done", [True, False] * 30).rule == "exact"
     assert find_field("note", [sentence(random.Random(n), 30) for n in range(60)]).rule == "token_f1"
-    assert find_field("inner", [{"a": 1}] * 60) is None
+    assert find_field("total", [None, *(n + 0.5 for n in range(60))]).rule == "numeric"
+    assert find_field("gone", [None] * 60) is None
+    assert find_field("steps", [[{"text": sentence(random.Random(n), 30)}] for n in range(60)]) is None
     assert proposal.rows == 120
+
+
+def test_fields_of_nested_objects_count_where_the_object_or_its_fields_may_be_null(tmp_path):
+    def order(number, chance):
+        name, town = f"{chance.choice(WORDS)} {number}", f"{chance.choice(WORDS)} {number % 17}"
+        lines = [{"good": chance.choice(WORDS), "amount": number % 7, "note": None}]
+        address = {"town": town} if number % 3 else None
+        phone = f"phone {number}" if number % 2 else None
+        prompt = f"{name} in {town}, {phone or 'no phone'}, wants {lines[0]['amount']} {lines[0]['good']}"
+        return prompt, {"buyer": {"name": name, "phone": phone}, "address": address, "lines": lines}
+
+    proposal, settings = start(tmp_path, order)
+    paths = {"buyer.name", "buyer.phone", "address.town", "lines"}
+    assert {field.path for field in proposal.fields} == paths
+    (whole,) = (check for check in settings.evaluate.checks if check.metric == "all_fields")
+    assert settings.gate.primary == whole.name
+    assert set(whole.rule.fields) == paths
+    row = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[1])
+    messages, right = row["messages"][:1], json.loads(row["messages"][1]["content"])
+    case = Case(id="1", origin=Origin(file="log", line=2), messages=messages, reference=json.dumps(right))
+    wrong = (
+        {**right, "address": None},
+        {**right, "buyer": {**right["buyer"], "phone": None}},
+        {**right, "lines": [{**right["lines"][0], "amount": 9}]},
+        {**right, "lines": []},
+    )
+    context = GradeContext(fields=settings.evaluate.fields)
+    assert whole.grade(case, json.dumps(right), context) == 1
+    assert [whole.grade(case, json.dumps(answer), context) for answer in wrong] == [0, 0, 0, 0]
 
 
 def test_tickets_get_rules_that_a_model_which_learned_nothing_cannot_keep(tmp_path):
