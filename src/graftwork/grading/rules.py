@@ -240,12 +240,12 @@ def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
     answer = parse_object(text)
     if asked.fields is None:
         return float(answer is not None and same_value(reference, answer))
-    pairs = [(look_up(reference, name), name, rule) for name, rule in asked.rules() if rule is not None]
-    if all(expected is MISSING for expected, _, _ in pairs):
+    rules = [(name, rule) for name, rule in asked.rules() if rule is not None]
+    if all(look_up(reference, name) is MISSING for name, _ in rules):
         return None
     if answer is None:
         return 0.0
-    return float(all(_both(expected, look_up(answer, name), rule) for expected, name, rule in pairs))
+    return float(all(_both(reference, answer, name, rule) for name, rule in rules))
 
 
 def grade_normalised(case: Case, text: str, context: GradeContext) -> Grade:
@@ -274,9 +274,22 @@ def items_of(value: Any, rule: SetOf) -> frozenset[str]:
     return frozenset(item.casefold() if rule.ignore_case else item for item in shown if item)
 
 
-def _both(expected: Any, given: Any, rule: Record) -> bool:
-    """A field that the reference leaves out is right where the answer leaves it out too."""
-    return given is MISSING if expected is MISSING else agree(expected, given, rule)
+def _both(reference: dict[str, Any], answer: dict[str, Any], path: str, rule: Record) -> bool:
+    """A field that the reference leaves out is right where the answer leaves it out too, in the same way."""
+    expected = look_up(reference, path)
+    if expected is not MISSING:
+        return agree(expected, look_up(answer, path), rule)
+    return same_value(_end_of(reference, path), _end_of(answer, path))
+
+
+def _end_of(document: dict[str, Any], path: str) -> Any:
+    """The value at which a path ends, such as null in place of an object; MISSING where a key is."""
+    value: Any = document
+    for key in path.split("."):
+        if not isinstance(value, dict):
+            break
+        value = value.get(key, MISSING)
+    return value
 
 
 def _agree_exactly(expected: Any, given: Any, rule: Any) -> bool:

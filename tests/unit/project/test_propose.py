@@ -263,6 +263,9 @@ def test_fields_of_nested_objects_count_where_the_object_or_its_fields_may_be_nu
         {**right, "lines": []},
     )
     context = GradeContext(fields=settings.evaluate.fields)
+    nowhere = case.model_copy(update={"reference": json.dumps({**right, "address": None})})
+    assert whole.grade(nowhere, nowhere.reference, context) == 1
+    assert whole.grade(nowhere, json.dumps({**right, "address": "unknown"}), context) == 0
     assert whole.grade(case, json.dumps(right), context) == 1
     assert [whole.grade(case, json.dumps(answer), context) for answer in wrong] == [0, 0, 0, 0]
 
