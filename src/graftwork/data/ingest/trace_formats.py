@@ -61,7 +61,7 @@ _MARKS = (
     *("openinference.span.kind", "ai.operationId", "ai.prompt.messages", "gen_ai.input.messages"),
     *("llm.input_messages", "llm.input_messages.0.message.role"),
 )
-"""Attributes that tell the span of a call without any id."""
+"""Attributes that only the span of a call has."""
 SPAN_KEYS = ("context", "attributes", *_SPAN_IDS, *_MARKS)
 _KEYS_OF_OTHERS = ("messages", "conversations", "completion", "response", "output", "run_type", "spans")
 
