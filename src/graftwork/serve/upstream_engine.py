@@ -20,6 +20,7 @@ from graftwork.model.gguf.cache import adapter_content
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.units import MIB
+from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.constrained import require_call_form
 from graftwork.serve.deadline import timeout_headers
 from graftwork.serve.engine_process import (
@@ -163,7 +164,7 @@ class UpstreamBackend:
                     secrets=self._client.secrets,
                 )
                 try:
-                    read = answer.read(reply, prompt_tokens=0 if prompt is None else len(prompt.tokens))
+                    read = answer.read(reply, prompt_tokens=count_prompt(request, prompt))
                     async for piece in read:
                         yield piece
                 finally:
@@ -227,6 +228,13 @@ class UpstreamBackend:
         self._client.close()
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
+
+
+def count_prompt(request: GenerateRequest, prompt: TokenPrompt | None) -> int:
+    """For the usage where the server states none; an estimate where it renders the prompt itself."""
+    if prompt is not None:
+        return len(prompt.tokens)
+    return estimate_tokens(sum(len(message.content) for message in request.messages))
 
 
 async def _start(job: EngineJob) -> UpstreamBackend:

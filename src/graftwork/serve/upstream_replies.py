@@ -10,6 +10,7 @@ import orjson
 
 from graftwork.records.units import MIB
 from graftwork.serve.api.call import AlternativeData, CallData, CallDelta, LogprobData
+from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
 from graftwork.serve.http_client import ClientReply
 from graftwork.serve.http_messages import ApiError
@@ -159,12 +160,16 @@ class UpstreamReply:
             text=text,
             finish_reason="length" if self._finish == "length" else "stop",
             prompt_tokens=int(self._usage.get("prompt_tokens") or prompt_tokens),
-            reply_tokens=int(self._usage.get("completion_tokens") or self._pieces),
+            reply_tokens=int(self._usage.get("completion_tokens") or self._estimate_reply()),
             tool_calls=calls,
             call_deltas=tuple(self._deltas),
             logprobs=self._take_logprobs(),
             stop=self._flow.stopped or self._stop,
         )
+
+    def _estimate_reply(self) -> int:
+        """For a server that states no usage: a piece of a stream is about a token, or holds several."""
+        return max(self._pieces, estimate_tokens(len(self._text)))
 
     def _take_logprobs(self) -> tuple[LogprobData, ...] | None:
         if self._request.logprobs is None:

@@ -9,6 +9,7 @@ from graftwork.records.interaction import Message
 from graftwork.serve.engine_protocol import GenerateRequest
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.upstream_dialects import DIALECTS
+from graftwork.serve.upstream_engine import count_prompt
 from graftwork.serve.upstream_replies import UpstreamReply
 
 
@@ -84,6 +85,16 @@ def test_the_whole_answer_of_a_server_that_does_not_stream_is_taken():
     (piece,) = read(json.dumps(whole, indent=1).encode())
     assert (piece.text, piece.finish_reason, piece.prompt_tokens) == ("Sure.", "stop", 9)
     assert [call["name"] for call in piece.tool_calls] == ["f", "g"]
+
+
+def test_the_usage_is_estimated_where_the_server_states_none():
+    text = "a word " * 40
+    (whole,) = read(
+        json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
+    )
+    assert 40 <= whole.reply_tokens <= 120
+    messages = (Message(role="user", content=text),)
+    assert 40 <= count_prompt(GenerateRequest(model="base", messages=messages, max_tokens=4), None) <= 120
 
 
 def test_an_endpoint_is_asked_for_log_probabilities_that_a_check_needs():
