@@ -54,10 +54,14 @@ def init(
         print_line(stdout, f"wrote {quote(str(started.file))}", soft_wrap=True)
     if started.proposal is None:
         if not json:
-            print_line(stdout, "Next: `graft data audit` checks your logs, `graft run` runs the pipeline.")
+            print_line(
+                stdout,
+                "There is no log yet, so this file has no metrics that fit one. Next: put your logs into "
+                "logs/*.jsonl and run `graft init` again: it replaces this file while it is unchanged.",
+            )
         return
     if not json:
-        _show(started.proposal, read=started.rows_read, estimated=started.estimated)
+        _show(started.proposal, started)
         _show_fields(started)
     if plan:
         _show_preflight(folder, started, as_json=json)
@@ -76,7 +80,7 @@ def _find_logs(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:
     return project or Path(), logs
 
 
-def _show(proposal: "Proposal", *, read: int, estimated: str | None) -> None:
+def _show(proposal: "Proposal", started: "Started") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line, quote, table
     from graftwork.project.propose import KINDS
@@ -89,12 +93,27 @@ def _show(proposal: "Proposal", *, read: int, estimated: str | None) -> None:
     stdout.print(rows)
     for reason in proposal.left_out:
         print_line(stdout, f"[yellow]![/] no rule on {quote(reason)}")
-    unusable = "; `graft data audit` says what is wrong with the others" if proposal.rows < read else ""
-    usable = f"{proposal.rows:,} of {read:,} rows are usable"
-    if estimated:
-        usable = f"about {usable} (an estimate: {quote(estimated)})"
-    print_line(stdout, f"{usable}{unusable}")
-    print_line(stdout, f"about {proposal.test_cases:,} of them will be held out: {quote(proposal.test_why)}")
+    print_line(stdout, describe_counts(proposal, started))
+    print_line(
+        stdout,
+        f"about {proposal.test_cases:,} of them will be held out: {quote(proposal.test_why)}; rows that ask "
+        "alike stay together, so it can be a few more or less",
+    )
+
+
+def describe_counts(proposal: "Proposal", started: "Started") -> str:
+    """How many rows each step leaves, and what says more about the others."""
+    from graftwork.cli.show.tables import quote
+
+    read, usable, kept = started.rows_read, started.rows_usable, proposal.rows
+    text = f"{read:,} rows read, {usable:,} usable"
+    if usable < read:
+        text += f" ({read - usable:,} are faulty or repeat others: `graft data audit`)"
+    if kept < usable:
+        text += f", {kept:,} after the split ({usable - kept:,} are set aside: `graft data prepare`)"
+    if started.estimated:
+        text = f"about {text} (an estimate: {quote(started.estimated)})"
+    return text
 
 
 MOST_FIELDS = 20

@@ -8,6 +8,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import write_atomic
-from graftwork.model.base import find_base, is_ready
+from graftwork.model.base import EMBEDDED, find_base, is_ready
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import read_config_shape
@@ -29,7 +30,7 @@ from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.own_fields import OwnField, data_settings, find_own_fields
 from graftwork.project.propose import KINDS, USUAL_CONTEXT, Proposal, measure_size, propose
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Interaction
 from graftwork.records.plan import DeviceFacts
 
@@ -252,28 +253,33 @@ class Started(Record):
     fields: tuple[OwnField, ...] = ()
     """The own fields of the rows, and what they are taken for."""
     rows_read: int = 0
-    """The rows of the log, or of the sample of a large one; `proposal.rows` are the usable ones."""
+    """The rows of the log, or of the sample of a large one."""
+    rows_usable: int = 0
+    """Those without faults and repeats, as in the audit. `proposal.rows` are those that the split keeps."""
     estimated: str | None = None
     """Why `graft data prepare` may keep other rows than the usable ones; None where it keeps these."""
 
 
 def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
-    """Write graft.yaml into the folder. One that is there already is never overwritten."""
+    """Write graft.yaml into the folder. One that is there already is never overwritten, except the starter
+    that was written without a log and is unchanged."""
     path = folder / PROJECT_FILE
-    if path.exists():
+    name = re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
+    if not logs and any(folder.glob(USUAL_LOGS)):
+        logs = [str(folder / USUAL_LOGS)]
+    starter = write_starter(name=name, logs=USUAL_LOGS)
+    if path.exists() and not (logs and path.read_bytes() == starter.encode()):
         raise UserMistake(
             f"there is a {PROJECT_FILE} already",
             why="it is yours, and is not overwritten",
             fix="edit it, or name another folder with -C",
             where=str(path),
         )
-    name = re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
-    if not logs and any(folder.glob(USUAL_LOGS)):
-        logs = [str(folder / USUAL_LOGS)]
     if not logs:
-        write_atomic(path, write_starter(name=name, logs=USUAL_LOGS))
+        write_atomic(path, starter)
         load_settings(path)
         return Started(file=str(path))
+    _require_base(base, folder)
     rows, found = _read(logs, DataSettings())
     fields = find_own_fields(rows, formats=(name for name in found.formats if name))
     own = data_settings(rows, fields)
@@ -308,6 +314,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         proposal=proposal,
         fields=fields,
         rows_read=len(found.rows),
+        rows_usable=len(rows),
         estimated=_say_estimate(proposal, base=base, is_whole=clean is not None),
     )
 
@@ -373,6 +380,13 @@ def _explain_unreadable(faults: Sequence[ReadFault], log: str) -> UserMistake:
         fix=fixes.get(first.code, "give a log with one JSON object per line, or a CSV or Parquet file"),
         where=log,
     )
+
+
+def _require_base(base: str, folder: Path) -> None:
+    """Refuse a name that means no model before it is in graft.yaml. Without a network it stays open."""
+    if base != EMBEDDED:
+        with suppress(EnvironmentLacks):
+            find_base(base, project_folder=folder)
 
 
 def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:

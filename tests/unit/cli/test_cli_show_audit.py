@@ -118,8 +118,9 @@ def test_why_rows_could_not_be_read_is_reported_with_counts(code):
 
 def test_usable_rows_that_are_too_long_are_reported_in_the_summary():
     long = make_finding("too_long", "warning", reasons={BUT_FOR_LENGTH: 1200, "other": 7})
-    assert "9,000 usable after cleaning, of which about 1,200 are longer than data.max_tokens" in " ".join(
-        printed(make_audit(long)).split()
+    assert (
+        "9,000 usable without faulty and repeated rows, of which about 1,200 are longer than data.max_tokens"
+        in " ".join(printed(make_audit(long)).split())
     )
     assert "data.max_tokens" not in printed(make_audit(make_finding("a", "info")))
     counted = printed(make_audit(long, lengths_counted=True))

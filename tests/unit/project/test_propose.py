@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from graftwork.api.project import Project
+from graftwork.cli.project import describe_counts
 from graftwork.data.ingest.read import read
 from graftwork.data.prepare import audit_files
 from graftwork.evaluate.preflight import try_metric
@@ -388,7 +389,7 @@ def test_rows_that_repeat_others_are_not_usable_as_in_prepare(tmp_path):
     started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
     usable = audit_files([str(log)]).usable
     assert usable == 92
-    assert (started.rows_read, started.proposal.rows) == (120, usable)
+    assert (started.rows_read, started.rows_usable, started.proposal.rows) == (120, usable, usable)
 
 
 def test_a_count_without_the_tokenizer_is_called_an_estimate(tmp_path, monkeypatch):
@@ -396,6 +397,40 @@ def test_a_count_without_the_tokenizer_is_called_an_estimate(tmp_path, monkeypat
     log = write_log(tmp_path / "log.jsonl", chat)
     started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
     assert started.estimated == "the tokenizer of smollm2-135m-instruct is not at hand yet"
+
+
+def test_the_counts_say_what_each_step_leaves(tmp_path):
+    log = write_log(tmp_path / "log.jsonl", chat)
+    started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
+    counts = started.model_copy(update={"rows_read": 368, "rows_usable": 255, "estimated": None})
+    said = describe_counts(started.proposal.model_copy(update={"rows": 252}), counts)
+    assert said == (
+        "368 rows read, 255 usable (113 are faulty or repeat others: `graft data audit`), "
+        "252 after the split (3 are set aside: `graft data prepare`)"
+    )
+
+
+@pytest.mark.parametrize("base", ["qwen3", "someone/no-such-model"])
+def test_a_base_that_there_is_not_is_refused_before_graft_yaml_is_written(tmp_path, monkeypatch, base):
+    def refuse(name, _place):
+        raise UserMistake(f"there is no base model {name}", fix="check the name")
+
+    monkeypatch.setattr("graftwork.model.base.resolve", refuse)
+    log = write_log(tmp_path / "log.jsonl", chat)
+    with pytest.raises(UserMistake, match="there is no base model"):
+        start_project(tmp_path, [str(log)], base=base)
+    assert not (tmp_path / PROJECT_FILE).exists()
+
+
+def test_an_unchanged_starter_gives_way_to_a_file_that_fits_the_log(tmp_path):
+    start_project(tmp_path, [], base="smollm2-135m-instruct")
+    with pytest.raises(UserMistake, match="already"):
+        start_project(tmp_path, [], base="smollm2-135m-instruct")
+    (tmp_path / "logs").mkdir()
+    write_log(tmp_path / "logs" / "log.jsonl", chat)
+    assert start_project(tmp_path, [], base="smollm2-135m-instruct").proposal is not None
+    with pytest.raises(UserMistake, match="already"):
+        start_project(tmp_path, [], base="smollm2-135m-instruct")
 
 
 QWEN_3 = (
@@ -450,7 +485,8 @@ def test_one_enormous_row_raises_no_limit_beyond_what_the_base_reads(tmp_path, t
     assert settings.evaluate.max_new_tokens < 1000
 
 
-def test_rows_of_unknown_tokens_stay_below_a_usual_context(tmp_path):
+def test_rows_of_unknown_tokens_stay_below_a_usual_context(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_tickets(tmp_path / "log.jsonl")
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write(json.dumps({"prompt": "many words " * 100_000, "completion": "They are many."}) + "\n")

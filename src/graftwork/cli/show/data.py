@@ -397,7 +397,8 @@ def show_audit(console: Console, audit: Audit) -> None:
         console,
         f"[bold]{audit.rows:,}[/] {'row' if audit.rows == 1 else 'rows'} in "
         f"{quote(_name_files(audit.files))}: {audit.readable:,} readable, "
-        f"[bold]{audit.usable:,} usable[/] after cleaning{_say_too_long(audit)} ({audit.seconds:.1f} s)\n",
+        f"[bold]{audit.usable:,} usable[/] without faulty and repeated rows{_say_too_long(audit)} "
+        f"({audit.seconds:.1f} s)\n",
     )
     findings = PlainTable.grid(padding=(0, 2, 0, 0))
     findings.add_column(no_wrap=True)

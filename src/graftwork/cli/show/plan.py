@@ -403,7 +403,8 @@ def _title(figure: str) -> str:
 
 
 def show_preflight(console: Console, found: "Preflight") -> None:
-    print_line(console, f"{plural(found.cases, 'held-out case')}. {quote(found.power)}".rstrip())
+    cases = f"{plural(found.cases, 'held-out case')} after the split"
+    print_line(console, f"{cases}. {quote(found.power)}".rstrip())
     show_trials(console, found)
     for problem in found.problems:
         mark = "[red]✗[/]" if problem.severity == "error" else "[yellow]![/]"
