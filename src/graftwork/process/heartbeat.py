@@ -207,10 +207,14 @@ class Heart:
         )
 
     def _enter(self, doing: str, now: float) -> None:
-        """Add what was done until now to its account, and open that of what comes."""
+        self._count(now)
+        self._moved, self._doing = now, doing
+
+    def _count(self, now: float) -> None:
+        """Add the time until now to what is being done."""
         if self._doing:
             self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._doing_since
-        self._moved, self._doing, self._doing_since = now, doing, now
+        self._doing_since = now
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
@@ -225,6 +229,8 @@ class Heart:
         if self._sampler is None or not self._sampler.due():
             return
         with self._lock:
+            # What goes on now counts too: a long forward pass behind a short wait is no waiting.
+            self._count(clock.steady())
             spent, self._spent = self._spent, {}
         inside = sum(spent.values())
         share = spent.get(WAITING_FOR_DATA, 0.0) / inside if inside else None

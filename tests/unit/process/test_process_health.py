@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.process.health import Patience, assess_health
+from graftwork.process.heartbeat import WAITING_FOR_DATA, Heart
 from graftwork.records.job import Beat, DeviceVitals, Vitals
 
 NOW = 1000.0
@@ -91,6 +92,17 @@ def test_memory_that_runs_out_is_reported_while_all_still_works():
     judged = health(beat(vitals=vitals(memory_growth_gib_per_minute=1.0)))
     assert judged.health == "working"
     assert "the limit is reached in 8 min" in judged.reason
+
+
+def test_a_short_wait_before_a_long_forward_pass_is_no_waiting_for_data(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("graftwork.process.clock.steady", lambda: now[0])
+    heart = Heart(tmp_path, vitals=True)
+    for doing, seconds in ((WAITING_FOR_DATA, 1.0), ("forward", 9.0)):
+        heart.move(doing)
+        now[0] += seconds
+    heart._sample()
+    assert heart._sampler.latest.data_share == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
