@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
-from graftwork.evaluate.settings import JudgeSettings
+from graftwork.evaluate.subjects import parse_subjects
 from graftwork.files.dataset import iterate_rows
 from graftwork.grading.grade import require_gradable
 from graftwork.grading.interface import GradeContext
@@ -24,6 +24,7 @@ from graftwork.pipeline.held_out_cases import read_held_out
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
+from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.plan import Plan, RunPlan
@@ -96,7 +97,7 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
         )
         for metric, why in doubts_about_judge(work).items()
     ]
-    problems += find_missing_key(evaluate.judge)
+    problems += find_missing_keys(work.settings)
     problems += _look_at_machine(work, plan)
     return Preflight(
         cases=len(cases),
@@ -124,17 +125,25 @@ def _nothing_held_out(work: OpenProject) -> Problem:
     )
 
 
-def find_missing_key(judge: JudgeSettings | None) -> list[Problem]:
-    variable = judge.key_variable if judge is not None else None
-    if variable is None or os.environ.get(variable, "").strip():
-        return []
+def find_missing_keys(settings: ProjectSettings) -> list[Problem]:
+    """Variables that should hold the keys of endpoints that training or evaluation will ask, and do not."""
+    variables: dict[str, str | None] = {}
+    if (judge := settings.evaluate.judge) is not None:
+        variables["evaluate.judge.key_variable"] = judge.key_variable
+    if (rollouts := settings.train.rollouts.endpoint) is not None:
+        variables["train.rollouts.endpoint.key_variable"] = rollouts.key_variable
+    for subject in parse_subjects(settings.evaluate.subjects):
+        if subject.endpoint is not None:
+            variables[f"evaluate.subjects: {subject.name}"] = subject.endpoint.key_variable
     return [
         Problem(
             severity="error",
             what=f"the environment variable {variable} is empty or not set",
-            why="evaluate.judge.key_variable names it: the judge is asked after the training",
+            why=f"it should hold the key for {where}",
             fix=f"export {variable}=…",
         )
+        for where, variable in variables.items()
+        if variable is not None and not os.environ.get(variable, "").strip()
     ]
 
 

@@ -2,23 +2,38 @@
 
 import pytest
 
-from graftwork.evaluate.settings import JudgeSettings
-from graftwork.pipeline.preflight import find_missing_key
+from graftwork.pipeline.preflight import find_missing_keys
+from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.serve.settings import ServeSettings, require_upstream_keys
 
 ENDPOINT = {"url": "http://127.0.0.1:9/v1", "model": "large", "key_env": "KEY_OF_A_TEST"}
 
 
-def test_the_key_of_the_judge_is_looked_for_before_training(monkeypatch):
-    judge = JudgeSettings(url=ENDPOINT["url"], model="large", key_variable="KEY_OF_A_TEST")
+def test_keys_that_a_run_will_need_are_looked_for_before_training(monkeypatch):
+    key, address = {"key_variable": "KEY_OF_A_TEST"}, {"url": ENDPOINT["url"], "model": "large"}
+    settings = ProjectSettings.model_validate(
+        {
+            "project": "p",
+            "base": "small",
+            "data": {"logs": ["a.jsonl"]},
+            "train": {
+                "objective": "grpo",
+                "rewards": [{"metric": "exact_match"}],
+                "rollouts": {"endpoint": {**address, **key}},
+            },
+            "evaluate": {
+                "judge": {**address, **key},
+                "subjects": ["base", "adapter", f"{ENDPOINT['url']}#large,key=KEY_OF_A_TEST"],
+            },
+        }
+    )
     monkeypatch.delenv("KEY_OF_A_TEST", raising=False)
-    (problem,) = find_missing_key(judge)
-    assert problem.severity == "error"
-    assert "KEY_OF_A_TEST" in problem.what
+    problems = find_missing_keys(settings)
+    assert [problem.severity for problem in problems] == ["error"] * 3
+    assert all("KEY_OF_A_TEST" in problem.what for problem in problems)
     monkeypatch.setenv("KEY_OF_A_TEST", "k")
-    assert find_missing_key(judge) == []
-    assert find_missing_key(None) == []
+    assert find_missing_keys(settings) == []
 
 
 @pytest.mark.parametrize(
