@@ -16,7 +16,7 @@ ORDER = {
     "< card_block, rollouts, run_time, plain_tape, plain_time, trace < answers, card_step, "
     "plain_decoder < card_memory < card_time < card_tuning, distributed, probed_rates "
     "< plain_memory < streamed_memory < streamed",
-    "data": "settings < ingest < audit < dedup < corpus < split < render "
+    "data": "condition < settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
     "grading": "line_process, matching, score_audit, taskset_worker < answers, call_faults, taskset "
     "< interface < custom, code, tool_calls < calls, hacks, metrics < rules < checks < grade, prefix "

@@ -9,8 +9,8 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from graftwork.data.ingest.fields import take_figure, take_score
 from graftwork.records.interaction import Interaction
+from graftwork.text.numbers import take_figure, take_score
 
 GRAMMAR = "FIELD >= NUMBER (also <=, >, <), FIELD == VALUE (also !=), FIELD missing, joined by `and` and `or`"
 NO_NUMBER = "no number"
@@ -27,7 +27,7 @@ _FIELDS = {
 }
 
 
-class Comparison(NamedTuple):
+class FieldTest(NamedTuple):
     """`sign` is None where the field must be missing."""
 
     field: str
@@ -44,7 +44,7 @@ def require_condition(text: str) -> str:
 
 
 @cache
-def parse_condition(text: str) -> tuple[tuple[Comparison, ...], ...]:
+def parse_condition(text: str) -> tuple[tuple[FieldTest, ...], ...]:
     """Alternatives, each of comparisons that must all hold."""
     tokens, end = [], 0
     while match := _TOKEN.match(text, end):
@@ -52,7 +52,7 @@ def parse_condition(text: str) -> tuple[tuple[Comparison, ...], ...]:
         end = match.end()
     if text[end:].strip():
         raise ValueError(f"{text[end:].strip()[:20]!r} is not understood; a condition is {GRAMMAR}")
-    alternatives: list[list[Comparison]] = [[]]
+    alternatives: list[list[FieldTest]] = [[]]
     while True:
         comparison, tokens = _take_comparison(tokens)
         alternatives[-1].append(comparison)
@@ -65,9 +65,9 @@ def parse_condition(text: str) -> tuple[tuple[Comparison, ...], ...]:
             raise ValueError(f"`and` or `or` must stand before {joint!r}; a condition is {GRAMMAR}")
 
 
-def _take_comparison(tokens: list[str]) -> tuple[Comparison, list[str]]:
+def _take_comparison(tokens: list[str]) -> tuple[FieldTest, list[str]]:
     if len(tokens) >= 2 and tokens[1] == "missing":
-        return Comparison(tokens[0].strip("`"), None, None, "missing"), tokens[2:]
+        return FieldTest(tokens[0].strip("`"), None, None, "missing"), tokens[2:]
     if len(tokens) < 3 or tokens[1] not in {*_COMPARE, *_EQUAL} or tokens[0][0] in "\"'<>=!":
         raise ValueError(f"a condition is {GRAMMAR}; found: {' '.join(tokens[:3]) or 'nothing'}")
     field, sign, word, *rest = tokens
@@ -75,7 +75,7 @@ def _take_comparison(tokens: list[str]) -> tuple[Comparison, list[str]]:
     if number is None and sign in _COMPARE:
         raise ValueError(f"`{sign}` compares numbers, and {word} is none; a condition is {GRAMMAR}")
     value = word.strip("\"'") if number is None else number
-    return Comparison(field.strip("`"), sign, value, word), rest
+    return FieldTest(field.strip("`"), sign, value, word), rest
 
 
 def find_objection(row: Interaction, condition: str) -> str | None:
@@ -89,7 +89,7 @@ def find_objection(row: Interaction, condition: str) -> str | None:
     return objections[0]
 
 
-def _test(row: Interaction, item: Comparison) -> str | None:
+def _test(row: Interaction, item: FieldTest) -> str | None:
     value = _look_up(row, item.field)
     if item.sign is None:
         return None if value is None else f"`{item.field}` is not missing"

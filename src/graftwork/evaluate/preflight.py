@@ -344,7 +344,7 @@ def _say_higher_limit(rule: GateRule, trial: MetricTrial, *, constant: float) ->
     reached = clopper_pearson(round(own * trial.cases), n=trial.cases).low
     if constant < (reached if rule.held_bound == "lower" else own):
         return f"ask for more than {show(rule.metric, constant)} of {rule.metric}"
-    return f"take the rule out: no limit on {rule.metric} tells the log's own replies from such an answer"
+    return f"take the rule out: no limit on {rule.metric} separates the log's own replies from such an answer"
 
 
 def _constant_passes(rule: GateRule, trial: MetricTrial) -> bool:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from graftwork.data.audit.usage import TIME_FIELDS, read_day
-from graftwork.data.ingest.fields import say_status, take_figure, take_score
+from graftwork.data.ingest.fields import say_status
 from graftwork.data.settings import DataSettings
 from graftwork.records.base import Record
 from graftwork.records.interaction import Interaction
+from graftwork.text.numbers import take_figure, take_score
 
 Meaning = Literal["status", "session", "time", "score", "user", "cost", "nothing"]
 _NAMES: dict[Meaning, str] = {
@@ -43,7 +44,7 @@ class OwnField(Record):
 
 
 def find_own_fields(rows: Sequence[Interaction], *, formats: Iterable[str]) -> tuple[OwnField, ...]:
-    """The fields beside the texts, in the order of the log. Other formats have no paths of their own."""
+    """The fields besides the texts, in the order of the log. Other formats have no paths of their own."""
     can_map = set(formats) <= _WITH_PATHS
     values: dict[str, list[Any]] = {}
     typed = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in _TYPED}

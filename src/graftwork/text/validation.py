@@ -5,9 +5,8 @@ Does not know where the value is.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
-
-from pydantic_core import ErrorDetails
 
 _WORDS = {
     "int_type": "must be a whole number",
@@ -39,7 +38,7 @@ _WORDS = {
 }
 
 
-def explain_error(error: ErrorDetails) -> str:
+def explain_error(error: Mapping[str, Any]) -> str:
     """What is wrong with a value, in words of ours."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in ("string_too_short", "too_short") and context.get("min_length") == 1:

@@ -1,4 +1,4 @@
-"""The own fields of a log: mapped beside a known format, as a condition, and as a score on a scale."""
+"""The own fields of a log: mapped next to a known format, as a condition, and as a score on a scale."""
 
 import pytest
 from data_rows import chat, make_row, write_log

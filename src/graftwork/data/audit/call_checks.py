@@ -71,5 +71,5 @@ def _is_loop(row: Interaction) -> bool:
         seen.append(results)
         results = []
         if len(seen) == MOST_REPEATS:
-            return all(one == seen[0] and one for one in seen)
+            return all(answers == seen[0] and answers for answers in seen)
     return False

@@ -22,7 +22,6 @@ from graftwork.data.ingest.fields import (
     take_list,
     take_object,
     take_optional_text,
-    take_score,
     take_stage,
     take_text,
     write_json,
@@ -43,6 +42,7 @@ from graftwork.data.ingest.turns import (
 )
 from graftwork.data.settings import Mapping
 from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.numbers import take_score
 
 
 def fits_chat(row: dict[str, Any]) -> bool:

@@ -6,7 +6,6 @@ cannot be used is None: no row is lost over its model's name. Short values under
 """
 
 import json
-import math
 import re
 from http import HTTPStatus
 from typing import Any, cast
@@ -15,9 +14,9 @@ import orjson
 from pydantic import ValidationError
 
 from graftwork.records.interaction import Origin
+from graftwork.text.numbers import take_figure, take_score
 from graftwork.text.shape import has_too_many_values
 
-_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _LARGEST_COUNT = 1 << 53
 _DURATION = re.compile(
     r"\s*(\d{1,15}(?:\.\d{0,15})?)\s*(ms|s|m|min|[a-z]{3,12})\.?\s*", re.ASCII | re.IGNORECASE
@@ -69,21 +68,6 @@ def take_fact(value: Any) -> str | None:
     if isinstance(value, str):
         return value if value and "\0" not in value else None
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def take_figure(value: Any) -> float | None:
-    """Return a number, also from text (tables only have text); None for anything else."""
-    if value is None:
-        return None
-    if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def take_duration(value: Any) -> float | None:
@@ -366,13 +350,6 @@ def take_reward(row: dict[str, Any]) -> float | None:
     label = first_of(row, "label", "kto_tag")
     # A number here is the class of a classification dataset.
     return take_score(label) if isinstance(label, bool | str) and take_figure(label) is None else None
-
-
-def take_score(value: Any) -> float | None:
-    """Return a score: a number, or 1 for true and 0 for false."""
-    if isinstance(value, str):
-        value = {"true": True, "false": False}.get(value.strip().casefold(), value)
-    return float(value) if isinstance(value, bool) else take_figure(value)
 
 
 def take_extra(row: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from graftwork.data.ingest.fields import (
     take_cost,
     take_duration,
     take_fact,
-    take_figure,
     take_list,
     take_object,
     take_tokens,
@@ -23,6 +22,7 @@ from graftwork.data.ingest.fields import (
 from graftwork.data.ingest.llm_spans import INCOMPLETE, NO_CONTENT, NO_REPLY, read_bodies
 from graftwork.data.ingest.turns import require_user, to_messages, write_reply
 from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.numbers import take_figure
 
 _CALLS_OF_MODELS = ("completion", "responses", "messages", "generate_content")
 

@@ -26,7 +26,6 @@ from graftwork.data.ingest.fields import (
     take_cost,
     take_count,
     take_fact,
-    take_figure,
     take_tokens,
     take_usage,
     write_json,
@@ -45,6 +44,7 @@ from graftwork.data.ingest.turns import (
     write_reply,
 )
 from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.numbers import take_figure
 from graftwork.text.tool_calls import define_tool
 
 OTHER_SPAN = "other_span"

@@ -40,7 +40,6 @@ from graftwork.data.ingest.fields import (
     take_extra,
     take_fact,
     take_facts,
-    take_figure,
     take_list,
     take_object,
     take_optional_text,
@@ -65,6 +64,7 @@ from graftwork.records.interaction import (
     Message,
     Origin,
 )
+from graftwork.text.numbers import take_figure
 
 
 def fits_openai_log(row: dict[str, Any]) -> bool:

@@ -16,7 +16,6 @@ from graftwork.data.ingest.fields import (
     open_json,
     take_cost,
     take_fact,
-    take_figure,
     take_object,
     take_usage,
 )
@@ -24,6 +23,7 @@ from graftwork.data.ingest.llm_spans import INCOMPLETE, NO_CONTENT, NO_REPLY, OT
 from graftwork.data.ingest.spans import to_nanoseconds
 from graftwork.data.ingest.turns import require_user, to_messages, write_reply
 from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.numbers import take_figure
 
 
 def fits_langfuse(row: dict[str, Any]) -> bool:

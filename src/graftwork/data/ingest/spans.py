@@ -7,7 +7,8 @@ log records that hold the content of calls. Does not know what an attribute mean
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from graftwork.data.ingest.fields import BadRow, first_of, name_type, open_json, take_figure
+from graftwork.data.ingest.fields import BadRow, first_of, name_type, open_json
+from graftwork.text.numbers import take_figure
 
 DEEPEST_VALUE = 64
 _SCALARS = ("stringValue", "boolValue", "doubleValue", "bytesValue")

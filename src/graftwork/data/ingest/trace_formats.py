@@ -17,7 +17,6 @@ from graftwork.data.ingest.fields import (
     first_of,
     open_json,
     take_fact,
-    take_figure,
     take_list,
     take_object,
 )
@@ -39,6 +38,7 @@ from graftwork.data.ingest.spans import (
     to_nanoseconds,
 )
 from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.numbers import take_figure
 
 
 def fits_otlp(row: dict[str, Any]) -> bool:
