@@ -110,7 +110,7 @@ def describe_counts(proposal: "Proposal", started: "Started") -> str:
     if usable < read:
         text += f" ({read - usable:,} are faulty or repeat others: `graft data audit`)"
     if kept < usable:
-        text += f", {kept:,} after the split ({usable - kept:,} are set aside: `graft data prepare`)"
+        text += f", {kept:,} after the split ({usable - kept:,} set aside: `graft data prepare`)"
     if started.estimated:
         text = f"about {text} (an estimate: {quote(started.estimated)})"
     return text

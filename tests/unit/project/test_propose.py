@@ -406,7 +406,7 @@ def test_the_counts_say_what_each_step_leaves(tmp_path):
     said = describe_counts(started.proposal.model_copy(update={"rows": 252}), counts)
     assert said == (
         "368 rows read, 255 usable (113 are faulty or repeat others: `graft data audit`), "
-        "252 after the split (3 are set aside: `graft data prepare`)"
+        "252 after the split (3 set aside: `graft data prepare`)"
     )
 
 
