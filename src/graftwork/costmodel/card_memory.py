@@ -238,7 +238,7 @@ def describe_tuning(tuning: Tuning) -> str:
     )
 
 
-SPARE = 128 * MIB
+SPARE = 112 * MIB
 """Of a limit, what is left to whatever the replay does in another order than the card."""
 
 

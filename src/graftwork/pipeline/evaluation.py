@@ -296,6 +296,7 @@ FAULTS = {
     "repeated_call": "for tool calls that fail",
     "unmatched_call": "for tool results without a call",
     "rated_bad": "as rated bad",
+    "not_kept": "by data.keep",
     "negative_feedback": "for negative feedback",
     "rejected_in_review": "as rejected by a reviewer",
 }
