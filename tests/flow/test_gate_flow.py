@@ -43,6 +43,8 @@ def test_two_models_are_judged_together_and_changed_rules_are_noted(small_projec
     write(
         small_project,
         train={**small, "validation_rows": 4},
+        # Two adapters are judged together: the bound of each needs more timings.
+        evaluate={"max_new_tokens": 4, "latency_cases": 8},
         models={"main": {}, "special": {"train": {"start_from": "main", "learning_rate": 1e-3}}},
     )
     junit = small_project / "out" / "gate.xml"

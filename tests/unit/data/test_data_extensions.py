@@ -21,7 +21,8 @@ from graftwork.process import extensions
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Interaction, Message
 
-MOST_MODULES = 20
+MOST_MODULES = 24
+"""A row is read, its parts and numbers taken, its calls checked, redacted, compared and rendered."""
 
 
 class TicketFormat:
