@@ -374,15 +374,6 @@ class DataSettings(Record):
             )
         return self
 
-    def for_file(self, name: str) -> "DataSettings":
-        """The settings with the format of this log file."""
-        form = next((form for pattern, form in self.formats.items() if names_file(pattern, name)), None)
-        if form is None:
-            return self
-        if isinstance(form, Mapping):
-            return self.model_copy(update={"format": None, "mapping": form})
-        return self.model_copy(update={"format": form, "mapping": None})
-
     def to_manifest(self) -> dict[str, Any]:
         """The settings as a dataset's manifest states them.
 

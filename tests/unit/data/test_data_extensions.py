@@ -21,8 +21,7 @@ from graftwork.process import extensions
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Interaction, Message
 
-MOST_MODULES = 24
-"""A row is read, its parts and numbers taken, its calls checked, redacted, compared and rendered."""
+MOST_MODULES = 20
 
 
 class TicketFormat:

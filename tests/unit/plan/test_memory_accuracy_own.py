@@ -69,11 +69,14 @@ def test_no_run_that_was_reported_to_fit_its_cap_ran_out():
 
 @pytest.mark.parametrize("line", [json.loads(line) for line in CAPS.read_text().splitlines()])
 def test_the_largest_length_said_to_fit_is_within_five_percent_of_what_held_and_below_what_ran_out(line):
-    """Lengths at the very edge of 15.5 GiB."""
+    """Lengths at the very edge of 15.5 GiB.
+
+    Of qwen3-1.7b, 18,432 and 19,392 ran out: no multiple of 64 is below the one and within 5 % of the other.
+    """
     from plan_memory import longest_that_fits
 
     tried, longest = line["config"]["length"], longest_that_fits(line["config"])
     if line["measured"]["ran_out"]:
-        assert longest < tried
+        assert 0.94 * tried <= longest < tried
     else:
         assert longest >= 0.95 * tried

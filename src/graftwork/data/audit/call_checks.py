@@ -16,7 +16,7 @@ from graftwork.text.tool_calls import read_calls
 BROKEN_CALL, REPEATED_CALL, UNMATCHED_CALL = "broken_call", "repeated_call", "unmatched_call"
 MOST_REPEATS = 2
 """A call may be made this often with the same result: a first try, and another in case something passes."""
-_CALL = "<tool_call>"
+CALL_TAG = "<tool_call>"
 
 
 class CallFault(NamedTuple):
@@ -26,7 +26,7 @@ class CallFault(NamedTuple):
 
 def judge_calls(row: Interaction) -> CallFault | None:
     """The fault of the reply's calls."""
-    if _CALL not in row.reply:
+    if CALL_TAG not in row.reply:
         return None
     try:
         fault = find_call_fault(row.messages, row.reply)
@@ -50,7 +50,7 @@ def judge_results(messages: Sequence[Message]) -> CallFault | None:
         elif waiting:
             return CallFault(UNMATCHED_CALL, _NO_RESULT)
         elif message.role == "assistant":
-            waiting = len(read_calls(message.content) or ()) if _CALL in message.content else 0
+            waiting = len(read_calls(message.content) or ()) if CALL_TAG in message.content else 0
     return CallFault(UNMATCHED_CALL, _NO_RESULT) if waiting else None
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from graftwork.data.audit.call_checks import (
     BROKEN_CALL,
+    CALL_TAG,
     REPEATED_CALL,
     UNMATCHED_CALL,
     CallFault,
@@ -338,10 +339,14 @@ def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
         or _judge_status(row, settings)
         or _judge_text(row)
         or _judge_claim(row)
-        or _as_fault(judge_calls(row))
+        or (_as_fault(judge_calls(row)) if CALL_TAG in row.reply else None)
         or _judge_score(row, settings)
-        or _as_fault(judge_results(row.messages))
+        or (_as_fault(judge_results(row.messages)) if _mentions_calls(row.messages) else None)
     )
+
+
+def _mentions_calls(messages: Sequence[Message]) -> bool:
+    return any(message.role == "tool" or CALL_TAG in message.content for message in messages)
 
 
 def _as_fault(found: CallFault | None) -> Fault | None:

@@ -25,6 +25,7 @@ from graftwork.data.audit.usage import UNKNOWN, day_of
 from graftwork.data.corpus.store import encode_row, read_all, read_head
 from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
 from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
+from graftwork.data.ingest.formats import settings_of_file
 from graftwork.data.ingest.read import ReadRow, read_block
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, write_atomic
@@ -94,7 +95,7 @@ def list_feature_inputs(context: AuditContext) -> list[Any]:
 def name_features(block: LogBlock, *, inputs: list[Any], settings: DataSettings) -> str:
     """Return the name of the feature file of this block."""
     if settings.formats:
-        own = settings.for_file(block.file)
+        own = settings_of_file(settings, block.file)
         inputs = [*inputs, own.format, own.mapping and own.mapping.model_dump(mode="json")]
     return f"{fingerprint([block.key, *inputs])[:40]}.arrow"
 

@@ -72,6 +72,8 @@ def take_fact(value: Any) -> str | None:
 
 def take_duration(value: Any) -> float | None:
     """Return milliseconds; text may name its unit, as in `12.5ms` or `3 s`."""
+    if value is None:
+        return None
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return take_figure(value)
@@ -80,6 +82,8 @@ def take_duration(value: Any) -> float | None:
 
 
 def take_count(value: Any) -> int | None:
+    if value is None:
+        return None
     number = take_figure(value)
     return None if number is None or abs(number) > _LARGEST_COUNT else int(number)
 
@@ -258,6 +262,8 @@ def take_cost(value: Any) -> float | None:
     """Return an amount of dollars that is not negative; of an object its total."""
     if isinstance(value, dict):
         value = first_of(value, "total", "total_cost")
+    if value is None:
+        return None
     figure = take_figure(value)
     return figure if figure is not None and figure >= 0 else None
 
@@ -344,9 +350,9 @@ def take_stage(value: Any) -> int | None:
 
 def take_reward(row: dict[str, Any]) -> float | None:
     """Return the judgement of the reply: a number, or 1 and 0 for the labels of KTO datasets."""
-    stated = take_score(first_of(row, "reward", "score"))
-    if stated is not None:
-        return stated
+    stated = first_of(row, "reward", "score")
+    if stated is not None and (score := take_score(stated)) is not None:
+        return score
     label = first_of(row, "label", "kto_tag")
     # A number here is the class of a classification dataset.
     return take_score(label) if isinstance(label, bool | str) and take_figure(label) is None else None

@@ -19,7 +19,7 @@ from graftwork.data.ingest import trace_formats as traces
 from graftwork.data.ingest.blocks import ReadFault, RowResult
 from graftwork.data.ingest.fields import BadRow, explain, open_json, take_object
 from graftwork.data.ingest.turns import drop_reasoning
-from graftwork.data.settings import DataSettings, FormatName, Mapping
+from graftwork.data.settings import DataSettings, FormatName, Mapping, names_file
 from graftwork.process.extensions import load_extension
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
@@ -285,3 +285,13 @@ def _without_reasoning(found: Interaction) -> Interaction:
     if found.rejected is not None:
         kept["rejected"] = drop_reasoning(found.rejected)
     return found.model_copy(update=kept)
+
+
+def settings_of_file(settings: DataSettings, name: str) -> DataSettings:
+    """The settings with the format that `data.formats` names for this log file."""
+    form = next((form for pattern, form in settings.formats.items() if names_file(pattern, name)), None)
+    if form is None:
+        return settings
+    if isinstance(form, Mapping):
+        return settings.model_copy(update={"format": None, "mapping": form})
+    return settings.model_copy(update={"format": form, "mapping": None})

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault, RowResult, SkippedPart, TraceScore
 from graftwork.data.ingest.fields import BadRow, explain, name_type
 from graftwork.data.ingest.files import cut_blocks, find_sources
-from graftwork.data.ingest.formats import apply_reasoning, find_format, read_row
+from graftwork.data.ingest.formats import apply_reasoning, find_format, read_row, settings_of_file
 from graftwork.data.ingest.transcript_rows import TranscriptReader
 from graftwork.data.settings import DataSettings, FormatName
 from graftwork.records.interaction import Interaction, Origin
@@ -126,7 +126,7 @@ def hash_line(line: bytes) -> str:
 
 def read_block(block: LogBlock, *, settings: DataSettings) -> Iterator[ReadRow]:
     """Yield the rows of one block and the faults of its container, in line order."""
-    settings = settings.for_file(block.file)
+    settings = settings_of_file(settings, block.file)
     faults = sorted(block.faults, key=lambda fault: fault.origin.line, reverse=True)
     lines = block.data.split(b"\n")
     # After the last line end there is nothing, or a row that is still being written.

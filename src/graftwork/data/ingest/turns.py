@@ -82,7 +82,7 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
     for place, item in enumerate(value):
         message = item if type(item) is dict else open_json(item)
         turns += take_message(message, f"{key}[{place}]")
-        has_items = has_items or is_item(message)
+        has_items = has_items or ("role" not in message and is_item(message))
     return _lead_by_instructions(value[0], _join_items(turns) if has_items else turns)
 
 
