@@ -29,6 +29,7 @@ def pytest_addoption(parser):
 
     parser.addoption("--kills", type=int, default=50, help="how often slow tests kill a run")
     parser.addoption("--thorough", action="store_true", help="property tests with all of their examples")
+    parser.addoption("--update-golden", action="store_true", help="store what the golden tests see")
 
 
 # How long an example takes says something about the machine, nothing about the property.
