@@ -299,7 +299,8 @@ class DataSettings(Record):
     drop_broken_calls: bool = Field(
         True,
         description="Drop replies whose tool calls do not parse, name a tool that the prompt does not "
-        "define, have arguments that its schema refuses, or repeat a call whose result did not change.",
+        "define, have arguments that its schema refuses, or repeat a call whose result did not change. "
+        "Earlier turns with such calls stay as context, and are not trained on.",
     )
     drop_unmatched_calls: bool = Field(
         False, description="Drop rows whose prompt has tool results without a call, or calls without one."

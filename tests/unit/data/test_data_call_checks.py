@@ -7,6 +7,7 @@ from data_rows import make_row
 
 from graftwork.data.audit.row_checks import AuditContext, check_row, find_fault, is_dropped, redact_row
 from graftwork.data.prepare import audit_files
+from graftwork.data.render.rows import list_trained
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls, write_tools
@@ -138,3 +139,55 @@ def test_the_audit_names_the_lines_of_broken_calls(tmp_path):
     assert finding.severity == "blocker"
     assert "drop_broken_calls" in finding.fix
     assert audit.usable < 11
+
+
+LOOP = (
+    ("assistant", call({"query": "SELECT id FROM rides"})),
+    ("tool", "[[1]]"),
+    ("assistant", call({"query": 5})),
+    ("tool", "error: query must be text"),
+)
+
+
+def test_a_broken_call_before_the_reply_is_a_finding_and_drops_nothing():
+    row = row_of("There is one ride.", *LOOP)
+    (note,) = check_row(row, redact_row(row), context=AuditContext(settings=DataSettings()))
+    assert note.code == "broken_earlier_call"
+    assert note.reason == "the schema of run_sql refuses the arguments (query: type)"
+    assert '"query": 5' in note.excerpt
+    assert judge(row) is None
+
+
+def test_a_broken_call_before_the_reply_is_context_and_not_trained_on():
+    row = row_of("There is one ride.", *LOOP)
+    every = DataSettings(train_on="every")
+    assert [answer.reply for answer in list_trained(row, every)] == [LOOP[0][1], row.reply]
+    assert len(list_trained(row, every.model_copy(update={"drop_broken_calls": False}))) == 3
+    assert list_trained(row, DataSettings()) == [(row.messages, row.reply)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({}, "with `data.train_on: last` these calls are context, and never trained on"),
+        (
+            {"train_on": "every"},
+            "`graft data prepare` does not train on these calls (data.drop_broken_calls)",
+        ),
+    ],
+)
+def test_the_finding_of_earlier_calls_says_what_prepare_does(tmp_path, changes, fix):
+    broken = [{"type": "tool_use", "id": "a", "name": "run_sql", "input": {"limit": 3}}]
+    answer = [{"type": "tool_result", "tool_use_id": "a", "content": "error"}]
+    messages = [
+        {"role": "user", "content": "How many rides?"},
+        {"role": "assistant", "content": broken},
+        {"role": "user", "content": answer},
+        {"role": "assistant", "content": "There is one ride."},
+    ]
+    log = tmp_path / "log.jsonl"
+    tools = [{"name": "run_sql", "input_schema": SCHEMA}]
+    log.write_text(json.dumps({"messages": messages, "tools": tools}) + "\n")
+    audit = audit_files([str(log)], DataSettings(**changes))
+    (finding,) = [finding for finding in audit.findings if finding.code == "broken_earlier_call"]
+    assert (finding.count, finding.fix, audit.usable) == (1, fix, 1)

@@ -1,8 +1,8 @@
 """What is wrong with the tool calls of a conversation.
 
-In: one interaction. Out: a code and how it was recognized, or None. A reply is at fault for a call that
-cannot be carried out, or that goes round in a loop; a prompt for calls and results that do not belong
-together.
+In: one interaction, or an assistant turn with the turns before it. Out: a code and how it was recognized,
+or None. A reply is at fault for a call that cannot be carried out, or that goes round in a loop; a prompt
+for calls and results that do not belong together.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from graftwork.records.interaction import Interaction, Message
 from graftwork.text.tool_calls import read_calls
 
 BROKEN_CALL, REPEATED_CALL, UNMATCHED_CALL = "broken_call", "repeated_call", "unmatched_call"
+BROKEN_EARLIER_CALL = "broken_earlier_call"
 MOST_REPEATS = 2
 """A call may be made this often with the same result: a first try, and another in case something passes."""
 CALL_TAG = "<tool_call>"
@@ -28,15 +29,20 @@ def judge_calls(row: Interaction) -> CallFault | None:
     """The fault of the reply's calls."""
     if CALL_TAG not in row.reply:
         return None
-    try:
-        fault = find_call_fault(row.messages, row.reply)
-    except PatternTooSlow:
-        fault = None  # what cannot be judged is no fault
+    fault = find_broken_call(row.messages, row.reply)
     if fault is not None:
         return CallFault(BROKEN_CALL, fault)
     if _is_loop(row):
         return CallFault(REPEATED_CALL, "the turns before it made the same call and got the same result")
     return None
+
+
+def find_broken_call(messages: Sequence[Message], text: str) -> str | None:
+    """Why a call of this assistant turn cannot be carried out; None where none is, or it cannot be judged."""
+    try:
+        return find_call_fault(messages, text)
+    except PatternTooSlow:
+        return None
 
 
 def judge_results(messages: Sequence[Message]) -> CallFault | None:

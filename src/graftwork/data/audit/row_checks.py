@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 from graftwork.data.audit.call_checks import (
     BROKEN_CALL,
+    BROKEN_EARLIER_CALL,
     CALL_TAG,
     REPEATED_CALL,
     UNMATCHED_CALL,
     CallFault,
+    find_broken_call,
     judge_calls,
     judge_results,
 )
@@ -447,6 +449,16 @@ def check_prompt(raw: Interaction, redacted: RedactedRow, *, context: AuditConte
         )
 
 
+def check_earlier_calls(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    """Note the first call before the reply that cannot be carried out."""
+    for place, turn in enumerate(raw.messages):
+        if turn.role == "assistant" and CALL_TAG in turn.content:
+            reason = find_broken_call(raw.messages, turn.content)
+            if reason is not None:
+                yield Note(BROKEN_EARLIER_CALL, reason, show_start(redacted.row.messages[place].content))
+                return
+
+
 def check_private_data(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     for kind in redacted.counts:
         code = "secret" if kind in SECRET_KINDS else "personal_data"
@@ -530,6 +542,7 @@ def check_reasoning(raw: Interaction, redacted: RedactedRow, *, context: AuditCo
 ROW_CHECKS = (
     check_reply,
     check_prompt,
+    check_earlier_calls,
     check_private_data,
     check_encoding,
     check_control_tokens,

@@ -8,7 +8,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from graftwork.data.audit.call_checks import BROKEN_CALL, REPEATED_CALL, UNMATCHED_CALL
+from graftwork.data.audit.call_checks import (
+    BROKEN_CALL,
+    BROKEN_EARLIER_CALL,
+    REPEATED_CALL,
+    UNMATCHED_CALL,
+)
 from graftwork.data.audit.findings import (
     MOST_EXAMPLES,
     AuditFacts,
@@ -200,6 +205,29 @@ def find_placeholder_prompts(facts: AuditFacts) -> Iterator[Finding]:
                 fix="log the real content, or leave these rows out of the file",
             ),
         )
+
+
+def find_earlier_calls(facts: AuditFacts) -> Iterator[Finding]:
+    noted = facts.notes[BROKEN_EARLIER_CALL]
+    if not noted.count:
+        return
+    settings = facts.settings
+    fix = "with `data.train_on: last` these calls are context, and never trained on"
+    if settings.train_on != "last":
+        fix = say_fix(
+            "drop_broken_calls", on=settings.drop_broken_calls, done="does not train on these calls"
+        )
+    yield finding_from_notes(
+        facts,
+        BROKEN_EARLIER_CALL,
+        "warning",
+        wording=Wording(
+            title=count_rows(noted.count, "have tool calls before the reply that cannot be carried out")
+            + f" ({noted.say_reasons(4)})",
+            effect="trained on, they teach the model to make calls that fail",
+            fix=fix,
+        ),
+    )
 
 
 def find_private_data(facts: AuditFacts) -> Iterator[Finding]:

@@ -377,7 +377,8 @@ BLOCK_DIGITS = 16
 """The names of shards of one block begin with the same digits."""
 
 RENDER_SETTINGS = (
-    *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "max_tokens", "overlong"),
+    *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "drop_broken_calls"),
+    *("max_tokens", "overlong"),
 )
 """The settings that a rendered row depends on; the rows themselves are hashed separately."""
 

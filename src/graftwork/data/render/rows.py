@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from graftwork.data.audit.call_checks import find_broken_call
 from graftwork.data.corpus.store import JoinedReward, apply_reward, read_interactions, read_table
 from graftwork.data.ingest.turns import drop_reasoning
 from graftwork.data.render.rendered import (
@@ -408,14 +409,24 @@ def _count_characters(messages: Sequence[Message], reply: str) -> int:
 
 def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
     messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
-    answers = [(messages, row.reply)]
-    if settings.train_on == "every" and not _is_one_call(row):
-        answers = [*list_answers(messages, row.reply, weights=row.turn_weights)] or answers
-    elif settings.train_on == "marked":
-        weights = row.turn_weights
-        answers = [*list_answers(messages, row.reply, weights=weights, only_marked=True)] if weights else []
+    answers = list_trained(row.model_copy(update={"messages": messages}), settings)
     for part, (before, reply) in enumerate(answers):
         yield _RenderRequest(position, part, before, reply)
+
+
+def list_trained(row: Interaction, settings: DataSettings) -> list[AnswerPart]:
+    """Return the answers that `data.train_on` asks for; those with broken calls only if these are kept."""
+    whole = [AnswerPart(row.messages, row.reply)]
+    if settings.train_on == "last" or (settings.train_on == "every" and _is_one_call(row)):
+        return whole
+    weights = row.turn_weights
+    if settings.train_on == "every":
+        answers = list_answers(row.messages, row.reply, weights=weights) or whole
+    else:
+        answers = list_answers(row.messages, row.reply, weights=weights, only_marked=True) if weights else []
+    if not settings.drop_broken_calls:
+        return answers
+    return [answer for answer in answers if find_broken_call(*answer) is None]
 
 
 def _is_one_call(row: Interaction) -> bool:
