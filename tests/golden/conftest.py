@@ -1,4 +1,10 @@
+import sys
+from pathlib import Path
+
 import pytest
+
+# The gateway over an engine in one event loop, which tests of serving share.
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "serve"))
 
 
 @pytest.fixture(scope="session")
