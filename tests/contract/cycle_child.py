@@ -12,15 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+from graftwork.cycle import state as state_changes
 from graftwork.cycle.decide import CycleFacts
-from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings, RetrySettings
+from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings
 from graftwork.cycle.state import Holder, enqueue
 from graftwork.pipeline.cycle.coordinator import Coordinator, CycleStepResult
 from graftwork.pipeline.cycle.lease import ClaimKeeper
 from graftwork.store.cycles import CycleTable
 from graftwork.store.database import open_database
 
-RETRY = RetrySettings(first_seconds=0.01)
+state_changes.FIRST_PAUSE_SECONDS = 0.01
 
 
 class Steps:
@@ -71,10 +72,11 @@ def main(database, folder, place, cycles, seconds, lease):
     coordinator = Coordinator(
         store=store,
         runner=Steps(Path(folder), place, float(seconds)),
-        settings=CycleSettings(lease_seconds=int(lease), retry=RETRY, deliver=["here"]),
+        settings=CycleSettings(deliver=["here"]),
         steps=CYCLE_STEPS,
         models=("main",),
         holder=Holder(f"{place} {os.getpid()}", place),
+        lease_seconds=int(lease),
     )
     coordinator.keep_claim = ClaimKeeper(coordinator).keep
     print("ready", flush=True)

@@ -27,12 +27,6 @@ def up(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what is due and what a cycle would do. Starts nothing.")
     ] = False,
-    simulate: Annotated[
-        bool,
-        typer.Option("--simulate", help="Simulate a month of this project's settings, with random faults."),
-    ] = False,
-    days: Annotated[int, typer.Option(help="With --simulate: number of days.", min=1, max=400)] = 30,
-    seed: Annotated[int, typer.Option(help="With --simulate: the same seed gives the same month.")] = 0,
     project: Folder = None,
     json: Json = False,
 ) -> None:
@@ -42,15 +36,12 @@ def up(
     same command resumes at the step where it stopped. Two coordinators on one database run no step twice.
 
     Example:  graft up --once
-    Example:  graft up --simulate --seed 7
     """
     if context.invoked_subcommand is not None:
         return
-    if sum((once, dry_run, simulate)) > 1:
-        raise typer.BadParameter("choose one of --once, --dry-run and --simulate")
-    if simulate:
-        _simulate(project, days=days, seed=seed, as_json=json)
-    elif dry_run:
+    if once and dry_run:
+        raise typer.BadParameter("choose one of --once and --dry-run")
+    if dry_run:
         from graftwork.pipeline.cycle.session import plan_cycle
 
         with opened(project) as work:
@@ -72,17 +63,6 @@ def _run_once(project: Folder, *, as_json: bool) -> None:
         ended = run_once(work)
     print_record(ended, as_json=as_json)
     raise typer.Exit(0 if ended.outcome in ("promoted", "nothing_new") else EXIT_ANSWER_IS_NO)
-
-
-def _simulate(project: Folder, *, days: int, seed: int, as_json: bool) -> None:
-    from graftwork.api.project import open_project
-    from graftwork.pipeline.cycle.simulate import simulate_month
-    from graftwork.records.errors import EXIT_ANSWER_IS_NO
-
-    settings = open_project(project).settings
-    month = simulate_month(seed, settings=settings.cycle, caps=settings.fleet.caps, days=days)
-    print_record(month, as_json=as_json)
-    raise typer.Exit(0 if month.is_clean else EXIT_ANSWER_IS_NO)
 
 
 @app.command("status")

@@ -1,7 +1,7 @@
 """What the coordinator does next: begin a cycle, do a step, wait, or close the cycle.
 
 In: the state, the settings, facts about the project and the moment. Out: one action. Knows no stores, no
-clock and no models; the simulator and the real coordinator both ask it.
+clock and no models.
 """
 
 from typing import NamedTuple
@@ -13,6 +13,8 @@ from graftwork.cycle.state import CoordinatorState, CycleOutcome, CycleState, Cy
 
 AFTER_DEPLOY = ("release", "try", CANARY, PROMOTE, DELIVER)
 """Steps that are skipped unless the gate says deploy."""
+CHECK_SECONDS = 600.0
+"""How often `cycle.when` is checked."""
 FAR_AWAY = 366 * 86400.0
 
 
@@ -113,7 +115,7 @@ def next_date(settings: CycleSettings, *, after: float) -> float | None:
 
 
 def _until_due(state: CoordinatorState, settings: CycleSettings, *, now: float) -> Rest:
-    checked = max(now + settings.check_minutes * 60, rests_until(state, settings))
+    checked = max(now + CHECK_SECONDS, rests_until(state, settings))
     due = next_scheduled(state, settings, now=now)
     if not settings.when.is_set:
         if due is None:

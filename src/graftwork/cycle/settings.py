@@ -7,7 +7,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from graftwork.cycle.cron import parse_cron
 from graftwork.records.base import NotSecret, Record, SecretLink, SecretText
-from graftwork.text.redact import VariableName
 
 COLLECT, CANARY, PROMOTE, DELIVER, REPORT = "collect", "canary", "promote", "deliver", "report"
 CYCLE_STEPS = (
@@ -49,7 +48,7 @@ def _require_zone(name: str) -> str:
 
 
 class TriggerSettings(Record):
-    """A cycle begins when one of these holds; they are checked every `check_minutes`."""
+    """A cycle begins when one of these holds; they are checked every ten minutes."""
 
     new_rows: int | None = Field(
         None, ge=1, description="Usable captures and new log rows since the last cycle."
@@ -105,22 +104,6 @@ def _as_deliveries(given: Any) -> Any:
     return [{"to": item} if isinstance(item, str) else item for item in listed]
 
 
-class EmailSettings(Record):
-    """Notifications by e-mail."""
-
-    host: str = Field(min_length=1, description="The SMTP server.")
-    port: int = Field(587, ge=1, le=65535, description="Its port.")
-    security: Literal["starttls", "tls", "none"] = Field(
-        "starttls", description="`tls` from the first byte, `starttls`, or `none`."
-    )
-    sender: str = Field(min_length=3, description="The address that messages come from.")
-    to: tuple[str, ...] = Field(min_length=1, description="Recipients.")
-    user: str | None = Field(None, description="The login, if the server wants one.")
-    password_env: VariableName | None = Field(
-        None, description="Name of the environment variable that holds the password."
-    )
-
-
 class NotifySettings(Record):
     """Who is notified of what. Notices are kept until they are delivered."""
 
@@ -131,25 +114,15 @@ class NotifySettings(Record):
         None, description="A command that receives the notice as JSON on standard input."
     )
     webhook: SecretLink | None = Field(None, description="An http(s) URL that receives the notice as JSON.")
-    email: EmailSettings | None = Field(None, description="An SMTP server that sends it.")
-    spend_shares: tuple[float, ...] = Field(
-        (0.5, 0.8, 1.0), description="Shares of `fleet.caps.month_usd` at which a notice is sent."
-    )
 
 
 class RetrySettings(Record):
     """What happens when a step fails for a reason that may pass."""
 
     attempts: int = Field(5, ge=1, description="Attempts at a step, then the cycle has failed.")
-    first_seconds: float = Field(30.0, ge=0, description="Pause after the first failure; it doubles.")
-    longest_seconds: float = Field(3600.0, ge=0, description="The longest pause.")
     cycles: int = Field(
         3, ge=1, description="Failed cycles in a row, then the coordinator pauses and says so."
     )
-
-    def pause(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row."""
-        return float(min(self.first_seconds * 2.0 ** min(failures - 1, 40), self.longest_seconds))
 
 
 class CycleSettings(Record):
@@ -162,7 +135,6 @@ class CycleSettings(Record):
         "UTC", description="The time zone of the schedule, such as Europe/Berlin."
     )
     when: TriggerSettings = Field(default_factory=TriggerSettings, description="Events that start a cycle.")
-    check_minutes: float = Field(10.0, gt=0, description="How often `when` is checked.")
     models: tuple[str, ...] = Field(
         (), description="Models that a cycle is run for, one after the other; empty: the main model."
     )
@@ -189,11 +161,6 @@ class CycleSettings(Record):
     )
     notify: NotifySettings = Field(default_factory=NotifySettings, description="Notifications.")
     retry: RetrySettings = Field(default_factory=RetrySettings, description="Failures and pauses.")
-    lease_seconds: float = Field(
-        60.0,
-        ge=1,
-        description="A coordinator on another machine takes over after this long without a heartbeat.",
-    )
 
     @model_validator(mode="after")
     def _known_steps(self) -> Self:

@@ -14,6 +14,9 @@ FORMAT = 1
 MOST_ENTRIES = 200
 """Entries of the log of people's decisions that are kept."""
 
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30.0, 3600.0
+"""After a failure of a step; the pause doubles with each further one."""
+
 StepStatus = Literal["waiting", "running", "done", "skipped", "failed"]
 OPEN_STATUS: frozenset[StepStatus] = frozenset({"waiting", "running"})
 CycleOutcome = Literal[
@@ -265,6 +268,11 @@ def reopen(state: CoordinatorState, held: str, token: int, *, first: str, why: s
     return state.model_copy(update={"cycle": cycle.model_copy(update={"steps": steps})})
 
 
+def retry_pause(failures: int) -> float:
+    """Seconds to wait after so many failures in a row: twice as long each time."""
+    return float(min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 40), LONGEST_PAUSE_SECONDS))
+
+
 def fail(
     state: CoordinatorState,
     step: str,
@@ -281,7 +289,7 @@ def fail(
         update = {
             "status": "waiting",
             "failures": failures,
-            "not_before": now + retry.pause(failures),
+            "not_before": now + retry_pause(failures),
             "until": 0.0,
             "error": error,
         }

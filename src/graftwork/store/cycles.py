@@ -6,7 +6,6 @@ number of coordinators may share it: each change reads the newest document under
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
 
 from sqlalchemy import ColumnElement, Connection, select
 
@@ -17,37 +16,6 @@ from graftwork.store.database import Database
 from graftwork.store.schema import steps
 
 ENTRY = "cycle"
-
-
-class CycleStore(Protocol):
-    def read(self) -> CoordinatorState: ...
-
-    def change(self, change: Callable[[CoordinatorState], CoordinatorState]) -> CoordinatorState:
-        """Apply the change to the newest state and keep the result, in one transaction."""
-
-    def history(self, *, limit: int = 20) -> tuple[CycleState, ...]:
-        """Cycles that have ended, the newest first."""
-
-
-class MemoryCycles:
-    """For the simulator and for tests."""
-
-    def __init__(self) -> None:
-        self._state = CoordinatorState()
-        self._ended: dict[int, CycleState] = {}
-
-    def read(self) -> CoordinatorState:
-        return self._state
-
-    def change(self, change: Callable[[CoordinatorState], CoordinatorState]) -> CoordinatorState:
-        self._state = change(self._state)
-        cycle = self._state.cycle
-        if cycle is not None and not cycle.is_open:
-            self._ended[cycle.number] = cycle
-        return self._state
-
-    def history(self, *, limit: int = 20) -> tuple[CycleState, ...]:
-        return tuple(reversed(self._ended.values()))[:limit]
 
 
 class CycleTable:

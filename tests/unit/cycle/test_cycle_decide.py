@@ -220,8 +220,9 @@ def test_a_step_is_only_claimed_in_its_turn():
     assert claim(do(opened(), "collect"), "collect", HERE, now=NOW, lease=60)[1] is None
 
 
-def test_failures_pause_twice_as_long_each_time_and_then_end_the_cycle():
-    retry = RetrySettings(attempts=4, first_seconds=30, longest_seconds=100)
+def test_failures_pause_twice_as_long_each_time_and_then_end_the_cycle(monkeypatch):
+    monkeypatch.setattr("graftwork.cycle.state.LONGEST_PAUSE_SECONDS", 100.0)
+    retry = RetrySettings(attempts=4)
     state, pauses = opened(), []
     for number in range(4):
         state, token = claim(state, "collect", HERE, now=NOW, lease=60)

@@ -8,6 +8,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_cycles import MemoryCycles
+from simulated_month import simulate_month
 
 from graftwork.cycle.decide import AwaitApproval, CycleFacts, Rest
 from graftwork.cycle.settings import (
@@ -31,9 +33,7 @@ from graftwork.cycle.state import (
 )
 from graftwork.fleet.settings import CapSettings
 from graftwork.pipeline.cycle.coordinator import MOST_TRIES, Coordinator, CycleStepResult
-from graftwork.pipeline.cycle.simulate import simulate_month
 from graftwork.records.errors import AnswerIsNo, Busy, StoppedInOrder, UserMistake, WorkerFailed
-from graftwork.store.cycles import MemoryCycles
 
 DEPLOY = {"gate": {"decision": "deploy", "reason": "The rule holds."}, "release": {"id": "r" * 64}}
 PROMOTED = {"promote": {"action": "promoted", "release": "r" * 64, "alias": "champion"}}

@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from memory_cycles import MemoryCycles
 
 from graftwork.cycle.settings import CycleSettings
 from graftwork.cycle.state import Holder, LogEntry, Superseded, begin, cancel, claim
@@ -14,7 +15,6 @@ from graftwork.pipeline.cycle.coordinator import Coordinator
 from graftwork.pipeline.cycle.lease import ClaimKeeper
 from graftwork.process.worker import forget_stop, stoppable
 from graftwork.records.errors import Interrupted, StoppedInOrder
-from graftwork.store.cycles import MemoryCycles
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def make():
     """A coordinator that has claimed a step, and its token."""
     store = MemoryCycles()
     made = Coordinator(
-        store, Quiet(), CycleSettings(lease_seconds=1), ("a",), ("main",), Holder("test", "here")
+        store, Quiet(), CycleSettings(), ("a",), ("main",), Holder("test", "here"), lease_seconds=1
     )
     now = made.clock()
     store.change(lambda state: begin(state, model="main", cause="", now=now, steps=("a",), version=""))

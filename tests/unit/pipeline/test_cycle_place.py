@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plan"))
 
+from memory_cycles import MemoryCycles
 from residual_samples import make_plan
 
 from graftwork import open_project
@@ -23,7 +24,7 @@ from graftwork.pipeline.step import StepOutputs
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob, PlacedJob
 from graftwork.records.plan import Plan
-from graftwork.store.cycles import MemoryCycles, name_cycle
+from graftwork.store.cycles import name_cycle
 from graftwork.store.database import open_database
 from graftwork.store.runs import StepLedger
 from graftwork.train.run_folder import OUTCOME

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from memory_cycles import MemoryCycles
 from test_cycle_coordinator import Counted, Recorded, Scripted, make
 
-from graftwork.cycle.settings import RetrySettings
 from graftwork.cycle.state import (
     Holder,
     LogEntry,
@@ -22,7 +22,7 @@ from graftwork.cycle.state import (
 from graftwork.pipeline.cycle import session
 from graftwork.pipeline.cycle.session import approve_step, decide
 from graftwork.records.errors import AnswerIsNo, WorkerFailed
-from graftwork.store.cycles import CycleTable, MemoryCycles, name_cycle
+from graftwork.store.cycles import CycleTable, name_cycle
 from graftwork.store.database import open_database
 from graftwork.store.runs import StepLedger
 
@@ -79,10 +79,11 @@ def test_no_step_begins_once_a_person_has_paused():
     assert tick_until(coordinator, lambda state: state.open_cycle is None).cycle.outcome == "promoted"
 
 
-def test_the_pause_after_a_failure_holds_for_a_coordinator_that_looked_before_it():
+def test_the_pause_after_a_failure_holds_for_a_coordinator_that_looked_before_it(monkeypatch):
+    monkeypatch.setattr("graftwork.cycle.state.FIRST_PAUSE_SECONDS", 600.0)
     store = Recorded()
     runner = Scripted(train=[WorkerFailed("no memory")])
-    coordinator = make(runner, store=store, retry=RetrySettings(first_seconds=600))
+    coordinator = make(runner, store=store)
     coordinator.request("by hand")
     before = tick_until(coordinator, is_at("train"))
     coordinator.tick()

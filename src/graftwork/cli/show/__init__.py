@@ -25,7 +25,7 @@ MODULES = {
         "ExportedBundle",
         "ImageFiles",
     ),
-    "cycle": ("CycleState", "CycleStatus", "CyclePlan", "SimulatedMonth"),
+    "cycle": ("CycleState", "CycleStatus", "CyclePlan"),
     "week": ("WeekTick", "WeekStatus"),
     "escalation": ("EscalationForecast", "EscalationLive"),
     "models": ("PulledModel", "LocalModels", "RemovedModels"),

@@ -9,7 +9,6 @@ from graftwork.cli.show.tables import fit_words, print_line, quote, table
 from graftwork.cli.show.training import duration
 from graftwork.cycle.state import CycleState, CycleStepState
 from graftwork.pipeline.cycle.session import CyclePlan, CycleStatus
-from graftwork.pipeline.cycle.simulate import SimulatedMonth
 
 COLOURS = {"promoted": "green", "nothing_new": "dim", "running": "cyan", "failed": "red", "refused": "red"}
 STEP_COLOURS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "dim", "waiting": "dim"}
@@ -73,36 +72,6 @@ def show_plan(console: Console, plan: CyclePlan) -> None:
     print_line(console, f"notices go to: {quote(', '.join(plan.notified)) or 'the terminal only'}")
 
 
-def show_month(console: Console, month: SimulatedMonth) -> None:
-    print_line(console, f"{month.days} simulated days, seed {month.seed}")
-    rows = table("what", "figures")
-    rows.add_row("cycles", f"{month.cycles}: {_count(month.outcomes)}")
-    rows.add_row("gates", _count(month.gates))
-    rows.add_row("promotions", f"{month.promotions}, rolled back {month.rollbacks}")
-    rows.add_row("quality of the champion", f"{month.quality_first:.2f} → {month.quality_last:.2f}")
-    rows.add_row("rows", f"{month.rows:,}")
-    rows.add_row("spend", f"${month.spent_usd:.2f} of ${month.cap_usd:.2f}, {month.gpu_hours:.1f} GPU hours")
-    rows.add_row("price an hour", f"${month.price_first:.2f} → ${month.price_last:.2f}")
-    rows.add_row("jobs", _count(month.jobs))
-    rows.add_row("incidents", _count(month.incidents))
-    rows.add_row("notices", _count(month.notices))
-    console.print(fit_words(console, rows))
-    promises = {
-        "machines leaked": month.leaked,
-        "spend over a cap": month.over_cap,
-        "champions that had not passed their gate": month.ungated,
-        "steps lost or doubled": month.lost_or_doubled,
-    }
-    for name, found in promises.items():
-        mark = "[green]✓[/]" if not found else "[red]✗[/]"
-        print_line(console, f"{mark} {name}: {quote('; '.join(found)) or 'none'}")
-
-
-def _count(counted: dict[str, int]) -> str:
-    found = sorted(counted.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found) or "none"
-
-
 def _took(step: CycleStepState) -> str:
     if step.started_at is None or step.finished_at is None:
         return ""
@@ -134,5 +103,4 @@ PRINTERS = {
     "CycleState": show_cycle,
     "CycleStatus": show_status,
     "CyclePlan": show_plan,
-    "SimulatedMonth": show_month,
 }

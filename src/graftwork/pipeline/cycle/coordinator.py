@@ -1,6 +1,6 @@
 """Carries out what `cycle.decide` says, durably: every change of the state is one transaction.
 
-In: a store, a runner of steps and a clock; real or simulated ones. Out: one action a tick. Killed at any
+In: a store, a runner of steps and a clock. Out: one action a tick. Killed at any
 moment, the next coordinator resumes from the last transaction: a step that had not reported its end is done
 again, and steps are written so that doing them again changes nothing.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from graftwork.cycle.decide import (
+    CHECK_SECONDS,
     Action,
     AwaitApproval,
     Begin,
@@ -44,6 +45,7 @@ from graftwork.cycle.state import (
     post_notices,
     postpone,
     reopen,
+    retry_pause,
     settle_notice,
     skip,
     start_schedule,
@@ -57,8 +59,10 @@ from graftwork.records.errors import (
     StoppedInOrder,
     UserMistake,
 )
-from graftwork.store.cycles import CycleStore
+from graftwork.store.cycles import CycleTable
 
+LEASE_SECONDS = 60.0
+"""A coordinator on another machine takes over after this long without a heartbeat."""
 BUSY_SECONDS = 5.0
 """Another command works on the project: look again soon."""
 MOST_TRIES = 6
@@ -105,7 +109,7 @@ def no_keeper(_step: str, _token: int) -> Iterator[None]:
 
 @dataclass
 class Coordinator:
-    store: CycleStore
+    store: CycleTable
     runner: StepRunner
     settings: CycleSettings
     steps: tuple[str, ...]
@@ -113,6 +117,7 @@ class Coordinator:
     holder: Holder
     version: str = ""
     clock: Callable[[], float] = time.time
+    lease_seconds: float = LEASE_SECONDS
     keep_claim: Callable[[str, int], AbstractContextManager[None]] = no_keeper
     """Renews the claim while a step is done; raises Superseded at its end if it was lost."""
     on_event: Callable[[str], None] = lambda _text: None
@@ -174,7 +179,7 @@ class Coordinator:
                 failure = f"{type(error).__name__}: {error}"[:200]
             again: float | None = None
             if failure and notice.tries + 1 < MOST_TRIES:
-                again = now + self.settings.retry.pause(notice.tries + 1)
+                again = now + retry_pause(notice.tries + 1)
             if failure:
                 left = "it is tried again" if again is not None else "given up"
                 self.on_event(f"notice not delivered: {failure}; {left}")
@@ -205,7 +210,7 @@ class Coordinator:
         """Facts for the triggers, measured again when they are due."""
         idle = state.open_cycle is None and not state.queue and state.paused is None
         asked = self.settings.when.is_set and now >= rests_until(state, self.settings)
-        if idle and asked and now - self._measured_at >= self.settings.check_minutes * 60:
+        if idle and asked and now - self._measured_at >= CHECK_SECONDS:
             self._facts, self._measured_at = self.runner.measure_facts(), now
         return self._facts
 
@@ -273,7 +278,7 @@ class Coordinator:
             nonlocal token
             if not still_due(state):
                 return state
-            state, token = claim(state, step, self.holder, now=now, lease=self.settings.lease_seconds)
+            state, token = claim(state, step, self.holder, now=now, lease=self.lease_seconds)
             return state
 
         return self._change(apply), token

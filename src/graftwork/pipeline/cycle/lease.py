@@ -56,12 +56,12 @@ class ClaimKeeper:
 
     @property
     def _pause(self) -> float:
-        return min(self._coordinator.settings.lease_seconds / 4, MOST_SECONDS)
+        return min(self._coordinator.lease_seconds / 4, MOST_SECONDS)
 
     def _renew(self, kept: "_KeptClaim") -> None:
         """Only this: anything slow here would outlast the lease."""
         coordinator = self._coordinator
-        lease = coordinator.settings.lease_seconds
+        lease = coordinator.lease_seconds
         while not kept.released.wait(self._pause):
             now = time.time()
 

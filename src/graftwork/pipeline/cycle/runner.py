@@ -8,15 +8,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from graftwork.cycle.decide import CycleFacts
-from graftwork.cycle.settings import CANARY, COLLECT, DELIVER, PROMOTE
+from graftwork.cycle.settings import CANARY, COLLECT, DELIVER, PROMOTE, NotifySettings
 from graftwork.cycle.state import CoordinatorState, CycleState, Notice
 from graftwork.data.ingest.read import find_files
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.pipeline.cycle import live
 from graftwork.pipeline.cycle.coordinator import CycleStepResult
-from graftwork.pipeline.cycle.notify import send_notice
 from graftwork.pipeline.cycle.place import stop_jobs, train_at_place
 from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.evaluation import Evaluated
@@ -28,21 +28,24 @@ from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.report import WrittenReport
 from graftwork.pipeline.table import STEPS, get_step, run_step
-from graftwork.process.alert import ALERTS_FILE
+from graftwork.process.alert import ALERTS_FILE, check_webhook, post, run_command, split_command
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError
+from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.store.cycles import name_cycle
+from graftwork.text.redact import publish_text
 
 ENDED_WELL = ("promoted", "rolled_back", "not_promoted", "nothing_new")
 BY_HAND = "by hand"
 KEPT_CYCLES = 10
 """Cycles whose outputs are kept whole; they hold every answer of the evaluation."""
 ALERTS_SHOWN = ("stalled", "failed", "out_of_memory")
+SPEND_SHARES = (0.5, 0.8, 1.0)
+"""Of `fleet.caps.month_usd`: at each of them a notice is sent."""
 
 
 class ProjectRunner:
@@ -211,7 +214,7 @@ class ProjectRunner:
         costs = summarize_costs(self._work)
         cap, spent = settings.fleet.caps.month_usd, costs.month_usd
         before = state.spend_share if state.spend_month == costs.month else 0.0
-        passed = [share for share in settings.cycle.notify.spend_shares if cap and spent >= share * cap]
+        passed = [share for share in SPEND_SHARES if cap and spent >= share * cap]
         share = max(passed, default=0.0)
         if share <= before:
             return {}, []
@@ -224,6 +227,20 @@ class ProjectRunner:
             fix="graft fleet ledger",
         )
         return {"spend_month": costs.month, "spend_share": share}, [notice]
+
+
+def send_notice(notice: Notice, settings: NotifySettings) -> str:
+    """Why it failed, or nothing. A channel that took it may get it again if another one failed."""
+    body = notice.model_dump_json(exclude={"tries", "not_before"}).encode()
+    failures = []
+    try:
+        if settings.command and (failure := run_command(split_command(settings.command), body)):
+            failures.append(f"the command {publish_text(failure)}")
+        if settings.webhook and (failure := post(check_webhook(settings.webhook), body)):
+            failures.append(f"the webhook at {urlsplit(settings.webhook).hostname} {failure}")
+    except UserMistake as mistake:
+        failures.append(mistake.what)
+    return "; ".join(failures)
 
 
 def summarize(output: Record) -> dict[str, Any]:

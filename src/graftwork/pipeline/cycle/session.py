@@ -194,7 +194,7 @@ def plan_cycle(work: OpenProject) -> CyclePlan:
     settings, state = work.settings.cycle, work.cycles.read()
     facts = ProjectRunner(work).measure_facts()
     notify = settings.notify
-    channels = {"command": notify.command, "webhook": notify.webhook, "email": notify.email}
+    channels = {"command": notify.command, "webhook": notify.webhook}
     return CyclePlan(
         due=find_cause(state, settings, facts, now=time.time()) if state.open_cycle is None else "",
         next=_describe_next(work, state),

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
+from memory_cycles import MemoryCycles
+
 from graftwork.cycle.decide import Action, AwaitApproval, CycleFacts, Rest
 from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings, TriggerSettings
 from graftwork.cycle.state import CoordinatorState, CycleState, Holder, LogEntry, Notice, approve, resume
@@ -26,7 +28,6 @@ from graftwork.pipeline.cycle.coordinator import Coordinator, CycleStepResult
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, Busy, EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.fleet import JobOrder
-from graftwork.store.cycles import MemoryCycles
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
 DAY = 86400.0
