@@ -22,7 +22,8 @@ from graftwork.data.audit.report import (
 )
 from graftwork.data.audit.row_checks import SERVED, TAUGHT, AuditContext
 from graftwork.data.corpus.build import Progress, build_corpus
-from graftwork.data.corpus.store import Corpus
+from graftwork.data.corpus.scores import weigh_rows
+from graftwork.data.corpus.store import Corpus, JoinedFacts
 from graftwork.data.dedup.paraphrases import find_embedder
 from graftwork.data.dedup.repeats import Repeats, find_repeats
 from graftwork.data.render.dataset import (
@@ -201,6 +202,7 @@ def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
     unfit = find_unfit_references(corpus, assignment)
     passed_on = passed & ~_to_mask(unfit, corpus.rows)
     kept = _choose(corpus, repeats, assignment, passed_on, job=job)
+    _join_worse_replies(corpus, repeats)
     report("leak check", 0, 1)
     marked = _to_mask(kept.places, corpus.rows)
     require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=state.known)
@@ -220,6 +222,14 @@ def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
         )
     corpus.forget()
     return _Decisions(passed, repeats, assignment, kept, set(unfit.tolist()), warnings)
+
+
+def _join_worse_replies(corpus: Corpus, repeats: Repeats) -> None:
+    """Give each row the worse reply to its prompt."""
+    replies = {place: row.reply for place, row in corpus.rows_at(sorted(set(repeats.worse.values())))}
+    for place, worse in repeats.worse.items():
+        joined = corpus.joined.get(place, JoinedFacts(None, None))
+        corpus.joined[place] = joined._replace(rejected=replies[worse])
 
 
 def _write(
@@ -278,6 +288,7 @@ def _choose(
 ) -> _Kept:
     places = np.flatnonzero(passed & (repeats.instead < 0) & (assignment.split != UNASSIGNED))
     roles, domains = corpus.labels("group"), corpus.labels("domain")
+    weights = weigh_rows(corpus, job.context.settings)
     facts = KeptRows(
         role=roles.numbers[places],
         role_names=roles.names,
@@ -289,6 +300,7 @@ def _choose(
         group=corpus.column("turn")[assignment.group[places]].view(np.int64),
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
         taught=corpus.column("unconfirmed")[places] == TAUGHT,
+        weight=None if weights is None else weights[places],
     )
     return _Kept(places, facts, select_subsets(facts, dict(job.models), seed=job.context.settings.seed))
 

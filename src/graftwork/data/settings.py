@@ -288,6 +288,18 @@ class DataSettings(Record):
         description="Replies with a score below this are rated bad: 3 on a scale from 1 to 5. Those with a "
         "score of 0 or less always are.",
     )
+    score_weights: dict[float, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        {},
+        description="How often rows are trained on in an epoch, by their score: {1: 0, 3: 0.5, 5: 2}. "
+        "Between two scores it is interpolated; rows without a score count once. Rows in the lower half of "
+        "this scale are no references for tests.",
+    )
+    score_pairs: float | None = Field(
+        None,
+        gt=0,
+        description="Make a preference pair of the best and the worst reply to the same prompt where their "
+        "scores differ by at least this; the worse one is no row of its own.",
+    )
     drop_rated_bad: bool = Field(
         True,
         description="Drop replies that the log labels bad (`label: false`) or scores 0 or less, or below "
@@ -368,6 +380,8 @@ class DataSettings(Record):
                 f"validation {self.validation} and test {self.test} leave nothing to train on: "
                 "together they must stay below 1"
             )
+        if len(self.score_weights) == 1:
+            raise ValueError("score_weights names the weight of at least two scores")
         if self.pack_tokens is not None and self.pack_tokens < self.max_tokens:
             raise ValueError(
                 f"pack_tokens {self.pack_tokens} is below max_tokens {self.max_tokens}: "
@@ -385,7 +399,7 @@ class DataSettings(Record):
         del stated["repair"], stated["drift"]
         if self.captures == CaptureSettings():
             del stated["captures"]
-        for name in ("formats", "keep", "rated_bad_below"):
+        for name in ("formats", "keep", "rated_bad_below", "score_weights", "score_pairs"):
             if not stated[name]:
                 del stated[name]
         return stated

@@ -13,6 +13,7 @@ class Numbers(NamedTuple):
 
 class ColumnsInMemory:
     def __init__(self, rows, *, settings, passed=None, block=7):
+        self.pairs = {}
         self._rows = list(rows)
         self.rows = len(self._rows)
         self._passed = np.ones(self.rows, dtype=bool) if passed is None else np.array(passed, dtype=bool)

@@ -115,6 +115,30 @@ def test_every_engine_applies_the_weights_of_the_objective(kind, objective):
         torch.testing.assert_close(ours.grad, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["eager", "micro", "cpu", "gpu"])
+def test_the_weight_of_a_row_multiplies_its_loss(kind):
+    weights = (3.0, 1.0, 0.5, 2.0)
+    rows = [row.model_copy(update={"weight": w}) for row, w in zip(make_rows(4), weights, strict=True)]
+    # One step an epoch: over two epochs each row counts twice its weight.
+    order = EpochOrder(rows, settings=SETTINGS.model_copy(update={"epochs": 2, "batch_rows": 99}))
+    assert order.steps == 2
+    engine, summed, gradient = make_engine(kind, SupervisedFineTuning()), 0.0, 0.0
+    for step in (1, 2):
+        batch = order.batch(step)
+        summed += engine.backward(batch).loss * count_trained(batch)
+        gradient = gradient + engine.parameters[0].grad * count_trained(batch)
+        for parameter in engine.parameters:
+            parameter.grad = None
+    expected, expected_gradient = 0.0, 0.0
+    for row, weight in zip(rows, weights, strict=True):
+        expected += 2 * weight * engine.backward([row]).loss * count_trained([row])
+        expected_gradient = expected_gradient + 2 * weight * engine.parameters[0].grad * count_trained([row])
+        for parameter in engine.parameters:
+            parameter.grad = None
+    assert summed == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-3, atol=1e-4)
+
+
 def test_log_probabilities_on_a_card_come_from_packed_passes_in_chunks(monkeypatch):
     rows = make_rows(5)
     card, plain = make_engine("gpu", Likely()), make_engine("eager", Likely())

@@ -38,7 +38,8 @@ from graftwork.data.corpus.row_features import (
     list_feature_inputs,
     name_features,
 )
-from graftwork.data.corpus.store import Corpus, JoinedReward, Segment, read_head, read_table
+from graftwork.data.corpus.scores import find_low_rated, find_scored_pairs, require_scores
+from graftwork.data.corpus.store import Corpus, JoinedFacts, Segment, read_head, read_table
 from graftwork.data.ingest.blocks import LogBlock
 from graftwork.data.ingest.files import BlockStart, cut_blocks, cut_grown, find_sources, is_plain_lines
 from graftwork.data.settings import DataSettings
@@ -207,9 +208,15 @@ def build_corpus(
     corpus.withdraw(_find_disputed_captures(corpus))
     corpus.withdraw(_find_replaced(corpus))
     corpus.withdraw(_find_retried_calls(corpus))
-    corpus.rewards.update(_join_scores(corpus))
+    corpus.joined.update(_join_scores(corpus))
+    rated_bad = _find_rated_bad(corpus, context.settings)
     if context.settings.drop_rated_bad:
-        corpus.withdraw(_find_rated_bad(corpus, context.settings))
+        corpus.withdraw(rated_bad)
+    elif rated_bad:
+        corpus.rate_low(np.array(sorted(rated_bad), dtype=np.int64))
+    require_scores(corpus, context.settings)
+    corpus.rate_low(find_low_rated(corpus, context.settings))
+    corpus.pairs = find_scored_pairs(corpus, context.settings)
     if context.settings.keep is not None:
         _require_condition_fits(corpus, context.settings.keep)
     return corpus
@@ -274,27 +281,31 @@ def _find_retried_calls(corpus: Corpus) -> dict[int, str]:
     return dict.fromkeys(places[is_followed].tolist(), reason)
 
 
-def _join_scores(corpus: Corpus) -> dict[int, JoinedReward]:
+def _join_scores(corpus: Corpus) -> dict[int, JoinedFacts]:
     """Give each call the mean of its own scores, else that of its trace."""
     by_call: dict[tuple[int, int], list[float]] = {}
     for trace, call, value in corpus.scores():
         by_call.setdefault((trace, call), []).append(value)
     if not by_call:
         return {}
-    found: dict[int, JoinedReward] = {}
+    found: dict[int, JoinedFacts] = {}
     calls = corpus.column("call").tolist()
     for place, trace in enumerate(corpus.column("trace").tolist()):
         own = by_call.get((trace, calls[place])) if trace else None
         scores = own or (by_call.get((trace, 0)) if trace else None)
         if scores:
-            found[place] = JoinedReward(sum(scores) / len(scores), "call" if own else "trace")
+            found[place] = JoinedFacts(sum(scores) / len(scores), "call" if own else "trace")
     return found
 
 
 def _find_rated_bad(corpus: Corpus, settings: DataSettings) -> dict[int, str]:
     """Find rows that a score apart from them rates bad; one that has a score of its own keeps that."""
-    joined = sorted(place for place, reward in corpus.rewards.items() if is_bad_score(reward.value, settings))
-    bad = (place for place, row in corpus.rows_at(joined) if is_rated_bad(row, settings))
+    scored = sorted(
+        place
+        for place, joined in corpus.joined.items()
+        if joined.reward is not None and is_bad_score(joined.reward, settings)
+    )
+    bad = (place for place, row in corpus.rows_at(scored) if is_rated_bad(row, settings))
     return dict.fromkeys(bad, f"{RATED_BAD}: a score of its trace is {say_bad_score(settings)}")
 
 

@@ -6,6 +6,7 @@ of the block and the settings it depends on, and never computed again.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from graftwork.data.audit.usage import UNKNOWN, day_of
 from graftwork.data.corpus.store import encode_row, read_all, read_head
 from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
 from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
+from graftwork.data.ingest.fields import SCORES
 from graftwork.data.ingest.formats import settings_of_file
 from graftwork.data.ingest.read import ReadRow, read_block
 from graftwork.data.settings import DataSettings
@@ -35,7 +37,7 @@ from graftwork.text.shape import main_script
 from graftwork.text.tool_calls import OPEN
 from graftwork.version import __version__
 
-FEATURES_FORM = 14
+FEATURES_FORM = 15
 """Incremented when the columns or the faults of a row change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(
@@ -47,6 +49,8 @@ LATER_SETTINGS = frozenset(
         "near_duplicate",
         "keep_duplicate",
         "conflicts",
+        "score_weights",
+        "score_pairs",
         "stratify",
         "question_similarity",
         "paraphrases",
@@ -60,6 +64,9 @@ LATER_SETTINGS = frozenset(
     }
 )
 """Settings that do not affect row features."""
+
+NOT_A_NUMBER = -math.inf
+"""The score of a row whose log has text in its place."""
 
 
 class FeatureTask(NamedTuple):
@@ -232,6 +239,7 @@ def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line
         "calls_tools": pa.array([_calls_tools(row) for row in kept], pa.bool_()),
         # Of the row as it was logged: redaction may take a time for a phone number.
         "day": pa.array([day_of(row.logged) for row in rows], pa.int32()),
+        "score": pa.array([_score_of(row.logged) for row in rows], pa.float64()),
         "cost": pa.array([UNKNOWN if row.cost is None else row.cost for row in kept], pa.float64()),
     }
     for name in ("prompt_tokens", "cached_tokens", "reply_tokens"):
@@ -243,6 +251,15 @@ def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line
     for name, (values, offsets) in fingerprints.ragged.items():
         columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
     return pa.table(columns)
+
+
+def _score_of(row: Interaction) -> float:
+    """The score; NaN for none. Feedback on captured rows is on a scale of its own."""
+    if row.capture is not None:
+        return math.nan
+    if row.reward is None:
+        return NOT_A_NUMBER if row.extra.keys() & SCORES else math.nan
+    return row.reward
 
 
 def _calls_tools(row: Interaction) -> bool:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from graftwork.data.audit.row_checks import Note
+from graftwork.data.audit.row_checks import BAD, Note
 from graftwork.data.corpus.columns import ColumnCache, PartKey
 from graftwork.data.corpus.prefix_cache import Arrays, PrefixCache
 from graftwork.data.ingest.blocks import IN_OTHER_FILE, ReadFault
@@ -58,16 +59,24 @@ class LabelColumn(NamedTuple):
     names: list[str]
 
 
-class JoinedReward(NamedTuple):
-    value: float
-    level: RewardLevel
+class JoinedFacts(NamedTuple):
+    """What other lines of the logs say about a row: a score, and a reply that is worse than its own."""
+
+    reward: float | None
+    level: RewardLevel | None
+    rejected: str | None = None
 
 
-def apply_reward(row: Interaction, joined: JoinedReward) -> Interaction:
-    """Return the row with a score that stands apart from it. Its own score of the call counts more."""
-    if row.reward is not None and (row.reward_level != "trace" or joined.level == "trace"):
-        return row
-    return row.model_copy(update={"reward": joined.value, "reward_level": joined.level})
+def join_facts(row: Interaction, joined: JoinedFacts) -> Interaction:
+    """Return the row with what stands apart from it. Its own score of the call and its own pair win."""
+    update: dict[str, Any] = {}
+    if joined.reward is not None and (
+        row.reward is None or (row.reward_level == "trace" and joined.level != "trace")
+    ):
+        update = {"reward": joined.reward, "reward_level": joined.level}
+    if joined.rejected is not None and row.rejected is None:
+        update["rejected"] = joined.rejected
+    return row.model_copy(update=update) if update else row
 
 
 class Corpus:
@@ -89,8 +98,12 @@ class Corpus:
         self.rows = self._firsts[-1]
         self.withdrawn: dict[int, str] = {}
         """Rows that passed their own checks but are contradicted by another row, with the reason."""
-        self.rewards: dict[int, JoinedReward] = {}
-        """The rewards of rows whose scores stand apart from them."""
+        self.joined: dict[int, JoinedFacts] = {}
+        """What other lines say about rows."""
+        self.low_rated: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Rows that are no references for tests because of their score."""
+        self.pairs: dict[int, int] = {}
+        """By the row with the better reply to a prompt: the one with the worse, by their scores."""
         self._fields: dict[str, int] = {}
         self._held: dict[str, np.ndarray[Any, Any]] = {}
         self._lists: dict[tuple[str, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
@@ -106,6 +119,9 @@ class Corpus:
             if name == "passed" and self.withdrawn:
                 held = held.copy()
                 held[list(self.withdrawn)] = False
+            if name == "unconfirmed" and len(self.low_rated):
+                held = held.copy()
+                held[self.low_rated] = BAD
             held.flags.writeable = False
         self._hold(name, held)
         return held
@@ -128,6 +144,14 @@ class Corpus:
         self._held.pop("passed", None)
         self._learned.forget()
 
+    def rate_low(self, rows: "npt.NDArray[np.int64]") -> None:
+        """Mark these rows as no references for tests."""
+        if not len(rows):
+            return
+        self.low_rated = np.union1d(self.low_rated, rows)
+        self._held.pop("unconfirmed", None)
+        self._learned.forget()
+
     def remember(self, name: str, rows: int, make: Callable[[], Arrays], *, store: bool = True) -> Arrays:
         """Return arrays that the first `rows` rows determine: of the last run, if these are the same."""
         return self._learned.remember(name, rows, make, store=store)
@@ -140,7 +164,7 @@ class Corpus:
         """Return a digest of the first rows, and of the settings that their features depend on."""
         digest = hashlib.sha256(self._features_key.encode())
         # Not the feature files: the last block of a log that has grown is another one.
-        for name in ("line_key", "prompt", "reply", "passed"):
+        for name in ("line_key", "prompt", "reply", "passed", "unconfirmed"):
             digest.update(self.column(name)[:rows].tobytes())
         return digest.hexdigest()
 
@@ -252,8 +276,8 @@ class Corpus:
                     first_line=segment.first_line,
                 )
                 for place, row in zip((int(place) for place in places[at:until]), rows, strict=True):
-                    joined = self.rewards.get(place)
-                    yield place, row if joined is None else apply_reward(row, joined)
+                    joined = self.joined.get(place)
+                    yield place, row if joined is None else join_facts(row, joined)
             at = until
 
     def origin(self, place: int) -> Origin:

@@ -5,7 +5,7 @@ packed into 64 bits with the later row in the upper half. A row is paired only w
 its pairs do not change when rows are appended.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
@@ -44,6 +44,11 @@ class CorpusColumns(Protocol):
 
     @property
     def rows(self) -> int: ...
+
+    @property
+    def pairs(self) -> Mapping[int, int]:
+        """By the row with the better reply to a prompt: the one with the worse, by their scores."""
+        ...
 
     def column(self, name: str) -> Array: ...
 

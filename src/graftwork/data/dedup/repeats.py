@@ -138,20 +138,29 @@ class Repeats(NamedTuple):
     near-duplicate 3.
 
     Where all replies to a prompt are dropped because they contradict each other, `instead` names the last
-    of them, which is dropped too.
+    of them, which is dropped too. `worse` has, for rows that stay, the one with the worse reply to their
+    prompt.
     """
 
     instead: Array
     step: Array
+    worse: dict[int, int]
 
 
 def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
     """Find conflicts, then exact duplicates, then near-duplicates."""
     passed = corpus.column("passed").astype(bool)
-    repeats = Repeats(np.full(corpus.rows, -1, dtype=np.int64), np.zeros(corpus.rows, dtype=np.uint8))
+    repeats = Repeats(np.full(corpus.rows, -1, dtype=np.int64), np.zeros(corpus.rows, dtype=np.uint8), {})
     prompt, reply = corpus.column("prompt"), corpus.column("reply")
     unconfirmed = corpus.column("unconfirmed") != 0
-    _drop_conflicts(repeats, prompt, reply, passed=passed, unconfirmed=unconfirmed, rule=settings.conflicts)
+    wins = np.zeros(corpus.rows, dtype=bool)
+    wins[list(corpus.pairs)] = True
+    _drop_conflicts(
+        repeats, prompt, reply, passed=passed, unconfirmed=unconfirmed, wins=wins, rule=settings.conflicts
+    )
+    for better, worse in corpus.pairs.items():
+        if passed[worse]:
+            repeats.instead[worse], repeats.step[worse] = better, CONFLICT
     exchange = spread(prompt) + reply
     del prompt, reply
     # An unconfirmed reply of a model never replaces another row.
@@ -173,6 +182,11 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
     stays = _choose_one(clusters.names(), ranks)
     _drop(repeats, left[stays[left] != left], stays, NEAR_DUPLICATE)
     _follow(repeats.instead)
+    for better, worse in corpus.pairs.items():
+        place = better if repeats.instead[better] < 0 else int(repeats.instead[better])
+        # The same exchange may stand elsewhere; what is nearly the same has another prompt.
+        if all(corpus.column(name)[place] == corpus.column(name)[better] for name in ("prompt", "reply")):
+            repeats.worse[place] = worse
     return repeats
 
 
@@ -242,22 +256,29 @@ def _ask_alike(asked: Questions, pairs: Array, *, threshold: float) -> Array:
 
 
 def _drop_conflicts(
-    repeats: Repeats, prompt: Array, reply: Array, *, passed: Array, unconfirmed: Array, rule: str
+    repeats: Repeats,
+    prompt: Array,
+    reply: Array,
+    *,
+    passed: Array,
+    unconfirmed: Array,
+    wins: Array,
+    rule: str,
 ) -> None:
-    """Of different replies to the same prompt, keep the last one logged, or none.
+    """Of different replies to the same prompt, keep the last one logged, or none; one that wins by its score.
 
     Unconfirmed replies of a model contradict no other reply: they are dropped where they differ.
     """
     if rule == "keep_all":
         return
     places = np.flatnonzero(passed)
-    order = places[np.lexsort((places, ~unconfirmed[places], prompt[places]))]
+    order = places[np.lexsort((places, ~unconfirmed[places], wins[places], prompt[places]))]
     starts = np.flatnonzero(np.concatenate(([True], prompt[order][1:] != prompt[order][:-1]))[: len(order)])
     lengths = np.diff(np.append(starts, len(order)))
     last = np.repeat(order[starts + lengths - 1], lengths)
     gone = reply[order] != reply[last]
     if rule == "drop_all" and len(starts):
-        among_equals = gone & (unconfirmed[order] == unconfirmed[last])
+        among_equals = gone & (unconfirmed[order] == unconfirmed[last]) & ~wins[last]
         gone = gone | np.repeat(np.logical_or.reduceat(among_equals, starts), lengths)
     repeats.instead[order[gone]] = last[gone]
     repeats.step[order[gone]] = CONFLICT

@@ -324,11 +324,14 @@ def take_mapped(read: Interaction, row: dict[str, Any], *, mapping: Mapping) -> 
     return read.model_copy(update={name: value for name, value in facts.items() if value is not None})
 
 
+NO_SCORE = "must be a number for data.mapping.reward"
+
+
 def _take_reward(row: dict[str, Any], path: str) -> float | None:
     value = follow(row, path)
     score = take_score(value)
     if score is None and value not in (None, ""):
-        raise BadRow(f"`{path}` must be a number for data.mapping.reward, and is {name_type(value)}")
+        raise BadRow(f"`{path}` {NO_SCORE}, and is {name_type(value)}")
     return score
 
 

@@ -177,6 +177,7 @@ _READ_ELSEWHERE = frozenset(
         *("rewards", "feedback", "reviewer_feedback", "reviews"),
     )
 )
+SCORES = ("reward", "score")
 _TAKEN = frozenset(
     (
         *("id", "uid", "uuid", "status", "success", "ok", "finish_reason", "stop_reason", "agent"),
@@ -350,7 +351,7 @@ def take_stage(value: Any) -> int | None:
 
 def take_reward(row: dict[str, Any]) -> float | None:
     """Return the judgement of the reply: a number, or 1 and 0 for the labels of KTO datasets."""
-    stated = first_of(row, "reward", "score")
+    stated = first_of(row, *SCORES)
     if stated is not None and (score := take_score(stated)) is not None:
         return score
     label = first_of(row, "label", "kto_tag")
@@ -373,6 +374,10 @@ def take_extra(row: dict[str, Any]) -> dict[str, Any]:
     stage = row.get("stage")
     if isinstance(stage, str) and take_stage(stage) is None:
         _keep(extra, "stage", stage)
+    for name in SCORES:
+        # A score that is text stays a field of its own, so that it can be named in an error.
+        if isinstance(row.get(name), str) and row[name] and take_score(row[name]) is None:
+            _keep(extra, name, row[name])
     errors = row.get("errors")
     if isinstance(errors, list) and errors:
         extra["errors"] = len(errors)

@@ -485,13 +485,13 @@ def _list_tasks(
             [name, subset.split.tobytes().hex(), subset.weight.tobytes().hex(), subset.staged]
             for name, subset in rows.items()
         ]
-        rewards = {
-            at: corpus.rewards[int(row)]
-            for at, row in enumerate(places[low:high] if corpus.rewards else ())
-            if int(row) in corpus.rewards
+        joined = {
+            at: corpus.joined[int(row)]
+            for at, row in enumerate(places[low:high] if corpus.joined else ())
+            if int(row) in corpus.joined
         }
-        joined = [[at, *reward] for at, reward in rewards.items()]
-        place = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex(), *joined]
+        stated = [[at, *facts] for at, facts in joined.items()]
+        place = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex(), *stated]
         block = fingerprint([render_key, segment.file, segment.first_line])[:BLOCK_DIGITS]
         task = RenderTask(
             features=corpus.path_of(segment),
@@ -500,7 +500,7 @@ def _list_tasks(
             first_line=segment.first_line,
             subsets=rows,
             out=folder / f"{block}-{fingerprint([render_key, place, decided])[:40]}",
-            rewards=rewards,
+            joined=joined,
         )
         yield _Task(task, offset)
 

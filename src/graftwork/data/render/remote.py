@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graftwork.data.corpus.remote import NOT_SENT
-from graftwork.data.corpus.store import JoinedReward
+from graftwork.data.corpus.store import JoinedFacts
 from graftwork.data.render.rendered import RenderedBlock, find_rendered
 from graftwork.data.render.rows import (
     Renderer,
@@ -69,7 +69,7 @@ def render_piece(_context: None, head: Any, blobs: list[bytes]) -> None:
             first_line=head["first_line"],
             subsets=subsets,
             out=Path(head["out"]),
-            rewards={at: JoinedReward(value, level) for at, value, level in head["rewards"]},
+            joined={at: JoinedFacts(*facts) for at, *facts in head["joined"]},
         )
     )
 
@@ -81,7 +81,7 @@ def _encode(task: RenderTask) -> bytes:
         "first_line": task.first_line,
         "subsets": [[name, subset.staged] for name, subset in task.subsets.items()],
         "out": str(task.out.absolute()),
-        "rewards": [[at, *reward] for at, reward in task.rewards.items()],
+        "joined": [[at, *facts] for at, facts in task.joined.items()],
     }
     arrays = [np.ascontiguousarray(task.numbers, dtype=np.int64).tobytes()]
     for subset in task.subsets.values():

@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from graftwork.data.audit.call_checks import find_broken_call
-from graftwork.data.corpus.store import JoinedReward, apply_reward, read_interactions, read_table
+from graftwork.data.corpus.store import JoinedFacts, join_facts, read_interactions, read_table
 from graftwork.data.ingest.turns import drop_reasoning
 from graftwork.data.render.rendered import (
     SUMMARY,
@@ -269,8 +269,8 @@ class RenderTask(NamedTuple):
     first_line: int
     subsets: Mapping[str, SubsetRows]
     out: Path
-    rewards: Mapping[int, JoinedReward] = {}
-    """By the position among `numbers`: the scores that stand apart from their rows."""
+    joined: Mapping[int, JoinedFacts] = {}
+    """By the position among `numbers`: what stands apart from the rows."""
     earlier: tuple[Path, ...] = ()
     """Folders with shards of the same block by the same renderer, whose tokens are taken."""
 
@@ -303,8 +303,8 @@ def render_block(task: RenderTask) -> RenderedBlock:
     rows = list(
         read_interactions(task.features, task.numbers.tolist(), file=task.file, first_line=task.first_line)
     )
-    for position, joined in task.rewards.items():
-        rows[position] = apply_reward(rows[position], joined)
+    for position, joined in task.joined.items():
+        rows[position] = join_facts(rows[position], joined)
     known = KnownTokens(task.earlier) if task.earlier else None
     ready, refused = _render(rows, renderer=renderer, settings=settings, known=known)
     placed = {entry.position for entry in ready}

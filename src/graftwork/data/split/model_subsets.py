@@ -31,7 +31,8 @@ class KeptRows(NamedTuple):
     """Columns of the rows that were assigned to a split.
 
     `role` and `domain` index their lists of names, -1 for none, as for `stage`. `group` is a number that
-    rows of one question share; `key` is the row's content hash; `taught` marks rows that a teacher answered.
+    rows of one question share; `key` is the row's content hash; `taught` marks rows that a teacher answered;
+    `weight` is that of the row's score.
     """
 
     role: npt.NDArray[np.int32]
@@ -43,6 +44,7 @@ class KeptRows(NamedTuple):
     group: npt.NDArray[np.int64]
     key: npt.NDArray[np.uint64]
     taught: Mask | None = None
+    weight: npt.NDArray[np.float64] | None = None
 
 
 class ModelSubset(NamedTuple):
@@ -185,7 +187,8 @@ def _weigh(
     # The last element is for rows without a role: index -1.
     by_role = np.array([weights.get(name, 1.0) for name in facts.role_names] + [1.0])
     held_out = (split == VALIDATION) | (split == TEST)
-    weight = np.where(held_out, 1.0, by_role[facts.role])
+    stated = by_role[facts.role] if facts.weight is None else by_role[facts.role] * facts.weight
+    weight = np.where(held_out, 1.0, stated)
     weight[split == NOT_SELECTED] = 0.0
     return weight
 
