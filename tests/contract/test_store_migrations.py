@@ -1,18 +1,11 @@
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import inspect
-from sqlalchemy import text as sql
-from store_samples import PROJECT, WHEN, capture, release
 
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.interaction import Feedback
-from graftwork.store.captures import CaptureStore, FeedbackStore
 from graftwork.store.database import Database, open_database
 from graftwork.store.migrations import MIGRATIONS, Migration, migrate
-from graftwork.store.releases import ReleaseTable
 from graftwork.store.schema import metadata, schema_migrations
 
 
@@ -65,7 +58,7 @@ def test_opening_again_applies_nothing(database: Database):
 
 
 def test_only_the_missing_migrations_are_applied(database: Database):
-    more = Migration(len(MIGRATIONS) + 1, "one more", ("CREATE TABLE more (seq {serial}, name TEXT)",))
+    more = Migration(len(MIGRATIONS) + 1, "one more", ("CREATE TABLE more (name TEXT)",))
     assert migrate(database, migrations=(*MIGRATIONS, more)) == (more.number,)
     assert "more" in inspect(database.engine).get_table_names()
 
@@ -97,73 +90,3 @@ def restarted(database_url: str) -> Iterator[Database]:
 
 def test_migrated_rows_are_there_for_the_next_process(restarted: Database):
     assert migrate(restarted) == ()
-
-
-def test_a_database_of_the_first_schema_keeps_its_releases_and_learns_what_is_new(database_url: str):
-    sample = release("old").model_dump(
-        mode="json", exclude={"format", "model", "tokenizer_fingerprint", "licence"}
-    )
-    named = release("newer").model_dump(mode="json", exclude={"format", "model", "licence"})
-    named["settings"] = {"models": {"tagger": {}, "other": {}}}
-    with first_schema(database_url) as database, database.write() as connection:
-        for seq, body in enumerate((sample, {**sample, "id": "f" * 64}, named), start=1):
-            connection.execute(
-                sql("INSERT INTO releases (seq, project, id, created_at, body) VALUES (:s, :p, :i, :c, :b)"),
-                {"s": seq, "p": PROJECT, "i": body["id"], "c": WHEN, "b": json.dumps(body)},
-            )
-        connection.execute(
-            sql("INSERT INTO aliases VALUES (:p, 'champion', :i)"), {"p": PROJECT, "i": sample["id"]}
-        )
-        connection.execute(
-            sql(
-                "INSERT INTO alias_moves "
-                "(seq, project, alias, release_id, who, moved_at, why, forced, rollback) "
-                "VALUES (1, :p, 'champion', :i, 'ada', :c, 'first', false, false)"
-            ),
-            {"p": PROJECT, "i": sample["id"], "c": WHEN},
-        )
-    upgraded = open_database(database_url)
-    index = ReleaseTable(upgraded, project=PROJECT)
-    assert [
-        (entry.model, entry.version, entry.base, entry.decision) for entry in reversed(index.entries())
-    ] == [
-        ("main", "1.0.0", "small", "deploy"),
-        ("main", "1.0.1", "small", "deploy"),
-        ("tagger", "1.0.0", "small", "deploy"),
-    ]
-    assert index.get(sample["id"]) == release("old")
-    assert index.aliases() == {"champion": sample["id"]}
-    assert index.alias_log("champion")[0].verdict_hash is None
-    index.tag(sample["id"], ["keep"])
-    upgraded.close()
-
-
-def test_captures_from_before_experiments_stay_and_belong_to_none(database_url: str):
-    body = capture("old").model_dump(mode="json", exclude={"dealt", "arm", "share", "feedback"})
-    with first_schema(database_url) as database, database.write() as connection:
-        connection.execute(
-            sql(
-                "INSERT INTO captures (project, id, captured_at, release, body) "
-                "VALUES (:p, 'old', :c, 'base', :b)"
-            ),
-            {"p": PROJECT, "c": WHEN, "b": json.dumps(body)},
-        )
-    upgraded = open_database(database_url)
-    captures = CaptureStore(upgraded, project=PROJECT)
-    assert captures.get("old") == capture("old")
-    assert captures.experiments() == ()
-    assert FeedbackStore(upgraded, project=PROJECT).add(Feedback(capture="old", at=WHEN, score=1.0))
-    assert [capture.feedback for capture in captures.export()] == [1.0]
-    upgraded.close()
-
-
-@contextmanager
-def first_schema(url: str) -> Iterator[Database]:
-    """A database as the first version made it."""
-    made = open_database(url)
-    with made.write() as connection:
-        for table in reversed(metadata.sorted_tables):
-            connection.execute(sql(f"DROP TABLE {table.name}"))
-    migrate(made, migrations=MIGRATIONS[:1])
-    yield made
-    made.close()

@@ -1,7 +1,6 @@
 """The tables as the queries see them, declared once.
 
-SQLAlchemy `Table` objects. `migrations` creates them; a contract test compares the two. Knows nothing of
-connections.
+SQLAlchemy `Table` objects. Knows nothing of connections.
 
 Times are ISO strings that the caller brings. `seq` is the order of insertion: it decides what is
 newest, because clocks of several machines do not agree.
@@ -52,6 +51,7 @@ def json_text(value: Any) -> str:
 
 
 def _seq() -> Column[int]:
+    """A number that grows and is never used twice."""
     return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
 
 
@@ -91,6 +91,7 @@ runs = Table(
     Column("outcome", JsonText),
     Column("error", JsonText),
     UniqueConstraint("project", "id"),
+    sqlite_autoincrement=True,
 )
 
 releases = Table(
@@ -112,6 +113,7 @@ releases = Table(
     Column("collected_at", Text),
     UniqueConstraint("project", "id"),
     Index("releases_by_version", "project", "model", "version", unique=True),
+    sqlite_autoincrement=True,
 )
 
 release_tags = Table(
@@ -135,6 +137,7 @@ release_notes = Table(
     Column("text", Text, nullable=False),
     ForeignKeyConstraint(["project", "release_id"], ["releases.project", "releases.id"]),
     Index("release_notes_by_release", "project", "release_id", "seq"),
+    sqlite_autoincrement=True,
 )
 
 aliases = Table(
@@ -164,6 +167,7 @@ alias_moves = Table(
     ForeignKeyConstraint(["project", "release_id"], ["releases.project", "releases.id"]),
     ForeignKeyConstraint(["project", "previous"], ["releases.project", "releases.id"]),
     Index("alias_moves_by_alias", "project", "alias", "seq"),
+    sqlite_autoincrement=True,
 )
 
 captures = Table(
@@ -180,6 +184,7 @@ captures = Table(
     Index("captures_by_release", "project", "release", "seq"),
     Index("captures_in_order", "project", "seq"),
     Index("captures_by_experiment", "project", "dealt", "seq"),
+    sqlite_autoincrement=True,
 )
 
 feedback = Table(
@@ -193,6 +198,7 @@ feedback = Table(
     ForeignKeyConstraint(["project", "capture_id"], ["captures.project", "captures.id"]),
     Index("feedback_by_capture", "project", "capture_id", "seq"),
     Index("feedback_in_order", "project", "seq"),
+    sqlite_autoincrement=True,
 )
 
 looks = Table(
@@ -229,6 +235,7 @@ reviews = Table(
     Column("applied", Boolean, nullable=False),
     Column("body", JsonText, nullable=False),
     Index("reviews_by_item", "project", "item", "seq"),
+    sqlite_autoincrement=True,
 )
 
 api_keys = Table(
@@ -245,6 +252,7 @@ api_keys = Table(
     Column("body", JsonText, nullable=False),
     UniqueConstraint("project", "id"),
     UniqueConstraint("digest"),
+    sqlite_autoincrement=True,
 )
 
 residuals = Table(
@@ -258,6 +266,7 @@ residuals = Table(
     Column("body", JsonText, nullable=False),
     UniqueConstraint("run_id"),
     Index("residuals_by_machine", "device", "base", "seq"),
+    sqlite_autoincrement=True,
 )
 
 fleet_keys = Table(
@@ -281,4 +290,5 @@ fleet_jobs = Table(
     Column("created_at", Float, nullable=False),
     Column("body", JsonText, nullable=False),
     UniqueConstraint("project", "id"),
+    sqlite_autoincrement=True,
 )
