@@ -196,8 +196,8 @@ def write_run(folder: Path, *, steps: int, seed: int) -> None:
     (folder / "vitals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in vitals))
     saved = [{"at": began + 60 * n, "step": 10 * n, "folder": f"step-{10 * n:06}"} for n in range(1, 4)]
     (folder / "saved.jsonl").write_text("".join(json.dumps(line) + "\n" for line in saved))
-    words = [{"at": began, "text": f"training begins {HOSTILE}"}]
-    (folder / "words.jsonl").write_text("".join(json.dumps(line) + "\n" for line in words))
+    messages = [{"at": began, "message": f"training begins {HOSTILE}"}]
+    (folder / "messages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in messages))
     (folder / "checkpoints" / "step-000030").mkdir(parents=True)
     (folder / "worker.log").write_text(f"loading the base\n{HOSTILE}\nstep 1\n")
 
@@ -361,7 +361,12 @@ def add_releases(
             update={"adapter_folder": str(adapter), "adapter_hash": folder_digest(adapter)}
         )
         lineage = Lineage(
-            dataset=prepared.dataset, plan=plan, outcome=outcome, report=report, verdict=verdict
+            dataset=prepared.dataset,
+            plan=plan,
+            outcome=outcome,
+            report=report,
+            verdict=verdict,
+            measured_adapter=outcome.adapter_hash,
         )
         context = ReleaseContext(
             project=work.settings.project,

@@ -74,7 +74,7 @@ def test_stopped_killed_and_moved_it_comes_to_the_same_adapter(job, tmp_path):
     steps = [[line["step"], line["loss"]] for line in Journal(whole / "steps.jsonl").read()]
     last_word = {line["step"]: line["loss"] for line in Journal(there / "steps.jsonl").read()}
     assert [[step, last_word[step]] for step in sorted(last_word)] == steps
-    words = [line["word"] for line in Journal(there / "words.jsonl").read()]
+    words = [line["message"] for line in Journal(there / "messages.jsonl").read()]
     assert any("was fetched from the mirror" in word for word in words)
     outcome = TrainOutcome.from_json((there / "outcome.json").read_bytes())
     assert outcome.replay_identical is not False

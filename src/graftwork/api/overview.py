@@ -266,7 +266,7 @@ class ProjectWatch:
         return hashlib.blake2b("-".join(parts).encode(), digest_size=12).hexdigest()
 
 
-WATCHED_FILES = ("heartbeat.json", "steps.jsonl", "looks.jsonl", "saved.jsonl", "words.jsonl")
+WATCHED_FILES = ("heartbeat.json", "steps.jsonl", "evaluations.jsonl", "saved.jsonl", "messages.jsonl")
 MOST_WATCHED = 4
 
 

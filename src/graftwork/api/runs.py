@@ -251,8 +251,8 @@ def _read_looks(folder: Path) -> tuple[TrainingEvaluation, ...]:
     found = []
     for line in Journal(folder / EVALUATIONS).read():
         try:
-            found.append(TrainingEvaluation.model_validate(line.get("look", line)))
-        except (ValidationError, AttributeError):
+            found.append(TrainingEvaluation.model_validate(line["evaluation"]))
+        except (ValidationError, KeyError):
             continue
     return tuple(found)
 

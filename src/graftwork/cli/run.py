@@ -372,7 +372,7 @@ def _print(event: "Event", *, as_json: bool, vitals: bool) -> None:
     if as_json:
         sys.stdout.write(json_text.dumps(event.as_json(), ensure_ascii=False) + "\n")
         return
-    if event.kind == "vital" and not vitals:
+    if event.kind == "machine" and not vitals:
         return
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line

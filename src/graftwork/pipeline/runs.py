@@ -107,15 +107,15 @@ def _send(pid: int | None, number: signal.Signals, *, group: bool = False) -> No
         ) from error
 
 
-Kind = Literal["step", "word", "checkpoint", "look", "vital", "alert", "output"]
+Kind = Literal["step", "message", "checkpoint", "evaluation", "machine", "alert", "output"]
 
 JOURNALS: dict[str, Kind] = {
     STEPS: "step",
-    EVALUATIONS: "look",
+    EVALUATIONS: "evaluation",
     SAVED: "checkpoint",
-    MESSAGES: "word",
+    MESSAGES: "message",
     ALERTS_FILE: "alert",
-    VITALS_FILE: "vital",
+    VITALS_FILE: "machine",
 }
 
 
@@ -149,7 +149,7 @@ class Events:
             self._offsets[name] = offset
             if not isinstance(line, dict):
                 continue
-            body = line["look"] if name == EVALUATIONS and "look" in line else line
+            body = line["evaluation"] if name == EVALUATIONS else line
             at = float(body.get("at") or self._step_times.get(body.get("step", -1)) or self._latest[name])
             self._latest[name] = at
             if name == STEPS:
@@ -192,7 +192,7 @@ def write_training_page(folder: Path, plan: Plan, outcome: TrainOutcome) -> Path
 
 
 def read_vitals(folder: Path) -> tuple[Vitals, ...]:
-    """What the machine felt like during the run; samples that another version wrote are passed over."""
+    """Samples of the machine during the run, by time."""
     found = []
     for line in Journal(folder / VITALS_FILE).read():
         try:
@@ -234,18 +234,11 @@ def divide(
 def between_steps(steps: Sequence[TrainStep]) -> float:
     """Seconds that passed between the end of a step and the beginning of the next; not over a restart."""
     gaps = [
-        _apart(earlier, later) - later.seconds
+        later.steady - earlier.steady - later.seconds
         for earlier, later in pairwise(steps)
         if later.step == earlier.step + 1 and earlier.at and later.at
     ]
     return sum(gap for gap in gaps if gap > 0)
-
-
-def _apart(earlier: TrainStep, later: TrainStep) -> float:
-    """By the steady clock; journals of earlier versions have the other one alone."""
-    if earlier.steady and later.steady:
-        return later.steady - earlier.steady
-    return later.at - earlier.at
 
 
 def _data_share(vitals: Sequence[Vitals]) -> float:

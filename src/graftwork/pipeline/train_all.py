@@ -182,7 +182,7 @@ class _BatchProgress:
         messages = Journal(Path(job.folder) / MESSAGES)
         for line, offset in messages.follow(self._read_until[job.run_id]):
             self._read_until[job.run_id] = offset
-            reporter.info(str(line["word"]))
+            reporter.info(str(line["message"]))
 
 
 def _end_of(journal: Journal) -> int:

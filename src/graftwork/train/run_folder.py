@@ -12,13 +12,13 @@ from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainStep
 
 ATTEMPTS = "attempts.jsonl"
-MESSAGES = "words.jsonl"
+MESSAGES = "messages.jsonl"
 STEPS = "steps.jsonl"
 CHECKPOINTS = "checkpoints"
 OUTCOME = "outcome.json"
 REHEARSED = "rehearsed"
 ADAPTER = "adapter"
-EVALUATIONS = "looks.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 TRACKED = "tracked"
 PAGE = "training.html"
 SAVED = "saved.jsonl"

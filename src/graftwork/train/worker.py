@@ -112,7 +112,7 @@ def train(
 
     def report(message: str) -> None:
         try:
-            messages.append({"at": time.time(), "word": message})
+            messages.append({"at": time.time(), "message": message})
         except EnvironmentLacks:
             # A full disk must not end the run.
             print(message, file=sys.stderr)

@@ -17,19 +17,23 @@ def step(number, at):
 
 def test_events_of_all_files_come_in_the_order_of_time(tmp_path):
     write(tmp_path, "steps.jsonl", step(1, 10.0), step(2, 20.0), step(3, 30.0))
-    write(tmp_path, "words.jsonl", {"word": "resuming", "at": 5.0}, {"word": "older versions say no time"})
+    write(tmp_path, "messages.jsonl", {"message": "resuming", "at": 5.0}, {"message": "no time of its own"})
     write(tmp_path, "saved.jsonl", {"at": 21.0, "step": 2, "folder": "step-2"})
-    write(tmp_path, "looks.jsonl", {"look": {"step": 2, "metric": "loss", "value": 0.5}, "of": [2, 1.0, ""]})
+    write(
+        tmp_path,
+        "evaluations.jsonl",
+        {"evaluation": {"step": 2, "metric": "loss", "value": 0.5}, "of": [2, 1.0, ""]},
+    )
     write(tmp_path, "vitals.jsonl", {"at": 12.0, "memory_gib": 1.0})
     write(tmp_path, "alerts.jsonl", {"at": 25.0, "kind": "stalled", "what": "it is stuck"})
     reported = [(event.kind, event.at) for event in Events(tmp_path).new()]
     assert reported == [
-        ("word", 5.0),
-        ("word", 5.0),
+        ("message", 5.0),
+        ("message", 5.0),
         ("step", 10.0),
-        ("vital", 12.0),
+        ("machine", 12.0),
         ("step", 20.0),
-        ("look", 20.0),
+        ("evaluation", 20.0),
         ("checkpoint", 21.0),
         ("alert", 25.0),
         ("step", 30.0),

@@ -44,6 +44,7 @@ def step(number: int, *, at: float, seconds: float = 10.0) -> TrainStep:
         trained_tokens=500,
         seconds=seconds,
         at=at,
+        steady=at,
     )
 
 

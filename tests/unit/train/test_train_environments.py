@@ -375,5 +375,5 @@ class Letters:
     failed = [answer for answer in answers if answer.failed]
     assert not any("another case" in answer.failed for answer in failed)
     assert first.measures["failed_episodes"] == len(failed)
-    messages = [line["word"] for line in Journal(tmp_path / "run" / "words.jsonl").read()]
+    messages = [line["message"] for line in Journal(tmp_path / "run" / "messages.jsonl").read()]
     assert sum("environment failed on the answer" in message for message in messages) >= len(failed)

@@ -135,7 +135,7 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
 
     assert seen(tmp_path / "b") == seen(tmp_path / "a")
     assert len(first.asked) + len(second.asked) == len(reported)
-    assert len(Journal(tmp_path / "b" / "looks.jsonl").read()) == len(reported)
+    assert len(Journal(tmp_path / "b" / "evaluations.jsonl").read()) == len(reported)
 
 
 def test_a_first_evaluation_cut_short_sets_the_measure_and_a_shorter_one_is_not_compared(tiny_base, tmp_path):
@@ -206,4 +206,4 @@ def test_other_processes_decide_by_the_evaluation_of_the_first(tiny_base, tmp_pa
     assert (examine.latest.value, examine.latest.cases, examine.latest.better) == (0.75, 4, True)
     examine.on_step_end(make_step(2), 9)
     assert (examine.latest.value, examine.latest.better) == (0.5, False)
-    assert not (tmp_path / "looks.jsonl").exists()
+    assert not (tmp_path / "evaluations.jsonl").exists()

@@ -668,13 +668,13 @@ def test_a_moved_run_has_its_journal_and_evaluations(tiny_base, tmp_path):
             raise Killed
 
     (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "looks.jsonl").write_text("{}\n")
+    (tmp_path / "here" / "evaluations.jsonl").write_text("{}\n")
     with pytest.raises(Killed):
         make_loop(tiny_base, tmp_path / "here", before=die).run()
     shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
     make_loop(tiny_base, tmp_path / "there").run()
     assert [step.step for step in read_journal(tmp_path / "there")] == list(range(1, 9))
-    assert (tmp_path / "there" / "looks.jsonl").read_text() == "{}\n"
+    assert (tmp_path / "there" / "evaluations.jsonl").read_text() == "{}\n"
 
 
 def test_every_attempt_is_in_the_account_of_what_was_done_again(tiny_base, tmp_path):

@@ -190,7 +190,7 @@ def test_a_broken_reward_costs_its_answer_and_is_named(tiny_base, tmp_path, run_
     assert failed
     assert all(verdict.reward is None for verdict in failed)
     assert outcome.measures_last["failed_rewards"] == len(failed)
-    words = [line["word"] for line in Journal(tmp_path / "run" / "words.jsonl").read()]
+    words = [line["message"] for line in Journal(tmp_path / "run" / "messages.jsonl").read()]
     assert any(f"rewards/own.py:{reward} failed on the answer" in word for word in words)
 
 
@@ -204,7 +204,7 @@ def test_a_prompt_beyond_the_positions_of_the_base_is_left_out_and_named(
     worker.train(make_grpo_job(tiny_base, tmp_path / "run", rollouts=rollouts), cases=[long, *others])
     answers = EpisodeJournal(tmp_path / "run").answers(1)
     assert {answer.prompt for answer in answers} == {"case1", "case2"}
-    words = [line["word"] for line in Journal(tmp_path / "run" / "words.jsonl").read()]
+    words = [line["message"] for line in Journal(tmp_path / "run" / "messages.jsonl").read()]
     assert any("2,048 positions are left out: case0 (3,0" in word for word in words)
 
 

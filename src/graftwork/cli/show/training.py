@@ -225,17 +225,14 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-EVENT_COLOURS = {"alert": "red", "word": "yellow", "checkpoint": "green", "look": "cyan"}
-EVENT_NAMES = {"word": "message", "look": "evaluation", "vital": "machine"}
-"""What people read; in files and `--json` events keep the names that they always had."""
+EVENT_COLOURS = {"alert": "red", "message": "yellow", "checkpoint": "green", "evaluation": "cyan"}
 
 
 def to_markup(event: "Event") -> str:
     """The time, the kind and the text of an event."""
     when = datetime.fromtimestamp(event.at).strftime("%H:%M:%S")
     colour = EVENT_COLOURS.get(event.kind, "dim")
-    name = EVENT_NAMES.get(event.kind, event.kind)
-    return f"[dim]{when}[/] [{colour}]{name:<10}[/] {_EVENT_TEXT[event.kind](event.body)}"
+    return f"[dim]{when}[/] [{colour}]{event.kind:<10}[/] {_EVENT_TEXT[event.kind](event.body)}"
 
 
 def _step(body: dict[str, Any]) -> str:
@@ -252,7 +249,7 @@ def _measures(measures: dict[str, float]) -> str:
     return "".join(f", {quote(name)} {value:.3g}" for name, value in measures.items())
 
 
-def _look(body: dict[str, Any]) -> str:
+def _evaluation(body: dict[str, Any]) -> str:
     better = " (best so far)" if body.get("better") else ""
     return f"after step {body['step']}: {quote(body['metric'])} {body['value']:.4f}{better}"
 
@@ -262,7 +259,7 @@ def _alert(body: dict[str, Any]) -> str:
     return f"[bold]{quote(body['what'])}[/]{why}"
 
 
-def _vital(body: dict[str, Any]) -> str:
+def _machine(body: dict[str, Any]) -> str:
     shown = [f"memory {body['memory_gib']:.2f} GiB"]
     if "memory_free_gib" in body:
         shown.append(f"{body['memory_free_gib']:.1f} GiB free")
@@ -281,10 +278,10 @@ def _vital(body: dict[str, Any]) -> str:
 
 _EVENT_TEXT: dict[str, Callable[[dict[str, Any]], str]] = {
     "step": _step,
-    "look": _look,
+    "evaluation": _evaluation,
     "alert": _alert,
-    "vital": _vital,
-    "word": lambda body: quote(body["word"]),
+    "machine": _machine,
+    "message": lambda body: quote(body["message"]),
     "checkpoint": lambda body: f"after step {body['step']} ({quote(body['folder'])})",
     "output": lambda body: quote(body["text"]),
 }

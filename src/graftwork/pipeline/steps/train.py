@@ -125,7 +125,7 @@ def _train(work: OpenProject, job: TrainJob) -> float:
         nonlocal heard
         for line, offset in words.follow(heard):
             heard = offset
-            work.reporter.info(str(line["word"]))
+            work.reporter.info(str(line["message"]))
 
     if (folder / OUTCOME).exists():
         # Trained at another place, with the others of its project, or just before a crash of this side.

@@ -1,8 +1,8 @@
 """Evaluations during training: every few steps, the validation loss or a metric of generated answers.
 
 In: validation rows, and an evaluator where a metric needs answers. Out: a line for each evaluation in
-`looks.jsonl`, a score by which the best checkpoint is kept, and an early stop when patience runs out. A step
-that is repeated after a crash reuses its logged evaluation, so that a resumed run makes the same decisions.
+`evaluations.jsonl`, a score by which the best checkpoint is kept, and an early stop when patience runs out. A
+step that is repeated after a crash reuses its logged evaluation, so that a resumed run decides the same.
 """
 
 import math
@@ -75,24 +75,24 @@ def count_comparable_cases(finished: int, *, asked: int, common: int | None) -> 
 
 def log_evaluation(folder: Path, evaluation: TrainingEvaluation, step: TrainStep) -> None:
     """Write the evaluation to disk before any decision depends on it."""
-    line = {"look": evaluation.model_dump(), "loss": step.loss, "weights": step.weights}
+    line = {"evaluation": evaluation.model_dump(), "loss": step.loss, "weights": step.weights}
     Journal(folder / EVALUATIONS).append(line, durable=True)
 
 
 def find_evaluation(folder: Path, step: TrainStep) -> TrainingEvaluation | None:
     """The evaluation of this step from before a crash: same step, same loss, same weights."""
     for line in reversed(Journal(folder / EVALUATIONS).read()):
-        same = line["look"]["step"] == step.step and line["loss"] == step.loss
+        same = line["evaluation"]["step"] == step.step and line["loss"] == step.loss
         # Not every step has a digest of its weights; if both have one, they must agree.
         if same and (line["weights"] == step.weights or not (line["weights"] and step.weights)):
-            return TrainingEvaluation.model_validate(line["look"])
+            return TrainingEvaluation.model_validate(line["evaluation"])
     return None
 
 
 def read_evaluations(folder: Path) -> tuple[TrainingEvaluation, ...]:
     """The last evaluation of each step, in order."""
     evaluations = [
-        TrainingEvaluation.model_validate(line["look"]) for line in Journal(folder / EVALUATIONS).read()
+        TrainingEvaluation.model_validate(line["evaluation"]) for line in Journal(folder / EVALUATIONS).read()
     ]
     return tuple(
         sorted(

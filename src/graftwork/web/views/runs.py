@@ -24,13 +24,7 @@ from graftwork.web.rendering import project_of, render
 from graftwork.web.views.forms import number_in, text_in
 
 SECTION = "/runs"
-EVENT_KINDS = {
-    "": "all",
-    "word": "messages",
-    "alert": "alerts",
-    "checkpoint": "checkpoints",
-    "look": "evaluations",
-}
+EVENT_KINDS = ("message", "alert", "checkpoint", "evaluation")
 MOST_CURVE_POINTS = 4000
 TABLE_STEPS = 50
 HALF = 500.0
@@ -171,9 +165,9 @@ def events(request: Request) -> Response:
         title=f"Events of {run_id}",
         section=SECTION,
         run_id=run_id,
-        events=[event for event in found if kind or event.kind not in ("vital", "step")],
+        events=[event for event in found if kind or event.kind not in ("machine", "step")],
         kind=kind,
-        kinds=EVENT_KINDS,
+        kinds={"": "all", **{kind: f"{kind}s" for kind in EVENT_KINDS}},
     )
 
 
