@@ -11,7 +11,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from archive_corpus import Good, make_corpus, of_format_1
+from archive_corpus import Good, make_corpus
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.pipeline.open_project import OpenProject, use_project
@@ -66,12 +66,10 @@ def picture(folder: Path) -> dict[str, str]:
     }
 
 
-def test_the_good_archive_is_welcome_in_both_formats(work, good, tmp_path):
+def test_the_good_archive_is_welcome(work, good, tmp_path):
     path = tmp_path / "good.tar"
     path.write_bytes(good.archive())
     assert import_release(work, path).release.id == good.id
-    path.write_bytes(of_format_1(good))
-    assert import_release(work, path).release.format == 1
 
 
 def test_no_hostile_archive_is_imported_leaves_a_trace_or_costs_a_good_release(work, good, tmp_path):
@@ -105,7 +103,6 @@ def test_no_hostile_archive_is_imported_leaves_a_trace_or_costs_a_good_release(w
 
 
 def test_gc_does_not_adopt_what_does_not_verify_and_spares_the_good_for_it(work, good, tmp_path):
-    """Refused imports of earlier versions may still lie in the store."""
     store = open_store(work)
     mine = publish_one(store, work.project.root / "runs" / "a", index=work.releases)
     pickled = good.rehashed({**good.files, "adapter_model.safetensors": b"\x80\x04cos\nsystem\n."})

@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
-
 from graftwork.grading.custom import describe_error, is_own, load_own, name_line
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
@@ -54,14 +52,6 @@ class RewardSpec(Record):
     own: dict[str, str] = {}
     """The hashes of the files of own functions: with another one the run is another."""
     taskset: TasksetSpec | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs without a task set keep the names that they had before there were any."""
-        found: dict[str, Any] = handler(self)
-        if self.taskset is None:
-            found.pop("taskset", None)
-        return found
 
 
 def combine_parts(parts: Sequence[RewardPart], grades: Mapping[str, Grade]) -> float | None:

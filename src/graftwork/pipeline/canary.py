@@ -28,7 +28,7 @@ from graftwork.store.runs import StepEntry
 
 CANARY = "canary"
 LEDGER_ENTRY = "canary"
-"""The entry of earlier versions. Today each alias has its own: `canary/champion`."""
+"""Each alias has its own entry: `canary/champion`."""
 LEASE_SECONDS = 120.0
 """How long endpoints continue a canary that no process watches."""
 FOLDER = "canaries"
@@ -99,7 +99,7 @@ def _parse_running(entries: Iterable[StepEntry], *, now: float) -> list[RunningC
 
 
 def _is_entry(name: str) -> bool:
-    return name == LEDGER_ENTRY or name.startswith(_entry_of(""))
+    return name.startswith(_entry_of(""))
 
 
 def _split(running: RunningCanary) -> SplitSettings:
@@ -257,8 +257,7 @@ class _CanaryClaim:
 
     def _entry(self, until: float, *, is_starting: bool = False) -> StepEntry:
         running = self._running.model_copy(update={"until": until, "is_starting": is_starting})
-        # Endpoints of earlier versions do not know the fields that came later.
-        output = running.model_dump(mode="json", exclude_defaults=True)
+        output = running.model_dump(mode="json")
         return StepEntry(_entry_of(running.alias), self._mark, output, timestamp(), 0.0)
 
 

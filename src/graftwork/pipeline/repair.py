@@ -186,10 +186,7 @@ def _find_targets(work: OpenProject, job: RepairJob) -> RepairTargets:
     data = _settings(work, job)
     corpus = _read_corpus(work, data, _other_logs(work, job.out))
     previous = read_previous_splits(
-        work.project.data / SPLITS_FILE,
-        keys=corpus.column("line_key"),
-        settings=data,
-        conversations=corpus.column("later") != 0,
+        work.project.data / SPLITS_FILE, keys=corpus.column("line_key"), settings=data
     )
     assignment = assign_splits(corpus, settings=data, embedder=find_embedder(data), previous=previous)
     return find_targets(corpus, assignment, settings=data)

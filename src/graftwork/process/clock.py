@@ -38,8 +38,7 @@ def seconds_since(moment: Moment) -> float:
 
 
 def read_moment(line: Mapping[str, Any]) -> Moment:
-    """The moment of a line of a journal; those of earlier versions have the plain clock alone."""
-    return Moment(at=float(line["at"]), steady=float(line.get("steady", 0.0)), boot=str(line.get("boot", "")))
+    return Moment(at=float(line["at"]), steady=float(line["steady"]), boot=str(line["boot"]))
 
 
 @cache

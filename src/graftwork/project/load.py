@@ -308,7 +308,7 @@ def find_project() -> Path | None:
 def open_project(root: Path | None = None) -> ProjectFolder:
     """The project in `root`, or the one that the working folder belongs to.
 
-    The state of one that an earlier version made for everybody to read is closed to all but its owner.
+    State that others may read, as of a project that was copied, is closed to all but its owner.
     """
     folder = (root or find_project() or Path()).absolute()
     if root is None and folder != Path().absolute():

@@ -132,7 +132,7 @@ class FleetJob(Record):
     place: str
     run_id: str
     trains: str = ""
-    """As in its order; empty for jobs of earlier versions."""
+    """As in its order."""
     state: JobState
     bundle: str
     created_at: float

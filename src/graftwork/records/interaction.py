@@ -180,7 +180,7 @@ class Capture(Record):
         return self.reply if self.escalated_from is None else self.rejected
 
     def to_line(self) -> str:
-        """The capture as a line of a log; what is not stated is left out, as older versions did."""
+        """The capture as a line of a log; what is not stated is left out."""
         optional = (*CORRECTED_FIELDS, *TRACE_FIELDS, *ESCALATED_FIELDS, *CHAIN_FIELDS)
         unknown = {name for name in optional if getattr(self, name) is None}
         return self.model_dump_json(exclude={*unknown, "user"})

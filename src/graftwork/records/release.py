@@ -32,8 +32,7 @@ class Release(Record):
     files: tuple[ReleaseFile, ...]
     settings: dict[str, Any]
     versions: dict[str, str]
-    format: int = 1
-    """1: made before the fields below were there, and named without them."""
+    format: Literal[2] = 2
     model: str = "main"
     """Which of the project's models this is."""
     tokenizer_fingerprint: str = ""

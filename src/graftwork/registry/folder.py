@@ -5,9 +5,8 @@ Hugging Face Hub can load it. Signatures of the manifest are stored next to it.
 """
 
 import os
-import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -29,9 +28,6 @@ SIGSTORE = f"{MANIFEST}.sigstore.json"
 SIGNATURES = (MINISIGN, SIGSTORE)
 METADATA_FILES = frozenset({MANIFEST, *SIGNATURES})
 """Files that the manifest does not name: itself and its signatures."""
-_PARTIAL_SIGNATURE = re.compile(
-    rf"\.({re.escape(MINISIGN)}|{re.escape(SIGSTORE)})\.[0-9a-f]{{8}}{re.escape(PART)}"
-)
 
 
 def write_metadata(root: Path, folder: Path, name: str, content: bytes) -> Path:
@@ -61,20 +57,6 @@ def add_missing_signatures(root: Path, folder: Path, signatures: Mapping[str, by
     for name in SIGNATURES:
         if name in signatures and not (folder / name).exists():
             write_metadata(root, folder, name, signatures[name])
-
-
-def is_partial_signature(path: Path) -> bool:
-    """Whether this is a temporary file that an older version left in a release when it was killed."""
-    return bool(_PARTIAL_SIGNATURE.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
-
-
-def find_partial_signatures(folders: Iterable[Path]) -> Iterator[Path]:
-    for folder in folders:
-        try:
-            yield from sorted(path for path in folder.iterdir() if is_partial_signature(path))
-        except OSError:
-            # Reading the release itself will report the error.
-            continue
 
 
 def release_folder(root: Path, release_id: str) -> Path:
@@ -113,9 +95,7 @@ def verify_release(folder: Path, *, progress: ProgressCallback = no_progress) ->
             raise _damaged(f"{file.path} is a link", "it could point anywhere", folder / file.path)
         _require_bytes(folder / file.path, file.sha256, counter)
     named = METADATA_FILES | {file.path for file in release.files}
-    unexpected = sorted(
-        path.name for path in folder.iterdir() if path.name not in named and not is_partial_signature(path)
-    )
+    unexpected = sorted(path.name for path in folder.iterdir() if path.name not in named)
     if unexpected:
         raise _damaged(f"{unexpected[0]} does not belong here", "the manifest does not name it", folder)
     if is_prompt({file.path for file in release.files}):
@@ -126,8 +106,8 @@ def verify_release(folder: Path, *, progress: ProgressCallback = no_progress) ->
 
 
 def release_files(folder: Path) -> list[Path]:
-    """The files of a verified release, sorted by name, without temporary files of a killed writer."""
-    return sorted(path for path in folder.iterdir() if not is_partial_signature(path))
+    """The files of a verified release, sorted by name."""
+    return sorted(folder.iterdir())
 
 
 def _require_bytes(path: Path, sha256: str, counter: ProgressCounter) -> None:

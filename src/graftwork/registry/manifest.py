@@ -17,10 +17,6 @@ from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 
-FORMAT = 2
-SINCE_FORMAT_2 = frozenset({"format", "model", "tokenizer_fingerprint", "licence"})
-"""Fields that a manifest of format 1 does not have."""
-
 
 @dataclass(frozen=True)
 class Lineage:
@@ -31,8 +27,8 @@ class Lineage:
     outcome: TrainOutcome
     report: Report
     verdict: Verdict
-    measured_adapter: str = ""
-    """The hash of the adapter that the report is about; empty in evaluations of earlier versions."""
+    measured_adapter: str
+    """The hash of the adapter that the report is about."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,6 @@ def make_release(lineage: Lineage, context: ReleaseContext, *, files: Iterable[R
         files=tuple(sorted(files, key=lambda file: file.path)),
         settings=dict(context.settings),
         versions=dict(context.versions),
-        format=FORMAT,
         model=lineage.dataset.model,
         tokenizer_fingerprint=lineage.dataset.tokenizer_fingerprint,
         licence=context.licence,
@@ -82,25 +77,13 @@ def make_release(lineage: Lineage, context: ReleaseContext, *, files: Iterable[R
 
 
 def content_id(release: Release) -> str:
-    """The id of a release with this content. The id itself and the time do not count.
-
-    In a manifest of format 1, fields of format 2 do not count while they have their defaults. Any other value
-    counts: no such manifest was ever written, so its id will not match.
-    """
-    return fingerprint(release.model_dump(mode="json", exclude={"id", "created_at", *_absent(release)}))
+    """The id of a release with this content. The id itself and the time do not count."""
+    return fingerprint(release.model_dump(mode="json", exclude={"id", "created_at"}))
 
 
 def write_manifest(release: Release) -> str:
     """The text of `manifest.json`. The same release gives the same bytes, because signatures cover them."""
-    return release.model_dump_json(indent=2, exclude=_absent(release))
-
-
-def _absent(release: Release) -> set[str]:
-    """Fields that the manifest file of this release does not contain."""
-    if release.format != 1:
-        return set()
-    fields = type(release).model_fields
-    return {name for name in SINCE_FORMAT_2 if getattr(release, name) == fields[name].default}
+    return release.model_dump_json(indent=2)
 
 
 def _require_consistent(lineage: Lineage, context: ReleaseContext) -> None:
@@ -111,7 +94,7 @@ def _require_consistent(lineage: Lineage, context: ReleaseContext) -> None:
         ("the verdict is about this report", lineage.verdict.report_hash, lineage.report.fingerprint()),
         (
             "the report is about this adapter",
-            lineage.measured_adapter or outcome.adapter_hash,
+            lineage.measured_adapter,
             outcome.adapter_hash,
         ),
         ("the plan is for this dataset", plan.dataset_hash, dataset.content_hash),

@@ -16,7 +16,7 @@ from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
 from graftwork.records.verdict import Decision, Verdict
-from graftwork.registry.manifest import FORMAT, content_id
+from graftwork.registry.manifest import content_id
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -157,7 +157,6 @@ def import_peft_folder(
         files=tuple(sorted((*files, *described), key=lambda file: file.path)),
         settings={"origin": IMPORTED, "named_base": named_base},
         versions=versions,
-        format=FORMAT,
         model=target.model,
         tokenizer_fingerprint=target.tokenizer_fingerprint,
         licence=target.licence,

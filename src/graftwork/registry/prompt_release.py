@@ -16,7 +16,7 @@ from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.records.release import Release
 from graftwork.records.report import Report
 from graftwork.records.verdict import Verdict
-from graftwork.registry.manifest import FORMAT, ReleaseContext, content_id
+from graftwork.registry.manifest import ReleaseContext, content_id
 from graftwork.registry.peft import FULL_FILES, WEIGHTS, describe_text
 
 PROMPT_RUN = "prompt"
@@ -74,7 +74,6 @@ def describe_prompt(
         files=tuple(sorted((describe_text(n, t) for n, t in texts.items()), key=lambda file: file.path)),
         settings=dict(context.settings),
         versions=dict(context.versions),
-        format=FORMAT,
         model=dataset.model,
         tokenizer_fingerprint=dataset.tokenizer_fingerprint,
         licence=context.licence,

@@ -287,13 +287,13 @@ def _unsigned(folder: Path) -> AnswerIsNo:
         return AnswerIsNo(
             f"release {folder.name[:12]} has a sigstore signature only",
             why="`release.public_key` requires a minisign signature; sigstore bundles are not verified",
-            fix="verify it with the sigstore command, then sign it: `graft release sign ID --key FILE`",
+            fix="verify it with the sigstore command, then sign it: `graft release edit ID --sign FILE`",
             where=str(folder / SIGSTORE),
         )
     return AnswerIsNo(
         f"release {folder.name[:12]} is not signed",
         why="graft.yaml sets `release.public_key`: only signed releases are promoted, loaded and served",
-        fix=f"sign it: `graft release sign {folder.name[:12]} --key FILE`",
+        fix=f"sign it: `graft release edit {folder.name[:12]} --sign FILE`",
         where=str(folder / MINISIGN),
     )
 

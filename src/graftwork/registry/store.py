@@ -30,7 +30,6 @@ from graftwork.registry.folder import (
     MINISIGN,
     SIGNATURES,
     add_missing_signatures,
-    find_partial_signatures,
     read_manifest,
     release_folder,
     verify_release,
@@ -228,7 +227,7 @@ class ReleaseStore:
             blobs = (
                 () if unreadable else tuple(blob for blob in self.blobs.all() if blob.sha256 not in linked)
             )
-            leftovers = tuple(self._leftovers(kept))
+            leftovers = tuple(self._leftovers())
             found = Garbage(
                 releases=removed,
                 blobs=len(blobs),
@@ -269,12 +268,11 @@ class ReleaseStore:
                 unreadable.add(release_id)
         return linked, tuple(sorted(unreadable))
 
-    def _leftovers(self, kept: Collection[str]) -> Iterator[Path]:
+    def _leftovers(self) -> Iterator[Path]:
         """Temporary files of killed processes. Needs the exclusive lock."""
         yield from self.root.glob(f".*{PART}")
         yield from self.root.glob(f"{TRASH}.*")
         yield from self.blobs.leftovers()
-        yield from find_partial_signatures(self.folder(release_id) for release_id in sorted(kept))
 
     def _count_bytes(self, paths: Iterable[Path]) -> int:
         # A file with further links is freed with the last of them, and counted there.

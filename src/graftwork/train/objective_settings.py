@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from graftwork.records.base import NotSecret, Record
 from graftwork.text.redact import EndpointUrl, VariableName
@@ -35,16 +35,6 @@ class PreferenceSettings(Record):
         None,
         description="Logged scores below this make a reply a bad one (KTO); the scores are audited first.",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs that do not use these keep the names that they had before there were any."""
-        found: dict[str, Any] = handler(self)
-        defaults = type(self).model_fields
-        for name in ("desirable", "undesirable", "least_score"):
-            if getattr(self, name) == defaults[name].default:
-                found.pop(name, None)
-        return found
 
 
 class PolicySettings(Record):
@@ -181,15 +171,6 @@ class RolloutSettings(Record):
     def longest_answer(self) -> int:
         """Tokens of an answer, with all turns of its episode."""
         return self.max_tokens if self.environment is None else self.environment.max_tokens
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs without these keep the names that they had before there were any."""
-        found: dict[str, Any] = handler(self)
-        for name in ("environment", "endpoint", "taskset"):
-            if getattr(self, name) is None:
-                found.pop(name, None)
-        return found
 
     @model_validator(mode="after")
     def _endpoint_updates_once(self) -> Self:

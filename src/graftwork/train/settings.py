@@ -5,9 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -78,14 +76,6 @@ class ExamineSettings(Record):
     keep_best: bool = Field(
         True, description="Keep the adapter of the best evaluation instead of the last step."
     )
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs without a file of cases keep the names that they had before there was one."""
-        found: dict[str, Any] = handler(self)
-        if self.source is None:
-            found.pop("source", None)
-        return found
 
     @model_validator(mode="after")
     def _reward_needs_cases(self) -> Self:

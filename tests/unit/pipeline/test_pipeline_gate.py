@@ -2,7 +2,6 @@
 
 import hashlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -28,7 +27,7 @@ from graftwork.pipeline.gate import (
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.gate import finish, gather, name_changed_rules
+from graftwork.pipeline.steps.gate import finish, gather
 from graftwork.project.load import open_project
 from graftwork.records.base import Figure
 from graftwork.records.errors import Damaged
@@ -36,7 +35,6 @@ from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import RuleResult, Verdict
 
 STRICT = {"rules": [{"metric": "json_valid", "over": 0.95}], "primary": "none"}
 LAX = {"rules": [{"metric": "json_valid", "over": 0.5}], "primary": "none"}
@@ -317,46 +315,3 @@ def test_the_newest_better_run_is_found_with_what_was_changed_since(tmp_path):
         assert (better.run_id, better.changes) == ("good", ("train.epochs 3 → 1",))
         best, seen = enter_run(work, "best", right=99, epochs=5, rank=16)
         assert find_better_run(work, best, seen) is None
-
-
-def test_a_verdict_that_changed_by_the_statistics_alone_names_the_rule():
-    """The same report and rules, judged by an earlier version: the note says which test changed it."""
-    rule = RuleResult(
-        metric="json_valid",
-        rule="JSON-valid rate better than the base",
-        outcome="unknown",
-        value=0.1,
-        low=-0.1,
-        high=0.3,
-        limit=0.0,
-        sentence="It may be chance.",
-        kind="primary",
-        test="bounded-mean test by session",
-    )
-    now = Verdict(
-        decision="not_enough_evidence",
-        reason="",
-        rules=(rule,),
-        report_hash="r",
-        rules_hash="g",
-        statistics=2,
-    )
-    before = now.model_copy(
-        update={
-            "decision": "deploy",
-            "statistics": 1,
-            "rules": (rule.model_copy(update={"outcome": "pass", "test": "sign flips by session"}),),
-        }
-    )
-
-    def work_with(verdict):
-        entry = SimpleNamespace(output=verdict.model_dump(mode="json"))
-        settings = SimpleNamespace(main_model="main")
-        return SimpleNamespace(ledger=SimpleNamespace(get=lambda _: entry), model="main", settings=settings)
-
-    (note,) = name_changed_rules(work_with(before), now).notes
-    assert note.startswith("An earlier version judged this report deploy.")
-    assert "kept (sign flips by session) before, open now (bounded-mean test by session)" in note
-    # Another report, or a verdict of today, says nothing.
-    assert name_changed_rules(work_with(before.model_copy(update={"report_hash": "x"})), now).notes == ()
-    assert name_changed_rules(work_with(now), now).notes == ()

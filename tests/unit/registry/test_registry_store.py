@@ -18,7 +18,7 @@ from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError
 from graftwork.records.release import Release
 from graftwork.registry import blobs, locks
 from graftwork.registry.folder import release_folder, verify_release
-from graftwork.registry.manifest import SINCE_FORMAT_2, content_id
+from graftwork.registry.manifest import content_id
 from graftwork.registry.names import require_alias, require_name
 from graftwork.registry.store import ReleaseStore
 
@@ -65,21 +65,6 @@ def test_where_there_are_no_hard_links_releases_hold_copies(store, make, monkeyp
     assert path.stat().st_nlink == 1
     assert not path.stat().st_mode & 0o222
     assert store.verify(release.id) == release
-
-
-def test_a_release_of_the_first_layout_keeps_its_name_and_is_kept_whole(store, make):
-    made = make("one")
-    old = made.model_copy(update={name: Release.model_fields[name].default for name in SINCE_FORMAT_2})
-    old = old.model_copy(update={"id": content_id(old)})
-    # As the first version wrote it: files of its own, and a manifest without the later keys.
-    folder = store.root / old.id
-    shutil.copytree(store.folder(made.id), folder)
-    (folder / "manifest.json").chmod(0o644)
-    (folder / "manifest.json").write_text(old.model_dump_json(indent=2, exclude=set(SINCE_FORMAT_2)))
-    assert store.verify(old.id) == old
-    store.collect_garbage([old.id])
-    assert store.ids() == (old.id,)
-    assert store.verify(old.id) == old
 
 
 def test_a_manifest_with_false_hashes_is_refused(store, make, tmp_path):

@@ -12,7 +12,6 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.folder import release_files
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.trackers import QUIET, push_to_mlflow, push_to_trackio
 
@@ -166,15 +165,6 @@ def test_a_store_that_cannot_be_written_can_be_pushed_to_mlflow(made, mlflow, mo
     monkeypatch.setattr(Path, "mkdir", refuse)
     assert push_to_mlflow(store, release.id, name="answers").new
     assert mlflow.versions
-
-
-def test_leftovers_of_a_killed_signer_do_not_keep_a_release_from_the_trackers(made, mlflow, trackio):
-    store, release = made
-    (store.folder(release.id) / ".manifest.json.minisig.0123abcd.part").write_bytes(b"half")
-    push_to_mlflow(store, release.id, name="answers")
-    push_to_trackio(store, release.id, project="answers")
-    assert mlflow.versions
-    assert mlflow.files.keys() == {path.name for path in release_files(store.folder(release.id))}
 
 
 def test_mlflow_goes_on_in_the_run_that_broke_off(made, mlflow):

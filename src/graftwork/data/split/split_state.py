@@ -31,8 +31,6 @@ SPLIT_SETTINGS = ("seed", "validation", "test", "split_by", "stratify", "questio
 class PreviousSplits(NamedTuple):
     keys: Keys
     split: Array
-    conversations: bool = True
-    """Whether conversations were grouped by all their turns when this was written."""
 
 
 def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: DataSettings) -> None:
@@ -46,26 +44,17 @@ def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: Dat
     np.savez(
         buffer,
         dealt_by=np.array(_fingerprint_split_settings(settings)),
-        conversations=np.array(True),
         keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
         split=np.concatenate((now, old.split[away])).astype(np.uint8),
     )
     write_atomic(path, buffer.getvalue())
 
 
-def read_previous_splits(
-    path: Path, *, keys: Keys, settings: DataSettings, conversations: Array | None = None
-) -> Array:
-    """Return the previous split of each of these rows; 255 for none.
-
-    Older files grouped `conversations` (rows of several turns) by their last turn alone: their splits are
-    not kept for such rows.
-    """
+def read_previous_splits(path: Path, *, keys: Keys, settings: DataSettings) -> Array:
+    """Return the previous split of each of these rows; 255 for none."""
     known = _read_splits(path, settings=settings)
     places = find_places(keys, known.keys)
     previous: Array = np.where(places >= 0, np.append(known.split, UNASSIGNED)[places], UNASSIGNED)
-    if conversations is not None and not known.conversations:
-        previous[conversations] = UNASSIGNED
     return previous.astype(np.uint8)
 
 
@@ -75,7 +64,7 @@ def _read_splits(path: Path, *, settings: DataSettings) -> PreviousSplits:
     try:
         with np.load(path, allow_pickle=False) as file:
             same = str(file["dealt_by"]) == _fingerprint_split_settings(settings)
-            return PreviousSplits(file["keys"], file["split"], "conversations" in file) if same else none
+            return PreviousSplits(file["keys"], file["split"]) if same else none
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return none
 
@@ -150,12 +139,7 @@ class SplitState:
         self._folder, self._settings = folder, settings
         self._keys = corpus.column("line_key")
         self._passed = corpus.column("passed").astype(bool)
-        self.previous: Array = read_previous_splits(
-            folder / SPLITS_FILE,
-            keys=self._keys,
-            settings=settings,
-            conversations=corpus.column("later") != 0,
-        )
+        self.previous: Array = read_previous_splits(folder / SPLITS_FILE, keys=self._keys, settings=settings)
         self.known: KnownAssignment | None = read_assignment(
             folder / ASSIGNMENT_FILE,
             rows=corpus.rows,

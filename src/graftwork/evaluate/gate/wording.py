@@ -8,7 +8,7 @@ from graftwork.evaluate.gate.settings import REQUESTS, TIMED, Against, GateRule,
 from graftwork.evaluate.statistics.significance import successes_to_clear
 from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, plural, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric
-from graftwork.records.verdict import Decision, RuleOutcome, RuleResult, Verdict
+from graftwork.records.verdict import Decision, RuleOutcome, RuleResult
 
 SUBJECTS: dict[Against, str] = {
     "base": "the base",
@@ -202,9 +202,6 @@ def _say_remedy(rule: GateRule, metric: Metric, needed: Needed | None) -> str:
     return f"{remedy}, or {enough} right of these {metric.n}" if enough else remedy
 
 
-OUTCOMES: dict[RuleOutcome, str] = {"pass": "kept", "fail": "broken", "unknown": "open"}
-
-
 def describe_change(before: GateSettings, after: GateSettings) -> str:
     """Which rules are gone and which are new; empty where both ask for the same."""
     old, new = _list_rules(before), _list_rules(after)
@@ -212,23 +209,6 @@ def describe_change(before: GateSettings, after: GateSettings) -> str:
     come = [rule for rule in new if rule not in old]
     parts = [f"no longer {rule}" for rule in gone] + [f"now {rule}" for rule in come]
     return "; ".join(parts)
-
-
-def describe_outcomes(before: Verdict, after: Verdict) -> str:
-    """Why the same report is judged otherwise: which rule came out how, and by which test."""
-    was = {(rule.kind, rule.metric, rule.rule): rule for rule in before.rules}
-    changes = []
-    for rule in after.rules:
-        old = was.pop((rule.kind, rule.metric, rule.rule), None)
-        if old is None or old.outcome != rule.outcome:
-            then = (
-                f"{OUTCOMES[old.outcome]} ({old.test or 'no test'})" if old is not None else "not looked at"
-            )
-            changes.append(
-                f"{rule.rule}: {then} before, {OUTCOMES[rule.outcome]} now ({rule.test or 'no test'})"
-            )
-    changes += [f"{rule.rule}: {OUTCOMES[rule.outcome]} before, no longer so" for rule in was.values()]
-    return "; ".join(changes)
 
 
 def _list_rules(settings: GateSettings) -> list[str]:

@@ -104,7 +104,7 @@ class JudgeCalibration(Record):
     position: PositionBias | None = None
     """None for marks."""
     length: LengthBias | None = None
-    """None where an earlier version calibrated, which did not measure it."""
+    """None where no label has answers of two lengths."""
     confidence: float
     min_kappa: float
     min_labels: int

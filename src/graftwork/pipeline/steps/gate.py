@@ -5,7 +5,6 @@ from typing import Any
 
 from graftwork.evaluate.gate.advice import Training
 from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
-from graftwork.evaluate.gate.wording import describe_outcomes
 from graftwork.pipeline.calibration import doubts_about_judge, judged_metrics
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import (
@@ -20,7 +19,7 @@ from graftwork.pipeline.gate import (
     with_changes,
 )
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.step import PipelineStep, StepOutputs, name_entry
+from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.train.run_folder import read_steps
@@ -29,7 +28,7 @@ from graftwork.train.run_folder import read_steps
 def _do(work: OpenProject, made: StepOutputs) -> Verdict:
     judged = gather(work, made)
     verdict = decide(judged.report, judged.settings, training=judged.training, around=judged.around)
-    return name_changed_rules(work, finish(work, made, judged, verdict))
+    return finish(work, made, judged, verdict)
 
 
 def gather(work: OpenProject, made: StepOutputs) -> GateCandidate:
@@ -56,25 +55,6 @@ def finish(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict:
     verdict = with_changes(verdict, judged, noted)
     keep_verdict(work, Path(outcome.adapter_folder), verdict)
     return verdict
-
-
-def name_changed_rules(work: OpenProject, verdict: Verdict) -> Verdict:
-    """A verdict on the same report by the same rules that came out otherwise says which rule made it so."""
-    last = work.ledger.get(name_entry(work, "gate"))
-    before = Verdict.model_validate(last.output) if last is not None else None
-    same = before is not None and (before.report_hash, before.rules_hash) == (
-        verdict.report_hash,
-        verdict.rules_hash,
-    )
-    if before is None or not same or before.decision == verdict.decision:
-        return verdict
-    if before.statistics == verdict.statistics:
-        return verdict
-    note = (
-        f"An earlier version judged this report {before.decision.replace('_', ' ')}. What changed is how "
-        f"rules are tested: {describe_outcomes(before, verdict)}."
-    )
-    return verdict.model_copy(update={"notes": (note, *verdict.notes)})
 
 
 def _asks_champion(work: OpenProject) -> bool:
