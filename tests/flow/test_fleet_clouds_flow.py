@@ -55,7 +55,7 @@ def test_offers_are_planned_for_the_machines_of_the_place_and_auto_takes_the_che
     assert card["quota_hours"] == 30.0
     assert card["price_source"] == "Kaggle's quota"
     with pytest.raises(AnswerIsNo, match="no place finishes"):
-        graft("train", "--place", "auto", "--deadline", "0.0001m", "-C", str(small_project))
+        graft("fleet", "run", "--place", "auto", "--deadline", "0.0001m", "-C", str(small_project))
     assert kaggle.provider.machines == []
 
 

@@ -151,7 +151,7 @@ def test_collection_keeps_what_is_needed_and_removes_the_rest(project, update_go
     releases = [project.make(name) for name in NAMES]
     project.ask("promote", releases[0])
     project.ask("promote", releases[1])
-    project.ask("tag", releases[2], "keep")
+    project.ask("edit", releases[2], "--tag", "keep")
     before = project.files()
     found = {"dry run": project.ask("gc", "--dry-run")}
     assert project.files() == before

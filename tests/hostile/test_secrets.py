@@ -372,7 +372,7 @@ COMMANDS = (
     ("data", "export", "openai", "--out", "exports/openai"),
     ("data", "export", "huggingface", "--out", "exports/hf", "--name", "o/n"),
     ("eval", "export", "--format", "inspect", "--out", "exports/eval"),
-    ("train", "export", "--to", "exports/adapter", "--format", "adapter"),
+    ("release", "export", "run", "--to", "exports/adapter", "--format", "adapter"),
     ("release", "list", "--json"),
     ("release", "show", "champion", "--json"),
     ("release", "lineage", "champion", "--json"),

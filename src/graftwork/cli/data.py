@@ -1,7 +1,7 @@
 """`graft data …`: audit logs, prepare datasets, and inspect, compare and export them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -11,6 +11,8 @@ from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
+    from graftwork.grading.score_audit import ScoreAudit
+    from graftwork.pipeline.score_audit import LogScoresAudit
     from graftwork.records.audit import Audit
     from graftwork.records.dataset import Split
 
@@ -42,12 +44,21 @@ def audit(
         str | None,
         typer.Option("--format", help="Force the format of FILES, such as otlp. Default: recognized."),
     ] = None,
+    scores: Annotated[
+        bool,
+        typer.Option(
+            "--scores",
+            help="Audit the logged quality scores instead, before they serve as rewards: scores that are "
+            "constant, do not depend on the reply, or contradict the logged status.",
+        ),
+    ] = False,
     project: Folder = None,
     json: Json = False,
 ) -> None:
     """Find rows that would spoil training: placeholders, truncated answers, duplicates, leaks, secrets.
 
-    Exit code 1: do not train on these logs as they are.
+    Exit code 1: do not train on these logs as they are. With --scores: there are no scores, or they cannot
+    be used.
 
     Example:  graft data audit logs/interactions.jsonl --html audit.html
     """
@@ -56,6 +67,8 @@ def audit(
     from graftwork.files.disk import write_atomic
     from graftwork.report.audit_page import make_audit_page
 
+    if scores:
+        _audit_scores(files or [], project, as_json=json)
     if row_format is not None and not files:
         raise typer.BadParameter("--format requires FILES; set data.format in graft.yaml for the logs")
     found, page = _audit(files or [], project, row_format)
@@ -87,6 +100,53 @@ def _audit(files: list[str], project: Path | None, row_format: str | None) -> "t
             )
             return found.audit(files, row_format=row_format), None
         return found.audit(), found.folder.audit_page
+
+
+def _audit_scores(files: list[str], project: Path | None, *, as_json: bool) -> NoReturn:
+    from graftwork.cli.output import print_json
+    from graftwork.pipeline.score_audit import audit_logs
+
+    if files:
+        found = audit_logs(files)
+    else:
+        with opened(project) as work:
+            settings = work.settings.data
+            found = audit_logs(settings.logs, root=work.project.root, settings=settings)
+    if as_json:
+        print_json({**found.model_dump(mode="json"), "usable": found.usable})
+    else:
+        _show_scores(found)
+    raise typer.Exit(0 if found.usable else EXIT_ANSWER_IS_NO)
+
+
+def _show_scores(found: "LogScoresAudit") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote, table
+
+    right = ("rows", "scores", "values")
+    rows = table("log", "rows", "scores", "range", "values", "findings", right=right)
+    for log in found.files:
+        if log.audit is None:
+            rows.add_row(quote(log.file), f"{log.rows:,}", "0", "", "", "no scores")
+            continue
+        rows.add_row(quote(log.file), f"{log.rows:,}", *_score_cells(log.audit))
+    if found.whole is not None and len(found.files) > 1:
+        total = sum(log.rows for log in found.files)
+        rows.add_row("[bold]all[/]", f"{total:,}", *_score_cells(found.whole))
+    stdout.print(rows)
+    if found.whole is None:
+        print_line(stdout, "[yellow]no row has a score: there is nothing to use as a reward[/]")
+    else:
+        usable = "[green]the scores can be used[/]"
+        print_line(stdout, usable if found.usable else "[red]the scores cannot serve as rewards[/]")
+
+
+def _score_cells(audit: "ScoreAudit") -> tuple[str, str, str, str]:
+    from graftwork.cli.show.tables import quote
+
+    says = "; ".join(f"{finding.kind}: {finding.says}" for finding in audit.findings)
+    spread = f"{audit.least:g} … {audit.most:g}"
+    return f"{audit.scores:,}", spread, f"{audit.distinct:,}", quote(says) or "[green]none[/]"
 
 
 @app.command("prepare")

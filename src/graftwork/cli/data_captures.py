@@ -134,7 +134,7 @@ def forget(
 def _show_forgotten(found: "Forgotten") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.grading.metrics import plural
+    from graftwork.text.wording import plural
 
     counted = f"{plural(found.captures, 'capture')}, {plural(found.feedback, 'item')} of feedback"
     print_line(

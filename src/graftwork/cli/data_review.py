@@ -209,6 +209,7 @@ def corrections(
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.disk import write_atomic
     from graftwork.pipeline.corrections import list_corrections, list_judge_labels
+    from graftwork.text.wording import plural
 
     with opened(project) as work:
         found = list_corrections(work)
@@ -226,9 +227,7 @@ def corrections(
             f"{quote(_one_line(correction.served))} → {quote(_one_line(correction.corrected))}",
         )
     corrections, conflicts = len(found.corrections), len(found.conflicts)
-    counted = (
-        f"{corrections} correction{'s' * (corrections != 1)}, {conflicts} conflict{'s' * (conflicts != 1)}"
-    )
+    counted = f"{plural(corrections, 'correction')}, {plural(conflicts, 'conflict')}"
     print_line(stdout, counted)
     for conflict in found.conflicts:
         print_line(stdout, f"[yellow]conflict[/]: {quote(_one_line(conflict.question))}")

@@ -39,6 +39,14 @@ def evaluate(
     again: Annotated[
         bool, typer.Option("--again", help="Generate every answer again; ignore cached answers.")
     ] = False,
+    savings: Annotated[
+        bool,
+        typer.Option(
+            "--savings",
+            help="Show what the logged model costs per month, what hosting the small one costs, and the "
+            "difference. The cost is the log's, or by the prices of `graft plan catalog api_prices`.",
+        ),
+    ] = False,
     engine: Engine = None,
     json: Json = False,
 ) -> None:
@@ -48,8 +56,12 @@ def evaluate(
     cached: the same case on the same weights is generated once.
 
     Example:  graft eval --subject base --subject release:champion --subject log
+    Example:  graft eval --savings --json | jq .saved_usd_per_month
     """
     if context.invoked_subcommand is not None:
+        return
+    if savings:
+        _show_savings(project, model, as_json=json)
         return
     with reporting(project, model, engine=engine) as found:
         evaluated = found.evaluate(
@@ -124,14 +136,7 @@ def export_results(
         print_line(stdout, quote(path), soft_wrap=True)
 
 
-@app.command("savings")
-def savings(project: Folder = None, model: Model = None, json: Json = False) -> None:
-    """Show what the logged model costs per month, what hosting the small one costs, and the difference.
-
-    The cost is the log's own, or its tokens at the prices of `graft plan catalog api_prices`.
-
-    Example:  graft eval savings --json | jq .saved_usd_per_month
-    """
+def _show_savings(project: Path | None, model: str | None, *, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.evaluation import show_savings
     from graftwork.records.errors import AnswerIsNo
@@ -144,7 +149,7 @@ def savings(project: Folder = None, model: Model = None, json: Json = False) -> 
             why="what is not called saves nothing",
             fix="name other roles under `models:`, or bring the logs of these",
         )
-    if json:
+    if as_json:
         print_json(saved)
     else:
         show_savings(stdout, saved)

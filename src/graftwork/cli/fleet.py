@@ -237,36 +237,28 @@ def stop(
 
 
 @app.command("fetch")
-def fetch(job: JobId, project: Folder = None, json: Json = False) -> None:
-    """Bring the files of a job into the folder of its run.
-
-    Example:  graft fleet fetch 4f1c
-    """
-    from graftwork.pipeline.fleet_jobs import fetch as fetch_job
-    from graftwork.pipeline.fleet_jobs import get_job, reconcile
-
-    with opened(project) as work:
-        reconcile(work)
-        found = fetch_job(work, get_job(work, job))
-    print_record(found, as_json=json)
-
-
-@app.command("receive")
-def receive(
+def fetch(
     job: JobId,
-    results: Annotated[Path, typer.Argument(help="results.zip of the notebook, or the work folder.")],
+    results: Annotated[
+        Path | None,
+        typer.Argument(help="Of a job that was run by hand: its results.zip, or its work folder."),
+    ] = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Take the results of a job that was run by hand.
+    """Bring the files of a job into the folder of its run; those of a job at `manual` come as RESULTS.
 
-    Example:  graft fleet receive 4f1c results.zip
+    Example:  graft fleet fetch 4f1c
+    Example:  graft fleet fetch 4f1c results.zip
     """
-    from graftwork.pipeline.fleet_jobs import get_job
-    from graftwork.pipeline.fleet_jobs import receive as receive_job
+    from graftwork.pipeline import fleet_jobs
 
     with opened(project) as work:
-        found = receive_job(work, get_job(work, job), results)
+        if results is not None:
+            found = fleet_jobs.receive(work, fleet_jobs.get_job(work, job), results)
+        else:
+            fleet_jobs.reconcile(work)
+            found = fleet_jobs.fetch(work, fleet_jobs.get_job(work, job))
     print_record(found, as_json=json)
 
 

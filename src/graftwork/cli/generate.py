@@ -105,7 +105,7 @@ def _warn(spec: Path, cases: Path | None) -> None:
     from graftwork.cli.output import stderr
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.components.spec.check import check_file
-    from graftwork.grading.metrics import plural
+    from graftwork.text.wording import plural
 
     report = check_file(spec, cases)
     found = [each for each in report.findings if each.level != "note"]

@@ -39,7 +39,7 @@ COMMANDS = {
     "gate": "gate:gate",
     "release": "release:app",
     "serve": "serve:app",
-    "up": "up:app",
+    "up": "up:up",
     "fleet": "fleet:app",
     "model": "model:app",
     "reward": "reward:app",

@@ -83,6 +83,7 @@ def lint(
 
 def _show_lint(console: "Console", done: "Linted") -> None:
     from graftwork.cli.show.tables import print_line, quote
+    from graftwork.text.wording import plural
 
     for finding in done.findings:
         key = f" [dim]({quote(finding.key)})[/]" if finding.key else ""
@@ -95,7 +96,7 @@ def _show_lint(console: "Console", done: "Linted") -> None:
     for gap in done.unknown:
         print_line(console, f"[dim]? not checked: {quote(gap)}[/]", soft_wrap=True)
     counts = {kind: sum(finding.severity == kind for finding in done.findings) for kind in MARKS}
-    summary = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items() if count)
+    summary = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
     print_line(console, f"{quote(done.file)} ({done.kind}): {summary or 'no problems found'}", soft_wrap=True)
 
 
@@ -190,22 +191,12 @@ def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) 
     show_probe(stdout, facts, figures, files)
 
 
-def residuals(
-    project: Folder = None,
-    runs: Annotated[int, typer.Option(min=1, help="Number of past runs, latest first.")] = 20,
-    json: Json = False,
-) -> None:
-    """Compare past runs with their plans, and show the bias of each figure.
-
-    A bias is the median of the relative errors: +10 % means that runs take a tenth more than planned.
-
-    Example:  graft plan residuals --json | jq '.biases[] | select(.figure == "minutes").off'
-    """
+def _show_past(project: Path | None, runs: int, *, as_json: bool) -> None:
     from graftwork.pipeline.past_residuals import past_residuals
 
     with opened(project) as work:
         found = past_residuals(work, runs=runs)
-    if json:
+    if as_json:
         from graftwork.cli.output import print_json
         from graftwork.records.base import Figure
 
@@ -262,12 +253,31 @@ app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
 
 @app.callback()
-def plan(context: typer.Context, project: Folder = None, model: Model = None, json: Json = False) -> None:
+def plan(
+    context: typer.Context,
+    past: Annotated[
+        int | None,
+        typer.Option(
+            "--past",
+            min=1,
+            metavar="RUNS",
+            help="Compare this many past runs, latest first, with their plans, and show the bias of each "
+            "figure: the median of the relative errors.",
+        ),
+    ] = None,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
     """Estimate memory, tokens, steps and time of the run before it starts, each with a range.
 
     Example:  graft plan --json | jq .minutes,.run.minutes
+    Example:  graft plan --past 20 --json | jq '.biases[] | select(.figure == "minutes").off'
     """
     if context.invoked_subcommand is not None:
+        return
+    if past is not None:
+        _show_past(project, past, as_json=json)
         return
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
@@ -285,7 +295,6 @@ app.command("catalog")(catalog)
 app.command("lint")(lint)
 app.command("serve")(plan_fit.serve)
 app.command("probe")(probe)
-app.command("residuals")(residuals)
 app.command("fit")(plan_fit.fit)
 app.command("compare")(plan_cost.compare)
 app.command("buy")(plan_cost.buy)

@@ -20,8 +20,8 @@ from graftwork.cli.command import (
 )
 from graftwork.cli.output import Json
 
-First = Annotated[str, typer.Argument(help="The release to beat: an alias, a version or an id.")]
-Second = Annotated[str, typer.Argument(help="The release that challenges it.")]
+First = Annotated[str | None, typer.Argument(help="The release to beat: an alias, a version or an id.")]
+Second = Annotated[str | None, typer.Argument(help="The release that challenges it.")]
 Traffic = Annotated[
     str,
     typer.Option(
@@ -263,6 +263,14 @@ def list_(
         bool, typer.Option("--collected", help="Include releases whose files were garbage collected.")
     ] = False,
     limit: Limit = 50,
+    index: Annotated[
+        bool,
+        typer.Option(
+            "--index",
+            help="First add releases on disk to the index, for example after state.db was lost. Each is "
+            "verified byte by byte; aliases, tags and notes do not come back.",
+        ),
+    ] = False,
     project: Folder = None,
     json: Json = False,
 ) -> None:
@@ -273,25 +281,35 @@ def list_(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_entries
     from graftwork.cli.show.tables import print_line
-    from graftwork.grading.metrics import plural
-    from graftwork.pipeline.releases import count_unindexed, make_query
+    from graftwork.pipeline.releases import count_unindexed, index_releases, make_query
     from graftwork.records.release import ReleaseQuery
+    from graftwork.text.wording import plural
 
     filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
     query = make_query(filters, decision=decision, since=since, limit=limit)
-    with opened(project) as work:
+    with opened_with_progress(project) as work:
+        indexed = index_releases(work) if index else None
         found, aliases = work.releases.entries(query), work.releases.aliases()
         unindexed = 0 if found else count_unindexed(work)
     more = limit and len(found) > limit
     shown = found[:limit] if more else found
     if json:
         body = {"releases": [entry.model_dump(mode="json") for entry in shown], "aliases": aliases}
+        body |= {} if indexed is None else {"indexed": indexed.model_dump(mode="json")}
         print_json({**body, "more": True} if more else body)
     else:
         show_entries(stdout, shown, more=bool(more))
         if unindexed:
             on_disk = f"{plural(unindexed, 'release')} on disk"
-            print_line(stdout, f"[yellow]![/] {on_disk} not in the index: `graft release index` adds them")
+            print_line(
+                stdout, f"[yellow]![/] {on_disk} not in the index: `graft release list --index` adds them"
+            )
+        for release_id in indexed.refused if indexed is not None else ():
+            print_line(stdout, f"[yellow]![/] {release_id} does not verify: it is not added")
+        if indexed is not None:
+            print_line(stdout, f"{plural(len(indexed.added), 'release')} added to the index")
+            if indexed.added and not aliases:
+                print_line(stdout, "no alias is set: `graft release promote ID` sets one")
 
 
 def make(
@@ -355,105 +373,95 @@ def collect(
         )
 
 
-def index(project: Folder = None, json: Json = False) -> None:
-    """Add releases on disk to the index, for example after state.db was lost.
-
-    Each is verified byte by byte. Aliases, tags and notes are only in the database and do not come back.
-
-    Example:  graft release index
-    """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line
-    from graftwork.grading.metrics import plural
-    from graftwork.pipeline.releases import index_releases
-
-    with opened_with_progress(project) as work:
-        found = index_releases(work)
-        aliases = work.releases.aliases()
-    if json:
-        print_json(found)
-        return
-    print_line(stdout, f"{plural(len(found.added), 'release')} added to the index")
-    for release_id in found.refused:
-        print_line(stdout, f"[yellow]![/] {release_id} does not verify: it is not added")
-    if found.added and not aliases:
-        print_line(stdout, "no alias is set: `graft release promote ID` sets one")
-
-
-def tag(
+def edit(
     name: Name,
-    tags: Annotated[list[str], typer.Argument(help="The tags; `keep` protects a release from gc.")],
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the tags.")] = False,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", help="Add a tag; `keep` protects a release from gc.")
+    ] = None,
+    untag: Annotated[list[str] | None, typer.Option("--untag", help="Remove a tag.")] = None,
+    note: Annotated[
+        str | None, typer.Option("--note", help="Add a note. `list --search` finds notes; they stay.")
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option("--version", help="Replace the automatic version, for example by 2.0.0."),
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign",
+            metavar="KEY",
+            help="Sign with this minisign secret key. Its password is read from GRAFT_SIGNING_PASSWORD.",
+        ),
+    ] = None,
+    new_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--new-key",
+            metavar="FOLDER",
+            help="Create graft.key, which has no password, and graft.pub in this folder, and sign with them. "
+            "Keep it outside the project.",
+        ),
+    ] = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Add tags to a release, or remove them.
+    """Change what is written about a release: its tags, notes and version, and its signature.
 
-    Example:  graft release tag champion keep audited-2026-03
-    """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.aliases import find_release
+    `minisign -V` verifies a signature; so does Graftwork if graft.yaml names the public key.
 
-    with opened(project) as work:
-        release = find_release(work.releases, name)
-        now = work.releases.tag(release.id, tags, remove=remove)
-    if json:
-        print_json({"id": release.id, "tags": list(now)})
-    else:
-        stdout.print(f"{release.id[:12]}: {', '.join(now) or 'no tags'}", highlight=False)
-
-
-def note(
-    name: Name,
-    text: Annotated[str, typer.Argument(help="The text of the note.")],
-    project: Folder = None,
-    json: Json = False,
-) -> None:
-    """Add a note to a release. `list --search` finds notes; they cannot be changed.
-
-    Example:  graft release note champion "answers in French since the March logs"
+    Example:  graft release edit champion --tag keep --note "answers in French since the March logs"
+    Example:  graft release edit 3f2a --sign ~/.minisign/minisign.key
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.open_project import current_user, timestamp
+    from graftwork.pipeline.releases import sign_release
     from graftwork.registry.aliases import find_release
+    from graftwork.registry.signatures import create_key_pair, load_secret_key
+    from graftwork.text.wording import plural
 
-    if not text.strip():
+    if not any((tag, untag, note is not None, version, sign, new_key)):
+        raise typer.BadParameter("name a change: --tag, --untag, --note, --version, --sign or --new-key")
+    if note is not None and not note.strip():
         raise typer.BadParameter("the note is empty, and notes cannot be removed")
+    if sign is not None and new_key is not None:
+        raise typer.BadParameter("choose one of --sign and --new-key")
+    secret = None if sign is None else load_secret_key(sign)
+    signed: dict[str, str] = {}
     with opened(project) as work:
         release = find_release(work.releases, name)
-        work.releases.note(release.id, text, who=current_user(), when=timestamp())
-        notes = work.releases.notes(release.id)
+        if version is not None:
+            work.releases.set_version(release.id, version)
+        if tag:
+            work.releases.tag(release.id, tag)
+        if untag:
+            work.releases.tag(release.id, untag, remove=True)
+        if note is not None:
+            work.releases.note(release.id, note, who=current_user(), when=timestamp())
+        if new_key is not None:
+            pair = create_key_pair(new_key)
+            secret = load_secret_key(pair.secret)
+            signed |= {"secret_key": str(pair.secret), "public_key": pair.text}
+        if secret is not None:
+            signed["signature"] = str(sign_release(work, release, key=secret))
+        entry, notes = work.releases.entry(release.id), work.releases.notes(release.id)
     if json:
-        print_json({"id": release.id, "notes": [entry.model_dump(mode="json") for entry in notes]})
-    else:
-        stdout.print(f"{release.id[:12]}: note added", highlight=False)
-
-
-def version(
-    name: Name,
-    number: Annotated[str, typer.Argument(help="The version, such as 2.0.0.")],
-    project: Folder = None,
-    json: Json = False,
-) -> None:
-    """Set the version of a release, in place of the automatic one.
-
-    Example:  graft release version champion 2.0.0
-    """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.aliases import find_release
-
-    with opened(project) as work:
-        release = find_release(work.releases, name)
-        work.releases.set_version(release.id, number)
-    if json:
-        print_json({"id": release.id, "model": release.model, "version": number})
-    else:
-        stdout.print(f"{release.id[:12]} is version {number} of {release.model}", highlight=False)
+        about = entry.model_dump(mode="json", include={"id", "model", "version", "tags"})
+        print_json({**about, "notes": [written.model_dump(mode="json") for written in notes], **signed})
+        return
+    lines = [
+        f"{release.id[:12]}: version {entry.version}, {', '.join(entry.tags) or 'no tags'}, "
+        f"{plural(len(notes), 'note')}"
+    ]
+    lines += [f"{what.replace('_', ' ')}: {value}" for what, value in signed.items()]
+    if new_key is not None:
+        lines.append(f"for graft.yaml:\nrelease:\n  public_key: {signed['public_key']}")
+    stdout.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def ab(
-    a: First,
-    b: Second,
+    a: First = None,
+    b: Second = None,
     traffic: Traffic = "captures",
     cases: Cases = None,
     metric: Metric = None,
@@ -470,8 +478,12 @@ def ab(
 
     On live traffic, only exchanges assigned by `graft serve --challenger` count, once per session.
 
+    `--traffic shadow` without releases compares the challenger of serve.shadow with what users got, by every
+    check of the project. Exit code 1: a check is significantly worse.
+
     Example:  graft release ab champion challenger --metric feedback --watch
     Example:  graft release ab champion challenger --cases replay.jsonl --metric json_valid
+    Example:  graft release ab --traffic shadow --json | jq '.checks[] | {check, low, high}'
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_ab
@@ -498,6 +510,10 @@ def ab(
             fix="omit --cases, or the other two",
             where="--cases",
         )
+    if traffic == "shadow" and a is None:
+        _show_shadow(project, model, as_json=json)
+    if a is None or b is None:
+        raise typer.BadParameter("name two releases; only `--traffic shadow` does without")
     with reporting(project, model) as opened_project, opened_project.open() as work:
         if cases is not None:
             found = compare_replayed(work, a, b, cases_file=cases.absolute(), metric=metric)
@@ -514,13 +530,8 @@ def ab(
     raise typer.Exit(found.exit_code)
 
 
-def shadow(project: Folder = None, model: Model = None, json: Json = False) -> None:
-    """Compare the challenger of serve.shadow with what users got, by every check of the project.
-
-    Exit code 1: a check is significantly worse.
-
-    Example:  graft release shadow --json | jq '.checks[] | {check, low, high}'
-    """
+def _show_shadow(project: Path | None, model: str | None, *, as_json: bool) -> NoReturn:
+    """The challenger of serve.shadow against what users got, by every check of the project."""
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.shadow import show_shadow
     from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
@@ -534,12 +545,11 @@ def shadow(project: Folder = None, model: Model = None, json: Json = False) -> N
             fix="add `shadow: {to: challenger, models: [champion]}` under serve",
             where="serve.shadow",
         )
-    if json:
+    if as_json:
         print_json(found)
     else:
         show_shadow(stdout, found)
-    if any(check.outcome == "worse" for check in found.checks):
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+    raise typer.Exit(EXIT_ANSWER_IS_NO if any(check.outcome == "worse" for check in found.checks) else 0)
 
 
 app = typer.Typer(
@@ -562,17 +572,11 @@ app.command("lineage")(lineage)
 app.command("make")(make)
 app.command("promote")(promote)
 app.command("rollback")(rollback)
-app.command("tag")(tag)
-app.command("note")(note)
-app.command("version")(version)
-app.command("sign")(release_exchange.sign)
-app.command("keygen")(release_exchange.keygen)
+app.command("edit")(edit)
 app.command("gc")(collect)
-app.command("index")(index)
 app.command("export")(release_exchange.export)
 app.command("import")(release_exchange.import_)
 app.command("push")(release_exchange.push)
 app.command("pull")(release_exchange.pull)
 app.command("deploy")(release_exchange.deploy)
 app.command("ab")(ab)
-app.command("shadow")(shadow)

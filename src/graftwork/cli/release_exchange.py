@@ -1,4 +1,4 @@
-"""`graft release push`, `pull`, `export`, `import`, `sign` and `keygen`: releases outside the project."""
+"""`graft release push`, `pull`, `deploy`, `export` and `import`: releases outside the project."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graftwork.cli.command import Folder, Model, Name, opened, opened_with_progress
+from graftwork.cli.command import Folder, Model, Name, opened_with_progress, print_record, reporting
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
@@ -260,13 +260,21 @@ class ReleaseFormat(StrEnum):
     tar = "tar"
     ollama = "ollama"
     vllm = "vllm"
+    merged = "merged"
+    gguf = "gguf"
+    adapter = "adapter"
+
+
+OF_RUNS = (ReleaseFormat.merged, ReleaseFormat.gguf, ReleaseFormat.adapter)
 
 
 Format = Annotated[
     ReleaseFormat,
     typer.Option(
         help="tar: the release itself. ollama: a merged GGUF file with a Modelfile. vllm: a folder with "
-        "base, adapter and command line.",
+        "base, adapter and command line. Of a run: merged (base and adapter as one transformers folder, "
+        "checked to give the same output), gguf (the merged model, converted by llama.cpp) or adapter (the "
+        "PEFT folder).",
     ),
 ]
 Precision = Annotated[
@@ -275,28 +283,43 @@ Precision = Annotated[
 
 
 def export(
-    name: Name = "champion",
+    name: Annotated[
+        str,
+        typer.Argument(help="An alias, a version, an id; `run` for the last run of the model, or run:ID."),
+    ] = "champion",
     to: Target = None,
     base: BaseTarget = None,
     format: Format = ReleaseFormat.tar,
     precision: Precision = "q8_0",
+    model: Model = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Export a release as a tar file, or for Ollama or vLLM. The same release always gives the same bytes.
+    """Export a release or a run: as a tar file, for Ollama or vLLM, merged into its base, as GGUF or PEFT.
+
+    The same release always gives the same bytes.
 
     Every byte is verified on export and on import. `--base` also writes the weights that the adapter was
     trained and evaluated on; for the embedded base these are not the official weights.
 
     Example:  graft release export champion --to champion.tar --base champion-base
     Example:  graft release export champion --format ollama --to champion-ollama
+    Example:  graft release export run --format merged --to merged
     """
+    of_run = name == "run" or name.startswith("run:")
+    if of_run != (format in OF_RUNS):
+        raise typer.BadParameter(
+            "merged, gguf and adapter are formats of a run (`run` or run:ID) and only of it"
+        )
     if format is not ReleaseFormat.tar:
         if base is not None or to is None:
             raise typer.BadParameter(
                 f"--format {format.value} needs --to FOLDER, and cannot be combined with --base"
             )
-        _export_for_program(name, to, format, precision, project=project, as_json=json)
+        if of_run:
+            _export_run(name, to, format, project=project, model=model, as_json=json)
+        else:
+            _export_for_program(name, to, format, precision, project=project, as_json=json)
         return
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.release_transfer import export_base, export_release
@@ -318,6 +341,20 @@ def export(
             stdout.print(
                 f"its base is in {base} ({size:,} bytes)", highlight=False, markup=False, soft_wrap=True
             )
+
+
+def _export_run(
+    name: str, to: Path, format: ReleaseFormat, *, project: Path | None, model: str | None, as_json: bool
+) -> None:
+    from typing import get_args
+
+    from graftwork.pipeline.export import export_run
+    from graftwork.records.release import ExportFormat
+
+    chosen = next(known for known in get_args(ExportFormat) if known == format)
+    with reporting(project, model) as found, found.open() as work:
+        exported = export_run(work, run=name.partition(":")[2] or None, to=to.absolute(), format=chosen)
+    print_record(exported, as_json=as_json)
 
 
 def _export_for_program(
@@ -373,59 +410,3 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
         f"{done.release.id[:12]} {state}: {done.release.model} {done.version or ''}, {done.release.decision}"
     ]
     stdout.print("\n".join((*lines, *done.remarks)), highlight=False, markup=False, soft_wrap=True)
-
-
-def sign(
-    name: Name,
-    key: Annotated[
-        Path,
-        typer.Option(
-            "--key", help="A minisign secret key. Its password is read from GRAFT_SIGNING_PASSWORD."
-        ),
-    ],
-    project: Folder = None,
-    json: Json = False,
-) -> None:
-    """Sign a release. `minisign -V` verifies it; so does Graftwork if graft.yaml names the public key.
-
-    Example:  graft release sign 3f2a --key ~/.minisign/minisign.key
-    """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.open_project import timestamp
-    from graftwork.pipeline.releases import open_store
-    from graftwork.registry.aliases import find_release
-    from graftwork.registry.signatures import load_secret_key, sign_manifest
-
-    secret = load_secret_key(key)
-    with opened(project) as work:
-        release = find_release(work.releases, name)
-        store = open_store(work)
-        comment = f"release:{release.id} time:{timestamp()}"
-        path = store.sign(release.id, sign_manifest(store.folder(release.id), key=secret, comment=comment))
-    if json:
-        print_json({"id": release.id, "signature": str(path)})
-    else:
-        stdout.print(f"{release.id[:12]}: signed, in {path}", highlight=False, soft_wrap=True)
-
-
-def keygen(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder for graft.key and graft.pub; keep it outside the project.")
-    ],
-    json: Json = False,
-) -> None:
-    """Create a key pair for signing releases. The secret key has no password: protect the file.
-
-    Example:  graft release keygen ~/.graft-keys
-    """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.signatures import create_key_pair
-
-    pair = create_key_pair(folder)
-    if json:
-        print_json(
-            {"secret_key": str(pair.secret), "public_key": pair.text, "public_key_file": str(pair.public)}
-        )
-    else:
-        stdout.print(f"secret key: {pair.secret}", highlight=False, soft_wrap=True)
-        stdout.print(f"for graft.yaml:\nrelease:\n  public_key: {pair.text}", highlight=False, soft_wrap=True)

@@ -9,9 +9,7 @@ from graftwork.cli.command import Folder, Model, opened
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
-    from graftwork.grading.score_audit import ScoreAudit
     from graftwork.pipeline.reward_check import RewardCheck
-    from graftwork.pipeline.score_audit import LogScoresAudit
 
 app = typer.Typer(help="Check the rewards of reinforcement learning.", no_args_is_help=True)
 
@@ -81,64 +79,6 @@ def export(
     for file in made.files:
         print_line(stdout, f"copied {quote(file)}")
     print_line(stdout, f"next: pip install -e {quote(made.folder)}, then vf-eval {quote(made.name)} -n 3")
-
-
-Logs = Annotated[list[str] | None, typer.Argument(help="Logs to audit. Default: those of graft.yaml.")]
-
-
-@app.command("audit")
-def audit(logs: Logs = None, project: Folder = None, json: Json = False) -> None:
-    """Audit logged quality scores before they serve as rewards.
-
-    Finds scores that are constant, that do not depend on the reply, or that contradict the logged status.
-    Exit code 0 if the scores can be used, 1 if not or if there are none.
-
-    Example:  graft reward audit logs/sessions.jsonl
-    """
-    from graftwork.cli.output import print_json
-    from graftwork.pipeline.score_audit import audit_logs
-
-    if logs:
-        found = audit_logs(logs)
-    else:
-        with opened(project, None) as work:
-            settings = work.settings.data
-            found = audit_logs(settings.logs, root=work.project.root, settings=settings)
-    if json:
-        print_json({**found.model_dump(mode="json"), "usable": found.usable})
-    else:
-        _show_scores(found)
-    raise typer.Exit(0 if found.usable else 1)
-
-
-def _show_scores(found: "LogScoresAudit") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote, table
-
-    right = ("rows", "scores", "values")
-    rows = table("log", "rows", "scores", "range", "values", "findings", right=right)
-    for log in found.files:
-        if log.audit is None:
-            rows.add_row(quote(log.file), f"{log.rows:,}", "0", "", "", "no scores")
-            continue
-        rows.add_row(quote(log.file), f"{log.rows:,}", *_score_cells(log.audit))
-    if found.whole is not None and len(found.files) > 1:
-        total = sum(log.rows for log in found.files)
-        rows.add_row("[bold]all[/]", f"{total:,}", *_score_cells(found.whole))
-    stdout.print(rows)
-    if found.whole is None:
-        print_line(stdout, "[yellow]no row has a score: there is nothing to use as a reward[/]")
-    else:
-        usable = "[green]the scores can be used[/]"
-        print_line(stdout, usable if found.usable else "[red]the scores cannot serve as rewards[/]")
-
-
-def _score_cells(audit: "ScoreAudit") -> tuple[str, str, str, str]:
-    from graftwork.cli.show.tables import quote
-
-    says = "; ".join(f"{finding.kind}: {finding.says}" for finding in audit.findings)
-    spread = f"{audit.least:g} … {audit.most:g}"
-    return f"{audit.scores:,}", spread, f"{audit.distinct:,}", quote(says) or "[green]none[/]"
 
 
 def _show(found: "RewardCheck") -> None:

@@ -116,7 +116,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.shadow import show_shadow
     from graftwork.cli.show.tables import fit_words, print_line, quote
-    from graftwork.grading.metrics import plural
+    from graftwork.text.wording import plural
 
     found = open_project(project).status()
     if json:
@@ -180,7 +180,7 @@ STATES = {
 
 def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
     from graftwork.cli.show.tables import quote, table
-    from graftwork.cli.show.training import duration
+    from graftwork.text.wording import duration
 
     right = ("took", "planned")
     rows = table("step", "state", "because", "last done", *right, title=found.project, right=right)
@@ -195,7 +195,7 @@ def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
 def _print_next(found: "ProjectStatus") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line
-    from graftwork.cli.show.training import duration
+    from graftwork.text.wording import duration
 
     coming = found.next
     running = next((state.step for state in found.steps if state.state == "running"), None)
@@ -227,8 +227,8 @@ def _print_endpoint(endpoint: "EndpointStatus") -> None:
 
 
 def describe_autoscale(found: "AutoscaleStatus") -> str:
-    from graftwork.cli.show.training import duration
-    from graftwork.grading.metrics import plural, show_dollars
+    from graftwork.grading.metrics import show_dollars
+    from graftwork.text.wording import duration, plural
 
     share = found.idle_seconds / found.replica_seconds if found.replica_seconds else 0.0
     memory = "" if found.idle_memory_gib is None else f" with {found.idle_memory_gib:.2f} GiB"
@@ -257,7 +257,7 @@ def _print_losses(totals: "CaptureTotals | None") -> None:
 def _table_of_runs(runs: "Sequence[RunStatus]") -> "PlainTable":
     """Runs with their state; columns that are empty for every run are left out."""
     from graftwork.cli.show.tables import table
-    from graftwork.cli.show.training import duration
+    from graftwork.text.wording import duration
 
     columns = {
         "run": [run.id for run in runs],
@@ -278,7 +278,7 @@ def _table_of_runs(runs: "Sequence[RunStatus]") -> "PlainTable":
 
 def _step_times(run: "RunStatus") -> str:
     """The measured time of a training step, and the planned one."""
-    from graftwork.cli.show.training import duration
+    from graftwork.text.wording import duration
 
     if run.expected_step_seconds is None:
         return ""

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,19 +49,29 @@ def serve(
     challenger: Challenger = None,
     share: Share = None,
     experiment: Experiment = None,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload", help="Apply changed settings and aliases to the running endpoint; drops no request."
+        ),
+    ] = False,
     project: Folder = None,
     json: Json = False,
 ) -> None:
     """Serve the champion, the base and every release at /v1/chat/completions, and capture the exchanges.
 
     With a challenger, a random share of the champion's sessions is answered by it; compare the two with
-    `graft release ab champion challenger --watch`. User feedback is posted to /v1/feedback.
+    `graft release ab champion challenger --watch`. User feedback is posted to /v1/feedback. --reload lists
+    settings that need a restart; these keep their old value.
 
     Example:  graft serve --port 8080
     Example:  graft serve --challenger challenger --share 0.1
     Example:  graft serve --engine llamacpp
     """
     if context.invoked_subcommand is not None:
+        return
+    if reload:
+        _reload(project, as_json=json)
         return
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
@@ -109,19 +120,12 @@ def _choose_reporter(settings: "ServeSettings", start: ExitStack) -> "Reporter":
     return start.enter_context(RichReporter(tables=False))
 
 
-@app.command("reload")
-def reload(project: Folder = None, json: Json = False) -> None:
-    """Apply changed settings and aliases to the running endpoint. No request is dropped.
-
-    Settings that need a restart are listed and keep their old value.
-
-    Example:  graft serve reload
-    """
+def _reload(project: Path | None, *, as_json: bool) -> None:
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
 
     result = open_project(project).reload_endpoint()
-    if json:
+    if as_json:
         print_json({"changed": list(result.changed), "restart": list(result.restart)})
         return
     stdout.print(f"changed: {', '.join(result.changed) or 'nothing'}", highlight=False)

@@ -106,7 +106,7 @@ def _line(text: str) -> None:
 def _show_report(report: "SpecReport", *, notes: bool) -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import quote, table
-    from graftwork.grading.metrics import plural
+    from graftwork.text.wording import plural
 
     runs = sum(each.executable for each in report.requirements)
     _line(

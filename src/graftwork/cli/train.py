@@ -1,4 +1,4 @@
-"""`graft train`, `train sweep`, `train federated`, `train router`, `train merge` and `train export`."""
+"""`graft train`, `train sweep`, `train federated` and `train merge`."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -17,8 +17,7 @@ from graftwork.cli.command import (
     reporting,
     start_detached,
 )
-from graftwork.cli.fleet import Deadline, MaxUsd, Yes
-from graftwork.cli.fleet import run as run_fleet
+from graftwork.cli.fleet import Yes
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
@@ -58,23 +57,24 @@ def train(
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     main_address: MainAddress = None,
-    place: Annotated[
-        str | None,
+    router: Annotated[
+        float | None,
         typer.Option(
-            "--place",
-            help="Train there: auto, local, ssh, ssh:HOST, kaggle …; see `graft fleet places`. "
-            "auto: the cheapest place that finishes within --budget and --deadline.",
+            "--router",
+            min=0.5,
+            max=1.0,
+            metavar="ACCURACY",
+            help="Train the router of a family instead: a small classifier that chooses the model for a "
+            "prompt. It must be this accurate where it is confident; other prompts go to the main model.",
         ),
     ] = None,
-    max_usd: MaxUsd = None,
-    deadline: Deadline = None,
-    yes: Yes = False,
     engine: Engine = None,
     json: Json = False,
 ) -> None:
     """Train the adapter. A run that was interrupted or killed resumes from its last checkpoint.
 
     Example:  graft train --detach
+    Example:  graft train --router 0.95 -C examples/seven_models
     """
     if context.invoked_subcommand is not None:
         return
@@ -86,12 +86,12 @@ def train(
         raise typer.BadParameter("--nodes cannot be combined with --all or --detach")
     if engine is not None and not everything and nodes is None:
         raise typer.BadParameter("--engine requires --all or --nodes")
-    if place is None and (max_usd is not None or deadline is not None or yes):
-        raise typer.BadParameter("--budget, --max-usd, --deadline and --yes require --place")
-    if place is not None:
-        if everything or nodes is not None:
-            raise typer.BadParameter("--place cannot be combined with --all or --nodes")
-        run_fleet(place, max_usd, deadline, detach=detach, yes=yes, project=project, model=model, json=json)
+    if router is not None:
+        if everything or nodes is not None or detach or model is not None:
+            raise typer.BadParameter("--router cannot be combined with --all, --detach, --model or --nodes")
+        with reporting(project) as found:
+            trained = found.train_router(target=router)
+        print_record(trained, as_json=json)
     elif nodes is not None:
         _train_on_machines(
             nodes,
@@ -156,29 +156,6 @@ def _train_on_machines(
         stderr.print(note, highlight=False, soft_wrap=True)
     for command in instructions.commands:
         stdout.print(command, highlight=False, soft_wrap=True)
-
-
-@app.command("router")
-def router(
-    target: Annotated[
-        float,
-        typer.Option(
-            "--target",
-            min=0.5,
-            max=1.0,
-            help="Required accuracy where the router is confident. Other prompts go to the main model.",
-        ),
-    ] = 0.95,
-    project: Folder = None,
-    json: Json = False,
-) -> None:
-    """Train the router of a family: a small classifier that chooses the model for a prompt.
-
-    Example:  graft train router -C examples/seven_models
-    """
-    with reporting(project) as found:
-        trained = found.train_router(target=target)
-    print_record(trained, as_json=json)
 
 
 class MergeMethodName(StrEnum):
@@ -339,39 +316,3 @@ def federated(
             return
         done = found.train_federated(again=again)
     print_record(done, as_json=json)
-
-
-class AdapterFormat(StrEnum):
-    merged = "merged"
-    gguf = "gguf"
-    adapter = "adapter"
-
-
-@app.command("export")
-def export(
-    to: Annotated[Path, typer.Option("--to", help="Folder to create; it must not exist yet.")],
-    run: Annotated[
-        str | None,
-        typer.Argument(help="A run id from `graft status`. Default: the last run of the model."),
-    ] = None,
-    format: Annotated[
-        AdapterFormat,
-        typer.Option(
-            "--format",
-            help="merged: base and adapter as one transformers folder, checked to give the same output. "
-            "gguf: the merged model, converted by llama.cpp. adapter: the PEFT folder.",
-        ),
-    ] = AdapterFormat.merged,
-    project: Folder = None,
-    model: Model = None,
-    json: Json = False,
-) -> None:
-    """Export a trained adapter: merged into its base, as GGUF, or as a PEFT folder.
-
-    Example:  graft train export --to merged/
-    """
-    from graftwork.pipeline.export import export_run
-
-    with reporting(project, model) as found, found.open() as work:
-        exported = export_run(work, run=run, to=to.absolute(), format=format.value)
-    print_record(exported, as_json=json)

@@ -1,6 +1,7 @@
 """`graft up`: the coordinator that trains again when it is due, and what people ask of it."""
 
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -10,23 +11,37 @@ from graftwork.cli.output import Json
 if TYPE_CHECKING:
     from graftwork.pipeline.cycle.session import ControlAction
 
-app = typer.Typer(invoke_without_command=True)
 
-Why = Annotated[str, typer.Option("--reason", help="The reason, recorded with your name.")]
-Who = Annotated[
-    str | None, typer.Option("--as", help="Your name in the log. Default: the user of this machine.")
-]
+class Action(StrEnum):
+    """What can be asked of the coordinator."""
+
+    status = "status"
+    week = "week"
+    begin = "begin"
+    pause = "pause"
+    resume = "resume"
+    cancel = "cancel"
+    approve = "approve"
 
 
-@app.callback()
 def up(
-    context: typer.Context,
+    action: Annotated[
+        Action | None,
+        typer.Argument(help="What to ask of the coordinator. Default: be the coordinator."),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Argument(help="With approve: the step to allow. Default: the one that waits.")
+    ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Run one cycle now, or finish the open one, and exit.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what is due and what a cycle would do. Starts nothing.")
+        bool, typer.Option("--dry-run", help="Show what is due and what would be started. Starts nothing.")
     ] = False,
+    reason: Annotated[str, typer.Option("--reason", help="The reason, recorded with your name.")] = "",
+    who: Annotated[
+        str | None, typer.Option("--as", help="Your name in the log. Default: the user of this machine.")
+    ] = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
@@ -35,13 +50,32 @@ def up(
     A cycle starts on `cycle.schedule`, when `cycle.when` holds, or with --once. It survives `kill -9`: the
     same command resumes at the step where it stopped. Two coordinators on one database run no step twice.
 
+    `status` shows the open cycle, its steps, what comes next, and the last cycles. `begin` asks the running
+    coordinator for a cycle now. `pause` lets the running step finish and starts no other; `resume` ends the
+    pause. `cancel` ends the open cycle at its next safe point and keeps what is saved. `approve` allows a
+    step that waits for a person (`cycle.approve`).
+
+    `week` follows the plan that `graft plan week --out week.json` writes: it starts each session at its
+    place, judges what is trained, and plans again around a session that a place refuses or ends early.
+    --once does what is due now; --dry-run shows it. Killed and started again, it goes on; jobs run on
+    meanwhile.
+
     Example:  graft up --once
+    Example:  graft up approve promote --reason "looked at the report"
     """
-    if context.invoked_subcommand is not None:
-        return
     if once and dry_run:
         raise typer.BadParameter("choose one of --once and --dry-run")
-    if dry_run:
+    if action not in (None, Action.week) and (once or dry_run):
+        raise typer.BadParameter(f"--once and --dry-run cannot be combined with {action}")
+    if step is not None and action is not Action.approve:
+        raise typer.BadParameter("only `approve` takes a step")
+    if action is Action.status:
+        _show_status(project, as_json=json)
+    elif action is Action.week:
+        _follow_week(project, once=once, dry_run=dry_run, as_json=json)
+    elif action is not None:
+        _decide(action, step, reason, who, project, as_json=json)
+    elif dry_run:
         from graftwork.pipeline.cycle.session import plan_cycle
 
         with opened(project) as work:
@@ -65,118 +99,40 @@ def _run_once(project: Folder, *, as_json: bool) -> None:
     raise typer.Exit(0 if ended.outcome in ("promoted", "nothing_new") else EXIT_ANSWER_IS_NO)
 
 
-@app.command("status")
-def status(project: Folder = None, json: Json = False) -> None:
-    """Show the open cycle, its steps, what comes next, and the last cycles.
-
-    Example:  graft up status
-    """
+def _show_status(project: Folder, *, as_json: bool) -> None:
     from graftwork.pipeline.cycle.session import read_status
 
     with opened(project) as work:
-        print_record(read_status(work), as_json=json)
+        print_record(read_status(work), as_json=as_json)
 
 
-@app.command("week")
-def week(
-    once: Annotated[bool, typer.Option("--once", help="Do what is due now, and exit.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be started now, and what comes next.")
-    ] = False,
-    project: Folder = None,
-    json: Json = False,
-) -> None:
-    """Follow the plan of the week: start each session at its place, judge what is trained, plan again.
-
-    Reads `week.json`, which `graft plan week --out week.json` writes, and keeps it up to date. Sessions run
-    at several places at once. A session that a place refuses, that is preempted or ends early is planned
-    around. Killed and started again, it goes on; jobs run on meanwhile.
-
-    Example:  graft up week --dry-run
-    """
+def _follow_week(project: Folder, *, once: bool, dry_run: bool, as_json: bool) -> None:
     from graftwork.pipeline.cycle.week_desk import follow_once, follow_week, week_status
 
-    if once and dry_run:
-        raise typer.BadParameter("choose one of --once and --dry-run")
     if dry_run:
         with opened(project) as work:
-            print_record(week_status(work), as_json=json)
+            print_record(week_status(work), as_json=as_json)
         return
-    with reporting(project, tables=not json) as found, found.open() as work:
+    with reporting(project, tables=not as_json) as found, found.open() as work:
         done = follow_once(work) if once else follow_week(work)
-    print_record(done, as_json=json)
+    print_record(done, as_json=as_json)
 
 
-@app.command("begin")
-def begin(reason: Why = "", who: Who = None, project: Folder = None, json: Json = False) -> None:
-    """Ask the running coordinator to start a cycle now, regardless of the schedule.
-
-    Example:  graft up begin --reason "new teacher answers"
-    """
-    _decide("begin", reason, who, project, as_json=json)
-
-
-@app.command("pause")
-def pause(reason: Why = "", who: Who = None, project: Folder = None, json: Json = False) -> None:
-    """Pause the coordinator: the running step finishes, and no other starts.
-
-    Example:  graft up pause --reason "the card is needed"
-    """
-    _decide("pause", reason, who, project, as_json=json)
-
-
-@app.command("resume")
-def resume(reason: Why = "", who: Who = None, project: Folder = None, json: Json = False) -> None:
-    """Resume a paused coordinator.
-
-    Example:  graft up resume
-    """
-    _decide("resume", reason, who, project, as_json=json)
-
-
-@app.command("cancel")
-def cancel(reason: Why = "", who: Who = None, project: Folder = None, json: Json = False) -> None:
-    """Cancel the open cycle. A running step stops at its next safe point; what it has saved is kept.
-
-    Example:  graft up cancel --reason "wrong data"
-    """
-    _decide("cancel", reason, who, project, as_json=json)
-
-
-@app.command("approve")
-def approve(
-    step: Annotated[
-        str | None, typer.Argument(help="The step to allow. Default: the one that waits.")
-    ] = None,
-    reason: Why = "",
-    who: Who = None,
-    project: Folder = None,
-    json: Json = False,
+def _decide(
+    action: Action, step: str | None, reason: str, who: str | None, project: Folder, *, as_json: bool
 ) -> None:
-    """Approve a step of the open cycle that waits for a person (`cycle.approve`).
-
-    Example:  graft up approve promote --reason "looked at the report"
-    """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.cycle.session import approve_step
+    from graftwork.pipeline.cycle import session
 
     with opened(project) as work:
-        state = approve_step(work, step, why=reason, who=who)
-    given = state.log[-1]
-    if json:
-        print_json(given)
-    else:
-        stdout.print(f"{given.what} is approved by {given.who}", highlight=False, markup=False)
-
-
-def _decide(action: "ControlAction", reason: str, who: str | None, project: Folder, *, as_json: bool) -> None:
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.cycle.session import decide
-
-    with opened(project) as work:
-        state = decide(work, action, why=reason, who=who)
-    done = {"begin": "requested", "pause": "paused", "resume": "resumed", "cancel": "canceled"}[action]
+        if action is Action.approve:
+            state = session.approve_step(work, step, why=reason, who=who)
+        else:
+            state = session.decide(work, cast("ControlAction", action.value), why=reason, who=who)
+    entry = state.log[-1]
+    done = {"begin": "requested", "pause": "paused", "resume": "resumed", "cancel": "canceled"}
     if as_json:
-        print_json(state.log[-1])
+        print_json(entry)
     else:
-        stdout.print(f"{done} by {state.log[-1].who}", highlight=False, markup=False)
+        what = done.get(action, f"{entry.what} is approved")
+        stdout.print(f"{what} by {entry.who}", highlight=False, markup=False)

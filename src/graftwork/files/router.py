@@ -14,7 +14,7 @@ from graftwork.records.errors import Damaged
 from graftwork.records.router import RouterCard
 from graftwork.text.classifier import BUCKETS, TextClassifier
 
-FIX = "train the router again: graft train router"
+FIX = "train the router again: graft train --router 0.95"
 
 
 def router_path(state: Path) -> Path:

@@ -65,7 +65,7 @@ class ManualPlace:
             return found
         if (folder / _STOPPED).exists():
             return JobPoll(phase="ended", exit_code=75, message="given up before it came back")
-        return JobPoll(phase="starting", message="waiting for its results: `graft fleet receive`")
+        return JobPoll(phase="starting", message="waiting for its results: `graft fleet fetch JOB RESULTS`")
 
     def log(self, job: PlacedJob) -> str:
         path = self._root / job.label / _RECEIVED / "run" / "worker.log"
@@ -191,7 +191,7 @@ def _notebook(order: JobOrder, secrets: Mapping[str, str]) -> dict[str, Any]:
         ("code", unpack),
         ("code", run),
         ("code", pack),
-        ("markdown", f"Download `{RESULTS}` and run `graft fleet receive {order.job_id} {RESULTS}`."),
+        ("markdown", f"Download `{RESULTS}` and run `graft fleet fetch {order.job_id} {RESULTS}`."),
     ]
     cells = [_cell(kind, text, number) for number, (kind, text) in enumerate(texts)]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -210,7 +210,7 @@ def _instructions(order: JobOrder, bundle: Bundle, secrets: Mapping[str, str]) -
         "",
         f"1. Upload `{BUNDLE_ARCHIVE}` ({bundle.size / 1e6:.1f} MB) and `{NOTEBOOK}` to the service.",
         "2. Choose a machine with a GPU if the plan needs one, and run all cells.",
-        f"3. Download `{RESULTS}` and run `graft fleet receive {order.job_id} {RESULTS}` here.",
+        f"3. Download `{RESULTS}` and run `graft fleet fetch {order.job_id} {RESULTS}` here.",
         "",
         f"On a machine with a shell: unpack the archive and run `{run.removeprefix('!')}`.",
         f"The job ends by itself after {order.seconds / 3600:.1f} h, with a checkpoint. `graft fleet run` "

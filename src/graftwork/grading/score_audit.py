@@ -111,7 +111,7 @@ def require_usable(found: ScoreAudit) -> None:
         raise AnswerIsNo(
             "the logged scores cannot serve as rewards",
             why="; ".join(finding.says for finding in found.findings),
-            fix="run `graft reward audit`; grade replies with checks or a judge instead, or remove "
+            fix="run `graft data audit --scores`; grade replies with checks or a judge instead, or remove "
             "`preferences.least_score`",
             where="train.preferences.least_score",
         )

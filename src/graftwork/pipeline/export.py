@@ -108,7 +108,7 @@ def _require(found: Agreement) -> None:
         f"(largest logit {found.largest_logit:.4g}), the first choice agrees at {found.same_first:.1%}; "
         f"allowed in {found.dtype}: {found.allowed_difference * found.largest_logit:.4g} and "
         f"{found.allowed_first:.1%}",
-        fix="serve the adapter with its base (`graft train export --format adapter`), or merge into a "
+        fix="serve the adapter with its base (`graft release export run --format adapter`), or merge into a "
         "base in float32",
     )
 

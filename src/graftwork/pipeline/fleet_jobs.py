@@ -281,7 +281,7 @@ def _report_start(work: OpenProject, job: FleetJob, packed: PackedRun, place: Pl
     if isinstance(place, ManualPlace) and job.placed is not None:
         folder = place.folder_of(job.placed)
         work.reporter.info(
-            f"carry out the steps in {folder / 'README.md'}; then `graft fleet receive {job.id}`"
+            f"carry out the steps in {folder / 'README.md'}; then `graft fleet fetch {job.id} RESULTS`"
         )
 
 

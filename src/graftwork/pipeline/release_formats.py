@@ -102,7 +102,7 @@ def _for_vllm(work: OpenProject, release: Release, adapter: Path, to: Path) -> E
         raise UserMistake(
             f"release {release.id[:12]} is no adapter that vLLM can serve",
             why="vLLM applies plain LoRA adapters only",
-            fix="export the merged weights: `graft train export --format merged`",
+            fix="export the merged weights: `graft release export run --format merged`",
         )
     name = f"{release.project}-{release.id[:12]}"
     command = [

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple, get_args
 
 from pydantic import ValidationError
@@ -22,7 +23,7 @@ from graftwork.registry import aliases as registry
 from graftwork.registry.aliases import PlannedRollback, select_retained
 from graftwork.registry.index import reachable_releases
 from graftwork.registry.names import alias_of_model
-from graftwork.registry.signatures import load_public_key
+from graftwork.registry.signatures import SecretKey, load_public_key, sign_manifest
 from graftwork.registry.store import ReleaseStore, StoreContents
 
 
@@ -100,6 +101,13 @@ def rollback_alias(
         store.verify(planned.target)
         change = registry.Change(who or current_user(), timestamp(), reason)
         return registry.rollback(work.releases, alias=full, change=change, planned=planned)
+
+
+def sign_release(work: OpenProject, release: Release, *, key: SecretKey) -> Path:
+    """Sign the manifest of a release. Returns the file of the signature."""
+    store = open_store(work)
+    comment = f"release:{release.id} time:{timestamp()}"
+    return store.sign(release.id, sign_manifest(store.folder(release.id), key=key, comment=comment))
 
 
 def roll_back_release(

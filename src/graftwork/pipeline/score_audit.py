@@ -1,4 +1,4 @@
-"""`graft reward audit`: the quality scores of logs, by file and together.
+"""`graft data audit --scores`: the quality scores of logs, by file and together.
 
 In: paths, or the project's logs. Out: an audit of each file that has scores, and of all.
 """

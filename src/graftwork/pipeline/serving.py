@@ -117,12 +117,13 @@ def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
             raise UserMistake(
                 f"the router chooses models that graft.yaml does not name: {', '.join(unknown)}",
                 why="it was trained before they were renamed or removed",
-                fix="graft train router",
+                fix="graft train --router 0.95",
                 where=str(path),
             )
     elif settings.family.router:
         work.reporter.info(
-            f"no router yet: requests that no rule matches go to {project.main_model}; graft train router"
+            f"no router yet: requests that no rule matches go to {project.main_model}; "
+            "graft train --router 0.95"
         )
     return Family(settings.family, main=project.main_model, aliases=aliases, router=router)
 

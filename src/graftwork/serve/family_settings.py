@@ -102,7 +102,7 @@ class FamilySettings(Record):
 
     router: bool = Field(
         default=True,
-        description="Use the learned router (`graft train router`) where no rule matches. Where it is "
+        description="Use the learned router (`graft train --router 0.95`) where no rule matches. Where it is "
         "unsure, the main model answers.",
     )
 

@@ -1,6 +1,6 @@
-"""Applies new settings to a running endpoint, on SIGHUP or `graft serve reload`. No request is dropped.
+"""Applies new settings to a running endpoint, on SIGHUP or `graft serve --reload`. No request is dropped.
 
-The gateway holds a lock in its folder, by which `graft serve reload` finds it, and writes there what each
+The gateway holds a lock in its folder, by which `graft serve --reload` finds it, and writes there what each
 reload did.
 """
 

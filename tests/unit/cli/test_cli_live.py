@@ -14,7 +14,6 @@ from graftwork.cli.show.training import (
     KEPT,
     LossTrend,
     describe_detail,
-    duration,
     sparkline,
     to_markup,
 )
@@ -91,23 +90,6 @@ def test_a_quick_action_shows_no_progress():
     with RichReporter(Console(file=out, force_terminal=False), clock=lambda: 0.0) as reporter:
         reporter.progress("training", 1, 2, seconds_left=None, detail={})
     assert out.getvalue().strip() == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.05, "0.05 s"),
-        (5, "5.0 s"),
-        (42, "42 s"),
-        (59.7, "1 min 00 s"),
-        (65, "1 min 05 s"),
-        (119.6, "2 min 00 s"),
-        (3599.8, "1 h 00 min"),
-        (7260, "2 h 01 min"),
-    ],
-)
-def test_durations_read_as_people_say_them(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def add_runs(project, *actuals):
 
 def test_past_runs_are_listed_with_the_bias_of_each_kind(graft, project):
     add_runs(project, 10.0, 12.0, 13.0)
-    code, out = graft("plan", "residuals", "--json")
+    code, out = graft("plan", "--past", "20", "--json")
     reported = json.loads(out)
     assert code == 0
     assert [run["run_id"] for run in reported["runs"]] == ["run2", "run1", "run0"]
@@ -117,13 +117,13 @@ def test_past_runs_are_listed_with_the_bias_of_each_kind(graft, project):
 
 def test_people_see_the_runs_and_the_bias(graft, project):
     add_runs(project, 12.0)
-    code, out = graft("plan", "residuals")
+    code, out = graft("plan", "--past", "20")
     assert code == 0
     assert "run0" in out
     assert "+20 %" in out
 
 
 def test_a_project_without_runs_says_so(graft, project):
-    code, out = graft("plan", "residuals")
+    code, out = graft("plan", "--past", "20")
     assert code == 0
     assert "no run" in out

@@ -23,7 +23,7 @@ def asked(tmp_path, monkeypatch):
 
     def serve_here(work, settings, *, on_ready, revise):
         seen.append(settings)
-        work.reporter.info("no router yet: graft train router")
+        work.reporter.info("no router yet: graft train --router 0.95")
         assert revise(ServeSettings.model_validate(section_of(tmp_path))) == settings
         on_ready("u")
 
@@ -46,7 +46,7 @@ def test_remarks_of_the_start_are_shown_as_text_or_as_json(asked):
     assert "no router yet" in asked.stderr
     assert "no router yet" not in out
     asked(section={"log_format": "json"})
-    assert json.loads(asked.stderr)["message"] == "no router yet: graft train router"
+    assert json.loads(asked.stderr)["message"] == "no router yet: graft train --router 0.95"
 
 
 def test_serve_without_challenger_assigns_no_sessions(asked):
@@ -63,7 +63,7 @@ def test_without_a_release_serve_says_that_only_the_base_answers(asked):
 
 def test_a_reload_without_an_endpoint_says_how_to_start_one(tmp_path):
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p", "data": {"logs": ["x.jsonl"]}}))
-    done = CliRunner().invoke(app, ["reload", "-C", str(tmp_path)])
+    done = CliRunner().invoke(app, ["--reload", "-C", str(tmp_path)])
     assert isinstance(done.exception, UserMistake)
     assert "no endpoint of this project runs" in done.exception.what
     assert "graft serve" in done.exception.fix

@@ -74,7 +74,7 @@ def test_every_command_that_the_source_shows_exists_with_its_options():
     [
         ("graft run --model X", "No such option: --model"),
         ("graft data nothing", "no command 'nothing'"),
-        ("graft up status now", "unexpected argument 'now'"),
+        ("graft status now", "unexpected argument 'now'"),
         ("graft release ab --metric", ""),
         ("graft gate --junit gate.xml && echo x", ""),
         ("graft data …", ""),

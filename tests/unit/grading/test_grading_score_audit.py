@@ -86,10 +86,10 @@ def test_graft_reward_audit_reads_logs_and_says_what_is_wrong(tmp_path):
     ]
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    done = CliRunner().invoke(app, ["reward", "audit", str(path), "--json"])
+    done = CliRunner().invoke(app, ["data", "audit", "--scores", str(path), "--json"])
     assert done.exit_code == 1, done.output
     found = json.loads(done.stdout)
     assert not found["usable"]
     assert found["whole"]["findings"][0]["kind"] == "constant"
-    shown = CliRunner().invoke(app, ["reward", "audit", str(path)])
+    shown = CliRunner().invoke(app, ["data", "audit", "--scores", str(path)])
     assert "cannot serve as rewards" in shown.output

@@ -57,8 +57,9 @@ def place(tmp_path, capsys) -> Place:
 def test_releases_are_listed_shown_tagged_noted_and_found_again(place):
     first, second = place.make(), place.make(verdict=parts_verdict("iterate"))
     place.ask("promote", first, "--reason", "first")
-    assert place.ask("tag", "champion", "keep", "audited")["tags"] == ["audited", "keep"]
-    place.ask("note", "champion", "speaks French")
+    assert place.ask("edit", "champion", "--tag", "keep", "--tag", "audited")["tags"] == ["audited", "keep"]
+    edited = place.ask("edit", "champion", "--untag", "audited", "--note", "speaks French")
+    assert (edited["tags"], edited["notes"][0]["text"]) == (["keep"], "speaks French")
     listed = place.ask("list")
     assert [release["id"] for release in listed["releases"]] == [second, first]
     assert listed["aliases"] == {"champion": first}
@@ -67,9 +68,9 @@ def test_releases_are_listed_shown_tagged_noted_and_found_again(place):
     assert place.ask("list", "--since", "1h")["releases"] == []
     assert place.ask("list", "--limit", "1")["more"] is True
     shown = place.ask("show", "1.0.0")
-    assert (shown["id"], shown["version"], shown["tags"]) == (first, "1.0.0", ["audited", "keep"])
+    assert (shown["id"], shown["version"], shown["tags"]) == (first, "1.0.0", ["keep"])
     assert shown["notes"][0]["text"] == "speaks French"
-    assert place.ask("version", first[:8], "4.0.0")["version"] == "4.0.0"
+    assert place.ask("edit", first[:8], "--version", "4.0.0")["version"] == "4.0.0"
     words = place.type("list") + place.type("show") + place.type("log") + place.type("verify")
     for expected in (first[:12], "4.0.0", "champion", "speaks French", "first", "verified"):
         assert expected in words
@@ -91,9 +92,9 @@ def parts_verdict(decision):
         ("promote", "champion", "--alias", "no-such-model/champion"),
         ("rollback", "--model", "no-such-model"),
         ("rollback",),
-        ("tag", "champion", "NOT A TAG"),
-        ("version", "champion", "v1"),
-        ("sign", "champion", "--key", "no-such-file"),
+        ("edit", "champion", "--tag", "NOT A TAG"),
+        ("edit", "champion", "--version", "v1"),
+        ("edit", "champion", "--sign", "no-such-file"),
     ],
 )
 def test_a_mistake_is_reported_with_its_fix_and_changes_nothing(place, words):
@@ -156,7 +157,7 @@ def test_collection_follows_the_projects_rules_and_the_index_remembers(place):
     releases = [place.make() for _ in range(5)]
     place.ask("promote", releases[0])
     place.ask("promote", releases[1])
-    place.ask("tag", releases[2], "keep")
+    place.ask("edit", releases[2], "--tag", "keep")
     reported = place.ask("gc", "--dry-run")
     assert reported["releases"] == [releases[3]]
     assert place.ask("verify", releases[3])
@@ -185,23 +186,23 @@ def test_releases_on_disk_come_back_into_a_lost_index(place):
     releases = [place.make() for _ in range(2)]
     for path in (place.root / ".graft").glob("state.db*"):
         path.unlink()
-    assert "graft release index" in place.type("list")
+    assert "graft release list --index" in place.type("list")
     damaged = place.root / ".graft" / "releases" / releases[1] / "verdict.json"
     content = damaged.read_bytes()
     damaged.unlink()
-    assert place.ask("index") == {"added": [releases[0]], "refused": [releases[1]]}
+    assert place.ask("list", "--index")["indexed"] == {"added": [releases[0]], "refused": [releases[1]]}
     damaged.write_bytes(content)
-    assert place.ask("index") == {"added": [releases[1]], "refused": []}
+    assert place.ask("list", "--index")["indexed"] == {"added": [releases[1]], "refused": []}
     assert {release["id"] for release in place.ask("list")["releases"]} == set(releases)
     assert place.ask("promote", releases[0])
 
 
 def test_a_project_that_trusts_a_key_promotes_only_what_is_signed(place, tmp_path):
+    keys = place.ask("edit", place.make(), "--new-key", str(tmp_path / "keys"))
     release = place.make()
-    keys = json.loads(place.type("keygen", str(tmp_path / "keys"), "--json", here=False))
     place.configure(release={"public_key": keys["public_key"]})
     assert "not signed" in place.ask("promote", release, code=1)["what"]
-    place.ask("sign", release, "--key", keys["secret_key"])
+    place.ask("edit", release, "--sign", keys["secret_key"])
     assert place.ask("promote", release)["release_id"] == release
     assert place.ask("verify")["signature_checked"] is True
     place.configure(release={"public_key": "nonsense"})

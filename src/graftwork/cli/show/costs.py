@@ -6,10 +6,11 @@ from typing import Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import PlainTable, fit_words, print_line, quote, table
-from graftwork.plan.cost.assess import best_of_each_place, count, dollars, duration
+from graftwork.plan.cost.assess import best_of_each_place, dollars, duration
 from graftwork.plan.cost.types import PlaceComparison, PlaceRow, billed_how
 from graftwork.plan.purchase.decide import ENDLESS
 from graftwork.plan.purchase.types import Payback, Purchase, PurchaseChoice, Reach
+from graftwork.text.wording import plural
 
 MOST_PLACES = 8
 
@@ -19,8 +20,8 @@ def show_purchase(console: Console, found: Purchase) -> None:
     print_line(
         console,
         f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
-        f"{run['tokens_a_row']} tokens, {count(run['epochs'], 'epoch')}; "
-        f"{count(found.runs_a_week, 'run')} a week for {count(found.years, 'year')}",
+        f"{run['tokens_a_row']} tokens, {plural(run['epochs'], 'epoch')}; "
+        f"{plural(found.runs_a_week, 'run')} a week for {plural(found.years, 'year')}",
     )
     _show_choices(console, found)
     _show_reach(console, found)
@@ -162,7 +163,7 @@ def _title(found: PlaceComparison) -> str:
     run = found.run
     return (
         f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
-        f"{run['tokens_a_row']} tokens, {count(run['epochs'], 'epoch')}"
+        f"{run['tokens_a_row']} tokens, {plural(run['epochs'], 'epoch')}"
     )
 
 

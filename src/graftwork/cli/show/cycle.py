@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, table
-from graftwork.cli.show.training import duration
 from graftwork.cycle.state import CycleState, CycleStepState
 from graftwork.pipeline.cycle.session import CyclePlan, CycleStatus
+from graftwork.text.wording import duration
 
 COLOURS = {"promoted": "green", "nothing_new": "dim", "running": "cyan", "failed": "red", "refused": "red"}
 STEP_COLOURS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "dim", "waiting": "dim"}

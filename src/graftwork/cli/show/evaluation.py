@@ -26,12 +26,12 @@ from graftwork.grading.metrics import (
     LOWER_IS_BETTER,
     TOKENS_PER_TASK,
     name_of,
-    plural,
     show_dollars,
 )
 from graftwork.records.costs import Savings
 from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport
 from graftwork.records.verdict import Verdict
+from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
     from graftwork.pipeline.steps.report import WrittenReport

@@ -9,11 +9,12 @@ from rich.markup import escape
 
 from graftwork.cli.show.tables import PlainTable, percent, print_line, quote, table
 from graftwork.cli.show.training import NAMES, number, show_run_plan
-from graftwork.grading.metrics import name_of, plural
+from graftwork.grading.metrics import name_of
 from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, ProbeFacts, Strategy
 from graftwork.records.plan import RunPlan
+from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
     from graftwork.pipeline.past_residuals import PastResiduals
@@ -143,7 +144,7 @@ def say_strategy(strategy: Strategy) -> str:
         titles[strategy.sharding],
         f"weights in {strategy.weights}, {strategy.precision}",
         f"{strategy.micro_tokens:,} tokens at a time × {strategy.accumulation}",
-        f"{strategy.checkpointed_layers} layer{'s' * (strategy.checkpointed_layers != 1)} checkpointed"
+        f"{plural(strategy.checkpointed_layers, 'layer')} checkpointed"
         if strategy.checkpointed_layers
         else "nothing checkpointed",
     ]

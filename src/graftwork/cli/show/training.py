@@ -13,6 +13,7 @@ from graftwork.cli.show.tables import print_line, quote, safe, table
 from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
+from graftwork.text.wording import duration
 from graftwork.train.run_folder import PAGE
 
 if TYPE_CHECKING:
@@ -81,19 +82,6 @@ def describe_detail(detail: dict[str, float | str], losses: LossTrend, *, total:
     if "subject" in detail:
         shown.append(safe(str(detail["subject"])))
     return ", ".join(shown)
-
-
-def duration(seconds: float) -> str:
-    if 10 <= seconds < 3600:
-        # Rounded first: no minute has 60 seconds.
-        seconds = round(seconds)
-    if seconds < 60:
-        return (
-            f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-        )
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
 
 
 NAMES = {

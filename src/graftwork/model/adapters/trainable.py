@@ -124,7 +124,8 @@ def _require_full(folder: Path) -> None:
         raise UserMistake(
             "there are no full weights to start from",
             why="`method: full` starts from full weights; an adapter is something else",
-            fix="merge the adapter first (`graft train export`), or set `train.method: lora`",
+            fix="merge the adapter first (`graft release export run --format merged`), or set "
+            "`train.method: lora`",
             where=str(folder),
         )
 

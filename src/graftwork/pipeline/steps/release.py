@@ -11,7 +11,7 @@ from graftwork.model.base import note_on_weights
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import find_judged_report
 from graftwork.pipeline.open_project import OpenProject, current_user, load_template, timestamp
-from graftwork.pipeline.releases import full_alias, open_store
+from graftwork.pipeline.releases import full_alias, open_store, sign_release
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import load_cases
@@ -27,7 +27,7 @@ from graftwork.registry.aliases import Change, promote
 from graftwork.registry.folder import MINISIGN
 from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import find_licence, publish
-from graftwork.registry.signatures import load_secret_key, sign_manifest
+from graftwork.registry.signatures import load_secret_key
 from graftwork.registry.store import ReleaseStore
 from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.settings import EngineSettings
@@ -103,10 +103,7 @@ def _note_on_base(work: OpenProject) -> dict[str, str]:
 def _sign(work: OpenProject, store: ReleaseStore, release: Release) -> None:
     given, folder = work.settings.release.signing_key, store.folder(release.id)
     if given and not (folder / MINISIGN).exists():
-        key = load_secret_key((work.project.root / given).expanduser())
-        store.sign(
-            release.id, sign_manifest(folder, key=key, comment=f"release:{release.id} time:{timestamp()}")
-        )
+        sign_release(work, release, key=load_secret_key((work.project.root / given).expanduser()))
 
 
 def _depends_on(work: OpenProject, _made: StepOutputs) -> dict[str, Any]:
