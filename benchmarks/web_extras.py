@@ -4,7 +4,6 @@ In: an open project. Out: the records and files that `graft up`, `graft generate
 `graft plan week` would leave, without training, sandbox or search.
 """
 
-import json
 import math
 import os
 import time
@@ -37,6 +36,7 @@ from graftwork.records.escalation import (
 )
 from graftwork.records.job import Beat, Vitals
 from graftwork.records.measured import MeasuredShare
+from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
 
 CONVERTER = Path(__file__).parents[1] / "examples" / "converter"
 DAY = 86400.0
@@ -231,33 +231,43 @@ def write_week(folder: Path, *, start: datetime) -> None:
         ("kaggle", 78, 12),
         ("rented", 10, 6),
     )
-    sessions = [
-        {
-            "place": place,
-            "model": "main",
-            "starts_at": (start + timedelta(hours=hour)).isoformat(),
-            "ends_at": (start + timedelta(hours=hour + hours)).isoformat(),
-            "hours": hours * 1.0,
-            "cost_usd": 3.0 if place == "rented" else 0.0,
-            "by_hand": place == "kaggle",
-        }
+    sessions = tuple(
+        ShownSession(
+            place=place,
+            model="main",
+            start=60 * hour,
+            end=60 * (hour + hours),
+            train=60 * hours - 20,
+            starts_at=start + timedelta(hours=hour),
+            ends_at=start + timedelta(hours=hour + hours),
+            hours=float(hours),
+            cost_usd=3.0 if place == "rented" else 0.0,
+            by_hand=place == "kaggle",
+        )
         for place, hour, hours in shown
-    ]
-    week = {
-        "start": start.isoformat(),
-        "end": (start + timedelta(days=7)).isoformat(),
-        "scenario": "sequential",
-        "value": 61.4,
-        "gap": 0.012,
-        "cost_usd": 3.0,
-        "cap_usd": 10.0,
-        "sessions": sessions,
-        "what_if": [
-            {"change": "$10 more to spend", "value": 64.0, "gain": 2.6},
-            {"change": "kaggle: one more hour of quota and session", "value": 61.7, "gain": 0.3},
-        ],
-    }
-    (folder / "week.json").write_text(json.dumps(week))
+    )
+    week = WeekSchedule(
+        start=start,
+        end=start + timedelta(days=7),
+        now=start,
+        timezone="UTC",
+        scenario="sequential",
+        sessions=sessions,
+        models=(),
+        places=(),
+        value=61.4,
+        bound=62.1,
+        gap=0.012,
+        optimal=False,
+        cost_usd=3.0,
+        cap_usd=10.0,
+        scenarios=(),
+        what_if=(
+            WhatIf(change="$10 more to spend", value=64.0, gain=2.6),
+            WhatIf(change="kaggle: one more hour of quota and session", value=61.7, gain=0.3),
+        ),
+    )
+    (folder / "week.json").write_text(week.to_json())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from graftwork.api.captures import Traffic, summarize_traffic
 from graftwork.api.cycle import find_waiting_step
 from graftwork.api.project import Project
 from graftwork.api.runs import RunLine, to_line
-from graftwork.api.week import GanttSession, next_sessions, read_week
+from graftwork.api.week import next_sessions, read_week
 from graftwork.pipeline.fleet_reports import CostSummary, summarize_costs
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import read_verdict
@@ -39,6 +39,7 @@ from graftwork.records.errors import GraftError
 from graftwork.records.release import AliasMove, ReleaseEntry
 from graftwork.records.run import RunState
 from graftwork.records.verdict import Verdict
+from graftwork.records.week import ShownSession
 from graftwork.registry.aliases import plan_rollback
 from graftwork.store.database import Database, open_database
 
@@ -103,7 +104,7 @@ class Overview(Record):
     costs: CostSummary
     verdict: Verdict | None
     """The last one of the gate, whether it led to a release or not."""
-    sessions: tuple[GanttSession, ...]
+    sessions: tuple[ShownSession, ...]
     """The next sessions of the planned week."""
     captures: int
     releases: int
@@ -229,7 +230,7 @@ def _read_last_verdict(work: OpenProject) -> Verdict | None:
         return None
 
 
-def _next_sessions(project: Project) -> tuple[GanttSession, ...]:
+def _next_sessions(project: Project) -> tuple[ShownSession, ...]:
     try:
         week = read_week(project)
     except GraftError:

@@ -22,8 +22,9 @@ from graftwork.evaluate.statistics.significance import (
     detectable_difference,
     mcnemar,
 )
-from graftwork.grading.metrics import name_of, plural, show_p
+from graftwork.grading.metrics import name_of, show_p
 from graftwork.records.report import Comparison, Power, Report, Wear
+from graftwork.text.wording import plural
 
 USUAL_GAIN = 0.05
 """The gain that most teams ask about: five points."""

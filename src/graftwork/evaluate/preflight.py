@@ -34,12 +34,12 @@ from graftwork.grading.metrics import (
     TASK_SUCCESS,
     TRUNCATED,
     name_of,
-    plural,
     show,
 )
 from graftwork.records.base import Record
 from graftwork.records.report import Case, Generation, Metric, Report, SubjectReport
 from graftwork.records.verdict import Verdict
+from graftwork.text.wording import plural
 
 COPIES = 10
 """Spoiled copies of every reply, each spoiled in another way."""

@@ -37,7 +37,6 @@ from graftwork.grading.metrics import (
     TOKENS_PER_SECOND,
     TRUNCATED,
     is_scored,
-    plural,
 )
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
@@ -47,6 +46,7 @@ from graftwork.records.report import (
     Metric,
     SubjectReport,
 )
+from graftwork.text.wording import plural
 
 LARGEST_LOSS = 700.0
 """e to more than this is no number any more."""

@@ -540,10 +540,6 @@ def show_dollars(amount: float) -> str:
     return f"${amount:.2f}" if abs(amount) >= 0.1 or amount == 0 else f"${amount:.2g}"
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def show_points(difference: float) -> str:
     return f"{100 * difference:+.1f} points"
 

@@ -36,6 +36,7 @@ from graftwork.records.verdict import Verdict
 from graftwork.serve.capture_journal import CaptureTotals, read_totals
 from graftwork.serve.settings import ServeSettings, is_loopback
 from graftwork.store.runs import RunEntry, StepEntry
+from graftwork.text.wording import duration
 
 State = Literal["fresh", "running", "stale", "missing", "not_due"]
 
@@ -91,7 +92,7 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
         f"{_list_steps(open_ones)} {'is' if len(open_ones) == 1 else 'are'} not up to date",
         why="; ".join(_explain(state) for state in open_ones if state.step != "gate"),
         fix=f"`{update}` does {'it' if len(open_ones) == 1 else 'them'} first"
-        + (f" (about {_in_words(taken)})" if (taken := expect_seconds(open_ones)) else "")
+        + (f" (about {duration(taken)})" if (taken := expect_seconds(open_ones)) else "")
         + "; `graft status` shows every step",
         where=work.model,
     )
@@ -192,10 +193,6 @@ def _explain(state: StepState) -> str:
     if state.state == "missing":
         return f"`{state.step}` was never done"
     return f"`{state.step}` is stale: {', '.join(state.because)}"
-
-
-def _in_words(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 ENDPOINT_SECONDS = 10.0

@@ -480,14 +480,14 @@ def read_schedule(path: Path) -> WeekSchedule:
         return WeekSchedule.from_json(path.read_bytes())
     except OSError as error:
         raise UserMistake(
-            f"{path} cannot be read", why=str(error), fix="name a plan", where="--keep"
+            f"{path.name} cannot be read", why=str(error), fix="plan the week again", where=str(path)
         ) from error
     except ValidationError as error:
         raise UserMistake(
-            f"{path} is not a week's plan",
+            f"{path.name} is not a planned week",
             why=explain_error(error.errors(include_url=False, include_input=False)[0]),
             fix="name a file that `graft plan week --out FILE` wrote",
-            where="--keep",
+            where=str(path),
         ) from error
 
 

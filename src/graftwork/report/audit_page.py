@@ -16,6 +16,7 @@ from graftwork.records.interaction import Origin
 from graftwork.report import templates
 from graftwork.report.svg import Scale, draw_nothing, drawing, element, label, line, round_ticks
 from graftwork.report.templates import number, open_templates
+from graftwork.text.wording import duration, plural
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 200.0, 44.0, 14.0, 12.0, 38.0
 
@@ -79,8 +80,8 @@ KINDS = {
 def make_audit_page(audit: Audit) -> str:
     environment = open_templates(
         number=templates.number,
-        duration=templates.duration,
-        plural=templates.plural,
+        duration=duration,
+        plural=plural,
         lines=_name_lines,
         commands=_set_commands,
     )

@@ -21,6 +21,7 @@ from graftwork.report import templates
 from graftwork.report.svg import PlotInterval, Scale, draw_nothing, drawing, element, label, line
 from graftwork.report.templates import name_of, open_templates
 from graftwork.report.training import BOTH, NARROW, WIDE
+from graftwork.text.wording import plural
 
 LINE = 17.0
 """Between the intervals of one metric."""
@@ -343,7 +344,7 @@ def _failed(report: Report) -> list[str]:
     """Graders that failed themselves, one sentence each."""
     return [
         f"{templates.name_of(name)} of {subject.subject}: the grader failed on "
-        f"{templates.plural(metric.failed, 'case')}, which are not counted ({metric.why_failed})."
+        f"{plural(metric.failed, 'case')}, which are not counted ({metric.why_failed})."
         for subject in subjects_of(report)
         for name, metric in subject.metrics.items()
         if metric.failed

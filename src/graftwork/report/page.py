@@ -28,6 +28,7 @@ from graftwork.report import plots, svg, templates
 from graftwork.report.escalation import show_escalation
 from graftwork.report.templates import open_templates
 from graftwork.report.training import BOTH, NARROW, WIDE, show_training
+from graftwork.text.wording import duration, plural
 
 
 class AnswerPair(Record):
@@ -268,20 +269,20 @@ def _stages(page: ReportPage) -> list[dict[str, Any]]:
     """The way of the data, with the time that each step took and one fact about it."""
     longest = max([seconds for seconds in page.seconds.values() if seconds] or [1.0])
     notes = {
-        "audit": f"{templates.plural(page.audit.rows, 'row')} read",
+        "audit": f"{plural(page.audit.rows, 'row')} read",
         "prepare": f"{templates.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
         "plan": f"{templates.number(page.plan.minutes.value)} min planned",
         # The section on training shows the time in steps; that of the stage has loading and restarts in it.
-        "train": templates.plural(page.outcome.steps, "step"),
-        "evaluate": templates.plural(page.report.cases, "case"),
+        "train": plural(page.outcome.steps, "step"),
+        "evaluate": plural(page.report.cases, "case"),
         "gate": HEADLINES[page.verdict.decision].lower(),
         "release": templates.short(page.release.id) if page.release else "none made",
-        "try": f"{templates.plural(len(page.side_by_side), 'question')} asked",
+        "try": f"{plural(len(page.side_by_side), 'question')} asked",
     }
     return [
         {
             "name": name,
-            "time": "unchanged" if seconds is None else templates.duration(seconds),
+            "time": "unchanged" if seconds is None else duration(seconds),
             "share": 0 if seconds is None else max(round(100 * seconds / longest), 1),
             "note": notes.get(name, ""),
         }

@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from graftwork.records.report import Metric
+from graftwork.text.wording import duration, plural
 
 
 def open_templates(**filters: Callable[..., Any]) -> Environment:
@@ -77,24 +78,8 @@ def value_of(metric: Metric, value: float) -> str:
     return percent(value) if metric.kind == "rate" else number(value, metric.unit)
 
 
-def duration(seconds: float) -> str:
-    if seconds < 0.095:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
-
-
 def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def short(digest: str) -> str:

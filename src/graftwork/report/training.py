@@ -16,6 +16,7 @@ from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutco
 from graftwork.report import plots, svg, templates
 from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks
 from graftwork.report.templates import open_templates
+from graftwork.text.wording import duration
 
 WIDE, NARROW = 760.0, 340.0
 LOSS = "loss"
@@ -186,7 +187,7 @@ def _look_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
             "step": look.step,
             "value": templates.number(look.value) if look.metric == LOSS else templates.percent(look.value),
             "cases": look.cases,
-            "time": templates.duration(look.seconds),
+            "time": duration(look.seconds),
             "note": "best"
             if look.step == outcome.best_step
             else ("" if look.compared else "fewer cases than the others: not compared"),

@@ -22,6 +22,7 @@ from graftwork.api.overview import ProjectWatch
 from graftwork.api.project import Project, current_user, open_project
 from graftwork.records.errors import GraftError
 from graftwork.report import templates as report_templates
+from graftwork.text.wording import plural
 from graftwork.version import __version__
 from graftwork.web.options import WebOptions
 from graftwork.web.security import own_path
@@ -185,7 +186,7 @@ def ago(seconds: float, stamp: datetime) -> str:
         return f"{seconds / 3600:.0f} h ago"
     if seconds < 30 * 86400:
         days = round(seconds / 86400)
-        return f"{days} day{'s' * (days != 1)} ago"
+        return f"{plural(days, 'day')} ago"
     return stamp.strftime("%d %b %Y")
 
 

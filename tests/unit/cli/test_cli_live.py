@@ -53,7 +53,7 @@ def test_the_trend_counts_a_step_once_and_forgets_nothing_of_its_shape():
 
 def test_the_line_below_the_bar_says_loss_speed_gradient_memory_and_the_plan():
     text = describe_detail(DETAIL, LossTrend(), total=100)
-    for part in ("loss 1.250", "12,346 tokens/s", "gradient 0.5", "7.9 GiB", "0.50 s per step"):
+    for part in ("loss 1.250", "12,346 tokens/s", "gradient 0.5", "7.9 GiB", "0.5 s per step"):
         assert part in text
     assert "plan: 0.40 s, 40 s in total" in text
 

@@ -22,7 +22,6 @@ from graftwork.report.svg import (
 )
 from graftwork.report.templates import (
     change,
-    duration,
     name_of,
     number,
     p_value,
@@ -185,14 +184,6 @@ def test_percents_never_round_to_a_clean_sweep(value, text):
 @given(shares)
 def test_only_all_is_a_hundred_percent(rate):
     assert (percent(rate) == "100 %") == (rate == 1.0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.02, "20 ms"), (0.6, "0.6 s"), (12, "12 s"), (231, "3 min 51 s"), (7260, "2 h 01 min")],
-)
-def test_durations_read_as_people_say_them(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_numbers_and_names_read_as_people_write_them():

@@ -1,6 +1,5 @@
 """Every view answers, in a full and in an empty project, and says what is wrong where something is."""
 
-import json
 import re
 import shutil
 import sqlite3
@@ -9,6 +8,9 @@ import threading
 import pytest
 from served_page import serve
 from web_views import list_views
+
+from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
+from graftwork.report.week_page import draw_week
 
 HOSTILE = ("<script>document", "<img src=x", "onerror=alert(1)>")
 MOST_BYTES = 300_000
@@ -252,26 +254,48 @@ def test_forms_show_the_command_they_stand_for(page, made_project):
     assert "graft plan buy --option &#39;2x RTX 5060 Ti 16GB=700&#39; --model olmo-7b --rows 500" in text
 
 
+def make_week(lanes):
+    sessions = [
+        ShownSession(
+            place="kaggle",
+            model=model,
+            lane=lane,
+            start=1920,
+            end=2640,
+            train=690,
+            starts_at="2026-11-17T08:00:00+00:00",
+            ends_at="2026-11-17T20:00:00+00:00",
+            hours=11.5,
+            cost_usd=0.0,
+            by_hand=True,
+        )
+        for lane, model in enumerate(lanes)
+    ]
+    return WeekSchedule(
+        start="2026-11-16T00:00:00+00:00",
+        end="2026-11-23T00:00:00+00:00",
+        now="2026-11-16T00:00:00+00:00",
+        timezone="UTC",
+        scenario="parallel",
+        sessions=sessions,
+        models=(),
+        places=(),
+        value=55.5,
+        bound=55.5,
+        gap=0.0,
+        optimal=True,
+        cost_usd=0.0,
+        cap_usd=None,
+        scenarios=(),
+        what_if=(WhatIf(change="one more card", value=60.0, gain=4.5),),
+    )
+
+
 def test_a_planned_week_is_drawn_and_a_damaged_one_is_named(shop):
-    session = {
-        "place": "kaggle",
-        "model": "main",
-        "starts_at": "2026-11-17T08:00:00+00:00",
-        "ends_at": "2026-11-17T20:00:00+00:00",
-        "hours": 11.5,
-        "lane": 0,
-    }
-    week = {
-        "start": "2026-11-16T00:00:00+00:00",
-        "end": "2026-11-23T00:00:00+00:00",
-        "sessions": [session],
-        "what_if": [{"change": "one more card", "value": 60.0, "gain": 4.5}],
-        "value": 55.5,
-    }
     with serve(shop) as served:
-        (shop / "week.json").write_text(json.dumps(week))
+        (shop / "week.json").write_text(make_week(["main"]).to_json())
         text = served.visitor.get("/week").text
-        assert "1 sessions at 1 places" in text
+        assert "1 session at 1 place" in text
         assert "one more card" in text
         (shop / "week.json").write_text('{"start": 1}')
         assert "is not a planned week" in served.visitor.get("/week").text
@@ -279,20 +303,7 @@ def test_a_planned_week_is_drawn_and_a_damaged_one_is_named(shop):
 
 
 def test_sessions_at_once_are_drawn_in_rows_of_their_own():
-    from graftwork.api.week import GanttWeek
-    from graftwork.web.views.week import draw_week
-
-    hours = {"starts_at": "2026-11-17T08:00:00+00:00", "ends_at": "2026-11-17T20:00:00+00:00"}
-    week = GanttWeek.model_validate(
-        {
-            "start": "2026-11-16T00:00:00+00:00",
-            "end": "2026-11-23T00:00:00+00:00",
-            "sessions": [
-                {"place": "kaggle", "model": model, "lane": lane, **hours}
-                for lane, model in enumerate(("main", "other"))
-            ],
-        }
-    )
+    week = make_week(["main", "other"])
     bars = re.findall(r'<rect[^>]*?x="([^"]+)"[^>]*?y="([^"]+)"', draw_week(week))
     assert len({x for x, _ in bars}) == 1
     assert len({y for _, y in bars}) == 2

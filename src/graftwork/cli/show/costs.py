@@ -16,13 +16,8 @@ MOST_PLACES = 8
 
 
 def show_purchase(console: Console, found: Purchase) -> None:
-    run = found.run
-    print_line(
-        console,
-        f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
-        f"{run['tokens_a_row']} tokens, {plural(run['epochs'], 'epoch')}; "
-        f"{plural(found.runs_a_week, 'run')} a week for {plural(found.years, 'year')}",
-    )
+    rhythm = f"{plural(found.runs_a_week, 'run')} a week for {plural(found.years, 'year')}"
+    print_line(console, f"{_describe(found.run)}; {rhythm}")
     _show_choices(console, found)
     _show_reach(console, found)
     _show_paybacks(console, found)
@@ -127,7 +122,7 @@ RIGHT = ("hours", "$/h", "a run", "done in", "runs", "return")
 def show_comparison(console: Console, found: PlaceComparison, *, everything: bool = False) -> None:
     lines = found.rows if everything else best_of_each_place(found.rows)
     shown = lines if everything else _with_a_few_that_fail(lines)
-    print_line(console, _title(found))
+    print_line(console, _describe(found.run))
     console.print(fit_words(console, _rows(found, shown)))
     print_line(console, f"[dim]{_dates(shown)}; ranges in --json[/]")
     hidden = len(found.rows) - len(shown)
@@ -159,8 +154,7 @@ def _with_a_few_that_fail(lines: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
     return (*good, *mine, *bad[: max(SHOWN - len(good), 4)])
 
 
-def _title(found: PlaceComparison) -> str:
-    run = found.run
+def _describe(run: dict[str, Any]) -> str:
     return (
         f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
         f"{run['tokens_a_row']} tokens, {plural(run['epochs'], 'epoch')}"

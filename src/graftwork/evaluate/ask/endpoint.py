@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
 from graftwork.evaluate.ask.runner import Progress, stopped
 from graftwork.evaluate.cases import asked_messages, cases_to_time
-from graftwork.grading.metrics import plural
 from graftwork.inference.endpoint import (
     EndpointEngine,
     EndpointPolicy,
@@ -24,6 +23,7 @@ from graftwork.inference.engine import DecodingSettings, EngineReply, EngineUnav
 from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Answer, Case, EvalJob
+from graftwork.text.wording import plural
 
 FIRST_WAIT = FIRST_PAUSE
 POLL_SECONDS = 0.2

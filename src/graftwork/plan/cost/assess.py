@@ -11,6 +11,7 @@ from graftwork.plan.catalog.prices import STALE_AFTER_DAYS
 from graftwork.plan.cost.bill import ASSUMED_SPREAD, Bill, Tweak, compute_bill, describe
 from graftwork.plan.cost.types import DiskNeed, OfferCandidate, PlaceRow, Terms, house_of, is_recommended
 from graftwork.records.base import Figure
+from graftwork.text.wording import plural
 
 FOREVER = 1e9
 """Hours that mean never: JSON has no infinity."""
@@ -94,15 +95,13 @@ def limits_of(candidate: OfferCandidate, bill: Bill) -> tuple[str, ...]:
     """The rules of the place as they meet this run."""
     place, found = candidate.place, []
     if place.session_hours:
-        found.append(
-            f"{bill.sessions} session{'s' * (bill.sessions != 1)} of at most {place.session_hours:g} h"
-        )
+        found.append(f"{plural(bill.sessions, 'session')} of at most {place.session_hours:g} h")
     if place.free_hours_a_week:
         weeks = math.ceil(bill.clock / 168) if math.isfinite(bill.clock) else 0
-        found.append(f"{place.free_hours_a_week:g} h a week: {weeks} week{'s' * (weeks != 1)}")
+        found.append(f"{place.free_hours_a_week:g} h a week: {plural(weeks, 'week')}")
     if place.free_hours_a_day:
         days = math.ceil(bill.clock / 24) if math.isfinite(bill.clock) else 0
-        found.append(f"{place.free_hours_a_day:g} h a day: {days} day{'s' * (days != 1)}")
+        found.append(f"{place.free_hours_a_day:g} h a day: {plural(days, 'day')}")
     if candidate.billing == "subscription" and candidate.offer.hours_a_month:
         found.append(f"{candidate.offer.hours_a_month:g} h of this card a month")
     if place.driven_by == "by hand":
@@ -238,10 +237,6 @@ def dollars(value: float) -> str:
     if value >= 100:
         return f"${value:,.0f}"
     return f"${value:.2f}" if value >= 0.01 or value == 0 else f"${value:.3f}"
-
-
-def count(number: object, noun: str) -> str:
-    return f"{number:g} {noun}" + ("" if number == 1 else "s")
 
 
 def duration(hours: float) -> str:

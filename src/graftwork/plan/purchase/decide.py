@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-from graftwork.plan.cost.assess import best_of_each_place, count, dollars, duration
+from graftwork.plan.cost.assess import best_of_each_place, dollars, duration
 from graftwork.plan.cost.compare import OfferFilter, compare_places, finder
 from graftwork.plan.cost.runs import Brief, card_run, describe_run, fit_in_brief
 from graftwork.plan.cost.types import PlaceComparison, Terms
@@ -27,6 +27,7 @@ from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitQuestion, Method
 from graftwork.records.hardware import Gpu, Machine
+from graftwork.text.wording import plural
 
 METHODS: tuple[Method, ...] = ("qlora", "lora", "full")
 LADDER = (512, 1024, 2048, 4096, 8192, 16384)
@@ -332,7 +333,7 @@ def _sentence(best: PurchaseChoice, choices: Sequence[PurchaseChoice], use: Use)
         f"{verb} {name}: a run costs {dollars(best.cost_usd_a_run.value)} "
         f"and takes {duration(best.hours_a_run.value)}"
     )
-    assumed = f"{count(use.runs_a_week, 'run')} a week for {count(use.years, 'year')}"
+    assumed = f"{plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}"
     return f"{head}; {_against(best, choices)}, if it stays at {assumed}."
 
 
@@ -499,7 +500,7 @@ def _ask(question: FitQuestion) -> Ask:
 
 def _assumptions(use: Use, terms: Terms) -> tuple[str, ...]:
     return (
-        f"{count(use.runs_a_week, 'run')} a week for {count(use.years, 'year')}, "
+        f"{plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}, "
         f"{use.runs:,.0f} in all, all like this one",
         f"a card is sold at the end for {100 * use.residual_share:.0f} % of its price",
         f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the cards takes "

@@ -3,17 +3,13 @@
 import math
 import shlex
 from collections.abc import Sequence
-from datetime import timedelta
 
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from graftwork.api.week import (
     WEEK_FILE,
-    GanttSession,
-    GanttWeek,
     WeekDial,
     WeekTerms,
     list_terms,
@@ -22,14 +18,13 @@ from graftwork.api.week import (
 )
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.week import Scenario, WeekSchedule
-from graftwork.report.svg import Scale, drawing, element, label, line
+from graftwork.report.week_page import draw_legend, draw_week
 from graftwork.web.rendering import project_of, render
 from graftwork.web.views.forms import text_in
 
 SECTION = "/week"
 SCENARIO_NAMES: tuple[Scenario, ...] = ("sequential", "parallel", "iterative")
 SCENARIOS = ("", *SCENARIO_NAMES)
-LANE, LEFT, TOP = 34.0, 130.0, 26.0
 USUAL_SECONDS = 3.0
 
 
@@ -47,6 +42,7 @@ def index(request: Request) -> Response:
         week=week,
         figure=draw_week(week) if week else None,
         narrow=draw_week(week, width=420) if week else None,
+        legend=draw_legend(week) if week else None,
         command=shlex.join(command),
         scenario=scenario,
         scenarios=SCENARIOS,
@@ -84,8 +80,9 @@ def attempt(request: Request) -> Response:
         trial=trial,
         shown=shown,
         rows=compare_models(trial.before, shown) if trial and shown else [],
-        figure=draw_week(_as_gantt(shown)) if shown else None,
-        narrow=draw_week(_as_gantt(shown), width=420) if shown else None,
+        figure=draw_week(shown) if shown else None,
+        narrow=draw_week(shown, width=420) if shown else None,
+        legend=draw_legend(shown) if shown else None,
         error=error,
         scenario=scenario,
         scenarios=SCENARIOS,
@@ -138,67 +135,6 @@ def compare_models(before: WeekSchedule, after: WeekSchedule) -> list[tuple[str,
     """Hours of each model before and after, and how much of what can be gained it has learned then."""
     hours = {model.model: model.hours for model in before.models}
     return [(m.model, hours.get(m.model, 0.0), m.hours, m.learned_after) for m in after.models]
-
-
-def _as_gantt(schedule: WeekSchedule) -> GanttWeek:
-    return GanttWeek.model_validate(schedule.model_dump())
-
-
-def draw_week(week: GanttWeek, *, width: float = 980) -> Markup:
-    """A row for each lane of a place, a bar for each session."""
-    places = list(dict.fromkeys(session.place for session in week.sessions))
-    lanes = sorted(
-        {(session.place, session.lane) for session in week.sessions},
-        key=lambda lane: (places.index(lane[0]), lane[1]),
-    )
-    left = LEFT if width > 600 else 84.0
-    height = TOP + LANE * max(len(lanes), 1) + 8
-    x = Scale(week.start.timestamp(), week.end.timestamp(), left, width - 4)
-    parts = _draw_days(week, x, height=height, short=width < 600)
-    models = list(dict.fromkeys(session.model for session in week.sessions))
-    for row, (place, lane) in enumerate(lanes):
-        y = TOP + row * LANE
-        name = place if lane == 0 else f"{place} {lane + 1}"
-        parts.append(label(_cut(name, 18 if width > 600 else 11), x=0, y=y + 21, class_="name"))
-        parts.append(line(left, y + LANE, width - 4, y + LANE, class_="grid"))
-        for session in week.sessions:
-            if (session.place, session.lane) == (place, lane):
-                parts += _draw_session(session, models, x, y)
-    described = f"{len(week.sessions)} sessions at {len(places)} places"
-    return drawing(
-        *parts, width=width, height=height, title="The week", description=described, class_="gantt"
-    )
-
-
-def _draw_days(week: GanttWeek, x: Scale, *, height: float, short: bool) -> list[Markup]:
-    parts, day = [], week.start
-    while day <= week.end:
-        at = x(day.timestamp())
-        parts.append(line(at, TOP - 4, at, height - 6, class_="grid"))
-        if day < week.end:
-            parts.append(label(day.strftime("%a")[: 2 if short else 3], x=at + 4, y=14, class_="tick"))
-        day += timedelta(days=1)
-    return parts
-
-
-def _draw_session(session: GanttSession, models: Sequence[str], x: Scale, y: float) -> list[Markup]:
-    start, end = x(session.starts_at.timestamp()), x(session.ends_at.timestamp())
-    shade = f"s{models.index(session.model) % 3}"
-    bar = element(
-        "rect",
-        element("title", f"{session.model}: {session.starts_at:%a %H:%M} to {session.ends_at:%a %H:%M}"),
-        x=start,
-        y=y + 6,
-        width=max(end - start, 2.0),
-        height=LANE - 12,
-        rx=4,
-        class_=f"{shade} by-hand" if session.by_hand else shade,
-    )
-    return [bar]
-
-
-def _cut(name: str, longest: int) -> str:
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 ROUTES = [Route("/week", index), Route("/week/try", attempt)]
