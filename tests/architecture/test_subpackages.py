@@ -43,10 +43,8 @@ ORDER = {
     "drill, rented, shared_folder, kaggle, sagemaker, huggingface, azureml, skypilot "
     "< runpod, lambda_cloud, ray, slurm",
     "cycle": "cron < settings < state < decide, notices",
-    "cli": "output < show < progress < command, fleet_hosts < fleet < data_captures, data_repair, "
-    "data_review < data, evaluate, generate, model, plan_cost, plan_fit, plan_week, project, "
-    "release_exchange, reward, run, serve_keys, spec, train, ui, up, worker < serve "
-    "< gate, plan, release < main",
+    "cli": "output < show < progress < command, fleet_hosts < fleet < data, evaluate, "
+    "generate, model, project, reward, run, spec, train, ui, up, worker < serve < gate, plan, release < main",
     "plan": "settings, residuals, catalog, week < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }

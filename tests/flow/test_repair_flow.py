@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.api.project import open_project
-from graftwork.cli.data_repair import _revise
+from graftwork.cli.data import _revise
 from graftwork.data.settings import RepairSettings, TeacherSettings
 from graftwork.files.dataset import read_rows
 from graftwork.pipeline.repair import RepairJob, repair_project, with_prices

@@ -1,19 +1,28 @@
-"""`graft data …`: audit logs, prepare datasets, and inspect, compare and export them."""
+"""`graft data …`: audit logs, prepare datasets, repair and review rows, inspect, compare and export."""
 
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
 import typer
 
-from graftwork.cli import data_captures, data_repair, data_review
 from graftwork.cli.command import Engine, Folder, opened, print_record, reporting
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
+    from graftwork.data.settings import CaptureSettings
     from graftwork.grading.score_audit import ScoreAudit
+    from graftwork.pipeline.forget import Forgotten
+    from graftwork.pipeline.review import ReviewQueue
     from graftwork.pipeline.score_audit import LogScoresAudit
     from graftwork.records.audit import Audit
+    from graftwork.records.correction import ReviewAction, ReviewItem
     from graftwork.records.dataset import Split
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
@@ -322,5 +331,493 @@ def _to_split(name: str) -> "Split":
     return cast("Split", name)
 
 
-for _group in (data_captures, data_repair, data_review):
-    _group.add_to(app)
+ENGINE_PREFIX = "engine:"
+
+if TYPE_CHECKING:
+    from graftwork.data.settings import RepairSettings
+
+
+def repair(
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            "--teacher",
+            help="URL#MODEL[,key=VARIABLE][,concurrency=N], or engine:embedded#BASE or engine:llamacpp#BASE. "
+            "Default: data.repair.teacher.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List rows, tokens and cost; send no requests.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="JSONL file. Default: repaired.jsonl next to the first log.")
+    ] = None,
+    augment: Annotated[
+        list[str] | None,
+        typer.Option("--augment", help="role=NAME: add rows for a small role. Repeatable."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Answers per prompt, which must agree.")
+    ] = None,
+    price_in: Annotated[
+        float | None, typer.Option("--price-in", min=0, help="USD per million prompt tokens.")
+    ] = None,
+    price_out: Annotated[
+        float | None, typer.Option("--price-out", min=0, help="USD per million answer tokens.")
+    ] = None,
+    max_cost: Annotated[
+        float | None, typer.Option("--max-cost", help="Budget in USD, earlier runs included.")
+    ] = None,
+    max_total_tokens: Annotated[
+        int | None, typer.Option("--max-total-tokens", help="Budget in tokens, earlier runs included.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=16, help="Maximum tokens per answer. Default: 1024.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="Maximum requests per minute.")] = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Let a teacher answer the rows again that would be dropped as truncated, failed or placeholders.
+
+    Accepted answers pass the project's checks and go to a log of their own, marked as the teacher's; they are
+    never held out for tests. A killed run is resumed by the same command. Exit code 1: some rows are not
+    decided yet.
+
+    Example:  graft data repair --dry-run --price-in 0.5 --price-out 1.5
+    """
+    options = {
+        "price_in": price_in,
+        "price_out": price_out,
+        "max_cost": max_cost,
+        "max_total_tokens": max_total_tokens,
+        "max_tokens": max_tokens,
+        "requests_per_minute": rate,
+    }
+    with reporting(project) as found:
+        settings = _revise(found.settings.data.repair, teacher, augment or [], samples, options)
+        if dry_run:
+            print_record(found.plan_repair(settings, out=out), as_json=json)
+            return
+        outcome = found.repair(settings, out=out)
+    print_record(outcome, as_json=json)
+    raise typer.Exit(EXIT_ANSWER_IS_NO if outcome.undecided else 0)
+
+
+def _revise(
+    settings: "RepairSettings",
+    teacher: str | None,
+    augment: list[str],
+    samples: int | None,
+    options: dict[str, Any],
+) -> "RepairSettings":
+    """The settings of graft.yaml with what the command line says."""
+    from pydantic import ValidationError
+
+    from graftwork.data.settings import RepairSettings
+    from graftwork.evaluate.subjects import parse_subject
+    from graftwork.records.errors import UserMistake
+    from graftwork.text.validation import explain_error
+
+    given = {name: value for name, value in options.items() if value is not None}
+    values = settings.model_dump(mode="json")
+    asked = values["teacher"]
+    if teacher is not None and teacher.startswith(ENGINE_PREFIX) and "#" in teacher:
+        engine, _, base = teacher.removeprefix(ENGINE_PREFIX).partition("#")
+        asked = {**(asked or {}), "url": None, "key_variable": None, "engine": engine, "model": base}
+    elif teacher is not None:
+        endpoint = parse_subject(teacher).endpoint if "#" in teacher else None
+        if endpoint is None:
+            raise UserMistake(
+                f"{teacher!r} is no teacher",
+                why="a teacher is the address of an endpoint and a model, or an engine and a base",
+                fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE or engine:llamacpp#BASE",
+                where="--teacher",
+            )
+        named = endpoint.model_dump(mode="json", include={"url", "model", "key_variable", "concurrency"})
+        asked = {**(asked or {}), **named, "engine": None}
+    if given and asked is None:
+        # A dry run with prices needs no teacher yet.
+        asked = {"url": "http://not-named-yet", "model": "not-named-yet"}
+    values["teacher"] = {**asked, **given} if asked is not None else None
+    values["augment"] = [*values["augment"], *map(_role_of, augment)]
+    values["samples"] = samples or values["samples"]
+    try:
+        return RepairSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UserMistake(
+            "the options of the repair do not fit together",
+            why=explain_error(first),
+            fix="`graft data repair --help` lists the accepted values",
+            where=".".join(str(part) for part in first["loc"]),
+        ) from error
+
+
+def _role_of(text: str) -> str:
+    key, _, role = text.partition("=")
+    if key != "role" or not role:
+        raise typer.BadParameter("must be role=NAME", param_hint="--augment")
+    return role
+
+
+KEYS: "dict[str, ReviewAction]" = {"a": "accept", "r": "reject", "s": "skip", "e": "edit", "u": "undo"}
+HELP = "[bold]a[/]ccept  [bold]r[/]eject  [bold]e[/]dit  [bold]s[/]kip  [bold]u[/]ndo  [bold]q[/]uit"
+LONGEST_SHOWN = 4000
+
+
+class ReviewTerminal(Protocol):
+    """Where a reviewer looks and types. An empty key means that there is no more input."""
+
+    def show(self, item: "ReviewItem", *, waiting: int) -> None: ...
+    def say(self, text: str) -> None: ...
+    def read_key(self) -> str: ...
+    def edit(self, text: str) -> str | None: ...
+
+
+def review(
+    who: Annotated[
+        str | None,
+        typer.Option("--reviewer", help="Your id, stored with each decision. Default: the user name."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many items.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Log of reviewed rows. Default: reviewed.jsonl next to the first log."),
+    ] = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Review captures, failed cases and doubtful rows, one at a time, the most useful first.
+
+    Keys: a accept, r reject, e edit in $EDITOR, s skip, u undo, q quit. No row is shown twice. Decisions are
+    stored at once and applied at the end. With --json the queue is printed instead.
+
+    Example:  graft data review --reviewer ada --limit 20
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.pipeline.open_project import current_user
+    from graftwork.pipeline.repair import is_in_logs
+    from graftwork.pipeline.review import ReviewQueue, list_items
+
+    with opened(project) as work:
+        if json:
+            items = list_items(work)
+            print_json({"waiting": len(items), "items": [item.model_dump(mode="json") for item in items]})
+            return
+        queue = ReviewQueue(work, who=who or current_user())
+        try:
+            decided = run_review(queue, _ConsoleTerminal(), limit=limit)
+        finally:
+            # Also after Ctrl-C: what was decided holds.
+            applied = queue.apply(out=out)
+        print_line(stdout, f"{decided} decided, {queue.waiting} waiting; {applied.feedback} became feedback")
+        if applied.file is not None:
+            print_line(stdout, f"{applied.rows} rows corrected or rejected in {quote(applied.file)}")
+            if not is_in_logs(work, applied.file):
+                print_line(stdout, f"add {quote(applied.file)} to data.logs in graft.yaml to use them")
+
+
+def run_review(queue: "ReviewQueue", terminal: ReviewTerminal, *, limit: int | None = None) -> int:
+    """Show item after item until the queue is empty, the limit is reached or the reviewer quits."""
+    decided = 0
+    while limit is None or decided < limit:
+        item = queue.next()
+        if item is None:
+            terminal.say("nothing is waiting for a review")
+            break
+        terminal.show(item, waiting=queue.waiting)
+        key = terminal.read_key()
+        if key in ("", "q", "\x03", "\x04"):
+            break
+        action = KEYS.get(key.lower())
+        if action is None:
+            terminal.say(HELP)
+        elif action == "undo":
+            undone = queue.undo()
+            decided -= undone is not None
+            terminal.say("taken back" if undone is not None else "nothing to take back")
+        else:
+            decided += _decide(queue, terminal, item, action)
+    return decided
+
+
+def _decide(
+    queue: "ReviewQueue", terminal: ReviewTerminal, item: "ReviewItem", action: "ReviewAction"
+) -> bool:
+    reply = terminal.edit(item.reply) if action == "edit" else None
+    if action == "edit" and (reply is None or not reply.strip() or reply.strip() == item.reply.strip()):
+        terminal.say("not changed; press a to accept the reply as it is")
+        return False
+    kept = queue.decide(item, action, reply=reply)
+    if not kept:
+        terminal.say("another reviewer has decided about it")
+    return kept
+
+
+class _ConsoleTerminal:
+    """The terminal of the user; lines of standard input where that is no terminal."""
+
+    def show(self, item: "ReviewItem", *, waiting: int) -> None:
+        from graftwork.cli.output import stdout
+        from graftwork.cli.show.tables import print_line, quote
+
+        where = str(item.origin) if item.origin is not None else f"capture {item.capture}"
+        role = f" · {item.group}" if item.group else ""
+        stdout.rule()
+        times = f", {len(item.alike) + 1} times" if item.alike else ""
+        print_line(stdout, f"[bold]{quote(where)}[/]{quote(role)}{times} [dim]({waiting} waiting)[/]")
+        for reason, sentence in item.reasons.items():
+            print_line(stdout, f"[yellow]{reason}[/]: {quote(sentence)}")
+        for turn in item.messages:
+            print_line(stdout, f"[cyan]{turn.role}[/]: {quote(_shorten(turn.content))}")
+        print_line(stdout, f"[green]reply[/]: {quote(_shorten(item.reply))}")
+        if item.other:
+            print_line(stdout, f"[magenta]compare[/]: {quote(_shorten(item.other))}")
+        print_line(stdout, HELP)
+
+    def say(self, text: str) -> None:
+        from graftwork.cli.output import stdout
+        from graftwork.cli.show.tables import print_line
+
+        print_line(stdout, text)
+
+    def read_key(self) -> str:
+        return _read_terminal_key() if sys.stdin.isatty() else _read_plain_key(sys.stdin.read)
+
+    def edit(self, text: str) -> str | None:
+        """The text as the user left it in $VISUAL or $EDITOR; None where the editor failed."""
+        from graftwork.cli.show.tables import quote
+
+        with tempfile.TemporaryDirectory(prefix="graft-review-") as folder:
+            path = Path(folder) / "reply.txt"
+            path.write_text(text)
+            editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+            try:
+                done = subprocess.run([*shlex.split(editor), str(path)], check=False)
+            except (OSError, ValueError) as error:
+                self.say(f"{quote(editor)} does not start ({type(error).__name__}); set $EDITOR")
+                return None
+            return path.read_text().removesuffix("\n") if done.returncode == 0 else None
+
+
+def _read_terminal_key() -> str:
+    """One key without Enter. Keys that were pressed before are kept, which `typer.getchar` does not do."""
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal, termios.TCSADRAIN)
+        return os.read(terminal, 1).decode(errors="replace")
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _read_plain_key(read: Callable[[int], str]) -> str:
+    while (key := read(1)).isspace():
+        pass
+    return key
+
+
+def _shorten(text: str) -> str:
+    bare = text.strip()
+    if len(bare) <= LONGEST_SHOWN:
+        return bare
+    half = LONGEST_SHOWN // 2
+    return f"{bare[:half]}\n[… {len(bare) - LONGEST_SHOWN:,} characters …]\n{bare[-half:]}"
+
+
+def corrections(
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="Write labels for judges as JSONL: answers with scores.")
+    ] = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """List corrected answers with reviewer and time, and corrections that contradict each other.
+
+    Example:  graft data corrections --labels labels.jsonl
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.files.disk import write_atomic
+    from graftwork.pipeline.corrections import list_corrections, list_judge_labels
+    from graftwork.text.wording import plural
+
+    with opened(project) as work:
+        found = list_corrections(work)
+        if labels is not None:
+            lines = [label.model_dump_json() + "\n" for label in list_judge_labels(work)]
+            write_atomic(labels, "".join(lines), private=True)
+    if json:
+        print_json(found)
+        return
+    for correction in found.corrections:
+        who = correction.reviewer or "unknown"
+        print_line(
+            stdout,
+            f"{correction.at[:19]}  {quote(who)}  {correction.capture[:12]}  "
+            f"{quote(_one_line(correction.served))} → {quote(_one_line(correction.corrected))}",
+        )
+    corrections, conflicts = len(found.corrections), len(found.conflicts)
+    counted = f"{plural(corrections, 'correction')}, {plural(conflicts, 'conflict')}"
+    print_line(stdout, counted)
+    for conflict in found.conflicts:
+        print_line(stdout, f"[yellow]conflict[/]: {quote(_one_line(conflict.question))}")
+        for correction in conflict.corrections:
+            who = quote(correction.reviewer or "unknown")
+            print_line(stdout, f"  {who}, {correction.at[:19]}: {quote(_one_line(correction.corrected))}")
+
+
+def _one_line(text: str, longest: int = 60) -> str:
+    folded = " ".join(text.split())
+    return folded if len(folded) <= longest else f"{folded[: longest - 1]}…"
+
+
+captures = typer.Typer(invoke_without_command=True)
+
+
+@captures.callback()
+def export_captures(
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option("--out", help="JSONL file to write.")] = None,
+    feedback: Annotated[
+        str | None,
+        typer.Option(
+            help="not_negative, positive, negative or all. `prepare` never trains on negative answers."
+        ),
+    ] = None,
+    release: Annotated[
+        list[str] | None, typer.Option(help="Only answers of this release: its id or its first characters.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only from this date or time (UTC).")] = None,
+    until: Annotated[str | None, typer.Option(help="Only before this date or time (UTC).")] = None,
+    session: Annotated[list[str] | None, typer.Option(help="Only this session.")] = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Export what the endpoint captured as a log file that only you can read.
+
+    Options that are not given come from `data.captures` in graft.yaml. Exchanges with negative feedback and
+    prompts of the test split are excluded.
+
+    Example:  graft data captures --out logs/captured.jsonl --since 2026-11-01 --feedback positive
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if out is None:
+        raise typer.BadParameter("name the file to write", param_hint="--out")
+    from typing import cast, get_args
+
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.files.disk import write_atomic
+    from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
+
+    if feedback is not None and feedback not in get_args(FeedbackFilter):
+        raise typer.BadParameter(
+            f"must be one of: {', '.join(get_args(FeedbackFilter))}", param_hint="--feedback"
+        )
+    with opened(project) as work:
+        defaults = work.project.settings.data.captures
+        chosen = cast(FeedbackFilter, feedback or defaults.feedback)
+        settings = _revise_captures(
+            defaults,
+            feedback=chosen if chosen == "positive" else "not_negative",
+            releases=release,
+            since=since,
+            until=until,
+            sessions=session,
+        )
+        export = CaptureExport(work, settings, feedback=chosen)
+        write_atomic(out, "".join(capture.to_line() + "\n" for capture in export), private=True)
+    if json:
+        print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
+        return
+    print_line(stdout, f"{export.written} captures written to {quote(out)}", soft_wrap=True)
+    for reason, count in export.left_out.most_common():
+        print_line(stdout, f"  {count} left out: {quote(reason)}", soft_wrap=True)
+
+
+def _revise_captures(settings: "CaptureSettings", **options: object) -> "CaptureSettings":
+    from pydantic import ValidationError
+
+    from graftwork.records.errors import UserMistake
+    from graftwork.text.validation import explain_error
+
+    given = {name: value for name, value in options.items() if value}
+    try:
+        return type(settings).model_validate({**settings.model_dump(), **given})
+    except ValidationError as refused:
+        first = refused.errors(include_url=False, include_input=False)[0]
+        option = f"--{first['loc'][0]}" if first["loc"] else "--since"
+        raise UserMistake(
+            f"{option} has an invalid value",
+            why=explain_error(first),
+            fix="`graft data captures --help` lists the accepted values",
+            where=option,
+        ) from refused
+
+
+@captures.command("forget")
+def forget(
+    session: Annotated[str | None, typer.Option(help="Delete the captures of this session.")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Delete the captures and the feedback of this user.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only count.")] = False,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Delete the captures of a session or a user, with feedback and reviews; count them first.
+
+    Without --yes nothing is deleted. Log files and datasets that hold copies are listed and not changed.
+
+    Example:  graft data captures forget --session chat-17
+    Example:  graft data captures forget --user ada@example.org --yes
+    """
+    from graftwork.cli.output import print_json
+    from graftwork.pipeline.forget import forget_captures
+
+    if bool(session) == bool(user):
+        raise typer.BadParameter("name one of --session and --user", param_hint="--session")
+    with opened(project) as work:
+        found = forget_captures(work, session=session or None, user=user or None, dry_run=not yes)
+    if json:
+        print_json(found)
+    else:
+        _show_forgotten(found)
+
+
+def _show_forgotten(found: "Forgotten") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.text.wording import plural
+
+    counted = f"{plural(found.captures, 'capture')}, {plural(found.feedback, 'item')} of feedback"
+    print_line(
+        stdout, f"deleted: {counted}" if found.deleted else f"to delete: {counted}; add --yes to do it"
+    )
+    for file in found.files:
+        print_line(stdout, f"  {quote(file.file)} holds {plural(file.lines, 'line')} of them", soft_wrap=True)
+    for dataset in found.datasets:
+        trained = ", ".join(release[:12] for release in dataset.releases) or "no release"
+        text = (
+            f"  {quote(dataset.folder)} holds {plural(dataset.rows, 'row')} of them; trained on it: {trained}"
+        )
+        print_line(stdout, text, soft_wrap=True)
+    if found.files or found.datasets:
+        print_line(
+            stdout, "copies are not changed: remove the lines, then `graft run` makes data without them"
+        )
+
+
+app.command("repair")(repair)
+app.command("review")(review)
+app.command("corrections")(corrections)
+app.add_typer(captures, name="captures")

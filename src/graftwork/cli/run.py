@@ -114,7 +114,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     """
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.shadow import show_shadow
+    from graftwork.cli.show.live import show_shadow
     from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.text.wording import plural
 

@@ -1,4 +1,4 @@
-"""Templates of the page, and what all pages share: navigation, filters, the project, who is looking.
+"""Templates of the page, and what all pages share: navigation, filters, values of addresses, who is looking.
 
 In: a request and values. Out: HTML. Everything that is put in is escaped; only plots arrive as markup.
 """
@@ -247,3 +247,15 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "plain": plain,
     "score": score,
 }
+
+
+def number_in(request: Request, name: str, default: int = 1) -> int:
+    """A whole number of the address; the default where it is none."""
+    try:
+        return int(request.query_params.get(name, ""))
+    except ValueError:
+        return default
+
+
+def text_in(request: Request, name: str, *, longest: int = 400) -> str:
+    return request.query_params.get(name, "").strip()[:longest]

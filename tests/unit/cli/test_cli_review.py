@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from graftwork.cli.data_review import run_review
+from graftwork.cli.data import run_review
 from graftwork.cli.main import app
 from graftwork.pipeline.corrections import list_corrections, list_judge_labels
 from graftwork.pipeline.open_project import use_project

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from graftwork.cli.data_repair import _revise
-from graftwork.cli.show.repair import show_outcome, show_plan
+from graftwork.cli.data import _revise
+from graftwork.cli.show.data import show_outcome, show_plan
 from graftwork.data.settings import RepairSettings
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Origin

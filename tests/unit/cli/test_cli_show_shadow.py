@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from graftwork.cli.show.shadow import show_shadow
+from graftwork.cli.show.live import show_shadow
 from graftwork.records.shadow import ShadowCheck, ShadowSummary
 
 CHECK = ShadowCheck(

@@ -9,7 +9,7 @@ import yaml
 from registry_samples import PROJECT, parts, publish_parts, verdict, write_adapter
 from typer.testing import CliRunner
 
-from graftwork.cli import release_exchange
+from graftwork.cli import release
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
@@ -17,10 +17,10 @@ from graftwork.project.load import open_project
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
 
 app = typer.Typer()
-app.command("export")(release_exchange.export)
-app.command("import")(release_exchange.import_)
-app.command("push")(release_exchange.push)
-app.command("pull")(release_exchange.pull)
+app.command("export")(release.export)
+app.command("import")(release.import_)
+app.command("push")(release.push)
+app.command("pull")(release.pull)
 
 
 class Place:

@@ -7,13 +7,13 @@ from rich.console import Console
 from graftwork.records.base import Record
 
 MODULES = {
-    "data": ("Audit", "PreparedData"),
-    "repair": ("RepairPlan", "RepairOutcome"),
-    "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter", "MergedAdapter"),
-    "search": ("SweepResult", "Federation", "FederationPlan"),
+    "data": ("Audit", "PreparedData", "RepairPlan", "RepairOutcome"),
+    "training": (
+        *("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter", "MergedAdapter"),
+        *("SweepResult", "Federation", "FederationPlan", "PulledModel", "LocalModels", "RemovedModels"),
+    ),
     "evaluation": ("Report", "Evaluated", "Verdict", "WrittenReport"),
     "releases": ("Release", "TryOut"),
-    "router": ("TrainedRouter",),
     "fleet": (
         "FleetPlaces",
         "RunOffers",
@@ -25,10 +25,8 @@ MODULES = {
         "ExportedBundle",
         "ImageFiles",
     ),
-    "cycle": ("CycleState", "CycleStatus", "CyclePlan"),
-    "week": ("WeekTick", "WeekStatus"),
-    "escalation": ("EscalationForecast", "EscalationLive"),
-    "models": ("PulledModel", "LocalModels", "RemovedModels"),
+    "cycle": ("CycleState", "CycleStatus", "CyclePlan", "WeekTick", "WeekStatus"),
+    "live": ("TrainedRouter", "EscalationForecast", "EscalationLive"),
 }
 
 

@@ -8,8 +8,7 @@ from starlette.routing import Route
 from graftwork.api import captures
 from graftwork.api.captures import Traffic
 from graftwork.report.svg import Scale, draw_nothing, drawing, element, label, line, round_ticks, tick_text
-from graftwork.web.rendering import address, project_of, render
-from graftwork.web.views.forms import number_in, text_in
+from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 SECTION = "/captures"
 

@@ -8,8 +8,7 @@ from starlette.routing import Route
 
 from graftwork.api import generations
 from graftwork.api.generations import GenerationGlance, GenerationView
-from graftwork.web.rendering import address, project_of, render
-from graftwork.web.views.forms import text_in
+from graftwork.web.rendering import address, project_of, render, text_in
 
 SECTION = "/components"
 FIGURES = (

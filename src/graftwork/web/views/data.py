@@ -10,8 +10,7 @@ from starlette.routing import Route
 from graftwork.api import datasets
 from graftwork.records.audit import Audit, Finding
 from graftwork.report.plots import draw_lengths
-from graftwork.web.rendering import address, project_of, render
-from graftwork.web.views.forms import number_in, text_in
+from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 SECTION = "/data"
 SEVERITIES = {"blocker": 0, "warning": 1, "info": 2}

@@ -16,8 +16,7 @@ from graftwork.report.evaluation_page import (
 )
 from graftwork.report.page import show_answer
 from graftwork.web.actions import LARGE, SMALL, escalation_command
-from graftwork.web.rendering import address, project_of, render
-from graftwork.web.views.forms import number_in, text_in
+from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 SECTION = "/evaluation"
 HALF, NARROW = 540.0, 420.0

@@ -16,8 +16,7 @@ from graftwork.api import plans
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.report.templates import name_of
-from graftwork.web.rendering import project_of, render
-from graftwork.web.views.forms import text_in
+from graftwork.web.rendering import project_of, render, text_in
 
 SECTION = "/plan"
 

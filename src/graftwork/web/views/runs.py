@@ -20,8 +20,7 @@ from graftwork.report.training import (
     plot_residual,
     residual_rows,
 )
-from graftwork.web.rendering import project_of, render
-from graftwork.web.views.forms import number_in, text_in
+from graftwork.web.rendering import number_in, project_of, render, text_in
 
 SECTION = "/runs"
 EVENT_KINDS = ("message", "alert", "checkpoint", "evaluation")

@@ -19,8 +19,7 @@ from graftwork.api.week import (
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.week import Scenario, WeekSchedule
 from graftwork.report.week_page import draw_legend, draw_week
-from graftwork.web.rendering import project_of, render
-from graftwork.web.views.forms import text_in
+from graftwork.web.rendering import project_of, render, text_in
 
 SECTION = "/week"
 SCENARIO_NAMES: tuple[Scenario, ...] = ("sequential", "parallel", "iterative")

@@ -1,9 +1,9 @@
-"""A forecast of escalation as a table: each model alone, and the pair under more and more checks."""
+"""Routers, shadow traffic and escalation on the terminal: who answers which request, and how well."""
 
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.cli.show.tables import print_line, quote
+from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.escalation import (
     EscalationCurve,
     EscalationForecast,
@@ -11,6 +11,76 @@ from graftwork.records.escalation import (
     EscalationOption,
 )
 from graftwork.records.measured import MeasuredShare
+from graftwork.records.router import TrainedRouter
+from graftwork.records.shadow import ShadowCheck, ShadowSummary
+
+
+def show_router(console: Console, trained: TrainedRouter) -> None:
+    card = trained.card
+    table = Table("held-out questions", "share", "95 % interval", "of", box=None)
+    for name, share in (
+        ("right, likeliest model", card.accuracy),
+        ("right where it is sure", card.sure_accuracy),
+        (f"unsure, answered by {card.main}", card.unsure),
+    ):
+        table.add_row(name, f"{share.value:.1%}", _interval(share), str(share.n))
+    console.print(table)
+    chosen = sorted({name for found in card.confusion.values() for name in found})
+    confusion = Table("question of", *chosen, box=None)
+    for truth, found in card.confusion.items():
+        confusion.add_row(truth, *[str(found.get(name, "·")) for name in chosen])
+    console.print(confusion)
+    console.print(
+        f"threshold {card.threshold:.2f}, chosen on {card.chosen_on} validation questions for "
+        f"{card.target:.0%}; calibration error {card.calibration_error:.3f}; "
+        f"{trained.milliseconds:.2f} ms a decision",
+        highlight=False,
+    )
+    console.print(f"written to {trained.path}", highlight=False, soft_wrap=True)
+
+
+def _interval(share: MeasuredShare) -> str:
+    return f"{share.low:.1%} to {share.high:.1%}"
+
+
+_MARKS = {"better": "[bold green]better[/]", "worse": "[bold red]worse[/]", "open": "[dim]not decided[/]"}
+
+
+def show_shadow(console: Console, found: ShadowSummary) -> None:
+    names = f"{quote(found.challenger[:12])} against {quote(found.champion[:12]) or 'no champion'}"
+    counts = f"{found.copies:,} copies, {found.failed:,} failed, {found.interrupted:,} interrupted"
+    print_line(console, f"shadow: {names}: {found.sessions:,} sessions compared ({counts})", soft_wrap=True)
+    if found.sessions and found.checks:
+        heads = ("users got", "shadow", "difference", "pairs")
+        rows = table("check", *heads, "", right=heads)
+        for check in found.checks:
+            rows.add_row(quote(check.check), *_figures(check), _MARKS[check.outcome])
+        console.print(rows)
+        print_line(
+            console,
+            f"[dim]differences in points, {found.confidence:.0%} for all checks together, valid at any time; "
+            f"median answer {_time(found.champion_ms)} and {_time(found.challenger_ms)}[/]",
+            soft_wrap=True,
+        )
+    for remark in found.remarks:
+        print_line(console, f"[yellow]![/] {quote(remark)}", soft_wrap=True)
+
+
+def _figures(check: ShadowCheck) -> tuple[str, str, str, str]:
+    if check.champion is None or check.challenger is None:
+        return "–", "–", "–", "0"
+    ahead = 100 * (check.challenger - check.champion)
+    interval = f"{100 * check.low:+.1f} to {100 * check.high:+.1f}"
+    return (
+        f"{check.champion:.1%}",
+        f"{check.challenger:.1%}",
+        f"{ahead:+.1f} ({interval})",
+        f"{check.pairs:,}",
+    )
+
+
+def _time(milliseconds: float | None) -> str:
+    return "–" if milliseconds is None else f"{milliseconds / 1000:.2f} s"
 
 
 def show_forecast(console: Console, found: EscalationForecast) -> None:
@@ -88,4 +158,8 @@ def _cost(option: EscalationOption) -> str:
     return "?" if option.cost_per_1000 is None else f"{option.cost_per_1000:.2f}"
 
 
-PRINTERS = {"EscalationForecast": show_forecast, "EscalationLive": show_live}
+PRINTERS = {
+    "TrainedRouter": show_router,
+    "EscalationForecast": show_forecast,
+    "EscalationLive": show_live,
+}
