@@ -185,8 +185,6 @@ def trace(
 
     Example:  graft data trace logs/interactions.jsonl:17   ·   graft data trace train:17:203
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.data import show_trace
     from graftwork.data.inspect.trace import names_token
     from graftwork.data.inspect.trace import trace as trace_in
     from graftwork.pipeline.dataset_folders import open_decoder_if_there
@@ -194,10 +192,7 @@ def trace(
     folder, root = _find_dataset(dataset, project)
     decoder = open_decoder_if_there(folder, root) if names_token(what) else None
     found = trace_in(folder, what, root=root, decoder=decoder)
-    if json:
-        print_json(found)
-    else:
-        show_trace(stdout, found)
+    print_record(found, as_json=json)
 
 
 @app.command("show")
@@ -245,15 +240,10 @@ def diff(
 
     Example:  graft data diff 3f2a 91bc
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.data import show_diff
     from graftwork.data.inspect.diff import diff_datasets
 
     found = diff_datasets(_find_dataset(before, project)[0], _find_dataset(after, project)[0])
-    if json:
-        print_json(found)
-    else:
-        show_diff(stdout, found)
+    print_record(found, as_json=json)
 
 
 @app.command("export")

@@ -137,8 +137,6 @@ def export_results(
 
 
 def _show_savings(project: Path | None, model: str | None, *, as_json: bool) -> None:
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.evaluation import show_savings
     from graftwork.records.errors import AnswerIsNo
 
     with reporting(project, model) as found:
@@ -149,10 +147,7 @@ def _show_savings(project: Path | None, model: str | None, *, as_json: bool) -> 
             why="what is not called saves nothing",
             fix="name other roles under `models:`, or bring the logs of these",
         )
-    if as_json:
-        print_json(saved)
-    else:
-        show_savings(stdout, saved)
+    print_record(saved, as_json=as_json)
 
 
 @app.command("escalation")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from graftwork.cli.command import Folder, Model, opened, reporting
+from graftwork.cli.command import Folder, Model, opened, print_record, reporting
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
@@ -243,7 +243,6 @@ def serve(
 
     Example:  graft plan serve --model qwen2.5-coder-7b --cpu "EPYC 9454P" --ram 128 --context 800 --limit 12
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.fit_here import named_machine
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
@@ -269,12 +268,7 @@ def serve(
     machine = named_machine(gpu=gpu, gpus=gpus, cpu=cpu, ram_gib=ram, overlay=catalog)
     question = make_question(find_model(model, overlay=catalog), load, machine=machine)
     answered = answer_question(question, cards=list_gpus(overlay=catalog))
-    if json:
-        print_json(answered)
-    else:
-        from graftwork.cli.show.plan import show_serving
-
-        show_serving(stdout, answered)
+    print_record(answered, as_json=json)
     if not answered.good:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -504,7 +498,6 @@ def buy(
     """
     from datetime import date
 
-    from graftwork.cli.output import print_json, stdout
     from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
     from graftwork.plan.cost.types import Terms
     from graftwork.plan.purchase.decide import WEEKS_A_MONTH, Use, weigh_purchase
@@ -536,12 +529,7 @@ def buy(
         overlay=catalog,
         places=tuple(place or ()),
     )
-    if json:
-        print_json(found)
-    else:
-        from graftwork.cli.show.costs import show_purchase
-
-        show_purchase(stdout, found)
+    print_record(found, as_json=json)
     raise typer.Exit(0 if found.best else EXIT_ANSWER_IS_NO)
 
 

@@ -600,13 +600,12 @@ def promote(
     if metric is not None or sessions is not None or hours is not None:
         raise typer.BadParameter("--metric, --sessions and --hours need --canary")
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.releases import show_move
     from graftwork.pipeline.releases import promote_release
 
     with opened(project) as work:
         done = promote_release(work, name, alias=alias, reason=reason, force=force)
     if done.move is not None:
-        print_json(done.move) if json else show_move(stdout, done.move)
+        print_record(done.move, as_json=json)
     elif json:
         print_json({"alias": done.alias, "release_id": done.release.id, "moved": False})
     else:
@@ -616,16 +615,11 @@ def promote(
 def _promote_canary(
     project: Path | None, name: str, *, as_json: bool, share: str, options: dict[str, Any]
 ) -> NoReturn:
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.releases import show_canary
     from graftwork.pipeline.canary import parse_share
 
     with reporting(project) as found:
         report = found.promote_canary(name, share=parse_share(share), **options)
-    if as_json:
-        print_json(report)
-    else:
-        show_canary(stdout, report)
+    print_record(report, as_json=as_json)
     raise typer.Exit(report.exit_code)
 
 
@@ -636,13 +630,11 @@ def rollback(
 
     Example:  graft release rollback --reason "answers nonsense since 3 a.m."
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.releases import show_move
     from graftwork.pipeline.releases import rollback_alias
 
     with opened(project, model) as work:
         move = rollback_alias(work, alias=alias, reason=reason)
-    print_json(move) if json else show_move(stdout, move)
+    print_record(move, as_json=json)
 
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Maximum number of releases; 0 for all.")]
@@ -888,8 +880,6 @@ def ab(
     Example:  graft release ab champion challenger --cases replay.jsonl --metric json_valid
     Example:  graft release ab --traffic shadow --json | jq '.checks[] | {check, low, high}'
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.releases import show_ab
     from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
     from graftwork.pipeline.shadow import compare_shadow
     from graftwork.records.errors import UserMistake
@@ -926,17 +916,12 @@ def ab(
             found = watch_live(work, a, b, metric=metric, experiment=experiment, every_seconds=every)
         else:
             found = compare_live(work, a, b, metric=metric, experiment=experiment)
-    if json:
-        print_json(found)
-    else:
-        show_ab(stdout, found)
+    print_record(found, as_json=json)
     raise typer.Exit(found.exit_code)
 
 
 def _show_shadow(project: Path | None, model: str | None, *, as_json: bool) -> NoReturn:
     """The challenger of serve.shadow against what users got, by every check of the project."""
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.live import show_shadow
     from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 
     with reporting(project, model) as opened_project:
@@ -948,10 +933,7 @@ def _show_shadow(project: Path | None, model: str | None, *, as_json: bool) -> N
             fix="add `shadow: {to: challenger, models: [champion]}` under serve",
             where="serve.shadow",
         )
-    if as_json:
-        print_json(found)
-    else:
-        show_shadow(stdout, found)
+    print_record(found, as_json=as_json)
     raise typer.Exit(EXIT_ANSWER_IS_NO if any(check.outcome == "worse" for check in found.checks) else 0)
 
 

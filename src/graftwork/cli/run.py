@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli.command import Detach, Folder, RunId, opened, reporting, start_detached
+from graftwork.cli.command import Detach, Folder, RunId, opened, print_record, reporting, start_detached
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
@@ -89,16 +89,11 @@ def _show_estimate(project: "Project") -> None:
 
 
 def _dry_run(project: Path | None, *, as_json: bool) -> None:
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.plan import show_preflight
     from graftwork.records.errors import EXIT_USER_MISTAKE
 
     with reporting(project) as opened_project:
         found = opened_project.dry_run()
-    if as_json:
-        print_json(found)
-    else:
-        show_preflight(stdout, found)
+    print_record(found, as_json=as_json)
     raise typer.Exit(EXIT_USER_MISTAKE if found.errors else 0)
 
 

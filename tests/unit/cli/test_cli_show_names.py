@@ -1,6 +1,7 @@
 """Tables and notebook views are found by the name of a record's class: each name must exist."""
 
 import re
+from importlib import import_module
 
 import pytest
 from shown_commands import ROOT
@@ -15,13 +16,11 @@ DEFINED = {
 }
 
 
-@pytest.mark.parametrize("module", show.MODULES)
-def test_every_record_with_a_table_is_defined(module):
-    from importlib import import_module
-
-    names = show.MODULES[module]
-    assert set(names) <= DEFINED
-    assert set(names) == set(import_module(f"graftwork.cli.show.{module}").PRINTERS)
+@pytest.mark.parametrize(("record", "printer"), show.PRINTERS.items())
+def test_every_record_with_a_table_is_defined_and_so_is_its_printer(record, printer):
+    module, function = printer.split(".")
+    assert record in DEFINED
+    assert callable(getattr(import_module(f"graftwork.cli.show.{module}"), function))
 
 
 def test_every_record_with_a_notebook_view_is_defined():

@@ -315,12 +315,3 @@ def show_week_status(console: Console, found: "WeekStatus") -> None:
                 f"{title}, until {planned.ends_at:%a %H:%M}{hand}",
             )
     console.print(fit_words(console, rows))
-
-
-PRINTERS = {
-    "CycleState": show_cycle,
-    "CycleStatus": show_status,
-    "CyclePlan": show_plan,
-    "WeekTick": show_tick,
-    "WeekStatus": show_week_status,
-}

@@ -630,11 +630,3 @@ def _say_spent(spent: TeacherSpending) -> str:
         f"spent so far: {spent.requests:,} requests, {spent.tokens_in:,} tokens in, {spent.tokens_out:,} out"
         f"{cost}{lost}"
     )
-
-
-PRINTERS = {
-    "Audit": show_audit,
-    "PreparedData": show_prepared,
-    "RepairPlan": show_plan,
-    "RepairOutcome": show_outcome,
-}

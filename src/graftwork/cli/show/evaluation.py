@@ -480,11 +480,3 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
 
 def show_written(console: Console, written: "WrittenReport") -> None:
     print_line(console, f"written to {quote(written.path)}", soft_wrap=True)
-
-
-PRINTERS = {
-    "Report": show_report,
-    "Evaluated": show_evaluated,
-    "Verdict": show_verdict,
-    "WrittenReport": show_written,
-}

@@ -1,9 +1,7 @@
 """Places, jobs, offers, costs and drills as tables."""
 
 import time
-from collections.abc import Callable
 from datetime import date
-from typing import Any
 
 from rich.console import Console
 
@@ -207,16 +205,3 @@ def show_bundle(console: Console, found: ExportedBundle) -> None:
 def show_image(console: Console, found: ImageFiles) -> None:
     print_line(console, f"{found.packages} pinned packages on {quote(found.image)} in {quote(found.folder)}")
     print_line(console, f"build it:  {quote(found.command)}")
-
-
-PRINTERS: dict[str, Callable[[Console, Any], None]] = {
-    "FleetPlaces": show_places,
-    "RunOffers": show_offers,
-    "FleetJobs": show_jobs,
-    "FleetJob": show_job,
-    "Reconciled": show_reconciled,
-    "CostSummary": show_costs,
-    "DrillReport": show_drill,
-    "ExportedBundle": show_bundle,
-    "ImageFiles": show_image,
-}

@@ -156,10 +156,3 @@ def _points(share: float) -> str:
 
 def _cost(option: EscalationOption) -> str:
     return "?" if option.cost_per_1000 is None else f"{option.cost_per_1000:.2f}"
-
-
-PRINTERS = {
-    "TrainedRouter": show_router,
-    "EscalationForecast": show_forecast,
-    "EscalationLive": show_live,
-}

@@ -177,9 +177,6 @@ def short_number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-PRINTERS = {"FitAnswer": show_fit}
-
-
 WORDS = {
     "yes": "[green]yes[/]",
     "likely": "[yellow]likely[/]",

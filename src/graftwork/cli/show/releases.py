@@ -163,9 +163,6 @@ def show_try_out(console: Console, try_out: Any) -> None:
         console.print(rows)
 
 
-PRINTERS = {"Release": show_release, "TryOut": show_try_out}
-
-
 MOST_EVIDENCE = 1_000_000
 """Larger values are not shown exactly."""
 

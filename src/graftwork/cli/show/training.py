@@ -518,19 +518,3 @@ def show_removed(console: Console, removed: RemovedModels) -> None:
 
 def _size(count: int) -> str:
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
-
-
-PRINTERS = {
-    "Plan": show_plan,
-    "RunPlan": show_run_plan,
-    "TrainOutcome": show_outcome,
-    "TrainedAll": show_trained_all,
-    "ExportedAdapter": show_exported,
-    "MergedAdapter": show_merged,
-    "SweepResult": show_sweep,
-    "FederationPlan": show_federation_plan,
-    "Federation": show_federation,
-    "PulledModel": show_pulled,
-    "LocalModels": show_models,
-    "RemovedModels": show_removed,
-}
