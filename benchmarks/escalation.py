@@ -27,10 +27,9 @@ from standin_small import large_answer, small_answer
 from graftwork.evaluate.escalation_curve import LiveRequest, PairedCase, compare_live, make_curve
 from graftwork.model.base import find_base
 from graftwork.pipeline.ask_endpoint import EndpointQuestions, ServedAnswer, ask_endpoint
-from graftwork.records.escalation import EscalationForecast, EscalationOption
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.measured import MeasuredShare
 from graftwork.records.report import Case
+from graftwork.records.routing import EscalationForecast, EscalationOption, MeasuredShare
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.escalation import PrefixVerdict
 from graftwork.serve.http_client import Client

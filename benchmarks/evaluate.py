@@ -30,7 +30,7 @@ from graftwork.inference.selection import settle, source_of
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.prompt import PromptVariant
+from graftwork.records.release import PromptVariant
 from graftwork.records.report import Case, EvalJob
 
 LOG = Path(__file__).parents[1] / "examples" / "cited_answers" / "logs" / "interactions.jsonl"

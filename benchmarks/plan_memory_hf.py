@@ -24,7 +24,7 @@ from typing import Any
 from plan_memory_hf_cases import CASES, Case, case_json, shape_of
 
 from graftwork.costmodel.plain_memory import plain_peak
-from graftwork.records.fit import PlainSetup
+from graftwork.records.plan import PlainSetup
 from graftwork.records.units import GIB
 
 STEPS = 4

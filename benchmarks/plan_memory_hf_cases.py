@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from graftwork.records.fit import PlainSetup
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import ModelShape, PlainSetup
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PHI_LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

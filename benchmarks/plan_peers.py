@@ -104,7 +104,7 @@ def ours(lines: Sequence[Line], what: str, name: str) -> Errors | None:
 def today_gib(line: Line, what: str) -> float | None:
     """What the computed estimate says now of a line of plain transformers."""
     from graftwork.costmodel.plain_memory import plain_peak
-    from graftwork.records.fit import PlainSetup
+    from graftwork.records.plan import PlainSetup
 
     if line["engine"] != "hf":
         return None

@@ -122,7 +122,7 @@ def run_all(settings: list[Setting], budget: float, out: Path) -> None:
     from graftwork.costmodel.rates import rates_of
     from graftwork.model.shape import layer_parameters
     from graftwork.plan.catalog.hardware import find_gpu
-    from graftwork.records.fit import ProbeFacts
+    from graftwork.records.plan import ProbeFacts
 
     begun = time.perf_counter()
 

@@ -26,7 +26,7 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.release import Release, ReleaseFile, ReleaseQuery
 from graftwork.registry.aliases import find_release
-from graftwork.registry.manifest import FORMAT, content_id
+from graftwork.registry.manifest import content_id
 from graftwork.store.database import open_database
 
 ROUNDS = 15
@@ -76,7 +76,6 @@ def make_manifest(work: OpenProject, number: int, files: dict[str, bytes]) -> Re
         files=described,
         settings=work.settings.model_dump(mode="json"),
         versions={"graftwork": "0"},
-        format=FORMAT,
         **hashes,
     )
     return nameless.model_copy(update={"id": content_id(nameless)})

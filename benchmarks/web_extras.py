@@ -28,14 +28,14 @@ from graftwork.pipeline.table import STEPS, name_entry
 from graftwork.process import clock
 from graftwork.process.heartbeat import HEARTBEAT_FILE
 from graftwork.process.worker import hold_lock
-from graftwork.records.escalation import (
+from graftwork.records.job import Beat, Vitals
+from graftwork.records.routing import (
     EscalationCurve,
     EscalationForecast,
     EscalationOption,
     EscalationPoint,
+    MeasuredShare,
 )
-from graftwork.records.job import Beat, Vitals
-from graftwork.records.measured import MeasuredShare
 from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
 
 CONVERTER = Path(__file__).parents[1] / "examples" / "converter"

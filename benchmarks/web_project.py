@@ -33,9 +33,8 @@ from graftwork.records.fleet import FleetJob, MachineBill
 from graftwork.records.interaction import Capture, Feedback, Message, Origin
 from graftwork.records.plan import DeviceFacts, Plan, Residual
 from graftwork.records.release import AliasMove, Release
-from graftwork.records.report import Answer, Case, Generation, Report
+from graftwork.records.report import Answer, Case, Generation, Report, RuleResult, Verdict
 from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
-from graftwork.records.verdict import RuleResult, Verdict
 from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import publish
 from graftwork.store.captures import FeedbackStore

@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from graftwork.pipeline.reporter import NullReporter as NullReporter
     from graftwork.pipeline.reporter import Reporter as Reporter
     from graftwork.pipeline.steps.data import PreparedData as PreparedData
-    from graftwork.records.audit import Audit as Audit
     from graftwork.records.base import Figure as Figure
+    from graftwork.records.dataset import Audit as Audit
     from graftwork.records.errors import AnswerIsNo as AnswerIsNo
     from graftwork.records.errors import EnvironmentLacks as EnvironmentLacks
     from graftwork.records.errors import GraftError as GraftError
     from graftwork.records.errors import Stale as Stale
     from graftwork.records.errors import UserMistake as UserMistake
-    from graftwork.records.fit import FitAnswer as FitAnswer
+    from graftwork.records.plan import FitAnswer as FitAnswer
     from graftwork.records.plan import Plan as Plan
     from graftwork.records.plan import RunPlan as RunPlan
     from graftwork.records.release import Release as Release
     from graftwork.records.release import ReleaseEntry as ReleaseEntry
     from graftwork.records.report import Report as Report
+    from graftwork.records.report import Verdict as Verdict
     from graftwork.records.run import TrainOutcome as TrainOutcome
-    from graftwork.records.verdict import Verdict as Verdict
 
 _MODULES = {
     "graftwork.api.audits": ("audit_files",),
@@ -54,15 +54,13 @@ _MODULES = {
     "graftwork.pipeline.evaluation": ("Evaluated",),
     "graftwork.pipeline.reporter": ("NullReporter", "Reporter"),
     "graftwork.pipeline.steps.data": ("PreparedData",),
-    "graftwork.records.audit": ("Audit",),
+    "graftwork.records.dataset": ("Audit",),
     "graftwork.records.base": ("Figure",),
     "graftwork.records.errors": ("AnswerIsNo", "EnvironmentLacks", "GraftError", "Stale", "UserMistake"),
-    "graftwork.records.fit": ("FitAnswer",),
-    "graftwork.records.plan": ("Plan", "RunPlan"),
+    "graftwork.records.plan": ("FitAnswer", "Plan", "RunPlan"),
     "graftwork.records.release": ("Release", "ReleaseEntry"),
-    "graftwork.records.report": ("Report",),
+    "graftwork.records.report": ("Report", "Verdict"),
     "graftwork.records.run": ("TrainOutcome",),
-    "graftwork.records.verdict": ("Verdict",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", *sorted(_MODULE_OF)]  # noqa: PLE0604

@@ -5,7 +5,7 @@ from typing import Any
 
 from graftwork.records.interaction import Capture
 from graftwork.records.release import Release
-from graftwork.records.verdict import Decision
+from graftwork.records.report import Decision
 
 PROJECT = "cited-answers"
 WHEN = "2025-03-01T12:00:00Z"

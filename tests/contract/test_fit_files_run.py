@@ -17,8 +17,8 @@ from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
 from graftwork.plan.fit.settings_files import settings_files
-from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine
+from graftwork.records.plan import FitOptions
 
 CHILD = Path(__file__).with_name("trainer_child.py")
 pytestmark = [

@@ -12,7 +12,7 @@ from tool_template import ASK, FIND, TOOL_TEMPLATE, TOOLS
 from upstream_servers import MODEL, ChatServer, LoraServer
 
 from graftwork.records.interaction import Message
-from graftwork.records.prompt import PROMPT_FILE, PromptVariant
+from graftwork.records.release import PROMPT_FILE, PromptVariant
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_server import Server
 from graftwork.serve.prompt_releases import PromptReleases

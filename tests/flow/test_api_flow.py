@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import graftwork
-from graftwork.records.audit import Audit, Finding, LengthSummary
+from graftwork.records.dataset import Audit, Finding, LengthSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 EXPORTED = [

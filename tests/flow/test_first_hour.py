@@ -16,7 +16,7 @@ from graftwork.pipeline.table import dry_run, run_pipeline
 from graftwork.project.init import start_project
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Verdict
 from tickets import write_tickets
 
 

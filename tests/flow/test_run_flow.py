@@ -26,8 +26,8 @@ from graftwork.project.load import open_project
 from graftwork.records.errors import AnswerIsNo, Busy, Interrupted
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
+from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
 ALL = [step.name for step in STEPS]

@@ -31,8 +31,8 @@ from graftwork.pipeline.steps.evaluate import load_cases
 from graftwork.pipeline.table import dry_run, finish_run, run_pipeline
 from graftwork.project.init import start_project
 from graftwork.project.load import open_project
+from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.text.tool_calls import read_calls
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps
 from graftwork.train.run_folder import read_steps

@@ -19,8 +19,7 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.init import start_project
 from graftwork.project.load import load_settings, open_project
-from graftwork.records.report import Answer, Case, Generation
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Answer, Case, Generation, Verdict
 from tickets import write_tickets
 
 SEEDS = range(20)

@@ -16,7 +16,7 @@ from graftwork.pipeline.reporter import NullReporter, Reporter, progress_listene
 from graftwork.pipeline.steps.data import audit_context_here, counter_here, template_here
 from graftwork.process import worker
 from graftwork.project.load import ProjectFolder
-from graftwork.records.audit import Audit
+from graftwork.records.dataset import Audit
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.text.validation import explain_error
 

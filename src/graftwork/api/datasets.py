@@ -21,9 +21,8 @@ from graftwork.pipeline.dataset_folders import (
     open_decoder,
     open_decoder_if_there,
 )
-from graftwork.records.audit import Audit
 from graftwork.records.base import Record
-from graftwork.records.dataset import Dataset, Drop, Row, Split
+from graftwork.records.dataset import Audit, Dataset, Drop, Row, Split
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Origin
 from graftwork.text.redact import redact

@@ -18,9 +18,8 @@ from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.step import name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
-from graftwork.records.escalation import EscalationForecast
-from graftwork.records.report import Answer, Case, Report, SubjectReport
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Answer, Case, Report, SubjectReport, Verdict
+from graftwork.records.routing import EscalationForecast
 
 PAGE_SIZE = 50
 KEPT = 2

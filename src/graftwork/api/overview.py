@@ -37,8 +37,8 @@ from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
 from graftwork.records.release import AliasMove, ReleaseEntry
+from graftwork.records.report import Verdict
 from graftwork.records.run import RunState
-from graftwork.records.verdict import Verdict
 from graftwork.records.week import ShownSession
 from graftwork.registry.aliases import plan_rollback
 from graftwork.store.database import Database, open_database

@@ -18,7 +18,7 @@ from graftwork.plan.catalog.models import CatalogModel, list_models
 from graftwork.plan.catalog.prices import age_days, is_stale, list_offers, list_places, list_quoted_offers
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitAnswer, FitQuestion
+from graftwork.records.plan import FitAnswer, FitQuestion
 from graftwork.text.validation import explain_error
 
 if TYPE_CHECKING:

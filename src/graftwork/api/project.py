@@ -20,8 +20,8 @@ from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.plan import Plan, RunPlan
 from graftwork.records.release import Release, ReleaseEntry, ReleaseQuery
+from graftwork.records.report import NextStart, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import NextStart, Verdict
 
 if TYPE_CHECKING:
     from graftwork.cycle.state import CycleState
@@ -39,15 +39,11 @@ if TYPE_CHECKING:
     from graftwork.pipeline.sweep import SweepRequest, SweepResult
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.pipeline.week import WeekRequest
-    from graftwork.records.audit import Audit
-    from graftwork.records.canary import CanaryReport
-    from graftwork.records.correction import Corrections, JudgeLabel, ReviewItem
+    from graftwork.records.correction import Corrections, JudgeLabel, RepairOutcome, RepairPlan, ReviewItem
     from graftwork.records.costs import Savings
-    from graftwork.records.drift import PromptDrift
-    from graftwork.records.escalation import EscalationForecast, EscalationLive
-    from graftwork.records.repair import RepairOutcome, RepairPlan
-    from graftwork.records.router import TrainedRouter
-    from graftwork.records.shadow import ShadowSummary
+    from graftwork.records.dataset import Audit
+    from graftwork.records.live import CanaryReport, PromptDrift, ShadowSummary
+    from graftwork.records.routing import EscalationForecast, EscalationLive, TrainedRouter
     from graftwork.records.week import WeekSchedule
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey
@@ -221,7 +217,7 @@ class Project:
         from graftwork.pipeline.costs import savings_of
         from graftwork.pipeline.steps.data import PreparedData
         from graftwork.pipeline.table import run_pipeline
-        from graftwork.records.audit import Audit
+        from graftwork.records.dataset import Audit
 
         with self.open() as work:
             audit = run_pipeline(work, upto="audit").get("audit", Audit)

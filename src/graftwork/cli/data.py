@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from graftwork.pipeline.forget import Forgotten
     from graftwork.pipeline.review import ReviewQueue
     from graftwork.pipeline.score_audit import LogScoresAudit
-    from graftwork.records.audit import Audit
     from graftwork.records.correction import ReviewAction, ReviewItem
-    from graftwork.records.dataset import Split
+    from graftwork.records.dataset import Audit, Split
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
 Dataset = Annotated[

@@ -11,7 +11,7 @@ from graftwork.cli.output import Json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from graftwork.records.verdict import NextStart, Verdict
+    from graftwork.records.report import NextStart, Verdict
 
 Junit = Annotated[
     Path | None,

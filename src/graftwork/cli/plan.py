@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.lint import Linted
     from graftwork.plan.cost.runs import MeasuredRun
     from graftwork.project.load import ProjectFolder
-    from graftwork.records.fit import FitAnswer, FitQuestion, ProbeFacts, ProbeJob
+    from graftwork.records.plan import FitAnswer, FitQuestion, ProbeFacts, ProbeJob
 
 LENGTHS_SHOWN = 64
 RUN, MACHINE, RL = "The run", "The machine", "GRPO"
@@ -741,7 +741,7 @@ def probe(
     """
     from graftwork.cli.output import stderr
     from graftwork.pipeline.probe import keep_probe, shape_to_probe, takes_long_to_find
-    from graftwork.records.fit import ProbeJob
+    from graftwork.records.plan import ProbeJob
 
     found = _open_if_any(project)
     if takes_long_to_find(found, model):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ProjectStatus,
         RunStatus,
     )
-    from graftwork.records.drift import PromptDrift
+    from graftwork.records.live import PromptDrift
     from graftwork.serve.capture_journal import CaptureTotals
     from graftwork.store.runs import RunEntry
 
@@ -57,7 +57,7 @@ def run(
     from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.show.data import warn_of_unread
     from graftwork.pipeline.steps.data import PreparedData
-    from graftwork.records.verdict import Verdict
+    from graftwork.records.report import Verdict
 
     with reporting(project, tables=not json) as found:
         _show_estimate(found)

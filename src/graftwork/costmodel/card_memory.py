@@ -27,8 +27,7 @@ from graftwork.costmodel.card_step import (
 )
 from graftwork.costmodel.card_tensors import WORD, ByteTally, StepSizes, TensorMemory, norm_places
 from graftwork.model.shape import layer_parameters, layout_of_shape, linear_sizes
-from graftwork.records.fit import MemoryPeak
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import MemoryPeak, ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
 
 WIDTH = 2

@@ -12,8 +12,7 @@ from graftwork.costmodel.card_memory import weights_again
 from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, round_tokens, token_step
 from graftwork.costmodel.rates import UNEVEN_SHARE, StepRates
 from graftwork.model.shape import joined_sizes, layer_parameters, layout_of_shape
-from graftwork.records.fit import StepTime
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import ModelShape, StepTime, Tuning
 
 ELEMENTWISE_BYTES, AGAIN_BYTES = 46, 16
 """Traffic a token, block and unit of width besides the products where layers are compiled: norms, gates,

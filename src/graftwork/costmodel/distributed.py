@@ -10,9 +10,8 @@ from typing import NamedTuple
 from graftwork.costmodel.plain_time import plain_step
 from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import layer_parameters, total_parameters
-from graftwork.records.fit import MemoryPeak, Offload, PlainSetup, Precision, Sharding
 from graftwork.records.hardware import Machine
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import MemoryPeak, ModelShape, Offload, PlainSetup, Precision, Sharding
 from graftwork.records.units import ELEMENT_BYTES
 
 ADAM_TRAFFIC = 28.0

@@ -38,8 +38,7 @@ from graftwork.costmodel.stream import (
 )
 from graftwork.model.families.family import ModelFamily, PlainRecipe, Widths
 from graftwork.model.shape import expert_adapter_parameters, expert_parameters
-from graftwork.records.fit import PlainSetup
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import ModelShape, PlainSetup
 from graftwork.records.units import ELEMENT_BYTES
 
 FLOAT = 4

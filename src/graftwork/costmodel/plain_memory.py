@@ -23,8 +23,7 @@ from graftwork.costmodel.plain_decoder import Machinery, PlainDecoder
 from graftwork.costmodel.plain_tape import Storage, Tape
 from graftwork.costmodel.stream import AllocationStream, MemoryTrace, keep_states, take_step
 from graftwork.model.families.registry import recipe_family
-from graftwork.records.fit import MemoryPeak, PlainSetup
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup
 from graftwork.records.units import ELEMENT_BYTES
 
 STEPS = 2

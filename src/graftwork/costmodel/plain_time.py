@@ -12,8 +12,7 @@ from graftwork.costmodel.rates import StepRates
 from graftwork.model.families.family import ModelFamily
 from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_sizes, total_parameters
-from graftwork.records.fit import PlainSetup, StepTime
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import ModelShape, PlainSetup, StepTime
 
 FIXED, WAITING = "beginning and end", "waiting for launches"
 

@@ -20,8 +20,7 @@ from graftwork.costmodel.rates import (
     single_share,
 )
 from graftwork.records.base import Figure
-from graftwork.records.fit import ProbedStep, ProbeFacts
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import ModelShape, ProbedStep, ProbeFacts
 from graftwork.records.units import GIB
 
 IN_A_STEP, EIGHT_IN_A_STEP = 0.895, 0.816

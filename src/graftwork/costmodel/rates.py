@@ -6,8 +6,8 @@ fitted to benchmarks/results/train_gpu.json and tests/data/step_times.jsonl (H20
 """
 
 from graftwork.records.base import Record
-from graftwork.records.fit import Level
 from graftwork.records.hardware import Gpu
+from graftwork.records.plan import Level
 
 POWER_FREE_SHARE, LOST_TO_A_TFLOP_A_WATT = 0.95, 0.215
 """Share of the stated products that a step reaches, and what it loses where a card has more of them than

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from graftwork.costmodel.allocator import BLOCK
 from graftwork.records.base import Record
-from graftwork.records.fit import MemoryPeak, Optimizer
+from graftwork.records.plan import MemoryPeak, Optimizer
 from graftwork.records.units import MIB
 
 

@@ -11,8 +11,7 @@ from graftwork.costmodel.distributed import PCIE_SHARE, PlainRun, adam_seconds
 from graftwork.costmodel.plain_time import expected_longest, plain_step
 from graftwork.costmodel.streamed_memory import FLOAT, StreamedWork, host_bytes, streamed_peak
 from graftwork.model.shape import layer_parameters
-from graftwork.records.fit import PlainSetup
-from graftwork.records.plan import ModelShape, StreamedStep
+from graftwork.records.plan import ModelShape, PlainSetup, StreamedStep
 from graftwork.records.units import ELEMENT_BYTES, GIB, MIB
 
 STATE_BYTES = 12.0

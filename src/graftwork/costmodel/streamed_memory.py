@@ -16,8 +16,7 @@ from graftwork.costmodel.plain_tape import Node, Storage, Tape, Tensor
 from graftwork.costmodel.stream import AllocationStream, MemoryTrace
 from graftwork.model.families.registry import recipe_family
 from graftwork.model.shape import layer_parameters, total_parameters
-from graftwork.records.fit import MemoryPeak, PlainSetup
-from graftwork.records.plan import ModelShape, StreamedStep
+from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup, StreamedStep
 from graftwork.records.units import ELEMENT_BYTES
 
 SLOTS = 2

@@ -21,7 +21,7 @@ from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role
-from graftwork.records.prompt import PromptVariant, replace_system
+from graftwork.records.release import PromptVariant, replace_system
 from graftwork.records.report import Case, EvalJob
 from graftwork.text.words import normalise
 

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from graftwork.evaluate.escalation_curve import mean_cost
 from graftwork.evaluate.statistics.bounded import bounded_difference, bounded_mean
-from graftwork.records.escalation import EscalationForecast, EscalationOption
-from graftwork.records.measured import MeasuredShare
 from graftwork.records.report import SubjectReport
+from graftwork.records.routing import EscalationForecast, EscalationOption, MeasuredShare
 
 Costs = Mapping[str, float | None]
 """Dollars of a model's answer to each case."""

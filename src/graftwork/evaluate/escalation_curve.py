@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from graftwork.evaluate.statistics.bounded import bounded_mean
-from graftwork.records.escalation import (
+from graftwork.records.routing import (
     EscalationCurve,
     EscalationForecast,
     EscalationLive,
     EscalationPoint,
     LiveFigure,
+    MeasuredShare,
 )
-from graftwork.records.measured import MeasuredShare
 
 POINTS = 20
 """Thresholds of the curve: quantiles of the validation cases."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graftwork.evaluate.statistics.bounded import bounded_difference, bounded_mean
-from graftwork.records.verdict import Decision, RuleOutcome, RuleResult
+from graftwork.records.report import Decision, RuleOutcome, RuleResult
 
 P95 = 0.95
 

@@ -37,8 +37,7 @@ from graftwork.grading.metrics import (
     show,
 )
 from graftwork.records.base import Record
-from graftwork.records.report import Case, Generation, Metric, Report, SubjectReport
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Case, Generation, Metric, Report, SubjectReport, Verdict
 from graftwork.text.wording import plural
 
 COPIES = 10

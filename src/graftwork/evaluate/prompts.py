@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from graftwork.grading.answers import AnswerFields, read_answer
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message
-from graftwork.records.prompt import PromptVariant
+from graftwork.records.release import PromptVariant
 
 REFUSAL_FROM = 4
 """With so many examples the last may be a refusal, if the training rows have some."""

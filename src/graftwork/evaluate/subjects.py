@@ -30,8 +30,7 @@ from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
 from graftwork.inference.selection import PRECISIONS, VLLM, agree_on_engine, is_alone
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
-from graftwork.records.prompt import PromptVariant
-from graftwork.records.release import GgufPrecision
+from graftwork.records.release import GgufPrecision, PromptVariant
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.redact import is_variable_name
 

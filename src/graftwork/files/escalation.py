@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from graftwork.files.disk import write_atomic
-from graftwork.records.escalation import EscalationForecast
+from graftwork.records.routing import EscalationForecast
 
 FILE = "escalation.json"
 

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
-from graftwork.records.windows import MomentText, WindowText, ZoneName
+from graftwork.records.week import MomentText, WindowText, ZoneName
 
 
 class QuotaSettings(Record):

@@ -19,8 +19,7 @@ from typing import Any
 
 from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
 from graftwork.process.preload import SHARED
-from graftwork.records.fit import DeviceName
-from graftwork.records.plan import DeviceFacts
+from graftwork.records.plan import DeviceFacts, DeviceName
 from graftwork.records.units import GIB
 
 

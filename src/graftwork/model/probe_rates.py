@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from graftwork.model.shape import joined_sizes
 from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
-from graftwork.records.fit import ProductRate
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import ModelShape, ProductRate
 from graftwork.records.units import GIB, MIB
 
 GOES = 5

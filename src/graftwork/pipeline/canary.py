@@ -18,8 +18,8 @@ from graftwork.files.disk import make_folder, write_atomic
 from graftwork.pipeline.ab import LiveComparison, choose_live_metric
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.pipeline.releases import full_alias, promote_release
-from graftwork.records.canary import CanaryArm, CanaryDecision, CanaryReport, RunningCanary
 from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.live import CanaryArm, CanaryDecision, CanaryReport, RunningCanary
 from graftwork.records.release import Release
 from graftwork.registry.aliases import find_release
 from graftwork.serve.routing import make_experiment

@@ -12,9 +12,8 @@ from graftwork.evaluate.savings import DAYS_PER_MONTH, Volume, find_savings
 from graftwork.evaluate.subjects import Subject
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
-from graftwork.records.audit import Audit
 from graftwork.records.costs import CallUsage, Savings, TokenPrice, UsageDay
-from graftwork.records.dataset import Dataset
+from graftwork.records.dataset import Audit, Dataset
 from graftwork.records.report import Case
 
 

@@ -15,9 +15,9 @@ from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Split
-from graftwork.records.drift import DriftShare, GroupDrift, PromptDrift
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture
+from graftwork.records.live import DriftShare, GroupDrift, PromptDrift
 
 LEDGER_ENTRY = "drift"
 MOST_CAPTURES = 1000

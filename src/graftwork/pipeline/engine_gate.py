@@ -24,8 +24,8 @@ from graftwork.pipeline.steps.evaluate import (
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import Release
+from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.registry.aliases import find_release
 from graftwork.serve.settings import EngineSettings
 

@@ -14,7 +14,7 @@ from graftwork.inference.selection import name_engine
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.release import Release
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Verdict
 from graftwork.serve.settings import EngineSettings, ServeSettings
 
 

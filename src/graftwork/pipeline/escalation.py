@@ -31,8 +31,8 @@ from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.releases import full_alias
 from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
 from graftwork.records.errors import UserMistake
-from graftwork.records.escalation import EscalationForecast
 from graftwork.records.report import Answer, Case, SubjectReport
+from graftwork.records.routing import EscalationForecast
 from graftwork.text.tool_calls import TOOLS_MARK
 
 

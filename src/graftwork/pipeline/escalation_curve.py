@@ -34,9 +34,9 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
 from graftwork.records.dataset import Split
 from graftwork.records.errors import UserMistake
-from graftwork.records.escalation import EscalationCurve, EscalationForecast, EscalationLive
 from graftwork.records.interaction import Capture
 from graftwork.records.report import Answer, Case, Generation
+from graftwork.records.routing import EscalationCurve, EscalationForecast, EscalationLive
 from graftwork.serve.engine_protocol import BASE
 
 AT_ONCE = 4

@@ -52,9 +52,8 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.records import errors
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
-from graftwork.records.report import Case, Report, SubjectReport
+from graftwork.records.report import Case, NextStart, Report, SubjectReport, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import NextStart, Verdict
 from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 from graftwork.version import __version__
 

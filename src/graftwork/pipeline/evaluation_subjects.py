@@ -20,8 +20,7 @@ from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.step import name_entry
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
-from graftwork.records.prompt import PROMPT_FILE, PromptVariant
-from graftwork.records.release import Release
+from graftwork.records.release import PROMPT_FILE, PromptVariant, Release
 from graftwork.records.report import EvalJob
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.aliases import find_release

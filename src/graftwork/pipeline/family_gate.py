@@ -45,8 +45,7 @@ from graftwork.process.memory import process_peak_gib
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.records.release import Release
-from graftwork.records.report import Case
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Case, Verdict
 from graftwork.registry.aliases import find_release
 from graftwork.serve.family_settings import FamilySettings
 from graftwork.serve.http_messages import Headers

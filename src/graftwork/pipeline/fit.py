@@ -31,9 +31,17 @@ from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
-from graftwork.records.fit import Algorithm, FitAnswer, FitOptions, FitQuestion, Method, Optimizer, PlainSetup
 from graftwork.records.hardware import Machine
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import (
+    Algorithm,
+    FitAnswer,
+    FitOptions,
+    FitQuestion,
+    Method,
+    ModelShape,
+    Optimizer,
+    PlainSetup,
+)
 from graftwork.records.units import GIB
 
 if TYPE_CHECKING:

@@ -31,9 +31,8 @@ from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
-from graftwork.records.report import Report
+from graftwork.records.report import Report, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.registry.peft import WEIGHTS
 
 SERVED_ALREADY = "This very adapter is served already"

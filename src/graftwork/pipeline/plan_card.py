@@ -31,9 +31,16 @@ from graftwork.plan.fit.own_step import LARGE_PARAMETERS
 from graftwork.plan.fit.question import SYSTEM_GIB
 from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
 from graftwork.records.errors import AnswerIsNo, UserMistake
-from graftwork.records.fit import Precision
 from graftwork.records.hardware import Machine
-from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, StreamedStep, Tuning, Workload
+from graftwork.records.plan import (
+    DeviceFacts,
+    ModelShape,
+    PlainStep,
+    Precision,
+    StreamedStep,
+    Tuning,
+    Workload,
+)
 from graftwork.records.units import ELEMENT_BYTES, GIB
 from graftwork.train.engine_choice import streams_layers, why_eager
 from graftwork.train.settings import TrainSettings

@@ -26,8 +26,7 @@ from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache
 from graftwork.project.load import ProjectFolder
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake, pip_install
-from graftwork.records.fit import DeviceName, ProbeFacts, ProbeJob
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import DeviceName, ModelShape, ProbeFacts, ProbeJob
 
 FOLDER = "probes"
 PATIENCE = 6.0

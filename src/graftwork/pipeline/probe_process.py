@@ -21,9 +21,8 @@ from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
 from graftwork.records.dataset import Row
-from graftwork.records.fit import DeviceName, Form, ProbedStep, ProbeFacts, ProbeJob
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import DeviceName, Form, ModelShape, ProbedStep, ProbeFacts, ProbeJob, Tuning
 from graftwork.records.units import GIB
 
 WARM_UP, TIMED = 5, 12

@@ -21,10 +21,8 @@ from graftwork.pipeline.steps.evaluate import held_out, measure_lineup, prepare_
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo
-from graftwork.records.prompt import PromptVariant
-from graftwork.records.release import Release
-from graftwork.records.report import Report
-from graftwork.records.verdict import Verdict
+from graftwork.records.release import PromptVariant, Release
+from graftwork.records.report import Report, Verdict
 from graftwork.registry.aliases import Change, promote
 from graftwork.registry.manifest import ReleaseContext
 from graftwork.registry.prompt_release import describe_prompt

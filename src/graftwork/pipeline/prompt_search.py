@@ -19,7 +19,7 @@ from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.supervise import WorkerTask, run_job
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
-from graftwork.records.prompt import PROMPT_FILE, TOOLS, PromptVariant
+from graftwork.records.release import PROMPT_FILE, TOOLS, PromptVariant
 
 FIRST = "Answer the user's request exactly in the form that the examples show."
 MOST_CASES = 50

@@ -15,7 +15,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.steps.data import PreparedData, audit_context
 from graftwork.records.interaction import Origin
-from graftwork.records.prompt import PromptVariant, replace_system
+from graftwork.records.release import PromptVariant, replace_system
 from graftwork.records.report import Case
 
 DROPPED = "drop"

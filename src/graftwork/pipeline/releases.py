@@ -18,7 +18,7 @@ from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.errors import Busy, GraftError, UserMistake
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
-from graftwork.records.verdict import Decision, Verdict
+from graftwork.records.report import Decision, Verdict
 from graftwork.registry import aliases as registry
 from graftwork.registry.aliases import PlannedRollback, select_retained
 from graftwork.registry.index import reachable_releases

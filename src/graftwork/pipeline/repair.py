@@ -38,8 +38,8 @@ from graftwork.pipeline.steps.data import audit_context_here
 from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
 from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.process.worker import hold_lock
+from graftwork.records.correction import RepairOutcome, RepairPlan
 from graftwork.records.errors import UserMistake
-from graftwork.records.repair import RepairOutcome, RepairPlan
 
 REPAIRED_FILE = "repaired.jsonl"
 FOLDER = "repair"

@@ -24,7 +24,6 @@ from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.repair import default_out
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.records.audit import Audit
 from graftwork.records.base import fingerprint
 from graftwork.records.correction import (
     ReviewAction,
@@ -33,7 +32,7 @@ from graftwork.records.correction import (
     ReviewReason,
     key_of_capture,
 )
-from graftwork.records.dataset import SPLITS, Row
+from graftwork.records.dataset import SPLITS, Audit, Row
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Origin
 from graftwork.store.reviews import ReviewStore

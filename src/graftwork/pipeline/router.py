@@ -21,8 +21,7 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row, Split
 from graftwork.records.errors import UserMistake
-from graftwork.records.measured import MeasuredShare
-from graftwork.records.router import RouterCard, TrainedRouter
+from graftwork.records.routing import MeasuredShare, RouterCard, TrainedRouter
 from graftwork.text.classifier import Prediction, TextClassifier, set_threshold, train_classifier
 
 TARGET = 0.95

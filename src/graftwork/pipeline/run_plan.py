@@ -34,7 +34,7 @@ from graftwork.records.plan import (
     StageState,
     Workload,
 )
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Verdict
 from graftwork.store.runs import STAGE
 
 ROUGH_SPREAD = 2.0

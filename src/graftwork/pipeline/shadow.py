@@ -23,8 +23,8 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import full_alias
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import INTERRUPTED, Capture
+from graftwork.records.live import ShadowCheck, ShadowSummary
 from graftwork.records.report import Case
-from graftwork.records.shadow import ShadowCheck, ShadowSummary
 from graftwork.registry.aliases import find_release
 from graftwork.serve.settings import ShadowSettings
 

@@ -27,12 +27,11 @@ from graftwork.process.heartbeat import read_beat
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
-from graftwork.records.drift import PromptDrift
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.job import Beat, Health, Vitals
+from graftwork.records.live import PromptDrift, ShadowSummary
 from graftwork.records.plan import Plan
-from graftwork.records.shadow import ShadowSummary
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Verdict
 from graftwork.serve.capture_journal import CaptureTotals, read_totals
 from graftwork.serve.settings import ServeSettings, is_loopback
 from graftwork.store.runs import RunEntry, StepEntry

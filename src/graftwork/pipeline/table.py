@@ -22,7 +22,7 @@ from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.plan import Plan, RunPlan
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Verdict
 
 if TYPE_CHECKING:
     from graftwork.pipeline.preflight import Preflight

@@ -58,8 +58,7 @@ from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import FROM_MAIN, ProjectSettings
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import PlaceTerms
-from graftwork.records.week import WeekSchedule
-from graftwork.records.windows import MINUTES_A_DAY, parse_moment, parse_window
+from graftwork.records.week import MINUTES_A_DAY, WeekSchedule, parse_moment, parse_window
 from graftwork.text.validation import explain_error
 
 ROWS, TOKENS = 2000, 1024

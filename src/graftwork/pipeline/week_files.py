@@ -19,8 +19,7 @@ from graftwork.plan.week.score import score
 from graftwork.project.load import ProjectFolder
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.week import Scenario, Session, WeekSchedule
-from graftwork.records.windows import DAYS, parse_moment
+from graftwork.records.week import DAYS, Scenario, Session, WeekSchedule, parse_moment
 from graftwork.report.week_page import render_week
 
 

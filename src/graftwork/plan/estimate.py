@@ -42,11 +42,11 @@ from graftwork.plan.catalog.quantization import describe_trade
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Figure
-from graftwork.records.fit import Level
 from graftwork.records.plan import (
     Certainty,
     DeviceFacts,
     LearnedMemory,
+    Level,
     ModelShape,
     PlainStep,
     Plan,

@@ -14,8 +14,7 @@ from graftwork.costmodel.plain_memory import peak_of_each
 from graftwork.costmodel.plain_time import expected_longest
 from graftwork.costmodel.processor import UNEVEN_REPLIES
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
-from graftwork.records.fit import Level, MemoryPeak, Offload, PlainSetup, Sharding
-from graftwork.records.plan import PlainStep, Workload
+from graftwork.records.plan import Level, MemoryPeak, Offload, PlainSetup, PlainStep, Sharding, Workload
 from graftwork.records.units import ELEMENT_BYTES, GIB
 
 SHARDINGS: dict[str, Sharding] = {

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from graftwork.records.base import Record
-from graftwork.records.windows import MomentText, WindowText, ZoneName
+from graftwork.records.week import MomentText, WindowText, ZoneName
 
 
 class WeekModelSettings(Record):

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from graftwork.files.disk import create_file, explain_os_error, read_only_mode, sync_folder
 from graftwork.records.errors import Damaged, UserMistake
-from graftwork.records.prompt import PROMPT_FILE
-from graftwork.records.release import Release
+from graftwork.records.release import PROMPT_FILE, Release
 from graftwork.registry.blobs import BLOBS, PART
 from graftwork.registry.manifest import content_id
 from graftwork.registry.names import FILE, require_name

@@ -13,9 +13,8 @@ from graftwork.records.dataset import Dataset
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.report import Report
+from graftwork.records.report import Report, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from graftwork.files.disk import explain_os_error, file_digest, folder_digest
 from graftwork.files.safetensors import header_length, read_header
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.report import Decision, Verdict
 from graftwork.records.units import MIB
-from graftwork.records.verdict import Decision, Verdict
 from graftwork.registry.manifest import content_id
 
 WEIGHTS = "adapter_model.safetensors"

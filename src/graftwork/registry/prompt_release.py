@@ -12,10 +12,8 @@ from pydantic import ValidationError
 
 from graftwork.records.dataset import Dataset
 from graftwork.records.errors import Damaged
-from graftwork.records.prompt import PROMPT_FILE, PromptVariant
-from graftwork.records.release import Release
-from graftwork.records.report import Report
-from graftwork.records.verdict import Verdict
+from graftwork.records.release import PROMPT_FILE, PromptVariant, Release
+from graftwork.records.report import Report, Verdict
 from graftwork.registry.manifest import ReleaseContext, content_id
 from graftwork.registry.peft import FULL_FILES, WEIGHTS, describe_text
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from graftwork.model.base import loadable_name, note_on_weights
 from graftwork.records.release import Release
-from graftwork.records.report import Metric, Report
+from graftwork.records.report import Metric, Report, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.registry.index import ReleaseIndex
 from graftwork.registry.manifest import Lineage, ReleaseContext, make_release
 from graftwork.registry.peft import describe_text, inspect_adapter

@@ -20,8 +20,7 @@ from graftwork.files.disk import (
     write_atomic,
 )
 from graftwork.records.errors import Damaged, GraftError
-from graftwork.records.prompt import PROMPT_FILE
-from graftwork.records.release import Garbage, Release
+from graftwork.records.release import PROMPT_FILE, Garbage, Release
 from graftwork.registry import locks
 from graftwork.registry.blobs import BLOBS, PART, Blob, BlobStore
 from graftwork.registry.folder import (

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup, escape
 
-from graftwork.records.audit import Audit, Cluster, Finding, LengthHistogram
+from graftwork.records.dataset import Audit, Cluster, Finding, LengthHistogram
 from graftwork.records.interaction import Origin
 from graftwork.report import templates
 from graftwork.report.svg import Scale, draw_nothing, drawing, element, label, line, round_ticks

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from graftwork.records.escalation import EscalationForecast, EscalationOption, EscalationPoint
+from graftwork.records.routing import EscalationForecast, EscalationOption, EscalationPoint
 from graftwork.report.svg import (
     Scale,
     drawing,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from graftwork.records.verdict import RuleResult, Verdict
+from graftwork.records.report import RuleResult, Verdict
 
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 NOT_ENOUGH = "not enough evidence"

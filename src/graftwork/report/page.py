@@ -12,18 +12,16 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from graftwork.records.audit import Audit
 from graftwork.records.base import Record
 from graftwork.records.costs import Savings
-from graftwork.records.dataset import Dataset
-from graftwork.records.drift import PromptDrift
-from graftwork.records.escalation import EscalationForecast
+from graftwork.records.dataset import Audit, Dataset
 from graftwork.records.job import Vitals
+from graftwork.records.live import PromptDrift
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
-from graftwork.records.report import Comparison, Metric, Report, SubjectReport
+from graftwork.records.report import Comparison, Decision, Metric, Report, SubjectReport, Verdict
+from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.records.verdict import Decision, Verdict
 from graftwork.report import plots, svg, templates
 from graftwork.report.escalation import show_escalation
 from graftwork.report.templates import open_templates

@@ -7,7 +7,7 @@ requests to the base with the prompt before the messages. Any engine serves prom
 from pathlib import Path
 from typing import Any
 
-from graftwork.records.prompt import PROMPT_FILE, PromptVariant
+from graftwork.records.release import PROMPT_FILE, PromptVariant
 from graftwork.serve.engine_protocol import BASE, EngineJob, GenerateRequest
 
 _SYSTEM = ("system", "developer")

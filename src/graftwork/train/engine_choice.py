@@ -16,8 +16,7 @@ from graftwork.costmodel.streamed import describe_streamed
 from graftwork.files.disk import read_or_empty
 from graftwork.model.shape import describe_experts, read_shape
 from graftwork.records.dataset import Row
-from graftwork.records.fit import Precision
-from graftwork.records.plan import ModelShape, PlainStep, Plan, StreamedStep, Tuning
+from graftwork.records.plan import ModelShape, PlainStep, Plan, Precision, StreamedStep, Tuning
 from graftwork.records.run import TrainJob
 from graftwork.train.settings import TrainSettings
 

@@ -10,8 +10,7 @@ from graftwork.cli.main import main
 from graftwork.model.probe import name_device
 from graftwork.pipeline.probe import stored_probe
 from graftwork.records.base import Figure
-from graftwork.records.fit import ProbeFacts, ProductRate
-from graftwork.records.plan import Residual
+from graftwork.records.plan import ProbeFacts, ProductRate, Residual
 from graftwork.store.database import open_database
 from graftwork.store.runs import ResidualStore
 

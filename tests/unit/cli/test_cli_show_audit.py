@@ -10,7 +10,7 @@ from graftwork.cli.progress import RichReporter
 from graftwork.cli.show import show
 from graftwork.cli.show.releases import show_try_out
 from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
-from graftwork.records.audit import Audit, Finding, LengthSummary, NotLookedFor
+from graftwork.records.dataset import Audit, Finding, LengthSummary, NotLookedFor
 from graftwork.records.interaction import Origin
 
 LENGTHS = LengthSummary(smallest=1, median=2, p95=3, largest=4)

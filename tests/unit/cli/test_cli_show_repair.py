@@ -8,9 +8,9 @@ from rich.console import Console
 from graftwork.cli.data import _revise
 from graftwork.cli.show.data import show_outcome, show_plan
 from graftwork.data.settings import RepairSettings
+from graftwork.records.correction import RepairOutcome, RepairPlan, RepairRow, TeacherSpending
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Origin
-from graftwork.records.repair import RepairOutcome, RepairPlan, RepairRow, TeacherSpending
 
 
 def row(line, state, *, fault="truncated", why="", group="coder"):

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.show.live import show_shadow
-from graftwork.records.shadow import ShadowCheck, ShadowSummary
+from graftwork.records.live import ShadowCheck, ShadowSummary
 
 CHECK = ShadowCheck(
     check="json_valid", pairs=60, champion=0.5, challenger=0.9, wins=30, losses=0, ties=30, low=0.1, high=0.7

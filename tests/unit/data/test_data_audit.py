@@ -13,7 +13,7 @@ from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.data.settings import DataSettings
-from graftwork.records.audit import Audit
+from graftwork.records.dataset import Audit
 from graftwork.records.interaction import Origin
 
 

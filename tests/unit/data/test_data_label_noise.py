@@ -9,7 +9,7 @@ from data_rows import make_row
 from memory_corpus import audit_rows
 
 from graftwork.data.audit.labels import find_labels, wilson
-from graftwork.records.audit import Audit
+from graftwork.records.dataset import Audit
 
 WORDS = {
     "billing": ["invoice", "charged", "twice", "refund", "payment", "card", "amount", "receipt", "tax"],

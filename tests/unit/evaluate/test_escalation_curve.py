@@ -12,8 +12,7 @@ from graftwork.evaluate.escalation_curve import (
     make_curve,
     mean_cost,
 )
-from graftwork.records.escalation import EscalationForecast, EscalationOption
-from graftwork.records.measured import MeasuredShare
+from graftwork.records.routing import EscalationForecast, EscalationOption, MeasuredShare
 from graftwork.report.escalation import draw_by_cost, draw_curve, show_escalation
 
 

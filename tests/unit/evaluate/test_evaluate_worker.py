@@ -27,7 +27,7 @@ from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EXIT_RESUME_ME, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.prompt import PromptVariant
+from graftwork.records.release import PromptVariant
 from graftwork.records.report import Case, EvalJob, Generation
 
 

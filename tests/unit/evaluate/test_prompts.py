@@ -18,7 +18,7 @@ from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.prompt import PromptVariant, replace_system
+from graftwork.records.release import PromptVariant, replace_system
 from graftwork.records.report import Case, EvalJob, Generation, Report, SubjectReport
 
 

@@ -17,13 +17,13 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import open_checks, with_threshold
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.records.escalation import (
+from graftwork.records.routing import (
     EscalationCurve,
     EscalationForecast,
     EscalationOption,
     EscalationPoint,
+    MeasuredShare,
 )
-from graftwork.records.measured import MeasuredShare
 from graftwork.serve.settings import EscalateSettings, ServeSettings
 from graftwork.text.tool_calls import write_tools
 

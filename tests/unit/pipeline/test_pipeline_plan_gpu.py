@@ -17,8 +17,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.errors import AnswerIsNo
-from graftwork.records.fit import FitOptions
-from graftwork.records.plan import DeviceFacts, PlainStep, RolloutLoad, Workload
+from graftwork.records.plan import DeviceFacts, FitOptions, PlainStep, RolloutLoad, Workload
 from graftwork.records.run import TrainJob
 from graftwork.train.run_folder import REPLANNED
 from graftwork.train.settings import TrainSettings

@@ -14,8 +14,7 @@ from graftwork.pipeline.probe import keep_probe, run_probe, shape_to_probe, stor
 from graftwork.pipeline.probe_process import probe
 from graftwork.project.load import open_project
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.records.fit import DeviceName, ProbeFacts, ProbeJob
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import DeviceName, ModelShape, ProbeFacts, ProbeJob
 
 TINY = ModelShape(
     name="tiny",

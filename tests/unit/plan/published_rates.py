@@ -10,8 +10,7 @@ from graftwork.costmodel.plain_time import plain_step, trained_parameters
 from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import layer_parameters, linear_names
 from graftwork.records.base import Record
-from graftwork.records.fit import PlainSetup, StepTime
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import ModelShape, PlainSetup, StepTime
 
 COMPILED_TRAFFIC = 0.25
 """Of the elementwise traffic of transformers and PEFT: ours on an H200 has 46 bytes where they have 185."""

@@ -12,8 +12,15 @@ from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import adapter_parameters, linear_names, shape_of, total_parameters
 from graftwork.plan.catalog.hardware import default_rates
-from graftwork.records.fit import DeviceName, PlainSetup, ProbedStep, ProbeFacts, ProductRate
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import (
+    DeviceName,
+    ModelShape,
+    PlainSetup,
+    ProbedStep,
+    ProbeFacts,
+    ProductRate,
+    Tuning,
+)
 
 DATA = Path(__file__).parents[2] / "data"
 RANK, LARGE = 16, 1e9

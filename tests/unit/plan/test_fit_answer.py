@@ -17,8 +17,8 @@ from graftwork.plan.fit.question import card_room, make_question, rollout_load
 from graftwork.plan.fit.search import takes_own_step
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine
+from graftwork.records.plan import FitOptions
 from graftwork.train.settings import TrainSettings
 
 LARGE, SMALL, TINY = "deepseek-coder-6.7b", "deepseek-coder-1.3b", "llama-3.2-1b"
@@ -286,7 +286,7 @@ def test_an_answer_loads_neither_torch_nor_numpy():
         "from graftwork.plan.catalog.models import find_model\n"
         "from graftwork.plan.fit.question import make_question\n"
         "from graftwork.plan.fit.answer import fit\n"
-        "from graftwork.records.fit import FitOptions\n"
+        "from graftwork.records.plan import FitOptions\n"
         "from graftwork.records.hardware import Machine\n"
         "m = Machine(gpu=find_gpu('T4'), gpus=2, ram_gib=64)\n"
         "fit(make_question(find_model('deepseek-coder-6.7b'), FitOptions(), machine=m))\n"

@@ -17,8 +17,8 @@ from graftwork.plan.fit.settings_files import (
     deepspeed_config,
     settings_files,
 )
-from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine
+from graftwork.records.plan import FitOptions
 from graftwork.train.settings import TrainSettings
 
 MODEL = find_model("llama-3.2-1b")

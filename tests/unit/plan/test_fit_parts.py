@@ -38,8 +38,8 @@ from graftwork.plan.fit.question import (
 )
 from graftwork.plan.fit.reasons import say_time
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitOptions, MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
+from graftwork.records.plan import FitOptions, MemoryPeak, PlainSetup
 from graftwork.records.units import GIB
 
 MODEL = find_model("deepseek-coder-6.7b")

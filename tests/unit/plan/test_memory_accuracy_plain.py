@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from graftwork.costmodel.plain_memory import plain_peak
-from graftwork.records.fit import MemoryPeak, PlainSetup
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup
 from graftwork.records.units import GIB
 
 MEASURED = Path(__file__).parents[2] / "data" / "plan_memory.jsonl"

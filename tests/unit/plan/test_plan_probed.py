@@ -8,8 +8,7 @@ from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step
 from graftwork.costmodel.probed_rates import probe_figures, rates_of_probe, whole_model_speed
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.records.fit import DeviceName, ProbedStep, ProbeFacts, ProductRate
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import DeviceName, ModelShape, ProbedStep, ProbeFacts, ProductRate, Tuning
 
 SHAPE = ModelShape(
     name="seven",

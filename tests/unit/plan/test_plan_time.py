@@ -19,9 +19,8 @@ from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
 from graftwork.plan.catalog.models import find_model
-from graftwork.records.fit import PlainSetup
 from graftwork.records.hardware import Gpu
-from graftwork.records.plan import ModelShape, Tuning, Workload
+from graftwork.records.plan import ModelShape, PlainSetup, Tuning, Workload
 
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "train_gpu.json"
 SEVEN = ModelShape(

@@ -12,8 +12,7 @@ from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.records.fit import ProbeFacts
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import ModelShape, ProbeFacts, Tuning
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RESULTS = BENCHMARKS / "results" / "plan_time.json"

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from graftwork.costmodel.plain_memory import plain_trace
-from graftwork.records.fit import PlainSetup
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import ModelShape, PlainSetup
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -9,9 +9,8 @@ from graftwork.records.base import Figure
 from graftwork.records.dataset import Dataset, InputFile, SplitSummary
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.release import AliasMove, Release
-from graftwork.records.report import Generation, Metric, Report, SubjectReport
+from graftwork.records.report import Decision, Generation, Metric, Report, RuleResult, SubjectReport, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Decision, RuleResult, Verdict
 from graftwork.registry.index import ReleaseIndex
 from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import publish

@@ -9,7 +9,7 @@ from registry_samples import PROJECT, WHEN
 
 from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.release import Release
-from graftwork.records.verdict import Decision
+from graftwork.records.report import Decision
 from graftwork.registry import aliases
 from graftwork.registry.aliases import Change, find_release, plan_rollback
 from graftwork.registry.index import alias_history

@@ -5,14 +5,20 @@ import math
 import random
 from collections import Counter
 
-from graftwork.records.audit import Audit, Finding, LengthSummary
 from graftwork.records.base import Figure
-from graftwork.records.dataset import Dataset, InputFile, SplitSummary
+from graftwork.records.dataset import Audit, Dataset, Finding, InputFile, LengthSummary, SplitSummary
 from graftwork.records.plan import DeviceFacts, Plan, Residual
 from graftwork.records.release import Release
-from graftwork.records.report import Comparison, Generation, Metric, Report, SubjectReport
+from graftwork.records.report import (
+    Comparison,
+    Generation,
+    Metric,
+    Report,
+    RuleResult,
+    SubjectReport,
+    Verdict,
+)
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.records.verdict import RuleResult, Verdict
 from graftwork.report.page import AnswerPair, ReportPage
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_reader import read
 
-from graftwork.records.audit import (
+from graftwork.records.dataset import (
     Audit,
     Cluster,
     Example,

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.records.verdict import RuleResult, Verdict
+from graftwork.records.report import RuleResult, Verdict
 from graftwork.report.junit import write_junit
 
 

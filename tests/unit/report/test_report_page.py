@@ -7,17 +7,17 @@ from page_reader import read
 from report_sample import make_answers, make_audit, make_page, make_verdict, rate
 
 from graftwork.pipeline.table import STEPS
-from graftwork.records.audit import Finding
 from graftwork.records.base import Figure
 from graftwork.records.costs import Savings
-from graftwork.records.drift import DriftShare, GroupDrift, PromptDrift
-from graftwork.records.escalation import (
+from graftwork.records.dataset import Finding
+from graftwork.records.live import DriftShare, GroupDrift, PromptDrift
+from graftwork.records.routing import (
     EscalationCurve,
     EscalationForecast,
     EscalationOption,
     EscalationPoint,
+    MeasuredShare,
 )
-from graftwork.records.measured import MeasuredShare
 from graftwork.report.page import AnswerPair, render_report
 from graftwork.report.training import find_restarts
 

@@ -15,8 +15,15 @@ from graftwork.data.export.sink import ExportRecord
 from graftwork.data.inspect.diff import DatasetDiff, RowChanges
 from graftwork.data.inspect.rows import ShownRow, TextPiece
 from graftwork.data.inspect.trace import RowPlace, Trace, TracedDrop, TracedRow, TracedToken
-from graftwork.records.audit import Audit, Finding, LabelNoise, SuspiciousLabel
-from graftwork.records.repair import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow, TeacherSpending
+from graftwork.records.correction import (
+    AUGMENT,
+    CUT_OFF,
+    RepairOutcome,
+    RepairPlan,
+    RepairRow,
+    TeacherSpending,
+)
+from graftwork.records.dataset import Audit, Finding, LabelNoise, SuspiciousLabel
 
 if TYPE_CHECKING:
     from graftwork.data.split.model_subsets import UnmatchedValue

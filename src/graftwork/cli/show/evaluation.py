@@ -29,8 +29,7 @@ from graftwork.grading.metrics import (
     show_dollars,
 )
 from graftwork.records.costs import Savings
-from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport, Verdict
 from graftwork.text.wording import plural
 
 if TYPE_CHECKING:

@@ -4,15 +4,15 @@ from rich.console import Console
 from rich.table import Table
 
 from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.records.escalation import (
+from graftwork.records.live import ShadowCheck, ShadowSummary
+from graftwork.records.routing import (
     EscalationCurve,
     EscalationForecast,
     EscalationLive,
     EscalationOption,
+    MeasuredShare,
+    TrainedRouter,
 )
-from graftwork.records.measured import MeasuredShare
-from graftwork.records.router import TrainedRouter
-from graftwork.records.shadow import ShadowCheck, ShadowSummary
 
 
 def show_router(console: Console, trained: TrainedRouter) -> None:

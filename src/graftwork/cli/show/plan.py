@@ -12,8 +12,7 @@ from graftwork.cli.show.training import NAMES, number, show_run_plan
 from graftwork.grading.metrics import name_of
 from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.base import Figure
-from graftwork.records.fit import Considered, FitAnswer, ProbeFacts, Strategy
-from graftwork.records.plan import RunPlan
+from graftwork.records.plan import Considered, FitAnswer, ProbeFacts, RunPlan, Strategy
 from graftwork.text.wording import plural
 
 if TYPE_CHECKING:

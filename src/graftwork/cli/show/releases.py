@@ -9,7 +9,7 @@ from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_te
 from graftwork.evaluate.ab import ABResult, ArmFacts
 from graftwork.pipeline.release_lineage import LineageGraph, LineageNode
 from graftwork.process.health import format_seconds
-from graftwork.records.canary import CanaryReport
+from graftwork.records.live import CanaryReport
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
 from graftwork.registry.prompt_release import PROMPT_RUN
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from graftwork.costmodel.trace.memory import trace_run
 from graftwork.records.errors import GraftError
-from graftwork.records.fit import PlainSetup
+from graftwork.records.plan import PlainSetup
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:

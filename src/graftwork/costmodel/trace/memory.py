@@ -30,7 +30,7 @@ from graftwork.costmodel.stream import (
     tile_places,
 )
 from graftwork.costmodel.trace.model import CastMode, build_model, cuda_autocast
-from graftwork.records.fit import PlainSetup
+from graftwork.records.plan import PlainSetup
 
 ATTENTION = "graftwork_traced"
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from graftwork.costmodel.stream import QUANTISED_BLOCK, SCALES_BLOCK
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.fit import PlainSetup
+from graftwork.records.plan import PlainSetup
 
 STACKED = 3
 """Dimensions of a weight that holds the experts of a layer."""

@@ -22,8 +22,7 @@ from graftwork.data.audit.findings import (
     finding_from_rows,
     show_row,
 )
-from graftwork.records.audit import Cluster, ClusterKind, Finding
-from graftwork.records.dataset import SPLITS
+from graftwork.records.dataset import SPLITS, Cluster, ClusterKind, Finding
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from graftwork.data.audit.lengths import CountTokens, RowLengths, measure_lengths
 from graftwork.data.audit.row_checks import AuditContext, Note, redact_row, show_start
 from graftwork.data.settings import DataSettings
-from graftwork.records.audit import Example, Finding, ReadableRow, Severity
-from graftwork.records.dataset import InputFile
+from graftwork.records.dataset import Example, Finding, InputFile, ReadableRow, Severity
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
 

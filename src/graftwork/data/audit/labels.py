@@ -19,8 +19,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftwork.data.audit.findings import DUPLICATE, AuditFacts, shorten
-from graftwork.records.audit import Example, FieldNoise, Finding, LabelNoise, SuspiciousLabel
 from graftwork.records.base import Figure
+from graftwork.records.dataset import Example, FieldNoise, Finding, LabelNoise, SuspiciousLabel
 from graftwork.records.interaction import Interaction
 from graftwork.text.words import words
 

@@ -46,7 +46,7 @@ from graftwork.data.audit.row_findings import (
 )
 from graftwork.data.audit.trace_findings import find_left_out, find_rated_traces, find_retried
 from graftwork.data.audit.usage import count_usage
-from graftwork.records.audit import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
+from graftwork.records.dataset import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
 
 if TYPE_CHECKING:
     import numpy as np

@@ -42,7 +42,7 @@ from graftwork.data.audit.row_checks import (
     note_length,
 )
 from graftwork.data.settings import DataSettings
-from graftwork.records.audit import Finding, Severity
+from graftwork.records.dataset import Finding, Severity
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from graftwork.data.audit.findings import MOST_ROWS, AuditFacts, count_rows, say_fix
 from graftwork.data.audit.row_checks import RATED_BAD, RETRIED, say_bad_score
 from graftwork.data.ingest.blocks import IN_OTHER_FILE
-from graftwork.records.audit import Finding
+from graftwork.records.dataset import Finding
 from graftwork.records.interaction import Origin
 
 _RULES = {

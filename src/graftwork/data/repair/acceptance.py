@@ -16,7 +16,7 @@ from graftwork.data.repair.teacher import TeacherReply
 from graftwork.data.settings import DataSettings
 from graftwork.grading.grade import right_or_wrong
 from graftwork.grading.interface import CannotGrade, GradeContext, Rater
-from graftwork.records.repair import CUT_OFF
+from graftwork.records.correction import CUT_OFF
 from graftwork.records.report import Case
 from graftwork.text.shape import find_garble
 from graftwork.text.words import words

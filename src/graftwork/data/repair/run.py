@@ -29,8 +29,8 @@ from graftwork.data.repair.teacher import (
 )
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.files.disk import write_atomic
+from graftwork.records.correction import AUGMENT, RepairOutcome, RepairPlan, RepairRow, RepairState
 from graftwork.records.interaction import AnswerOrigin
-from graftwork.records.repair import AUGMENT, RepairOutcome, RepairPlan, RepairRow, RepairState
 
 GROWTH = 1.5
 """How much longer than the cut-off reply a whole one is expected to be."""

@@ -17,9 +17,9 @@ from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.settings import DataSettings, RepairSettings
 from graftwork.data.split.assignment import TRAIN, UNASSIGNED, SplitAssignment, draw
 from graftwork.records.base import fingerprint
+from graftwork.records.correction import AUGMENT, RepairRow
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Interaction, Message, Origin
-from graftwork.records.repair import AUGMENT, RepairRow
 
 ANSWERED = "a usable row of the log answers the same prompt"
 HELD_OUT = "it asks what a held-out row asks: the answer could be neither trained on nor tested against"

@@ -18,9 +18,9 @@ from graftwork.inference.endpoint import EndpointEngine, EndpointPolicy, Endpoin
 from graftwork.inference.engine import DecodingSettings, EngineReply
 from graftwork.process.http_client import FIRST_PAUSE, Retries
 from graftwork.records.base import fingerprint
+from graftwork.records.correction import TeacherSpending
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message
-from graftwork.records.repair import TeacherSpending
 from graftwork.records.report import Endpoint
 
 JOURNAL_FILE = "answers.jsonl"

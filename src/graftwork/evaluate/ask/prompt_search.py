@@ -24,7 +24,7 @@ from graftwork.process.worker import run_worker
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message
-from graftwork.records.prompt import PROMPT_FILE, PromptVariant
+from graftwork.records.release import PROMPT_FILE, PromptVariant
 from graftwork.records.report import Case, EvalJob
 
 GEPA = "gepa"

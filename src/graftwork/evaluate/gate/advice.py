@@ -15,9 +15,8 @@ from graftwork.evaluate.gate.settings import FIGURES
 from graftwork.evaluate.report import OTHER, UNREADABLE
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND, TRUNCATED, name_of
 from graftwork.records.plan import Plan
-from graftwork.records.report import Report
+from graftwork.records.report import Decision, Report, RuleResult
 from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
-from graftwork.records.verdict import Decision, RuleResult
 from graftwork.text.wording import plural
 
 

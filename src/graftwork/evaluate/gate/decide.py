@@ -41,8 +41,7 @@ from graftwork.evaluate.gate.wording import (
 from graftwork.evaluate.power import confidence_at, look_of
 from graftwork.evaluate.statistics.significance import holm
 from graftwork.grading.metrics import name_of, show_p
-from graftwork.records.report import Report
-from graftwork.records.verdict import Decision, NextStart, RuleResult, Verdict
+from graftwork.records.report import Decision, NextStart, Report, RuleResult, Verdict
 from graftwork.text.wording import plural
 
 

@@ -26,8 +26,7 @@ from graftwork.grading.metrics import (
     TOKENS_PER_SECOND,
     name_of,
 )
-from graftwork.records.report import Metric, Report, SubjectReport
-from graftwork.records.verdict import RuleResult
+from graftwork.records.report import Metric, Report, RuleResult, SubjectReport
 
 PERCENTILE = 0.95
 MIDDLE = 0.5

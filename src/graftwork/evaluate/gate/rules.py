@@ -45,8 +45,7 @@ from graftwork.evaluate.gate.wording import (
     write_rule,
 )
 from graftwork.grading.metrics import name_of, show, show_points
-from graftwork.records.report import Metric, Report
-from graftwork.records.verdict import RuleKind, RuleOutcome, RuleResult
+from graftwork.records.report import Metric, Report, RuleKind, RuleOutcome, RuleResult
 
 
 def judge_guardrail(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:

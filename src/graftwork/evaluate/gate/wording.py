@@ -7,8 +7,7 @@ from graftwork.evaluate.gate.figures import Needed, held_figure
 from graftwork.evaluate.gate.settings import REQUESTS, TIMED, Against, GateRule, GateSettings
 from graftwork.evaluate.statistics.significance import successes_to_clear
 from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, show, show_p, show_points
-from graftwork.records.report import Comparison, Metric
-from graftwork.records.verdict import Decision, RuleOutcome, RuleResult
+from graftwork.records.report import Comparison, Decision, Metric, RuleOutcome, RuleResult
 from graftwork.text.wording import plural
 
 SUBJECTS: dict[Against, str] = {

@@ -29,13 +29,13 @@ from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.report import WrittenReport
 from graftwork.pipeline.table import STEPS, get_step, run_step
 from graftwork.process.alert import ALERTS_FILE, check_webhook, post, run_command, split_command
-from graftwork.records.audit import Audit
 from graftwork.records.base import Record
+from graftwork.records.dataset import Audit
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
+from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.store.cycles import name_cycle
 from graftwork.text.redact import publish_text
 

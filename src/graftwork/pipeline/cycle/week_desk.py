@@ -35,7 +35,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, Interrupted, Stale, StoppedInOrder, UserMistake
 from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Verdict
 from graftwork.records.week import ShownSession, WeekSchedule
 from graftwork.text.validation import explain_error
 

@@ -18,8 +18,8 @@ from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.table import get_step
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import fingerprint
+from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.train.run_folder import ADAPTER, OUTCOME, read_steps
 
 

@@ -19,8 +19,8 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
+from graftwork.records.report import Decision
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Decision
 from graftwork.train.run_folder import OUTCOME
 from graftwork.train.settings import TrainSettings
 

@@ -35,8 +35,8 @@ from graftwork.records.errors import (
     UserMistake,
 )
 from graftwork.records.plan import Plan
+from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.records.worker_protocol import (
     PROTOCOL_VERSION,
     REQUESTS,

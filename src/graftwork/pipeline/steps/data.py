@@ -18,9 +18,8 @@ from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.reporter import progress_listener
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.project.load import ProjectFolder
-from graftwork.records.audit import Audit
 from graftwork.records.base import Record
-from graftwork.records.dataset import Dataset, SubsetSummary
+from graftwork.records.dataset import Audit, Dataset, SubsetSummary
 from graftwork.records.errors import GraftError, UserMistake
 
 if TYPE_CHECKING:

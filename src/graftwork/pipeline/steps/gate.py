@@ -20,8 +20,8 @@ from graftwork.pipeline.gate import (
 )
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.train.run_folder import read_steps
 
 

@@ -20,9 +20,8 @@ from graftwork.records.errors import WorkerFailed, needs_extra
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
-from graftwork.records.report import Case, Metric
+from graftwork.records.report import Case, Metric, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.registry.aliases import Change, promote
 from graftwork.registry.folder import MINISIGN
 from graftwork.registry.manifest import Lineage, ReleaseContext

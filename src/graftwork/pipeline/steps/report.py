@@ -16,13 +16,13 @@ from graftwork.pipeline.runs import read_vitals
 from graftwork.pipeline.step import PipelineStep, StepOutputs, name_entry
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.release import TryOut
-from graftwork.records.audit import Audit
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.escalation import EscalationForecast
+from graftwork.records.dataset import Audit
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
+from graftwork.records.report import Verdict
+from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome
-from graftwork.records.verdict import Verdict
 from graftwork.train.run_folder import read_journal
 
 if TYPE_CHECKING:

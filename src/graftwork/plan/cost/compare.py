@@ -27,8 +27,8 @@ from graftwork.plan.cost.types import (
     need_disk,
 )
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitQuestion
 from graftwork.records.hardware import Gpu, Machine, Offer, PlaceTerms
+from graftwork.records.plan import FitQuestion
 
 
 class OwnCards(NamedTuple):

@@ -27,8 +27,8 @@ from graftwork.plan.fit.question import card_room, host_room
 from graftwork.plan.fit.search import search
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitQuestion, Strategy
 from graftwork.records.hardware import Gpu, Machine
+from graftwork.records.plan import FitQuestion, Strategy
 
 
 class Brief(NamedTuple):

@@ -38,7 +38,7 @@ from graftwork.plan.fit.reasons import give_reasons, give_verdict
 from graftwork.plan.fit.remedies import find_remedies
 from graftwork.plan.fit.search import Searched, search
 from graftwork.records.base import Figure
-from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
+from graftwork.records.plan import Considered, FitAnswer, FitQuestion, Level
 from graftwork.records.units import GIB
 
 SHOWN = 6

@@ -8,8 +8,16 @@ from graftwork.model.shape import active_layer_parameters
 from graftwork.plan.fit.question import TIGHT, card_room, half_precision, host_room, rollout_load
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import Considered, FitQuestion, Level, MemoryPeak, PlainSetup, Strategy
-from graftwork.records.plan import StreamedStep, Tuning
+from graftwork.records.plan import (
+    Considered,
+    FitQuestion,
+    Level,
+    MemoryPeak,
+    PlainSetup,
+    Strategy,
+    StreamedStep,
+    Tuning,
+)
 from graftwork.records.units import GIB
 
 ALLOCATED_SPREAD: dict[Level, float] = {"guessed": 0.25, "computed": 0.05, "traced": 0.03, "probed": 0.015}

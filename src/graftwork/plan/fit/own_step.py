@@ -18,8 +18,7 @@ from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.plain_step import host_memory, sampled_parts, trained, with_answers
 from graftwork.plan.fit.question import card_room, rollout_load
-from graftwork.records.fit import FitQuestion, Level, MemoryPeak
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import FitQuestion, Level, MemoryPeak, ModelShape, Tuning
 from graftwork.records.units import GIB
 
 ALONE = Distribution("none", "none", 1)

@@ -15,8 +15,7 @@ from graftwork.model.shape import adapter_parameters, layer_parameters, total_pa
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
 from graftwork.plan.fit.question import card_room, graders, half_precision, plain_setup, rollout_load
 from graftwork.records.base import Figure
-from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import FitQuestion, MemoryPeak, ModelShape, PlainSetup
 from graftwork.records.units import GIB
 
 PROCESS_GIB = (2.0, 2.5, 3.5)

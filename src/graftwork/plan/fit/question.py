@@ -18,9 +18,8 @@ from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitOptions, FitQuestion, PlainSetup, Precision, Sharding
 from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.plan import RolloutLoad
+from graftwork.records.plan import FitOptions, FitQuestion, PlainSetup, Precision, RolloutLoad, Sharding
 from graftwork.records.units import ELEMENT_BYTES
 
 DEFAULT_ROWS = 1000

@@ -16,8 +16,7 @@ from graftwork.plan.fit.own_step import loading_gib, own_limit
 from graftwork.plan.fit.plain_step import padded_gb
 from graftwork.plan.fit.question import card_room, half_precision, why_plain
 from graftwork.records.base import Figure
-from graftwork.records.fit import Considered, FitQuestion, Level
-from graftwork.records.plan import Tuning
+from graftwork.records.plan import Considered, FitQuestion, Level, Tuning
 
 HOUR = 60.0
 NIGHT_HOURS = 8

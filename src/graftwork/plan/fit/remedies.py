@@ -22,8 +22,7 @@ from graftwork.plan.fit.own_step import may_fit
 from graftwork.plan.fit.plain_step import plain_candidate
 from graftwork.plan.fit.question import card_room
 from graftwork.plan.fit.search import search, takes_own_step
-from graftwork.records.fit import Considered, FitQuestion, Level, Method
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import Considered, FitQuestion, Level, Method, ModelShape
 from graftwork.records.units import GIB
 
 LIGHTER: dict[Method, tuple[Method, ...]] = {

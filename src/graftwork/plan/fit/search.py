@@ -29,9 +29,8 @@ from graftwork.plan.fit.plain_step import plain_candidate
 from graftwork.plan.fit.question import card_room, half_precision, rollout_load, why_plain
 from graftwork.plan.fit.streamed_step import streamed_candidate, streams
 from graftwork.records.base import Figure
-from graftwork.records.fit import FitQuestion, Level, MemoryPeak, Offload, Sharding
 from graftwork.records.hardware import Cpu
-from graftwork.records.plan import ProcessorStep, Workload
+from graftwork.records.plan import FitQuestion, Level, MemoryPeak, Offload, ProcessorStep, Sharding, Workload
 from graftwork.records.units import ELEMENT_BYTES, GIB
 
 MOST_ROWS = 20_000

@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from graftwork.records.fit import FitAnswer, Strategy
+from graftwork.records.plan import FitAnswer, Strategy
 
 GRAFT, DEEPSPEED, ACCELERATE = "graft.train.yaml", "ds_config.json", "accelerate.yaml"
 CLIPPING = 1.0

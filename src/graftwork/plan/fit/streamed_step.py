@@ -13,7 +13,7 @@ from graftwork.plan.fit.own_step import own_limit
 from graftwork.plan.fit.plain_step import PROCESS_GIB, plain_run
 from graftwork.plan.fit.question import host_room
 from graftwork.records.base import Figure
-from graftwork.records.fit import FitQuestion, Level
+from graftwork.records.plan import FitQuestion, Level
 
 ON_HOST = Distribution("none", "weights", 1)
 HOST_RANGE = (0.98, 1.03)

@@ -11,8 +11,8 @@ from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import CONTEXT_GIB, make_question
 from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, effective_batch
-from graftwork.records.fit import FitOptions, PlainSetup, Precision
 from graftwork.records.hardware import Gpu, Machine
+from graftwork.records.plan import FitOptions, PlainSetup, Precision
 from graftwork.records.units import ELEMENT_BYTES, GIB
 
 PLAIN = ("training", "axolotl", "llama-factory")

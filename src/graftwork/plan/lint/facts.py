@@ -14,9 +14,8 @@ import yaml
 from graftwork.files.config_text import parse_json, parse_yaml
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import Method, Precision
 from graftwork.records.hardware import Gpu
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import Method, ModelShape, Precision
 
 Severity = Literal["error", "warning", "note"]
 Kind = Literal["graft", "training", "deepspeed", "axolotl", "llama-factory"]

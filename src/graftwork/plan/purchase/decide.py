@@ -25,8 +25,8 @@ from graftwork.plan.purchase.types import (
 )
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitQuestion, Method
 from graftwork.records.hardware import Gpu, Machine
+from graftwork.records.plan import FitQuestion, Method
 from graftwork.text.wording import plural
 
 METHODS: tuple[Method, ...] = ("qlora", "lora", "full")

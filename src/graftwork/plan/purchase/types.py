@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import Method
+from graftwork.records.plan import Method
 
 
 class Reach(Record):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
-from graftwork.records.windows import MINUTES_A_DAY, WeeklyMoment, WeeklyWindow, parse_moment
+from graftwork.records.week import MINUTES_A_DAY, WeeklyMoment, WeeklyWindow, parse_moment
 
 Span = tuple[int, int]
 """Minutes since the start of the week, the end excluded."""

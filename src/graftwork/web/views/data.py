@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from graftwork.api import datasets
-from graftwork.records.audit import Audit, Finding
+from graftwork.records.dataset import Audit, Finding
 from graftwork.report.plots import draw_lengths
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 

@@ -16,7 +16,7 @@ from graftwork.api.overview import (
     check_freshness,
     read_overview,
 )
-from graftwork.records.verdict import Verdict
+from graftwork.records.report import Verdict
 from graftwork.web.actions import rollback_command
 from graftwork.web.rendering import project_of, render
 

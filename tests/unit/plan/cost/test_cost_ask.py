@@ -13,8 +13,8 @@ from graftwork.plan.cost.types import Terms
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine, Offer
+from graftwork.records.plan import FitOptions
 
 TERMS = Terms(today=date(2026, 8, 22), budget_usd=500.0)
 PLACES = {

@@ -22,7 +22,7 @@ from graftwork.plan.week.calendar import (
     week_end,
     week_start,
 )
-from graftwork.records.windows import parse_moment, parse_window
+from graftwork.records.week import parse_moment, parse_window
 
 BERLIN = "Europe/Berlin"
 SPRING, AUTUMN = date(2026, 3, 23), date(2026, 10, 19)

@@ -1,7 +1,15 @@
-"""What escalation does, predicted on held-out cases: how often, how good, at what cost."""
+"""Who answers a request: escalation and the learned router of a family, as measured on held-out cases."""
 
 from graftwork.records.base import Record
-from graftwork.records.measured import MeasuredShare
+
+
+class MeasuredShare(Record):
+    """A mean of values from 0 to 1 over `n` cases, with its 95 % interval, clustered by session."""
+
+    value: float
+    low: float
+    high: float
+    n: int
 
 
 class EscalationOption(Record):
@@ -96,3 +104,37 @@ class EscalationLive(Record):
     @property
     def agrees(self) -> bool:
         return all(figure.agrees is not False for figure in self.figures)
+
+
+class RouterCard(Record):
+    """What a router was trained on and how good it is. Figures are of the test split."""
+
+    id: str
+    labels: tuple[str, ...]
+    """Models that it chooses from."""
+    main: str
+    """The model that answers where it is unsure."""
+    threshold: float
+    """Probability below which it is unsure, chosen on the validation split."""
+    target: float
+    datasets: dict[str, str]
+    """Content hash of each model's dataset."""
+    trained_on: int
+    chosen_on: int
+    accuracy: MeasuredShare
+    """Of all questions, by the likeliest model."""
+    sure_accuracy: MeasuredShare
+    """Of those that it is sure about."""
+    unsure: MeasuredShare
+    calibration_error: float
+    """Mean distance of stated probability and accuracy over ten groups of equal width."""
+    confusion: dict[str, dict[str, int]]
+    """Questions by their model, then by the model chosen; `unsure` is one of these."""
+
+
+class TrainedRouter(Record):
+    """`milliseconds`: processor time of one decision on this machine."""
+
+    card: RouterCard
+    path: str
+    milliseconds: float
