@@ -55,7 +55,7 @@ def test_the_line_below_the_bar_says_loss_speed_gradient_memory_and_the_plan():
     text = describe_detail(DETAIL, LossTrend(), total=100)
     for part in ("loss 1.250", "12,346 tokens/s", "gradient 0.5", "7.9 GiB", "0.5 s per step"):
         assert part in text
-    assert "plan: 0.40 s, 40 s in total" in text
+    assert "plan: 0.4 s, 40 s in total" in text
 
 
 def test_a_terminal_gets_the_bar_and_one_line_below_it():
