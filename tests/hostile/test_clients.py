@@ -56,13 +56,13 @@ def serve() -> Iterator[Callable[[Script], HostileServer]]:
 
 
 def ask_endpoint_once(address: str, seconds: float = PATIENT) -> str:
-    endpoint = Endpoint(url=address, model="m", key_variable="HOSTILE_KEY", timeout_seconds=seconds)
+    endpoint = Endpoint(url=address, model="m", api_key_env="HOSTILE_KEY", timeout_seconds=seconds)
     return EndpointEngine(endpoint).ask_once(ASKED, DecodingSettings(16)).text
 
 
 def ask_judge_once(address: str, seconds: float = PATIENT) -> str:
     settings = JudgeSettings(
-        url=address, model="m", key_variable="HOSTILE_KEY", timeout_seconds=seconds, attempts=1
+        url=address, model="m", api_key_env="HOSTILE_KEY", timeout_seconds=seconds, attempts=1
     )
     return JudgeClient(settings).say([{"role": "user", "content": "hello"}]).text
 

@@ -296,7 +296,7 @@ def make_project(folder: Path, base: Path, *, endpoint: str) -> set[str]:
             "latency_cases": 6,
             "max_cases": 12,
             "subjects": [f"{endpoint}#m,key=ENDPOINT_KEY"],
-            "judge": {"url": endpoint, "model": "judge", "key_variable": "JUDGE_KEY", "attempts": 1},
+            "judge": {"url": endpoint, "model": "judge", "api_key_env": "JUDGE_KEY", "attempts": 1},
         },
         "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}]},
         "release": {"store": f"file://{folder}/far"},

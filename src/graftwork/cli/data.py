@@ -413,7 +413,7 @@ def _revise(
     asked = values["teacher"]
     if teacher is not None and teacher.startswith(ENGINE_PREFIX) and "#" in teacher:
         engine, _, base = teacher.removeprefix(ENGINE_PREFIX).partition("#")
-        asked = {**(asked or {}), "url": None, "key_variable": None, "engine": engine, "model": base}
+        asked = {**(asked or {}), "url": None, "api_key_env": None, "engine": engine, "model": base}
     elif teacher is not None:
         endpoint = parse_subject(teacher).endpoint if "#" in teacher else None
         if endpoint is None:
@@ -423,7 +423,7 @@ def _revise(
                 fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE or engine:llamacpp#BASE",
                 where="--teacher",
             )
-        named = endpoint.model_dump(mode="json", include={"url", "model", "key_variable", "concurrency"})
+        named = endpoint.model_dump(mode="json", include={"url", "model", "api_key_env", "concurrency"})
         asked = {**(asked or {}), **named, "engine": None}
     if given and asked is None:
         # A dry run with prices needs no teacher yet.

@@ -152,7 +152,7 @@ class TeacherSettings(Record):
         description="The model to ask there; for an engine a base: a folder, a name on the Hub, or "
         "smollm2-135m-instruct.",
     )
-    key_variable: VariableName | None = Field(
+    api_key_env: VariableName | None = Field(
         None, description="The environment variable that holds the key; no key is sent without it."
     )
     max_tokens: int = Field(1024, ge=16, description="The longest answer. A longer one is refused.")

@@ -40,7 +40,7 @@ class JudgeSettings(Record):
 
     url: EndpointUrl = Field(description="URL of the endpoint, up to /v1: https://host/v1.")
     model: str = Field(min_length=1, description="Name of the model at the endpoint.")
-    key_variable: VariableName | None = Field(
+    api_key_env: VariableName | None = Field(
         None,
         description="The environment variable that holds the key; no key is sent without it.",
     )

@@ -125,7 +125,7 @@ def _parse_endpoint(name: str) -> NamedSubject:
     for option in options:
         key, _, value = option.partition("=")
         if key == "key" and is_variable_name(value):
-            endpoint = endpoint.model_copy(update={"key_variable": value})
+            endpoint = endpoint.model_copy(update={"api_key_env": value})
         elif key == "concurrency" and value.isdigit() and 1 <= int(value) <= MOST_AT_A_TIME:
             endpoint = endpoint.model_copy(update={"concurrency": int(value)})
         else:

@@ -62,7 +62,7 @@ class EndpointRole(NamedTuple):
 SUBJECT = EndpointRole()
 JUDGE = EndpointRole(
     name="the judge",
-    key_fix="check the key, or name its variable as evaluate.judge.key_variable",
+    key_fix="check the key, or name its variable as evaluate.judge.api_key_env",
     fix="check evaluate.judge.url and evaluate.judge.model",
     refusal=EnvironmentLacks,
 )
@@ -289,7 +289,7 @@ class EndpointEngine:
             return TryAgain(shown, adapted=True)
         where = f"{self._endpoint.url}#{self._endpoint.model}"
         if status in (401, 403):
-            variable = self._endpoint.key_variable
+            variable = self._endpoint.api_key_env
             return EnvironmentLacks(
                 f"{role.name} refuses us: {shown}",
                 why=f"the key is read from ${variable}" if variable else "no key is sent",
@@ -313,7 +313,7 @@ class EndpointEngine:
 
     def _key(self) -> str | None:
         """Read when it is sent: an evaluation that asks nothing needs no key."""
-        variable = self._endpoint.key_variable
+        variable = self._endpoint.api_key_env
         if variable is None:
             return None
         key = os.environ.get(variable, "").strip()

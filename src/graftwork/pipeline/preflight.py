@@ -129,12 +129,12 @@ def find_missing_keys(settings: ProjectSettings) -> list[Problem]:
     """Variables that should hold the keys of endpoints that training or evaluation will ask, and do not."""
     variables: dict[str, str | None] = {}
     if (judge := settings.evaluate.judge) is not None:
-        variables["evaluate.judge.key_variable"] = judge.key_variable
+        variables["evaluate.judge.api_key_env"] = judge.api_key_env
     if (rollouts := settings.train.rollouts.endpoint) is not None:
-        variables["train.rollouts.endpoint.key_variable"] = rollouts.key_variable
+        variables["train.rollouts.endpoint.api_key_env"] = rollouts.api_key_env
     for subject in parse_subjects(settings.evaluate.subjects):
         if subject.endpoint is not None:
-            variables[f"evaluate.subjects: {subject.name}"] = subject.endpoint.key_variable
+            variables[f"evaluate.subjects: {subject.name}"] = subject.endpoint.api_key_env
     return [
         Problem(
             severity="error",

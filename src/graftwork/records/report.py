@@ -38,7 +38,7 @@ class Endpoint(Record):
 
     url: str
     model: str
-    key_variable: str | None = None
+    api_key_env: str | None = None
     """The environment variable that holds the key; none is sent without one."""
     concurrency: int = 4
     attempts: int = 5

@@ -127,7 +127,7 @@ class EngineSet:
 
     def _open_endpoint(self, name: str, endpoint: FallbackEndpoint) -> ReplicaPool:
         engine = EngineSettings(
-            kind="endpoint", url=endpoint.url, model=endpoint.model, key_env=endpoint.key_env
+            kind="endpoint", url=endpoint.url, model=endpoint.model, api_key_env=endpoint.api_key_env
         )
         job = self._apply_limits(1)
         folder = str(Path(job.folder) / f"endpoint-{name}")

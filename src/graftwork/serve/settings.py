@@ -202,7 +202,7 @@ class EngineSettings(Record):
         "server.",
     )
 
-    key_env: VariableName | None = Field(
+    api_key_env: VariableName | None = Field(
         default=None,
         description="Name of the environment variable that holds the server's key.",
     )
@@ -488,9 +488,9 @@ def find_api_key(settings: ServeSettings, *, has_keys: bool = False) -> str | No
 
 def require_upstream_keys(settings: ServeSettings) -> None:
     """Fail before anything starts where the key of an engine or a fallback is not in the environment."""
-    variables = {"serve.engine.key_env": settings.engine.key_env}
+    variables = {"serve.engine.api_key_env": settings.engine.api_key_env}
     for name, endpoint in settings.failover.endpoints.items():
-        variables[f"serve.failover.endpoints.{name}.key_env"] = endpoint.key_env
+        variables[f"serve.failover.endpoints.{name}.api_key_env"] = endpoint.api_key_env
     for where, variable in variables.items():
         if variable and not os.environ.get(variable, "").strip():
             raise EnvironmentLacks(

@@ -239,13 +239,13 @@ def count_prompt(request: GenerateRequest, prompt: TokenPrompt | None) -> int:
 
 async def _start(job: EngineJob) -> UpstreamBackend:
     engine, server = job.engine, None
-    key = os.environ.get(engine.key_env, "").strip() if engine.key_env else None
-    if engine.key_env and not key:
+    key = os.environ.get(engine.api_key_env, "").strip() if engine.api_key_env else None
+    if engine.api_key_env and not key:
         raise EnvironmentLacks(
-            f"the environment variable {engine.key_env} is empty or not set",
+            f"the environment variable {engine.api_key_env} is empty or not set",
             why="it should hold the key of the engine's server",
-            fix=f"export {engine.key_env}=… before `graft serve`",
-            where="serve.engine.key_env",
+            fix=f"export {engine.api_key_env}=… before `graft serve`",
+            where="serve.engine.api_key_env",
         )
     url = engine.url
     if url is None:

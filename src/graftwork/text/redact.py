@@ -254,7 +254,7 @@ def _require_address(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("an address begins with http:// or https://")
     if parts.username or parts.password or parts.query:
-        raise ValueError("an address with a key in it would be written everywhere: use key_variable")
+        raise ValueError("an address with a key in it would be written everywhere: use api_key_env")
     return url.rstrip("/").removesuffix("/chat/completions")
 
 

@@ -91,7 +91,7 @@ class RolloutEndpointSettings(Record):
 
     url: EndpointUrl = Field(description="The address up to `/v1`.")
     model: str = Field(description="The model that the server answers with: the base, or an adapter.")
-    key_variable: VariableName | None = Field(None, description="The environment variable with the API key.")
+    api_key_env: VariableName | None = Field(None, description="The environment variable with the API key.")
     load_adapters: bool = Field(
         True,
         description="Load the adapter into the server before each batch (vLLM with runtime LoRA updating, "

@@ -41,7 +41,7 @@ BUILT_IN_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 DISTRIBUTION = ("strategy", "processes", "offload")
 KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing", "deterministic")
-ENDPOINT_ACCESS = ("url", "key_variable", "concurrency", "seconds")
+ENDPOINT_ACCESS = ("url", "api_key_env", "concurrency", "seconds")
 """Of `rollouts.endpoint`, what does not change the result."""
 LOSS = "loss"
 REWARD = "reward"

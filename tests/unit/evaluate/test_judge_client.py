@@ -181,7 +181,7 @@ def test_a_permanent_failure_is_reported_at_once(endpoint, url, fault, reported)
 @pytest.mark.parametrize("code", [400, 401])
 def test_the_key_goes_into_the_header_and_nowhere_else(endpoint, url, monkeypatch, tmp_path, code):
     monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
-    judge = open_judge(settings_for(url, key_variable="JUDGE_KEY"), folder=tmp_path)
+    judge = open_judge(settings_for(url, api_key_env="JUDGE_KEY"), folder=tmp_path)
     judge.compare([make_case()], baseline={"c": "one"}, candidate={"c": "two"})
     _, headers, body = endpoint.requests[0]
     assert headers["Authorization"] == "Bearer sk-very-secret"
@@ -198,7 +198,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(endpoint, url, monkeypatc
 def test_a_key_that_is_not_there_or_none_is_reported_by_its_variable(url, monkeypatch, key):
     monkeypatch.setenv("JUDGE_KEY", key)
     with pytest.raises(EnvironmentLacks, match="JUDGE_KEY"):
-        client_for(url, key_variable="JUDGE_KEY").say(CHAT)
+        client_for(url, api_key_env="JUDGE_KEY").say(CHAT)
 
 
 def make_case(case_id="c"):

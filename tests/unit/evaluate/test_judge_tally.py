@@ -142,7 +142,7 @@ def test_an_endless_answer_is_cut_for_the_judge():
         {"url": "https://user:key@host/v1"},
         {"url": "https://host/v1?api_key=x"},
         {"max_cost": 1.0},
-        {"key_variable": "not a name"},
+        {"api_key_env": "not a name"},
         {"modes": ()},
         {"timeout": 3},
     ],

@@ -282,14 +282,14 @@ def test_repeats_have_seeds_of_their_own(stand, tmp_path):
 
 def test_the_key_goes_into_the_header_and_nowhere_else(stand, tmp_path, monkeypatch):
     monkeypatch.setenv("ACME_KEY", "sk-very-secret")
-    job = make_job(tmp_path, stand, key_variable="ACME_KEY")
+    job = make_job(tmp_path, stand, api_key_env="ACME_KEY")
     evaluate(job)
     assert stand.headers[0]["Authorization"] == "Bearer sk-very-secret"
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"sk-very-secret" not in path.read_bytes(), path
     stand.faults = ["status 401 the key sk-very-secret is not valid"]
     with pytest.raises(EnvironmentLacks) as refused:
-        client(stand, key_variable="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
+        client(stand, api_key_env="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
     assert "sk-very-secret" not in json.dumps(refused.value.as_json())
 
 
@@ -297,13 +297,13 @@ def test_a_redirect_does_not_carry_the_key_away(stand, monkeypatch):
     monkeypatch.setenv("ACME_KEY", "sk-very-secret")
     stand.faults = ["redirect"]
     with pytest.raises(UserMistake, match="307"):
-        client(stand, key_variable="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
+        client(stand, api_key_env="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
 
 
 def test_a_missing_key_is_reported_before_anything_is_sent(stand, monkeypatch):
     monkeypatch.delenv("ACME_KEY", raising=False)
     with pytest.raises(EnvironmentLacks, match="ACME_KEY"):
-        client(stand, key_variable="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
+        client(stand, api_key_env="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
     assert stand.requests == []
 
 

@@ -34,7 +34,7 @@ def test_an_endpoint_names_its_model_and_where_its_key_is():
     subject = parse_subject("https://host.example/v1/#big/model,key=ACME_KEY,concurrency=16")
     assert subject.name == "https://host.example/v1#big/model"
     assert subject.endpoint is not None
-    assert (subject.endpoint.key_variable, subject.endpoint.concurrency) == ("ACME_KEY", 16)
+    assert (subject.endpoint.api_key_env, subject.endpoint.concurrency) == ("ACME_KEY", 16)
 
 
 @pytest.mark.parametrize(

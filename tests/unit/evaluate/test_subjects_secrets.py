@@ -81,7 +81,7 @@ def stream(*events):
 
 def ask(url, monkeypatch, key=KEY):
     monkeypatch.setenv("SOME_KEY", key)
-    made = Endpoint(url=url, model="m", key_variable="SOME_KEY", timeout_seconds=60)
+    made = Endpoint(url=url, model="m", api_key_env="SOME_KEY", timeout_seconds=60)
     return EndpointEngine(made).ask_once(QUESTION, DecodingSettings(max_new_tokens=4))
 
 
@@ -158,7 +158,7 @@ def test_a_stream_of_another_shape_is_asked_again_not_a_crash(parrot, monkeypatc
 
 def judge(url, monkeypatch, key=KEY):
     monkeypatch.setenv("SOME_KEY", key)
-    made = JudgeSettings(url=url, model="m", key_variable="SOME_KEY", attempts=1, timeout_seconds=60)
+    made = JudgeSettings(url=url, model="m", api_key_env="SOME_KEY", attempts=1, timeout_seconds=60)
     return JudgeClient(made).say([{"role": "user", "content": "hello"}])
 
 

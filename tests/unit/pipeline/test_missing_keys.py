@@ -7,11 +7,11 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.serve.settings import ServeSettings, require_upstream_keys
 
-ENDPOINT = {"url": "http://127.0.0.1:9/v1", "model": "large", "key_env": "KEY_OF_A_TEST"}
+ENDPOINT = {"url": "http://127.0.0.1:9/v1", "model": "large", "api_key_env": "KEY_OF_A_TEST"}
 
 
 def test_keys_that_a_run_will_need_are_looked_for_before_training(monkeypatch):
-    key, address = {"key_variable": "KEY_OF_A_TEST"}, {"url": ENDPOINT["url"], "model": "large"}
+    key, address = {"api_key_env": "KEY_OF_A_TEST"}, {"url": ENDPOINT["url"], "model": "large"}
     settings = ProjectSettings.model_validate(
         {
             "project": "p",
@@ -39,8 +39,8 @@ def test_keys_that_a_run_will_need_are_looked_for_before_training(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "where"),
     [
-        ({"engine": {"kind": "endpoint", **ENDPOINT}}, "serve.engine.key_env"),
-        ({"failover": {"endpoints": {"big": ENDPOINT}}}, "serve.failover.endpoints.big.key_env"),
+        ({"engine": {"kind": "endpoint", **ENDPOINT}}, "serve.engine.api_key_env"),
+        ({"failover": {"endpoints": {"big": ENDPOINT}}}, "serve.failover.endpoints.big.api_key_env"),
     ],
 )
 def test_keys_of_servers_that_are_asked_are_looked_for_before_serving(monkeypatch, settings, where):

@@ -136,7 +136,7 @@ def test_a_record_that_is_printed_shows_no_secret():
         ("serve: {port: sk-proj-4f9KxQ27vTbN81mZ}", "4f9KxQ27vTbN81mZ"),
         ("release: {signing_key: 'untrusted comment: x\n\n    RWRTY0Iyq2pXw'}", "RWRTY0Iyq2pXw"),
         (f"evaluate: {{judge: {{url: 'https://me:{PASSWORD}@host/v1', model: m}}}}", PASSWORD),
-        ("evaluate: {judge: {url: 'http://h', model: m, key_variable: ghp_abcdefghij0123456789AB}}", "ghp_"),
+        ("evaluate: {judge: {url: 'http://h', model: m, api_key_env: ghp_abcdefghij0123456789AB}}", "ghp_"),
         ("evaluate: {subjects: ['https://host/v1#m,key=ghp_abcdefghij0123456789ABCD']}", "ghp_"),
     ],
 )

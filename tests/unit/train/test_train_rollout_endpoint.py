@@ -106,7 +106,7 @@ def make_settings(**changes):
 
 
 def test_the_server_may_move_and_the_run_stays_the_same():
-    moved = {"url": "https://two/v1", "key_variable": "KEY", "concurrency": 2, "seconds": 9}
+    moved = {"url": "https://two/v1", "api_key_env": "KEY", "concurrency": 2, "seconds": 9}
     learned = make_settings().what_is_learned()
     assert make_settings(endpoint=moved).what_is_learned() == learned
     assert make_settings(endpoint={"model": "other"}).what_is_learned() != learned
@@ -122,7 +122,7 @@ def test_a_worker_gets_the_address_that_the_plan_does_not_hold(tiny_base, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "endpoint", [{"url": "https://me:secret@host/v1"}, {"url": "host"}, {"key_variable": "sk-abc.def"}]
+    "endpoint", [{"url": "https://me:secret@host/v1"}, {"url": "host"}, {"api_key_env": "sk-abc.def"}]
 )
 def test_a_key_in_the_settings_of_the_endpoint_is_refused(endpoint):
     with pytest.raises(ValidationError):

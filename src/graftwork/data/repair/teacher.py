@@ -34,7 +34,7 @@ WARM = 0.7
 TOKENS_PER_MESSAGE = 4
 TEACHER = EndpointRole(
     name="the teacher",
-    key_fix="check the key, or name its variable as data.repair.teacher.key_variable",
+    key_fix="check the key, or name its variable as data.repair.teacher.api_key_env",
     fix="check data.repair.teacher.url and data.repair.teacher.model",
     refusal=EnvironmentLacks,
 )
@@ -298,7 +298,7 @@ def open_client(settings: TeacherSettings) -> TeacherClient:
     endpoint = Endpoint(
         url=settings.url,
         model=settings.model,
-        key_variable=settings.key_variable,
+        api_key_env=settings.api_key_env,
         concurrency=settings.concurrency,
         attempts=settings.attempts,
         timeout_seconds=settings.timeout_seconds,

@@ -227,7 +227,7 @@ class JudgeClient:
         endpoint = Endpoint(
             url=settings.url,
             model=settings.model,
-            key_variable=settings.key_variable,
+            api_key_env=settings.api_key_env,
             attempts=settings.attempts,
             timeout_seconds=settings.timeout_seconds,
         )

@@ -66,7 +66,7 @@ class FallbackEndpoint(Record):
 
     model: str = Field(description="The model to ask for.")
 
-    key_env: VariableName | None = Field(
+    api_key_env: VariableName | None = Field(
         default=None,
         description="Name of the environment variable that holds its key.",
     )

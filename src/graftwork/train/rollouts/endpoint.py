@@ -103,8 +103,8 @@ class EndpointSampler(RolloutSampler):
 
     def _post(self, path: str, body: dict[str, Any]) -> bytes:
         headers = {"Content-Type": "application/json"}
-        if self._endpoint.key_variable:
-            headers["Authorization"] = f"Bearer {os.environ.get(self._endpoint.key_variable, '')}"
+        if self._endpoint.api_key_env:
+            headers["Authorization"] = f"Bearer {os.environ.get(self._endpoint.api_key_env, '')}"
         url = f"{self._endpoint.url.rstrip('/')}/{path}"
         why = ""
         for _ in range(ATTEMPTS):
