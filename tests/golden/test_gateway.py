@@ -29,6 +29,8 @@ TIMES = (
     (re.compile(rb"(?m)^(date: ).*?(\r?)$"), rb"\1now\2"),
 )
 
+OF_A_CHOICE = re.compile(rb'"choices":\[\{"index":(\d+)')
+
 
 class Book(ListSink):
     """Captures in memory; feedback on them is taken."""
@@ -64,7 +66,7 @@ def hide(answer: bytes) -> list[str]:
     """The lines of an answer without its frame, ids and times. An id becomes the number of its appearance."""
     head, _, body = answer.partition(b"\r\n\r\n")
     if b"transfer-encoding: chunked" in head:
-        body = join_chunks(body)
+        body = sort_choices(join_chunks(body))
     head = re.sub(rb"(?m)^content-length: \d+", b"content-length: N", head)
     text = head + b"\n\n" + body
     numbers = {}
@@ -84,6 +86,18 @@ def join_chunks(body: bytes) -> bytes:
         size, _, body = body.partition(b"\r\n")
         whole, body = whole + body[: int(size, 16)], body[int(size, 16) + 2 :]
     return whole
+
+
+def sort_choices(body: bytes) -> bytes:
+    """Events of several choices arrive in any order: those of a choice follow one another here."""
+    events = body.split(b"\n\n")
+    places = [place for place, event in enumerate(events) if OF_A_CHOICE.search(event)]
+    by_choice = sorted(
+        (events[place] for place in places), key=lambda event: int(OF_A_CHOICE.search(event)[1])
+    )
+    for place, event in zip(places, by_choice, strict=True):
+        events[place] = event
+    return b"\n\n".join(events)
 
 
 @pytest.mark.parametrize("api", ["chat", "completion", "response", "message", "other"])

@@ -276,6 +276,11 @@ def convert_embedded(folder: Path) -> None:
     with atomic_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        # transformers notes whether HF_HUB_OFFLINE was set: the same weights would have two fingerprints.
+        path = temporary / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        text = json.dumps({**settings, "local_files_only": False}, indent=2, sort_keys=True) + "\n"
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """The embedded base says what its weights are, and adapters name a base that PEFT can load."""
 
 import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from graftwork.files.disk import file_digest
 from graftwork.model import base as base_module
 from graftwork.model.base import (
     EMBEDDED,
@@ -30,6 +33,17 @@ def test_the_note_says_that_the_weights_are_expanded_and_not_the_official_ones()
     for word in ("4-bit", "float32", HUB_ID, "other logits", "graft release export --base"):
         assert word in note
     assert note_on_weights("models/own") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_the_embedded_base_has_the_same_bytes_offline_and_online(
+    embedded_base, tmp_path, monkeypatch, offline
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    subprocess.run([sys.executable, "-m", "graftwork.model.base", str(tmp_path / "base")], check=True)
+    converted = {name: file_digest(tmp_path / "base" / name) for name in embedded_base.files}
+    assert converted == embedded_base.files
 
 
 def test_the_file_that_the_note_names_is_the_one_of_the_package():
