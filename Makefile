@@ -126,7 +126,7 @@ test-trl: dev ## the gradients of every objective against TRL's own trainers; TR
 
 bench: dev ## the figures of docs/benchmarks.md, next to peers
 	$(BIN)/graft data prepare --project $(DEMO)
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $$(grep -l ArgumentParser benchmarks/*.py); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 pictures: dev ## every picture in docs/images, from the project of `make demo` and chromium
 	$(BIN)/python tools/docs_pictures.py --demo $(DEMO)

@@ -9,17 +9,56 @@ prepared from nothing: the hashes must be equal. `--folder` goes on from a log t
 """
 
 import argparse
+import resource
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from data_engines import StageClock, prepare_once
 from data_scale import make_rows, write_log
 
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
+from graftwork.data.settings import DataSettings
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.process.cluster.engine import MapEngine
+
+
+def used(who: int) -> float:
+    usage = resource.getrusage(who)
+    return usage.ru_utime + usage.ru_stime
+
+
+class StageClock:
+    """Processor time of this process and of its children, by the stage that was reported last."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, float] = {}
+        self.workers: dict[str, float] = {}
+        self._stage = "start"
+        self._last = (used(resource.RUSAGE_SELF), used(resource.RUSAGE_CHILDREN))
+
+    def __call__(self, stage: str, _done: int, _total: int) -> None:
+        now = (used(resource.RUSAGE_SELF), used(resource.RUSAGE_CHILDREN))
+        self.own[self._stage] = self.own.get(self._stage, 0.0) + now[0] - self._last[0]
+        # Counted when workers have ended, which is after the stage that they belong to.
+        self.workers[self._stage] = self.workers.get(self._stage, 0.0) + now[1] - self._last[1]
+        self._stage, self._last = stage, now
+
+
+def prepare_once(root: Path, template: ChatTemplate, engine: MapEngine, name: str, clock: Any = None) -> str:
+    settings = DataSettings(logs=("log.jsonl",), max_tokens=1024)
+    job = PrepareJob(
+        AuditContext(settings=settings),
+        base=RenderTarget("base", "f", template),
+        work=root / name / "work",
+        out=root / name / "out",
+        root=root,
+    )
+    job.work.mkdir(parents=True, exist_ok=True)
+    return prepare(job, on_progress=clock, engine=engine).datasets[0].dataset.content_hash
 
 
 def measure(root: Path, template: ChatTemplate, name: str) -> tuple[str, float]:

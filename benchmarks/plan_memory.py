@@ -1,13 +1,13 @@
 """How right the planner is about memory: every configuration predicted, then run, one process each.
 
     python benchmarks/plan_memory.py --dry                          # predictions only, needs no GPU
-    python benchmarks/plan_memory.py --out own.jsonl --traces traces.jsonl [--jobs 4]
+    python benchmarks/plan_memory.py --out own.jsonl [--jobs 4]
     python benchmarks/plan_memory.py --out timed.jsonl --timed      # seconds a step: one at a time
 
 Our own training step over nine decoders of random weights (`plan_memory_shapes.py`); two of them are
 held out. All predictions are made first and written beside the results (`OUT.predicted`), before the
 first process starts. A line comes as soon as a configuration has run: {"engine", "config",
-"predicted", "measured", "held_out", "device"}. Plain Hugging Face + PEFT is `plan_memory_hf.py`.
+"predicted", "measured", "held_out", "device"}.
 """
 
 import argparse
@@ -123,24 +123,9 @@ def chosen(asked: argparse.Namespace) -> list[dict[str, Any]]:
     if asked.timed:
         plain = [c for c in configurations if "pair" not in c and not c["cap_gib"]]
         configurations = [{**c, "timed": True} for c in plain]
-    elif asked.traces:
-        # A few layers say all; what is held out is not looked at.
-        configurations = [
-            {**c, "trace": True} if c["model"] not in HELD_OUT and ("pair" not in c) and is_small(c) else c
-            for c in configurations
-        ]
     configurations = [c for c in configurations if asked.only in name_of(c)]
     # What compiles takes longest: it starts first.
     return sorted(configurations, key=lambda c: not c["compiled"])[:: asked.every]
-
-
-def is_small(configuration: dict[str, Any]) -> bool:
-    return (
-        configuration["compiled"]
-        or configuration["layers"] <= 16
-        or configuration["uneven"]
-        or configuration["model"].startswith("qwen3-1")
-    )
 
 
 def run_all(asked: argparse.Namespace) -> None:
@@ -155,8 +140,7 @@ def run_all(asked: argparse.Namespace) -> None:
         need = min(said["reserved_gib"] * 1.1 + 3, CARD_GIB)
         with room.taken(need):
             measured = run_child(configuration)
-        trace = measured.pop("trace", None)
-        plain = {key: value for key, value in configuration.items() if key not in ("trace", "timed")}
+        plain = {key: value for key, value in configuration.items() if key != "timed"}
         line = {
             "engine": "graft",
             "config": plain,
@@ -167,8 +151,6 @@ def run_all(asked: argparse.Namespace) -> None:
         }
         with room.lock:
             append(asked.out, line)
-            if trace is not None and asked.traces:
-                append(asked.traces, {"config": plain, "trace": trace})
         shown = measured.get("error", "")[-300:] or ("ran out" if measured["ran_out"] else "")
         figures = f"{measured.get('allocated_gib', 0):7.2f} {measured.get('reserved_gib', 0):7.2f}"
         said_figures = f"{said['allocated_gib']:7.2f} {said['reserved_gib']:7.2f}"
@@ -259,7 +241,6 @@ def card_name() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("plan_memory_own.jsonl"))
-    parser.add_argument("--traces", type=Path, help="also every allocation of one step, for the small ones")
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time")
     parser.add_argument("--timed", action="store_true", help="measure seconds a step, one process at a time")
     parser.add_argument("--only", default="", help="configurations whose name has this in it")

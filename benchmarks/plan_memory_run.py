@@ -1,7 +1,7 @@
 """One configuration of `plan_memory.py`, in a process of its own: what a card's memory really held.
 
 In: a configuration as JSON. Out: one line of JSON: peaks of the allocator over the steps and by phase,
-seconds a step, or that it ran out; with `trace`, every allocation of one step and the line that asked.
+seconds a step, or that it ran out.
 Weights are random: memory does not depend on them.
 """
 
@@ -11,7 +11,6 @@ import os
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from graftwork.records.units import GIB
@@ -60,9 +59,6 @@ def _run(configuration: dict[str, Any], found: dict[str, Any], *, device: str) -
     count = WARM_UP + TIMED if configuration.get("timed") else STEPS + (2 if configuration["compiled"] else 0)
     for number in range(count):
         rows = make_rows(configuration, seed=number)
-        traced = on_card and configuration.get("trace") and number == configuration.get("traced_step", 1)
-        if traced:
-            torch.cuda.memory._record_memory_history(stacks="python", max_entries=200_000)
         begun = time.perf_counter()
         loss = engine.backward(rows).loss
         meter.note("backward")
@@ -72,8 +68,6 @@ def _run(configuration: dict[str, Any], found: dict[str, Any], *, device: str) -
         if number >= WARM_UP:
             seconds.append(time.perf_counter() - begun)
         meter.note("optimizer")
-        if traced:
-            found["trace"] = read_trace()
     found["loss"] = loss
     found["allocated_gib"], found["reserved_gib"] = meter.allocated / GIB, meter.reserved / GIB
     if on_card:
@@ -245,30 +239,6 @@ def make_rows(configuration: dict[str, Any], *, seed: int) -> list[Any]:
         )
         for at, length in enumerate(lengths_of(configuration))
     ]
-
-
-def read_trace() -> dict[str, Any]:
-    """Everything that the allocator did: [what, bytes, address, which of `lines`]."""
-    import torch
-
-    entries = torch.cuda.memory._snapshot()["device_traces"][0]
-    torch.cuda.memory._record_memory_history(enabled=None)
-    lines: dict[str, int] = {}
-    places: dict[int, int] = {}
-    events = []
-    for entry in entries:
-        if entry["action"] in ("free_requested", "snapshot"):
-            continue
-        line = lines.setdefault(_line(entry.get("frames") or []), len(lines))
-        place = places.setdefault(entry["addr"], len(places))
-        events.append([entry["action"], entry["size"], place, line])
-    return {"lines": list(lines), "events": events}
-
-
-def _line(frames: list[dict[str, Any]]) -> str:
-    """The innermost two lines that are ours."""
-    ours = [f for f in frames if "graftwork" in f["filename"] or "inductor" in f["filename"]]
-    return " < ".join(f"{Path(f['filename']).name}:{f['line']}" for f in ours[:2])
 
 
 def main() -> None:

@@ -139,7 +139,8 @@ def main() -> None:
     from results import save_results
 
     name = torch.cuda.get_device_name() if device == "cuda" else None
-    print(save_results("train_fp8_loss", {"rows": len(rows), "runs": found}, device=name))
+    runs = [{key: value for key, value in run.items() if key != "losses"} for run in found]
+    print(save_results("train_fp8_loss", {"rows": len(rows), "runs": runs}, device=name))
 
 
 def show(found: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Full fine-tuning in little GPU memory: the streaming engine, its peers, kill and resume, distribution.
+"""Full fine-tuning in little GPU memory: the streaming engine, kill and resume.
 
     python benchmarks/train_full.py                 # on a machine with a GPU; under 9 minutes
     python benchmarks/train_full.py --small         # the same cases, tiny, on a CPU in a minute
@@ -26,7 +26,6 @@ from typing import Any
 
 from train_full_model import SHAPES, make_model, make_rows, model_shape, step_sizes
 
-HERE = Path(__file__).resolve().parent
 RATE = 1e-5
 LEAST_SECONDS = 20.0
 
@@ -48,25 +47,15 @@ CASES = (
     Case("resume-1.4b", "resume", "1.4b", 8, 180),
     Case("streamed-3b", "streamed", "3b", 16, 90),
     Case("streamed-6.7b", "streamed", "6.7b", 16, 150),
-    Case("fsdp2-3b", "fsdp2", "3b", 16, 120, {"micro_rows": 8}),
-    Case("deepspeed-3b", "deepspeed", "3b", 16, 120),
-    Case("distributed-1", "distributed", "nano", 16, 60, {"processes": 1}),
-    Case("distributed-2", "distributed", "nano", 16, 60, {"processes": 2}),
 )
 EXTRA = (
     Case("streamed-6.7b-host", "streamed", "6.7b", 16, 150, {"update": "host"}),
     Case("streamed-6.7b-card", "streamed", "6.7b", 16, 150, {"update": "card"}),
-    Case("fsdp2-3b-4-rows", "fsdp2", "3b", 16, 120),
-    # Pinned memory comes in powers of two: 6.7B would take 119 of 125 GiB with it.
-    Case("fsdp2-6.7b", "fsdp2", "6.7b", 16, 240, {"pinned": False, "micro_rows": 8}),
-    Case("deepspeed-6.7b", "deepspeed", "6.7b", 16, 300),
 )
-"""Only by name: 6.7B with DeepSpeed needs more host memory than 128 GiB may have."""
+"""Only by name."""
 SMALL = (
     Case("streamed-tiny", "streamed", "tiny", 1, 90),
     Case("resume-tiny", "resume", "tiny", 1, 120),
-    Case("fsdp2-tiny", "fsdp2", "tiny", 1, 90),
-    Case("distributed-1", "distributed", "nano", 1, 120, {"processes": 1}),
 )
 
 
@@ -359,17 +348,14 @@ def emit(figures: dict[str, Any]) -> None:
 
 def start(case: Case) -> dict[str, Any]:
     """Run a case in a process of its own; if it does not end well, what it had measured and why."""
-    peers = case.kind in ("fsdp2", "deepspeed", "distributed")
-    script = HERE / ("train_full_peers.py" if peers else "train_full.py")
     begun = time.perf_counter()
     environment = {
         **os.environ,
-        "DS_BUILD_OPS": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
     child = subprocess.Popen(
-        [sys.executable, str(script), "--case", json.dumps(vars(case))],
+        [sys.executable, __file__, "--case", json.dumps(vars(case))],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,

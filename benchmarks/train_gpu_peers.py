@@ -24,8 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from peers.measure import PREFIX
-from peers.variants import VARIANTS
+from peers import PREFIX, VARIANTS
 from results import save_results
 from train_gpu_model import SHAPES, default_folder
 
@@ -64,7 +63,7 @@ class Child:
         self.tail: deque[str] = deque(maxlen=60)
         self.states: queue.Queue[Result] = queue.Queue()
         own = Path(tempfile.mkdtemp(dir=scratch))  # Unsloth writes modules where it runs
-        command = [sys.executable, "-u", "-m", "peers.measure", name, str(folder), shape, str(cap_gib)]
+        command = [sys.executable, "-u", "peers.py", name, str(folder), shape, str(cap_gib)]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

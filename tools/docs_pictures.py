@@ -3,7 +3,7 @@
     python tools/docs_pictures.py [--demo FOLDER] [--project FOLDER] [NAME ...]
 
 In: the project of `make demo` after it has run, for the report; a project for the web page, by default one
-that `benchmarks/web_project.py` makes; Debian's chromium. Out: compressed PNG files.
+that `tests/unit/web/web_project.py` makes; Debian's chromium. Out: compressed PNG files.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 DEMO = ROOT / "examples" / "cited_answers"
 LARGEST_BYTES = 300_000
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "unit" / "web")]
+sys.path.insert(0, str(ROOT / "tests" / "unit" / "web"))
 
 
 @dataclass(frozen=True)

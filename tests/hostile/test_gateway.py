@@ -646,7 +646,7 @@ def test_a_long_prompt_is_tokenized_without_holding_other_streams_up(engine):
 @pytest.mark.parametrize("seconds", [10, 120])
 def test_floods_cost_neither_memory_nor_the_health_of_the_gateway(seconds):
     """Every attack of the benchmark for ten seconds; 200 connections and floods for two minutes."""
-    script = Path(__file__).parents[2] / "benchmarks" / "http_servers.py"
+    script = Path(__file__).with_name("http_servers.py")
     command = [sys.executable, str(script), "--only", "graftwork", "--json", "--seconds", str(seconds)]
     if seconds > 60:
         command += ["--attacks", "slow heads", "bodies without a key", "open and close"]

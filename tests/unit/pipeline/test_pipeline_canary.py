@@ -346,7 +346,7 @@ def test_the_command_prints_its_report_and_exits_by_the_decision(work, pair, roo
 
 
 def test_simulated_canaries_are_decided_rightly():
-    """A small version of benchmarks/canary.py."""
+    """A canary that is worse is rolled back, in a small simulation."""
     rightly = {"roll_back": 0, "promote": 0}
     wrongly = 0
     for seed in range(10):

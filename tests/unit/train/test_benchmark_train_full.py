@@ -8,9 +8,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import train_full
-import two_cards
 from train_full import Case, plan
-from train_full_model import SHAPES, make_rows, model_shape
+from train_full_model import SHAPES, model_shape
 
 from graftwork.model.shape import total_parameters
 
@@ -41,18 +40,6 @@ def test_a_run_resumes_from_the_checkpoint_to_the_same_bytes(tmp_path):
         Case("tiny", "attempt", "tiny", 1, 60, {"folder": str(tmp_path / "other")})
     )
     assert resumed["state"] == whole["state"]
-
-
-def test_the_answer_for_two_cards_can_be_trained():
-    from graftwork.train.distributed.strategies import SingleProcess
-    from graftwork.train.settings import TrainSettings
-
-    answer = two_cards.ask_planner(two_cards.QUESTIONS["qlora"])
-    strategy = answer["strategy"]
-    settings = TrainSettings.model_validate(strategy["train"])
-    assert (settings.strategy, settings.processes) == ("ddp", two_cards.PROCESSES)
-    engine = two_cards.make_engine({"shape": "tiny", "strategy": strategy}, settings, SingleProcess())
-    assert engine.backward(make_rows("tiny", 4, length=16)).loss > 0
 
 
 def test_the_shapes_have_the_sizes_of_their_names():

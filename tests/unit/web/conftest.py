@@ -2,13 +2,10 @@
 
 import shutil
 import sqlite3
-import sys
 from pathlib import Path
 
 import pytest
 from served_page import serve
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 
 @pytest.fixture(scope="session", autouse=True)

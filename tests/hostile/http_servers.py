@@ -5,7 +5,7 @@ request, and what attacks by a client without a key, held to half a core, do to 
 `/health`. The peers are not dependencies; install them apart and name the folder:
 
     pip install --target .peers uvicorn granian hypercorn
-    PYTHONPATH=.peers python benchmarks/http_servers.py [--requests N] [--seconds S]
+    PYTHONPATH=.peers python tests/hostile/http_servers.py [--requests N] [--seconds S]
 """
 
 import argparse

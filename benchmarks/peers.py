@@ -1,4 +1,4 @@
-"""One peer at one setting, in a process of its own: `python -m peers.measure NAME FOLDER SHAPE CAP_GIB`.
+"""One peer at one setting, in a process of its own: `python peers.py NAME FOLDER SHAPE CAP_GIB`.
 
 It says `ready` when all is imported, `loaded` when the model stands and is adapted, and `done` with the
 figures; after each of the first two it waits for a line on standard input. So the next peer can be
@@ -12,17 +12,64 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from peers.load import import_peer, load_peer, lora_config
-from peers.variants import SEQUENCE, TIMED_STEPS, VARIANTS, WARM_STEPS, Variant
 from train_gpu_model import SHAPES
 
 PREFIX = "PEER "
 DENSE_BF16 = 790e12
 """What a large bf16 product reaches on an H200 with random data, measured on the same machine."""
+SEQUENCE, RANK, ALPHA = 2048, 16, 32
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+WARM_STEPS, TIMED_STEPS = 4, 8
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One peer at one setting. `checkpointed`: the peer's own activation checkpointing, all layers."""
+
+    peer: Literal["unsloth", "hf", "trl"]
+    rows: int
+    nf4: bool = False
+    checkpointed: bool = False
+    liger: bool = False
+
+    @property
+    def name(self) -> str:
+        parts = [self.peer, "liger" if self.liger else "", "qlora" if self.nf4 else "lora"]
+        parts += ["gc" if self.checkpointed else "none", f"mb{self.rows}"]
+        return "-".join(part for part in parts if part)
+
+
+_ORDERED = (
+    Variant("unsloth", 4, nf4=True, checkpointed=True),
+    Variant("unsloth", 1, nf4=True),
+    Variant("unsloth", 2, nf4=True),
+    Variant("unsloth", 4),
+    Variant("unsloth", 2),
+    Variant("unsloth", 1),
+    Variant("unsloth", 4, checkpointed=True),
+    Variant("unsloth", 1, nf4=True, checkpointed=True),
+    Variant("hf", 4, liger=True),
+    Variant("hf", 4, liger=True, nf4=True, checkpointed=True),
+    Variant("trl", 4, liger=True, checkpointed=True),
+    Variant("trl", 4, checkpointed=True),
+    Variant("hf", 4, liger=True, checkpointed=True),
+    Variant("hf", 4, checkpointed=True),
+    Variant("trl", 4, liger=True),
+    Variant("hf", 1, liger=True),
+    Variant("hf", 1),
+    Variant("hf", 1, liger=True, nf4=True),
+    # Not in the published tables: does a larger micro-batch help the peers where memory allows it?
+    Variant("unsloth", 8),
+    Variant("unsloth", 4, nf4=True),
+    Variant("unsloth", 8, nf4=True, checkpointed=True),
+    Variant("unsloth", 16),
+)
+VARIANTS = {variant.name: variant for variant in _ORDERED}
 
 
 def say(state: str, **values: object) -> None:
@@ -186,6 +233,86 @@ def _prepare_trainer(
         return [after - before for before, after in pairwise(ends)], float(loss)
 
     return run
+
+
+def import_peer(variant: Variant) -> None:
+    """All that takes long and needs no weights. Unsloth and Liger change what is imported after them."""
+    if variant.peer == "unsloth":
+        import unsloth  # noqa: F401
+    import peft  # noqa: F401
+    import torch  # noqa: F401
+    from transformers import AutoModelForCausalLM  # noqa: F401
+
+    if variant.nf4:
+        import bitsandbytes  # noqa: F401
+    if variant.liger:
+        import liger_kernel.transformers  # noqa: F401
+    if variant.peer == "trl":
+        from trl import SFTTrainer  # noqa: F401
+
+
+def load_peer(variant: Variant, folder: Path) -> Any:
+    return _load_unsloth(variant, folder) if variant.peer == "unsloth" else _load_peft(variant, folder)
+
+
+def lora_config() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=list(TARGETS), task_type="CAUSAL_LM"
+    )
+
+
+def _load_unsloth(variant: Variant, folder: Path) -> Any:
+    import torch
+    from unsloth import FastLanguageModel
+
+    model, _ = FastLanguageModel.from_pretrained(
+        str(folder),
+        max_seq_length=SEQUENCE,
+        dtype=torch.bfloat16,
+        load_in_4bit=variant.nf4,
+        local_files_only=True,
+    )
+    return FastLanguageModel.get_peft_model(
+        model,
+        r=RANK,
+        lora_alpha=ALPHA,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=list(TARGETS),
+        use_gradient_checkpointing="unsloth" if variant.checkpointed else False,
+    )
+
+
+def _load_peft(variant: Variant, folder: Path) -> Any:
+    import torch
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    maker: Any = AutoModelForCausalLM
+    if variant.liger:
+        from liger_kernel.transformers import AutoLigerKernelForCausalLM
+
+        maker = AutoLigerKernelForCausalLM
+    four_bit = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    model = maker.from_pretrained(
+        folder,
+        dtype=torch.bfloat16,
+        device_map={"": 0 if torch.cuda.is_available() else "cpu"},
+        quantization_config=four_bit if variant.nf4 else None,
+        attn_implementation="sdpa",
+    )
+    model.config.use_cache = False
+    if variant.checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    return get_peft_model(model, lora_config())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Makes a project for the web page without training: logs, dataset, runs, evaluation, releases, captures.
 
-    python benchmarks/web_project.py FOLDER --cases 10000 --runs 1000
+    python tests/unit/web/web_project.py FOLDER --cases 10000 --runs 1000
 
 In: a folder that does not exist yet, sizes. Out: a project that `graft ui` shows in full. Texts hold hostile
 markup. The logs are audited and prepared as always; the rest is written as the steps would write it.
@@ -448,13 +448,11 @@ def add_jobs(work: OpenProject, newest: TrainOutcome) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--runs", type=int, default=6)
     parser.add_argument("--captures", type=int, default=80)
     asked = parser.parse_args()
-    if asked.folder is None:
-        return  # among the other benchmarks: `web_page.py` makes its own
     make_project(asked.folder, cases=asked.cases, runs=asked.runs, captures=asked.captures)
     print(f"graft ui -C {asked.folder}")
 

@@ -1,10 +1,11 @@
 """Which order of training is better, and does a federation help? Measured on `examples/seven_models`.
 
-Run: python benchmarks/strategies.py --folder FOLDER [--seeds 2] [--unit 9]. Started again in the same FOLDER,
-it goes on where it was. Every strategy gets the same number of optimizer steps in all (7 × unit), of the same
-batch size, rank and learning rate, and is measured on the same held-out cases: each case is answered by the
-adapter that the strategy has for its role. Measures: the mean loss of a case, and the share of replies that
-greedy decoding gives exactly (it does where every token is the most probable one after those before it).
+Run: python examples/seven_models/strategies.py --folder FOLDER [--seeds 2] [--unit 9]. Started again in the
+same FOLDER, it goes on where it was. Every strategy gets the same number of optimizer steps in all
+(7 × unit), of the same batch size, rank and learning rate, and is measured on the same held-out cases: each
+case is answered by the adapter that the strategy has for its role. Measures: the mean loss of a case, and the
+share of replies that greedy decoding gives exactly (it does where every token is the most probable one after
+those before it).
 
 The engine, the loop, the merge and the proximal term are those of `graft train`. One process trains all runs,
 so that the frozen layers read each row once; a federation's places are sets of rows here, not machines.
@@ -24,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from results import save_results
 from safetensors.torch import load_file
 
 from graftwork.api.project import open_project
@@ -49,7 +49,7 @@ from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "seven_models"
+EXAMPLE = Path(__file__).parent
 ROLES = ("federation", "continuation", "resources", "learning", "interface", "arbitration")
 PLACES = {"a": ROLES[:2], "b": ROLES[2:4], "c": ROLES[4:]}
 ROUNDS = 3
@@ -433,7 +433,9 @@ def _save(found: Mapping[str, Any], asked: argparse.Namespace, bench: Bench) -> 
         "strategies": summarize(found),
         "differences": pairs(found),
     }
-    print(save_results("strategies", json.loads(json.dumps(figures))), flush=True)
+    path = asked.folder / "strategies.json"
+    path.write_text(json.dumps(figures, indent=2) + "\n")
+    print(path, flush=True)
 
 
 if __name__ == "__main__":
