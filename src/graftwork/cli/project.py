@@ -108,7 +108,8 @@ def describe_counts(proposal: "Proposal", started: "Started") -> str:
     read, usable, kept = started.rows_read, started.rows_usable, proposal.rows
     text = f"{read:,} rows read, {usable:,} usable"
     if usable < read:
-        text += f" ({read - usable:,} are faulty or repeat others: `graft data audit`)"
+        faults = "faulty, rated low" if started.drops_rated else "faulty"
+        text += f" ({read - usable:,} are {faults} or repeat others: `graft data audit`)"
     if kept < usable:
         text += f", {kept:,} after the split ({usable - kept:,} set aside: `graft data prepare`)"
     if started.estimated:

@@ -254,6 +254,8 @@ class Started(Record):
     """The own fields of the rows, and what they are taken for."""
     rows_read: int = 0
     """The rows of the log, or of the sample of a large one."""
+    drops_rated: bool = False
+    """Whether rows that the log rates low are left out of the usable ones."""
     rows_usable: int = 0
     """Those without faults and repeats, as in the audit. `proposal.rows` are those that the split keeps."""
     estimated: str | None = None
@@ -314,6 +316,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         proposal=proposal,
         fields=fields,
         rows_read=len(found.rows),
+        drops_rated=settings.rated_bad_below is not None,
         rows_usable=len(rows),
         estimated=_say_estimate(proposal, base=base, is_whole=clean is not None),
     )
