@@ -34,7 +34,7 @@ COMMANDS = (
     "data show --words heron",
     "data diff",
     "data diff DATASET DATASET",
-    "data corrections",
+    "data review --corrections",
     "data captures --out captures.jsonl",
     "plan",
     "plan catalog",

@@ -476,6 +476,19 @@ def review(
         Path | None,
         typer.Option("--out", help="Log of reviewed rows. Default: reviewed.jsonl next to the first log."),
     ] = None,
+    corrections: Annotated[
+        bool,
+        typer.Option(
+            "--corrections",
+            help="List corrected answers with reviewer and time instead, and corrections in conflict.",
+        ),
+    ] = False,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            "--labels", help="With --corrections: write labels for judges as JSONL: answers with scores."
+        ),
+    ] = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
@@ -485,7 +498,13 @@ def review(
     stored at once and applied at the end. With --json the queue is printed instead.
 
     Example:  graft data review --reviewer ada --limit 20
+    Example:  graft data review --corrections --labels labels.jsonl
     """
+    if labels is not None and not corrections:
+        raise typer.BadParameter("--labels needs --corrections")
+    if corrections:
+        _list_corrections(project, labels, as_json=json)
+        return
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.open_project import current_user
@@ -621,17 +640,7 @@ def _shorten(text: str) -> str:
     return f"{bare[:half]}\n[… {len(bare) - LONGEST_SHOWN:,} characters …]\n{bare[-half:]}"
 
 
-def corrections(
-    labels: Annotated[
-        Path | None, typer.Option("--labels", help="Write labels for judges as JSONL: answers with scores.")
-    ] = None,
-    project: Folder = None,
-    json: Json = False,
-) -> None:
-    """List corrected answers with reviewer and time, and corrections that contradict each other.
-
-    Example:  graft data corrections --labels labels.jsonl
-    """
+def _list_corrections(project: Path | None, labels: Path | None, *, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.disk import write_atomic
@@ -643,7 +652,7 @@ def corrections(
         if labels is not None:
             lines = [label.model_dump_json() + "\n" for label in list_judge_labels(work)]
             write_atomic(labels, "".join(lines), private=True)
-    if json:
+    if as_json:
         print_json(found)
         return
     for correction in found.corrections:
@@ -808,5 +817,4 @@ def _show_forgotten(found: "Forgotten") -> None:
 
 app.command("repair")(repair)
 app.command("review")(review)
-app.command("corrections")(corrections)
 app.add_typer(captures, name="captures")

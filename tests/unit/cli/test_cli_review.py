@@ -1,4 +1,4 @@
-"""`graft data review` and `graft data corrections`: the queue, its keys, and what decisions do."""
+"""`graft data review`: the queue, its keys, and what decisions do."""
 
 import json
 import os
@@ -298,9 +298,12 @@ def test_the_commands_print_the_queue_and_the_corrections(work, tmp_path):
     rate(work, 1, 0.0, correction="In Oak Road.", who="ada")
     assert json.loads(invoke(work, "review", "--json"))["waiting"] == 1
     labels = tmp_path / "labels.jsonl"
-    assert json.loads(invoke(work, "corrections", "--json", "--labels", str(labels)))["conflicts"] == []
+    assert (
+        json.loads(invoke(work, "review", "--corrections", "--json", "--labels", str(labels)))["conflicts"]
+        == []
+    )
     assert len(labels.read_text().splitlines()) == 2
-    assert "1 correction, 0 conflicts" in invoke(work, "corrections")
+    assert "1 correction, 0 conflicts" in invoke(work, "review", "--corrections")
     assert "1 decided, 0 waiting; 1 became feedback" in invoke(work, "review", input="r\n")
 
 

@@ -8,10 +8,10 @@ from rich.console import Console
 from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_text
 from graftwork.evaluate.ab import ABResult, ArmFacts
 from graftwork.pipeline.release_lineage import LineageGraph, LineageNode
-from graftwork.process.health import format_seconds
 from graftwork.records.live import CanaryReport
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
 from graftwork.registry.prompt_release import PROMPT_RUN
+from graftwork.text.wording import duration
 
 _LONGEST_FACT = 160
 
@@ -216,7 +216,7 @@ def show_canary(console: Console, found: CanaryReport) -> None:
     print_line(
         console,
         f"  the canary got {found.share:.1%} of the sessions of {quote(found.alias)}, for "
-        f"{format_seconds(found.seconds)}",
+        f"{duration(found.seconds)}",
     )
     for remark in found.remarks:
         print_line(console, f"[yellow]![/] {quote(remark)}", soft_wrap=True)
