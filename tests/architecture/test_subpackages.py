@@ -34,7 +34,7 @@ ORDER = {
     "streamed < engine_choice, loop, reference, rollouts, unused_settings < run_setup, run_source < worker "
     "< multi_run",
     "api": "audits, components, models, plans < project < captures, cycle, datasets, endpoint, "
-    "evaluations, fleet, generations, releases, reviews, runs, week < overview",
+    "evaluations, fleet, generations, releases, reviews, runs < overview",
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
     "< app < serve",
     "fleet": "calendar_settings, federated_settings, place < settings, wheel, far_side, far_start, "

@@ -1,15 +1,24 @@
-"""The training cycle of a project, as `graft up` runs it: its state, and what people decide about it.
+"""The training cycle of `graft up`, and the week that was planned: what a page shows and asks of them.
 
-In: a project. Out: a `CycleView`; the state after a decision. Starts no coordinator.
+In: a project. Out: a `CycleView`, the state after a decision; the schedule of the file that `graft plan week
+--out week.json` writes, None where there is none. Starts no coordinator; `try_terms` writes nothing.
 """
+
+import threading
+from datetime import datetime
 
 from graftwork.api.project import Project
 from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings
 from graftwork.cycle.state import CoordinatorState
 from graftwork.pipeline.cycle.session import ControlAction as ControlAction  # noqa: PLC0414
 from graftwork.pipeline.cycle.session import CycleStatus, approve_step, decide, read_status
+from graftwork.pipeline.week import read_schedule
+from graftwork.pipeline.week_trial import WeekDial as WeekDial  # noqa: PLC0414
+from graftwork.pipeline.week_trial import WeekTerms as WeekTerms  # noqa: PLC0414
+from graftwork.pipeline.week_trial import WeekTrial, list_dials, try_week
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.week import Scenario, ShownSession, WeekSchedule
 
 CONTROLS: tuple[ControlAction, ...] = ("begin", "pause", "resume", "cancel")
 
@@ -66,3 +75,37 @@ def find_waiting_step(state: CoordinatorState, settings: CycleSettings) -> str |
     if cycle is None or step is None or step.name not in settings.approve:
         return None
     return None if any(given.step == step.name for given in cycle.approvals) else step.name
+
+
+WEEK_FILE = "week.json"
+WAIT_SECONDS = 60.0
+_planning = threading.Lock()
+"""One search at a time: each takes a processor for seconds."""
+
+
+def read_week(project: Project) -> WeekSchedule | None:
+    path = project.root / WEEK_FILE
+    return read_schedule(path) if path.exists() else None
+
+
+def next_sessions(week: WeekSchedule, *, now: datetime, most: int = 3) -> tuple[ShownSession, ...]:
+    """Those that run or come next."""
+    coming = [session for session in week.sessions if session.ends_at > now]
+    return tuple(sorted(coming, key=lambda session: session.starts_at)[:most])
+
+
+def list_terms(project: Project) -> tuple[WeekDial, ...]:
+    """The terms of the week that `try_terms` can change, with what they are now."""
+    return list_dials(project.folder)
+
+
+def try_terms(
+    project: Project, terms: WeekTerms, *, seconds: float, scenario: Scenario | None = None
+) -> WeekTrial:
+    """The week as graft.yaml has it, and under these terms."""
+    if not _planning.acquire(timeout=WAIT_SECONDS):
+        raise Busy("another week is being planned", why="one is planned at a time", fix="try again later")
+    try:
+        return try_week(project.folder, terms, seconds=seconds, scenario=scenario)
+    finally:
+        _planning.release()

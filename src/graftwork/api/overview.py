@@ -12,10 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from graftwork.api.captures import Traffic, summarize_traffic
-from graftwork.api.cycle import find_waiting_step
+from graftwork.api.cycle import find_waiting_step, next_sessions, read_week
 from graftwork.api.project import Project
 from graftwork.api.runs import RunLine, to_line
-from graftwork.api.week import next_sessions, read_week
 from graftwork.pipeline.fleet_reports import CostSummary, summarize_costs
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import read_verdict

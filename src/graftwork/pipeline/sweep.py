@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from graftwork.files.config_edit import set_values
-from graftwork.files.config_text import read_config_text
+from graftwork.files.config_text import read_config_text, set_values
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import Journal, make_folder, write_atomic
 from graftwork.model.probe import probe_device

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.files.config_edit import set_values
+from graftwork.files.config_text import set_values
 from graftwork.records.errors import UserMistake
 
 COMMENTED = """\

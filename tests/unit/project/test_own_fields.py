@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from graftwork.project.init import start_project
+from graftwork.project.init import data_settings, find_own_fields, start_project
 from graftwork.project.load import load_settings
-from graftwork.project.own_fields import data_settings, find_own_fields
 from graftwork.records.interaction import Interaction, Message, Origin
 
 

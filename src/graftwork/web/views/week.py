@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from graftwork.api.week import (
+from graftwork.api.cycle import (
     WEEK_FILE,
     WeekDial,
     WeekTerms,
