@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 import typer
 
 from graftwork.cli.command import Engine, Folder, opened, print_record, reporting
-from graftwork.cli.output import Json
-from graftwork.records.errors import EXIT_ANSWER_IS_NO
+from graftwork.cli.output import Json, print_json, stderr, stdout
+from graftwork.cli.show.tables import print_line, quote, table
+from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
+from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
     from graftwork.data.settings import CaptureSettings
@@ -70,8 +72,6 @@ def audit(
 
     Example:  graft data audit logs/interactions.jsonl --html audit.html
     """
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.disk import write_atomic
     from graftwork.report.audit_page import make_audit_page
 
@@ -92,9 +92,7 @@ def audit(
 def _audit(files: list[str], project: Path | None, row_format: str | None) -> "tuple[Audit, Path | None]":
     """The audit, and the page of the project where its own logs are audited."""
     from graftwork.api.audits import audit_files
-    from graftwork.cli.output import stderr
     from graftwork.cli.progress import RichReporter
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.project.load import find_project
 
     root = project or find_project()
@@ -111,7 +109,6 @@ def _audit(files: list[str], project: Path | None, row_format: str | None) -> "t
 
 
 def _audit_scores(files: list[str], project: Path | None, *, as_json: bool) -> NoReturn:
-    from graftwork.cli.output import print_json
     from graftwork.pipeline.score_audit import audit_logs
 
     if files:
@@ -128,8 +125,6 @@ def _audit_scores(files: list[str], project: Path | None, *, as_json: bool) -> N
 
 
 def _show_scores(found: "LogScoresAudit") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote, table
 
     right = ("rows", "scores", "values")
     rows = table("log", "rows", "scores", "range", "values", "findings", right=right)
@@ -150,7 +145,6 @@ def _show_scores(found: "LogScoresAudit") -> None:
 
 
 def _score_cells(audit: "ScoreAudit") -> tuple[str, str, str, str]:
-    from graftwork.cli.show.tables import quote
 
     says = "; ".join(f"{finding.kind}: {finding.says}" for finding in audit.findings)
     spread = f"{audit.least:g} … {audit.most:g}"
@@ -211,7 +205,6 @@ def show(
 
     Example:  graft data show --split test --rows 5
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_rows as print_rows
     from graftwork.data.inspect.rows import show_rows
     from graftwork.files.dataset import read_manifest
@@ -272,7 +265,6 @@ def export(
 
     Example:  graft data export openai --out exports/openai
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_export
     from graftwork.data.export.run import export_dataset
     from graftwork.data.export.sink import ExportOptions
@@ -312,8 +304,6 @@ def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
 
 def _to_split(name: str) -> "Split":
     from typing import cast
-
-    from graftwork.records.errors import UserMistake
 
     if name not in NAMES_OF_SPLITS:
         raise UserMistake(f"there is no split {name!r}", fix=f"use one of {', '.join(NAMES_OF_SPLITS)}")
@@ -405,7 +395,6 @@ def _revise(
 
     from graftwork.data.settings import RepairSettings
     from graftwork.evaluate.subjects import parse_subject
-    from graftwork.records.errors import UserMistake
     from graftwork.text.validation import explain_error
 
     given = {name: value for name, value in options.items() if value is not None}
@@ -505,8 +494,6 @@ def review(
     if corrections:
         _list_corrections(project, labels, as_json=json)
         return
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.open_project import current_user
     from graftwork.pipeline.repair import is_in_logs
     from graftwork.pipeline.review import ReviewQueue, list_items
@@ -570,8 +557,6 @@ class _ConsoleTerminal:
     """The terminal of the user; lines of standard input where that is no terminal."""
 
     def show(self, item: "ReviewItem", *, waiting: int) -> None:
-        from graftwork.cli.output import stdout
-        from graftwork.cli.show.tables import print_line, quote
 
         where = str(item.origin) if item.origin is not None else f"capture {item.capture}"
         role = f" · {item.group}" if item.group else ""
@@ -588,8 +573,6 @@ class _ConsoleTerminal:
         print_line(stdout, HELP)
 
     def say(self, text: str) -> None:
-        from graftwork.cli.output import stdout
-        from graftwork.cli.show.tables import print_line
 
         print_line(stdout, text)
 
@@ -598,7 +581,6 @@ class _ConsoleTerminal:
 
     def edit(self, text: str) -> str | None:
         """The text as the user left it in $VISUAL or $EDITOR; None where the editor failed."""
-        from graftwork.cli.show.tables import quote
 
         with tempfile.TemporaryDirectory(prefix="graft-review-") as folder:
             path = Path(folder) / "reply.txt"
@@ -641,11 +623,8 @@ def _shorten(text: str) -> str:
 
 
 def _list_corrections(project: Path | None, labels: Path | None, *, as_json: bool) -> None:
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.disk import write_atomic
     from graftwork.pipeline.corrections import list_corrections, list_judge_labels
-    from graftwork.text.wording import plural
 
     with opened(project) as work:
         found = list_corrections(work)
@@ -712,8 +691,6 @@ def export_captures(
         raise typer.BadParameter("name the file to write", param_hint="--out")
     from typing import cast, get_args
 
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.disk import write_atomic
     from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
 
@@ -745,7 +722,6 @@ def export_captures(
 def _revise_captures(settings: "CaptureSettings", **options: object) -> "CaptureSettings":
     from pydantic import ValidationError
 
-    from graftwork.records.errors import UserMistake
     from graftwork.text.validation import explain_error
 
     given = {name: value for name, value in options.items() if value}
@@ -779,7 +755,6 @@ def forget(
     Example:  graft data captures forget --session chat-17
     Example:  graft data captures forget --user ada@example.org --yes
     """
-    from graftwork.cli.output import print_json
     from graftwork.pipeline.forget import forget_captures
 
     if bool(session) == bool(user):
@@ -793,9 +768,6 @@ def forget(
 
 
 def _show_forgotten(found: "Forgotten") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote
-    from graftwork.text.wording import plural
 
     counted = f"{plural(found.captures, 'capture')}, {plural(found.feedback, 'item')} of feedback"
     print_line(

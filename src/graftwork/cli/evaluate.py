@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from graftwork.cli.command import Engine, Folder, Model, opened_with_progress, print_record, reporting
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stdout
+from graftwork.cli.show.tables import print_line, quote
+from graftwork.records.errors import EXIT_ANSWER_IS_NO, AnswerIsNo
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
@@ -91,7 +93,6 @@ def import_results(
 
     Example:  graft eval import logs/base.eval logs/adapter.eval
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.evaluation import show_imported
     from graftwork.pipeline.evaluation_commands import import_evaluation
 
@@ -123,8 +124,6 @@ def export_results(
 
     Example:  graft eval export --format inspect --out logs && inspect view --log-dir logs
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.evaluation_commands import export_evaluation
 
     with opened_with_progress(project, model) as work:
@@ -137,7 +136,6 @@ def export_results(
 
 
 def _show_savings(project: Path | None, model: str | None, *, as_json: bool) -> None:
-    from graftwork.records.errors import AnswerIsNo
 
     with reporting(project, model) as found:
         saved = found.savings()
@@ -232,7 +230,6 @@ def escalation(
 
 def _show_live(project: Path | None, model: str | None, *, as_json: bool) -> None:
     """Exit code 1 where a figure is not what was predicted."""
-    from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with reporting(project, model) as found:
         compared = found.live_escalation()
@@ -258,9 +255,7 @@ def calibrate(
 
     Example:  graft eval calibrate --json | jq '.modes[].kappa'
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.evaluation import show_calibration
-    from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with reporting(project, model) as found:
         judged = found.calibrate(limit=limit)

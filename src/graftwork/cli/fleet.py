@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.command import Folder, Model, opened, opened_with_progress, print_record, reporting
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stderr
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
@@ -139,7 +139,6 @@ def run_at_place(
 
 def choose_for(work: "OpenProject", request: "FleetRequest") -> "FleetRequest":
     """The request at the place that `--place auto` finds; prints the reasons on standard error."""
-    from graftwork.cli.output import stderr
     from graftwork.pipeline.fleet_reports import find_place
 
     chosen = find_place(work, request)
@@ -157,7 +156,6 @@ def choose_for(work: "OpenProject", request: "FleetRequest") -> "FleetRequest":
 
 def confirm_quote(quote: "RunQuote", *, yes: bool) -> bool:
     """Ask on standard error where the job costs money."""
-    from graftwork.cli.output import stderr
 
     if not quote.largest_usd:
         return True
@@ -200,7 +198,6 @@ def logs(
     """
     import sys
 
-    from graftwork.cli.output import print_json
     from graftwork.pipeline.fleet_jobs import follow_log, get_job, read_log
 
     with opened(project) as work:

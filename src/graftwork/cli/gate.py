@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from graftwork.cli.command import Folder, Model, reporting
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stdout
+from graftwork.cli.show.tables import print_line, quote, table
+from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +104,6 @@ def gate(
 def _gate_one(
     project: Path | None, model: str | None, junit: Path | None, *, update: bool, as_json: bool
 ) -> None:
-    from graftwork.cli.output import print_json
 
     with reporting(project, model) as found:
         verdict = found.gate(update=update)
@@ -124,7 +125,6 @@ def _gate_engine(
     update: bool,
     as_json: bool,
 ) -> None:
-    from graftwork.cli.output import print_json
     from graftwork.cli.serve import revise_engine
 
     with reporting(project, model) as found:
@@ -141,7 +141,6 @@ def _gate_engine(
 def _gate_family(
     project: Path | None, model: str | None, junit: Path | None, *, release: str | None, as_json: bool
 ) -> NoReturn:
-    from graftwork.cli.output import print_json
 
     with reporting(project, model) as found:
         verdict = found.gate_family(release=release)
@@ -154,8 +153,6 @@ def _gate_family(
 
 
 def _gate_all(project: Path | None, junit: Path | None, *, update: bool, as_json: bool) -> None:
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
 
     with reporting(project) as found:
         gated = found.gate_all(update=update)
@@ -170,8 +167,6 @@ def _gate_all(project: Path | None, junit: Path | None, *, update: bool, as_json
 
 
 def _gate_session(project: Path | None, model: str | None, *, update: bool, as_json: bool) -> None:
-    from graftwork.cli.output import print_json
-    from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with reporting(project, model) as opened:
         found = opened.gate_session(update=update)
@@ -193,9 +188,7 @@ def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
 
 
 def _print(verdict: "Verdict") -> None:
-    from graftwork.cli.output import stdout
     from graftwork.cli.show import show
-    from graftwork.cli.show.tables import print_line, quote
 
     show(stdout, verdict)
     for note in verdict.notes:
@@ -203,9 +196,7 @@ def _print(verdict: "Verdict") -> None:
 
 
 def _print_session(found: "NextStart") -> None:
-    from graftwork.cli.output import stdout
     from graftwork.cli.show.evaluation import OUTCOMES
-    from graftwork.cli.show.tables import print_line, quote, table
 
     title = "START FROM THIS CHECKPOINT" if found.start == "this" else "START FROM THE PREVIOUS CHECKPOINT"
     colour = "green" if found.start == "this" else "yellow"

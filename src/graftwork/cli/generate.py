@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.command import Folder
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stderr, stdout
+from graftwork.cli.show.tables import print_line, quote, table
+from graftwork.records.errors import UserMistake
+from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,9 +76,7 @@ def generate(
     """
     if context.invoked_subcommand is not None:
         return
-    from graftwork.cli.output import print_json
     from graftwork.pipeline.components import ComponentRequest, generate_components
-    from graftwork.records.errors import UserMistake
 
     if spec is None or engine is None:
         missing = "--spec" if spec is None else "--engine"
@@ -102,10 +103,7 @@ def generate(
 
 def _warn(spec: Path, cases: Path | None) -> None:
     """What `graft spec check` finds, in one line."""
-    from graftwork.cli.output import stderr
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.components.spec.check import check_file
-    from graftwork.text.wording import plural
 
     report = check_file(spec, cases)
     found = [each for each in report.findings if each.level != "note"]
@@ -140,7 +138,6 @@ def _settings(
 
 def _read_stages(text: str) -> "tuple[Stage, ...]":
     from graftwork.components.generate.run import STAGES
-    from graftwork.records.errors import UserMistake
 
     parts = {part.strip() for part in text.split(",") if part.strip()}
     chosen = tuple(stage for stage in STAGES if str(stage) in parts)
@@ -152,8 +149,6 @@ def _read_stages(text: str) -> "tuple[Stage, ...]":
 
 
 def _show(outcome: "GenerationOutcome") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote, table
     from graftwork.components.generate.run import STAGES
 
     rows = table("component", "state", "total", "pass@1 at 1 2 3 4", "figures below 1", right=("total",))
@@ -192,8 +187,6 @@ def _figure(value: float | None) -> str:
 
 
 def _show_rates(rates: "tuple[StageRate, ...]") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import table
 
     rows = table(
         "stage",
@@ -228,8 +221,6 @@ def verify(
 
     Example:  graft generate verify generated --spec converter.tiki
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.components import verify_components
 
     with _settings(project) as (settings, _, _):
@@ -266,8 +257,6 @@ def episodes(
 
     Example:  graft generate episodes generated --spec converter.tiki --to logs --held-out 5
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.components import write_episodes
 
     with _settings(project) as (_, work, _):
@@ -303,8 +292,6 @@ def report(
 
     Example:  graft generate report after --against before
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import table
     from graftwork.components.generate.report import compare_rates
     from graftwork.pipeline.components import read_rates
 

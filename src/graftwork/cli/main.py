@@ -21,7 +21,7 @@ from typing import NoReturn
 import typer
 from typer.core import TyperGroup
 
-from graftwork.cli.output import print_error
+from graftwork.cli.output import print_error, stderr
 from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftError, Interrupted
 
 COMMANDS = {
@@ -257,8 +257,6 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         from rich.text import Text
-
-        from graftwork.cli.output import stderr
 
         message = record.getMessage()
         if message not in self._printed:

@@ -7,6 +7,7 @@ import typer
 
 from graftwork.cli.command import Folder, print_record
 from graftwork.cli.output import Json
+from graftwork.records.errors import UserMistake
 
 if TYPE_CHECKING:
     from graftwork.project.load import ProjectFolder
@@ -41,7 +42,6 @@ def pull(
     from graftwork.cli.progress import RichReporter
     from graftwork.pipeline.models import pull_model
     from graftwork.pipeline.open_project import report_downloads
-    from graftwork.records.errors import UserMistake
 
     found = _find_project(project)
     if name is None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from graftwork.cli.command import Folder, Model, opened, print_record, reporting
-from graftwork.cli.output import Json
-from graftwork.records.errors import EXIT_ANSWER_IS_NO
+from graftwork.cli.output import Json, print_json, stderr, stdout
+from graftwork.cli.show.tables import print_line, quote
+from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
+from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,7 +153,6 @@ def fit(
     """
     options = dict(locals())
     from graftwork.api.plans import plan_fit
-    from graftwork.cli.output import print_json, stderr, stdout
 
     asked = {name: value for name, value in options.items() if name not in ("write", "json")}
     answer = plan_fit(**asked, on_progress=lambda message: stderr.print(message, style="dim"))
@@ -249,7 +250,6 @@ def serve(
     from graftwork.plan.serving.answer import make_question
     from graftwork.plan.serving.answer import serve as answer_question
     from graftwork.plan.serving.question import ServeLoad
-    from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     load = ServeLoad(
         engine=engine,
@@ -382,7 +382,6 @@ def compare(
     """
     from datetime import date
 
-    from graftwork.cli.output import print_json, stdout
     from graftwork.plan.cost.compare import OfferFilter, compare_places
     from graftwork.plan.cost.types import Terms
 
@@ -437,7 +436,6 @@ def cards_of(text: str, option: str) -> tuple[str, int]:
 
 def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
     from graftwork.plan.cost.runs import MeasuredRun
-    from graftwork.records.errors import UserMistake
 
     if hours is None and on is None:
         return None
@@ -593,7 +591,6 @@ def week(
 
     Example:  graft plan week --scenario sequential --ical manual.ics --json | jq .value,.gap
     """
-    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.pipeline.week import WeekRequest, plan_project_week, read_events, read_schedule
     from graftwork.pipeline.week_files import compare_proposal, write_files
     from graftwork.plan.week.problem import Effort
@@ -666,7 +663,6 @@ def lint(
 
     Example:  graft plan lint training.yaml --rows 238 --gpu "RTX 4090" --json
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.lint import Given, lint_file
     from graftwork.project.load import PROJECT_FILE, find_project
 
@@ -693,8 +689,6 @@ def lint(
 
 
 def _show_lint(console: "Console", done: "Linted") -> None:
-    from graftwork.cli.show.tables import print_line, quote
-    from graftwork.text.wording import plural
 
     for finding in done.findings:
         key = f" [dim]({quote(finding.key)})[/]" if finding.key else ""
@@ -739,7 +733,6 @@ def probe(
 
     Example:  graft plan probe --model deepseek-coder-6.7b --json | jq .figures.tokens_per_second
     """
-    from graftwork.cli.output import stderr
     from graftwork.pipeline.probe import keep_probe, shape_to_probe, takes_long_to_find
     from graftwork.records.plan import ProbeJob
 
@@ -769,7 +762,6 @@ def _open_if_any(project: Path | None) -> "ProjectFolder | None":
 
 
 def _run_probe(job: "ProbeJob") -> "ProbeFacts":
-    from graftwork.cli.output import stderr
     from graftwork.pipeline.probe import run_probe
 
     with stderr.status("starting") as status:
@@ -781,7 +773,6 @@ def _run_probe(job: "ProbeJob") -> "ProbeFacts":
 
 
 def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) -> None:
-    from graftwork.cli.output import print_json, stdout
     from graftwork.costmodel.probed_rates import probe_figures
 
     figures = probe_figures(facts)
@@ -808,7 +799,6 @@ def _show_past(project: Path | None, runs: int, *, as_json: bool) -> None:
     with opened(project) as work:
         found = past_residuals(work, runs=runs)
     if as_json:
-        from graftwork.cli.output import print_json
         from graftwork.records.base import Figure
 
         body = found.model_dump(mode="json")
@@ -819,7 +809,6 @@ def _show_past(project: Path | None, runs: int, *, as_json: bool) -> None:
                 entry["inside"] = residual.inside
         print_json(body)
         return
-    from graftwork.cli.output import stdout
     from graftwork.cli.show.plan import show_past
 
     show_past(stdout, found)
@@ -842,13 +831,11 @@ def catalog(
     from datetime import date
 
     from graftwork.api.plans import list_catalog
-    from graftwork.cli.output import print_json
 
     listed = list_catalog(kind, overlay=catalog, today=date.today())
     if json:
         print_json(listed)
         return
-    from graftwork.cli.output import stdout
     from graftwork.cli.show.costs import show_catalog
 
     show_catalog(stdout, listed)
@@ -884,7 +871,6 @@ def plan(
     if past is not None:
         _show_past(project, past, as_json=json)
         return
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
 
     with reporting(project, model) as found:

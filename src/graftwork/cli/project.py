@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.command import Folder, reporting
-from graftwork.cli.output import Json
-from graftwork.records.errors import EXIT_ENVIRONMENT
+from graftwork.cli.output import Json, print_json, stderr, stdout
+from graftwork.cli.show.tables import print_line, quote, table
+from graftwork.records.errors import EXIT_ENVIRONMENT, UserMistake
 
 if TYPE_CHECKING:
     from graftwork.project.init import Started
@@ -40,8 +41,6 @@ def init(
 
     Example:  graft init logs/tickets.jsonl
     """
-    from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.project.init import start_project
 
     folder, named = _find_logs(logs or [], project)
@@ -81,8 +80,6 @@ def _find_logs(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:
 
 
 def _show(proposal: "Proposal", started: "Started") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote, table
     from graftwork.project.propose import KINDS
 
     print_line(stdout, f"[bold]{KINDS[proposal.kind]}[/]: {quote(proposal.kind_why)}")
@@ -103,7 +100,6 @@ def _show(proposal: "Proposal", started: "Started") -> None:
 
 def describe_counts(proposal: "Proposal", started: "Started") -> str:
     """How many rows each step leaves, and what says more about the others."""
-    from graftwork.cli.show.tables import quote
 
     read, usable, kept = started.rows_read, started.rows_usable, proposal.rows
     text = f"{read:,} rows read, {usable:,} usable"
@@ -122,8 +118,6 @@ MOST_FIELDS = 20
 
 def _show_fields(started: "Started") -> None:
     """The own fields of the rows and what they are taken for."""
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote, table
 
     if not started.fields:
         return
@@ -142,7 +136,6 @@ def _show_fields(started: "Started") -> None:
 
 def _show_preflight(folder: Path, started: "Started", *, as_json: bool) -> None:
     """What `graft run` will do, and its estimated time."""
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.plan import show_preflight
 
     with reporting(folder) as project:
@@ -176,13 +169,10 @@ def doctor(
 
     Example:  graft doctor --dry-run
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.progress import RichReporter
-    from graftwork.cli.show.tables import quote, table
     from graftwork.pipeline.doctor.examine import examine
     from graftwork.process.worker import stoppable
     from graftwork.project.load import find_project, open_project
-    from graftwork.records.errors import UserMistake
 
     has_project = project is not None or find_project() is not None
     if dry_run and not has_project:
@@ -210,7 +200,6 @@ def schema() -> None:
 
     Example:  graft schema > graft.schema.json
     """
-    from graftwork.cli.output import print_json
     from graftwork.project.settings import ProjectSettings
 
     print_json(ProjectSettings.model_json_schema())

@@ -18,7 +18,10 @@ from graftwork.cli.command import (
     print_record,
     reporting,
 )
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stdout
+from graftwork.cli.show.tables import print_line
+from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
+from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
     from graftwork.pipeline.open_project import OpenProject
@@ -73,8 +76,6 @@ def push(
 
     Example:  graft release push champion --ssh gpu1:/srv/releases --alias champion
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.records.errors import UserMistake
 
     ways = (to, hub, ssh, mlflow, trackio)
     if sum(way is not None for way in ways) > 1 or (alias is not None and ssh is None):
@@ -104,7 +105,6 @@ def pull(
 
     Example:  graft release pull 3f2a --from s3://bucket/releases
     """
-    from graftwork.cli.output import print_json, stdout
 
     with opened_with_progress(project) as work:
         done = _fetch(work, name, url=from_, hub=hub)
@@ -150,10 +150,8 @@ def deploy(
 
     Example:  graft release deploy champion --ssh gpu1:/srv/helpdesk
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.deploy import HERE
     from graftwork.pipeline.deploy import deploy as put_into_service
-    from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with opened_with_progress(project) as work:
         done = put_into_service(
@@ -184,8 +182,6 @@ def deploy(
 def _read_questions(source: str | None) -> list[list[dict[str, str]]]:
     import json
     import sys
-
-    from graftwork.records.errors import UserMistake
 
     if source is None:
         return []
@@ -241,7 +237,6 @@ def _track(
 
 def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
     from graftwork.pipeline import release_transfer
-    from graftwork.records.errors import UserMistake
 
     if hub is not None and url is None and name is None:
         return release_transfer.pull_from_hub(work, hub)
@@ -332,7 +327,6 @@ def export(
         else:
             _export_for_program(name, to, format, precision, project=project, as_json=json)
         return
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.release_transfer import export_base, export_release
 
     with opened_with_progress(project) as work:
@@ -373,7 +367,6 @@ def _export_for_program(
 ) -> None:
     from typing import get_args
 
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.release_formats import export_for_program
     from graftwork.records.release import GgufPrecision
 
@@ -407,7 +400,6 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
 
     Example:  graft release import champion.tar
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.release_transfer import import_release
 
     with opened_with_progress(project, model) as work:
@@ -466,7 +458,6 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
 
     Example:  graft release show champion
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_known
     from graftwork.pipeline.releases import read_verdict
     from graftwork.registry.aliases import find_release
@@ -491,7 +482,6 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
 
     Example:  graft release verify champion
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.release_transfer import report_bytes
     from graftwork.pipeline.releases import open_store
     from graftwork.registry.aliases import find_release
@@ -515,7 +505,6 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
 
     Example:  graft release log --alias champion
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_log
     from graftwork.pipeline.releases import full_alias
 
@@ -540,7 +529,6 @@ def lineage(
 
     Example:  graft release lineage champion
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_lineage
     from graftwork.pipeline.release_lineage import to_dot, trace_release
     from graftwork.registry.aliases import find_release
@@ -599,7 +587,6 @@ def promote(
         )
     if metric is not None or sessions is not None or hours is not None:
         raise typer.BadParameter("--metric, --sessions and --hours need --canary")
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.releases import promote_release
 
     with opened(project) as work:
@@ -673,12 +660,9 @@ def list_(
 
     Example:  graft release list --decision deploy --since 30d
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_entries
-    from graftwork.cli.show.tables import print_line
     from graftwork.pipeline.releases import count_unindexed, index_releases, make_query
     from graftwork.records.release import ReleaseQuery
-    from graftwork.text.wording import plural
 
     filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
     query = make_query(filters, decision=decision, since=since, limit=limit)
@@ -748,9 +732,7 @@ def collect(
 
     Example:  graft release gc --dry-run
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_garbage
-    from graftwork.cli.show.tables import print_line
     from graftwork.pipeline.releases import collect_garbage
 
     with opened_with_progress(project) as work:
@@ -808,12 +790,10 @@ def edit(
     Example:  graft release edit champion --tag keep --note "answers in French since the March logs"
     Example:  graft release edit 3f2a --sign ~/.minisign/minisign.key
     """
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.open_project import current_user, timestamp
     from graftwork.pipeline.releases import sign_release
     from graftwork.registry.aliases import find_release
     from graftwork.registry.signatures import create_key_pair, load_secret_key
-    from graftwork.text.wording import plural
 
     if not any((tag, untag, note is not None, version, sign, new_key)):
         raise typer.BadParameter("name a change: --tag, --untag, --note, --version, --sign or --new-key")
@@ -882,7 +862,6 @@ def ab(
     """
     from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
     from graftwork.pipeline.shadow import compare_shadow
-    from graftwork.records.errors import UserMistake
 
     if traffic not in ("captures", "shadow"):
         raise UserMistake(
@@ -922,7 +901,6 @@ def ab(
 
 def _show_shadow(project: Path | None, model: str | None, *, as_json: bool) -> NoReturn:
     """The challenger of serve.shadow against what users got, by every check of the project."""
-    from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 
     with reporting(project, model) as opened_project:
         found = opened_project.shadow()

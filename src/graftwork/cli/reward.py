@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.command import Folder, Model, opened
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stderr, stdout
+from graftwork.cli.show.tables import print_line, quote, table
 
 if TYPE_CHECKING:
     from graftwork.pipeline.reward_check import RewardCheck
@@ -30,7 +31,6 @@ def check(project: Folder = None, model: Model = None, cases: Cases = 4, json: J
 
     Example:  graft reward check --cases 8
     """
-    from graftwork.cli.output import print_json, stderr
     from graftwork.pipeline.reward_check import check_rewards
 
     with opened(project, model) as work, stderr.status("trying the reference and the catalogue of hacks"):
@@ -66,8 +66,6 @@ def export(
 
     Example:  graft reward export --out tasks/small_functions
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.taskset_export import export_taskset
 
     with opened(project, model) as work:
@@ -82,8 +80,6 @@ def export(
 
 
 def _show(found: "RewardCheck") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote, table
     from graftwork.pipeline.reward_check import explain
 
     ungraded = "references are not graded" if found.references else "no prompt has a reference"

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.command import Detach, Folder, RunId, opened, print_record, reporting, start_detached
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stderr, stdout
+from graftwork.cli.show.tables import fit_words, print_line, quote, table
+from graftwork.records.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_RESUME_ME,
+    EXIT_USER_MISTAKE,
+    GraftError,
+    UserMistake,
+)
+from graftwork.text.wording import duration, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +63,6 @@ def run(
     if detach:
         start_detached("run", project=project, model=None, as_json=json)
         return
-    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.show.data import warn_of_unread
     from graftwork.pipeline.steps.data import PreparedData
     from graftwork.records.report import Verdict
@@ -76,9 +84,7 @@ def run(
 
 def _show_estimate(project: "Project") -> None:
     """The estimated time on standard error, where anything is to do. The run itself reports errors."""
-    from graftwork.cli.output import stderr
     from graftwork.cli.show import show
-    from graftwork.records.errors import GraftError
 
     try:
         planned = project.plan_run()
@@ -89,7 +95,6 @@ def _show_estimate(project: "Project") -> None:
 
 
 def _dry_run(project: Path | None, *, as_json: bool) -> None:
-    from graftwork.records.errors import EXIT_USER_MISTAKE
 
     with reporting(project) as opened_project:
         found = opened_project.dry_run()
@@ -108,10 +113,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     Example:  graft status --json
     """
     from graftwork.api.project import open_project
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.live import show_shadow
-    from graftwork.cli.show.tables import fit_words, print_line, quote
-    from graftwork.text.wording import plural
 
     found = open_project(project).status()
     if json:
@@ -140,8 +142,6 @@ def status(project: Folder = None, json: Json = False) -> None:
 
 
 def _print_drift(drift: "PromptDrift") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote
 
     if drift.all is None:
         if drift.dataset:
@@ -174,8 +174,6 @@ STATES = {
 
 
 def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
-    from graftwork.cli.show.tables import quote, table
-    from graftwork.text.wording import duration
 
     right = ("took", "planned")
     rows = table("step", "state", "because", "last done", *right, title=found.project, right=right)
@@ -188,9 +186,6 @@ def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
 
 
 def _print_next(found: "ProjectStatus") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line
-    from graftwork.text.wording import duration
 
     coming = found.next
     running = next((state.step for state in found.steps if state.state == "running"), None)
@@ -211,8 +206,6 @@ def _print_next(found: "ProjectStatus") -> None:
 
 
 def _print_endpoint(endpoint: "EndpointStatus") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote
 
     colour = {"ok": "green", "starting": "cyan", "down": "red", "other": "yellow"}.get(endpoint.state, "dim")
     text = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
@@ -223,7 +216,6 @@ def _print_endpoint(endpoint: "EndpointStatus") -> None:
 
 def describe_autoscale(found: "AutoscaleStatus") -> str:
     from graftwork.grading.metrics import show_dollars
-    from graftwork.text.wording import duration, plural
 
     share = found.idle_seconds / found.replica_seconds if found.replica_seconds else 0.0
     memory = "" if found.idle_memory_gib is None else f" with {found.idle_memory_gib:.2f} GiB"
@@ -236,8 +228,6 @@ def describe_autoscale(found: "AutoscaleStatus") -> str:
 
 
 def _print_losses(totals: "CaptureTotals | None") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line
 
     if totals is None:
         return
@@ -251,8 +241,6 @@ def _print_losses(totals: "CaptureTotals | None") -> None:
 
 def _table_of_runs(runs: "Sequence[RunStatus]") -> "PlainTable":
     """Runs with their state; columns that are empty for every run are left out."""
-    from graftwork.cli.show.tables import table
-    from graftwork.text.wording import duration
 
     columns = {
         "run": [run.id for run in runs],
@@ -273,7 +261,6 @@ def _table_of_runs(runs: "Sequence[RunStatus]") -> "PlainTable":
 
 def _step_times(run: "RunStatus") -> str:
     """The measured time of a training step, and the planned one."""
-    from graftwork.text.wording import duration
 
     if run.expected_step_seconds is None:
         return ""
@@ -306,7 +293,6 @@ def logs(
     from pathlib import Path
 
     from graftwork.pipeline.runs import Events, find_run
-    from graftwork.records.errors import UserMistake
 
     with opened(project) as work:
         if follow and run is None:
@@ -348,9 +334,6 @@ def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
 
 def _report_end(run: "RunEntry", *, as_json: bool) -> None:
     """How the run ended; exits with its code."""
-    from graftwork.cli.output import stderr
-    from graftwork.cli.show.tables import print_line, quote
-    from graftwork.records.errors import EXIT_ENVIRONMENT, EXIT_RESUME_ME
 
     error = run.error or {}
     code = {"done": 0, "stopped": EXIT_RESUME_ME}.get(
@@ -369,8 +352,6 @@ def _print(event: "Event", *, as_json: bool, vitals: bool) -> None:
         return
     if event.kind == "machine" and not vitals:
         return
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line
     from graftwork.cli.show.training import to_markup
 
     print_line(stdout, to_markup(event), soft_wrap=True)
@@ -384,7 +365,6 @@ def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json
 
     Example:  graft stop
     """
-    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.pipeline.runs import ask_to_stop, end_at_once, find_processes, find_run
     from graftwork.process.heartbeat import read_beat
 

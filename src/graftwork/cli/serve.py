@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graftwork.cli.command import Folder, opened
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stdout
+from graftwork.cli.show.tables import fit_words, print_line, quote, table
+from graftwork.records.errors import UserMistake
 
 if TYPE_CHECKING:
     from graftwork.pipeline.reporter import Reporter
@@ -75,7 +77,6 @@ def serve(
         _reload(project, as_json=json)
         return
     from graftwork.api.project import open_project
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.serving import describe_experiment
 
     start = ExitStack()
@@ -123,7 +124,6 @@ def _choose_reporter(settings: "ServeSettings", start: ExitStack) -> "Reporter":
 
 def _reload(project: Path | None, *, as_json: bool) -> None:
     from graftwork.api.project import open_project
-    from graftwork.cli.output import print_json, stdout
 
     result = open_project(project).reload_endpoint()
     if as_json:
@@ -146,7 +146,6 @@ def revise_engine(settings: "ServeSettings", kind: str) -> "ServeSettings":
 def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSettings":
     from pydantic import ValidationError
 
-    from graftwork.records.errors import UserMistake
     from graftwork.text.validation import explain_error
 
     try:
@@ -202,8 +201,6 @@ def create(
 
     Example:  graft serve keys create ci --model champion --expires 30d --requests-per-minute 60
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.disk import write_atomic
     from graftwork.pipeline.keys import create_key
     from graftwork.serve.budgets import KeyBudget
@@ -239,8 +236,6 @@ def list_keys(project: Folder = None, json: Json = False) -> None:
 
     Example:  graft serve keys list --json
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import fit_words, print_line, quote, table
 
     with opened(project) as work:
         keys = work.api_keys.list()
@@ -274,8 +269,6 @@ def revoke(
 
     Example:  graft serve keys revoke ci
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.keys import revoke_key
 
     with opened(project) as work:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_error, print_json, stdout
+from graftwork.cli.show.tables import print_line, quote, table
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
     from graftwork.components.spec.check import SpecReport
@@ -42,10 +45,8 @@ def check(
 
     Example:  graft spec check converter.tiki
     """
-    from graftwork.cli.output import print_error, print_json
     from graftwork.components.spec.check import check_file, find_duplicates
     from graftwork.components.spec.read import ENDINGS
-    from graftwork.records.errors import GraftError, UserMistake
 
     paths = [
         path
@@ -91,22 +92,16 @@ def check(
 
 
 def _quote(text: str) -> str:
-    from graftwork.cli.show.tables import quote
 
     return quote(text)
 
 
 def _line(text: str) -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line
 
     print_line(stdout, text)
 
 
 def _show_report(report: "SpecReport", *, notes: bool) -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import quote, table
-    from graftwork.text.wording import plural
 
     runs = sum(each.executable for each in report.requirements)
     _line(
@@ -145,8 +140,6 @@ def show(file: SpecFile, json: Json = False) -> None:
 
     Example:  graft spec show converter.tiki
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import quote, table
     from graftwork.components.spec.check import to_outline
     from graftwork.components.spec.read import read_spec
 
@@ -180,8 +173,6 @@ def diff(
 
     Example:  graft spec diff old.tiki new.tiki
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import quote, table
     from graftwork.components.spec.diff import diff_trees
     from graftwork.components.spec.read import read_spec
 
@@ -218,12 +209,10 @@ def convert(
     """
     import sys
 
-    from graftwork.cli.output import print_json
     from graftwork.components.spec.read import parse_spec, write_spec
     from graftwork.components.spec.schemas import read_any
     from graftwork.components.spec.tree import same_tree
     from graftwork.files.disk import write_atomic
-    from graftwork.records.errors import UserMistake
 
     tree = read_any(file)
     text = write_spec(tree, to.value)

@@ -18,7 +18,7 @@ from graftwork.cli.command import (
     start_detached,
 )
 from graftwork.cli.fleet import Yes
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 AllModels = Annotated[
@@ -130,7 +130,6 @@ def _train_on_machines(
     engine: EngineName | None,
     as_json: bool,
 ) -> None:
-    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.pipeline.cluster_training import train_on_cluster
     from graftwork.pipeline.multi_node import answer_calls, machine_commands, with_machines
 

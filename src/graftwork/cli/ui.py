@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from graftwork.cli.command import Folder
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stdout
+from graftwork.records.errors import UserMistake, needs_extra
 
 
 def ui(
@@ -40,7 +41,6 @@ def ui(
     Example:  graft ui --allow-actions
     """
     from graftwork.api.project import open_project
-    from graftwork.records.errors import UserMistake, needs_extra
 
     found = open_project(project)
     with needs_extra("ui", why="it serves the page of `graft ui`"):
@@ -63,8 +63,6 @@ def ui(
 
 def _show(address: object, *, as_json: bool, browser: bool) -> None:
     import sys
-
-    from graftwork.cli.output import print_json, stdout
 
     url, link, already = (getattr(address, name) for name in ("url", "link", "already_running"))
     if as_json:

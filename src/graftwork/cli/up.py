@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from graftwork.cli.command import Folder, opened, print_record, reporting
-from graftwork.cli.output import Json
+from graftwork.cli.output import Json, print_json, stdout
+from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
     from graftwork.pipeline.cycle.session import ControlAction
@@ -91,7 +92,6 @@ def up(
 
 def _run_once(project: Folder, *, as_json: bool) -> None:
     from graftwork.pipeline.cycle.session import run_once
-    from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with reporting(project, tables=not as_json) as found, found.open() as work:
         ended = run_once(work)
@@ -121,7 +121,6 @@ def _follow_week(project: Folder, *, once: bool, dry_run: bool, as_json: bool) -
 def _decide(
     action: Action, step: str | None, reason: str, who: str | None, project: Folder, *, as_json: bool
 ) -> None:
-    from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.cycle import session
 
     with opened(project) as work:

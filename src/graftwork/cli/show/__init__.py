@@ -1,10 +1,12 @@
 """Records as tables for the terminal, one function per type of record."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
-from graftwork.records.base import Record
+    from graftwork.records.base import Record
 
 PRINTERS = {
     "Audit": "data.show_audit",
@@ -61,7 +63,7 @@ PRINTERS = {
 """Type of record -> module of this folder and its function: a module is imported when it prints."""
 
 
-def show(console: Console, record: Record) -> None:
+def show(console: "Console", record: "Record") -> None:
     """Print the record as tables, or as JSON if there is no printer for it."""
     printer = PRINTERS.get(type(record).__name__)
     if printer is None:
