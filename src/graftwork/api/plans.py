@@ -14,7 +14,7 @@ from graftwork.model.shape import total_parameters
 from graftwork.pipeline.fit import FitRequest, answer_fit
 from graftwork.plan.catalog.api_prices import list_token_prices
 from graftwork.plan.catalog.hardware import list_cpus, list_gpus
-from graftwork.plan.catalog.models import CatalogModel, list_models
+from graftwork.plan.catalog.models import list_models
 from graftwork.plan.catalog.prices import age_days, is_stale, list_offers, list_places, list_quoted_offers
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
@@ -211,7 +211,11 @@ def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict
             where=kind,
         )
     parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "models": lambda: [_aged(model, today) | _counted(model) for model in list_models(overlay=overlay)],
+        "models": lambda: [
+            _aged(model, today)
+            | {"parameters": Figure.exact(total_parameters(model.shape)).model_dump(mode="json")}
+            for model in list_models(overlay=overlay)
+        ],
         "gpus": lambda: [_aged(gpu, today) for gpu in list_gpus(overlay=overlay)],
         "cpus": lambda: [_aged(cpu, today) for cpu in list_cpus(overlay=overlay)],
         "prices": lambda: [_priced(offer, today) for offer in list_offers(overlay=overlay)],
@@ -230,7 +234,3 @@ def _aged(row: Record, today: date) -> dict[str, Any]:
 def _priced(row: Record, today: date) -> dict[str, Any]:
     body = _aged(row, today)
     return {**body, "stale": is_stale(body["dated"], today=today)}
-
-
-def _counted(model: CatalogModel) -> dict[str, Any]:
-    return {"parameters": Figure.exact(total_parameters(model.shape)).model_dump(mode="json")}

@@ -364,7 +364,10 @@ def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
     if field.values or not field.gradable or field.rule == "set":
         return field
     pairs = [
-        (_show(value), " ".join(message.content for message in case.messages).casefold())
+        (
+            (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)),
+            " ".join(message.content for message in case.messages).casefold(),
+        )
         for case in cases
         if (document := parse_object(case.reference)) is not None
         and not isinstance(value := look_up(document, field.path), list)
@@ -379,10 +382,6 @@ def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
         return field
     why = "all different and not in the prompt, so they cannot be known: only similarity counts"
     return field.model_copy(update={"rule": "token_f1", "why": why})
-
-
-def _show(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _choose_metrics(

@@ -44,7 +44,9 @@ def hide_all(_value: str) -> str:
 
 def hide_login(address: str) -> str:
     """The address without login, query and fragment. `cached::s3://…` is a chain of several addresses."""
-    return "::".join(_hide_login(part) for part in address.split("::"))
+    return "::".join(
+        _BEHIND_THE_PATH.sub(HIDDEN, _LOGIN.sub(f"{HIDDEN}@", part), count=1) for part in address.split("::")
+    )
 
 
 def hide_path(address: str) -> str:
@@ -52,11 +54,6 @@ def hide_path(address: str) -> str:
     found = _SCHEME_AND_HOST.match(address)
     # With an @ anywhere it is not certain which part is the host.
     return HIDDEN if found is None or "@" in address else f"{found[0]}/{HIDDEN}"
-
-
-def _hide_login(address: str) -> str:
-    # Up to the last @: a password may hold any character, even where it should not.
-    return _BEHIND_THE_PATH.sub(HIDDEN, _LOGIN.sub(f"{HIDDEN}@", address), count=1)
 
 
 SecretText = Annotated[str, Secret(hide_all)]

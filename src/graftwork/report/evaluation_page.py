@@ -223,10 +223,10 @@ def render_evaluation(page: EvaluationPage) -> str:
             failed=_failed(report),
             cuts=cut_tables(report.slices),
             confusions=confusion_tables(report),
-            confidence=_confidence(report),
+            confidence=next((metric.confidence for metric in report.candidate.metrics.values()), 0.95),
             facts=_facts(report),
             script=Markup(script) if browsed else "",
-            script_hash=_policy_hash(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             data=embed(list_cases(page.cases, report=report, answers=page.answers)) if browsed else "",
         )
     )
@@ -239,10 +239,6 @@ def kind_of(report: Report, subject: SubjectReport) -> str:
     if subject.subject == report.baseline.subject:
         return "before"
     return "champion" if subject.subject == report.champion else "other"
-
-
-def _policy_hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def draw_metrics(report: Report) -> Markup:
@@ -267,10 +263,6 @@ def _names(report: Report) -> list[str]:
     """The candidate's metrics first, in their order; then what only others have."""
     candidate, *others = report.candidate, report.baseline, *report.others
     return list(dict.fromkeys(name for subject in (candidate, *others) for name in subject.metrics))
-
-
-def _confidence(report: Report) -> float:
-    return next((metric.confidence for metric in report.candidate.metrics.values()), 0.95)
 
 
 def metric_rows(report: Report) -> list[dict[str, Any]]:

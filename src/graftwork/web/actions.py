@@ -334,7 +334,11 @@ def log_action(form: ActionForm, name: str, command: str, *, outcome: str) -> No
 
 def show_log(request: Request) -> Response:
     project = project_of(request)
-    lines = [ActionLine.model_validate(line) for line in _read_lines(log_path(project))]
+    lines = [
+        ActionLine.model_validate(line)
+        for line in Journal(log_path(project)).read()
+        if isinstance(line, dict)
+    ]
     return render(
         request,
         "actions.html.jinja",
@@ -344,10 +348,6 @@ def show_log(request: Request) -> Response:
         moves=releases.read_alias_log(project)[:SHOWN],
         file=log_path(project),
     )
-
-
-def _read_lines(path: Path) -> list[dict[str, object]]:
-    return [line for line in Journal(path).read() if isinstance(line, dict)]
 
 
 async def set_name(request: Request) -> Response:

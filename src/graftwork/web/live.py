@@ -97,14 +97,14 @@ async def events(request: Request) -> Response:
                 async for mark in following:
                     if await request.is_disconnected():
                         return
-                    yield ": quiet\n\n" if mark is None else _event(mark)
+                    yield (
+                        ": quiet\n\n"
+                        if mark is None
+                        else f"id: {_clean(mark)}\nevent: graft:change\ndata: changed\n\n"
+                    )
 
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
-
-
-def _event(mark: str) -> str:
-    return f"id: {_clean(mark)}\nevent: graft:change\ndata: changed\n\n"
 
 
 def _clean(text: str) -> str:

@@ -169,7 +169,7 @@ def _rows(found: PlaceComparison, shown: Sequence[PlaceRow]) -> PlainTable:
     made = table(*columns, "verdict", right=RIGHT)
     for row in shown:
         cells = [
-            quote(_place(row)),
+            quote(row.title + billed_how(row.title, row.billing)),
             quote(f"{row.gpus} × {row.gpu}" if row.gpus > 1 else row.gpu),
             f"{row.training_hours.value:.1f}" if row.fits else "–",
             f"{row.usd_per_hour.value:.2f}{'[yellow]*[/]' if row.stale else ''}",
@@ -197,10 +197,6 @@ def _limits(row: PlaceRow) -> tuple[str, ...]:
     if not row.fits or not row.recommended:
         return ()
     return tuple(limit for limit in row.limits if not limit.startswith("1 session "))
-
-
-def _place(row: PlaceRow) -> str:
-    return row.title + billed_how(row.title, row.billing)
 
 
 def _dates(shown: Sequence[PlaceRow]) -> str:

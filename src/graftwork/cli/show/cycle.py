@@ -191,7 +191,10 @@ def _show_sessions(console: Console, schedule: WeekSchedule) -> None:
         notes = [
             "kept" if session.fixed else "",
             "start by hand" if session.by_hand and not session.fixed else "",
-            "from the main model's adapter" if session.round and _is_heir(schedule, session.model) else "",
+            "from the main model's adapter"
+            if session.round
+            and any(model.model == session.model and model.inherited_hours > 0 for model in schedule.models)
+            else "",
         ]
         made.add_row(
             f"{session.starts_at:%a %H:%M} – {session.ends_at:%a %H:%M}",
@@ -202,10 +205,6 @@ def _show_sessions(console: Console, schedule: WeekSchedule) -> None:
             "; ".join(filter(None, notes)),
         )
     console.print(fit_words(console, made))
-
-
-def _is_heir(schedule: WeekSchedule, name: str) -> bool:
-    return any(model.model == name and model.inherited_hours > 0 for model in schedule.models)
 
 
 def _show_models(console: Console, schedule: WeekSchedule) -> None:

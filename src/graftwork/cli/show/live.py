@@ -23,7 +23,7 @@ def show_router(console: Console, trained: TrainedRouter) -> None:
         ("right where it is sure", card.sure_accuracy),
         (f"unsure, answered by {card.main}", card.unsure),
     ):
-        table.add_row(name, f"{share.value:.1%}", _interval(share), str(share.n))
+        table.add_row(name, f"{share.value:.1%}", f"{share.low:.1%} to {share.high:.1%}", str(share.n))
     console.print(table)
     chosen = sorted({name for found in card.confusion.values() for name in found})
     confusion = Table("question of", *chosen, box=None)
@@ -37,10 +37,6 @@ def show_router(console: Console, trained: TrainedRouter) -> None:
         highlight=False,
     )
     console.print(f"written to {trained.path}", highlight=False, soft_wrap=True)
-
-
-def _interval(share: MeasuredShare) -> str:
-    return f"{share.low:.1%} to {share.high:.1%}"
 
 
 _MARKS = {"better": "[bold green]better[/]", "worse": "[bold red]worse[/]", "open": "[dim]not decided[/]"}

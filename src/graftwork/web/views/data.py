@@ -8,7 +8,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from graftwork.api import datasets
-from graftwork.records.dataset import Audit, Finding
 from graftwork.report.plots import draw_lengths
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
@@ -26,13 +25,9 @@ def index(request: Request) -> Response:
         title="Data",
         section=SECTION,
         audit=audit,
-        findings=_by_severity(audit),
+        findings=sorted(audit.findings, key=lambda found: SEVERITIES[found.severity]) if audit else [],
         datasets=datasets.list_datasets(project),
     )
-
-
-def _by_severity(audit: Audit | None) -> list[Finding]:
-    return sorted(audit.findings, key=lambda found: SEVERITIES[found.severity]) if audit else []
 
 
 def finding(request: Request) -> Response:

@@ -10,7 +10,6 @@ from starlette.routing import Route
 from graftwork.api.endpoint import read_endpoint_counts
 from graftwork.api.overview import (
     Freshness,
-    Overview,
     StepGlance,
     check_endpoint,
     check_freshness,
@@ -123,18 +122,14 @@ def overview(request: Request) -> Response:
         fresh=fresh,
         where=WHERE,
         rollback_command=rollback_command,
-        empty=_is_empty(found),
+        empty=not any(step.finished_at for step in found.steps),
     )
-
-
-def _is_empty(found: Overview) -> bool:
-    return not any(step.finished_at for step in found.steps)
 
 
 def freshness(request: Request) -> Response:
     """The steps once more, compared with their inputs: a part of the page."""
     project = project_of(request)
-    found, fresh = read_overview(project), _check(request)
+    found, fresh = read_overview(project), check_freshness(project_of(request))
     return render(
         request,
         "part_steps.html.jinja",
@@ -144,10 +139,6 @@ def freshness(request: Request) -> Response:
         fresh=fresh,
         where=WHERE,
     )
-
-
-def _check(request: Request) -> Freshness:
-    return check_freshness(project_of(request))
 
 
 def endpoint(request: Request) -> Response:

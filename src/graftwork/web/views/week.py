@@ -65,7 +65,7 @@ def attempt(request: Request) -> Response:
                 project,
                 read_terms(dials, texts),
                 seconds=_number(seconds, "Seconds of search") if seconds else USUAL_SECONDS,
-                scenario=_scenario(scenario),
+                scenario=next((known for known in SCENARIO_NAMES if known == scenario), None),
             )
         except GraftError as refused:
             error = refused
@@ -124,10 +124,6 @@ def _number(text: str, label: str) -> float:
     if not math.isfinite(value):
         raise UserMistake(f"{label} is {text!r}", why="it must be a number", fix="enter a number")
     return value
-
-
-def _scenario(name: str) -> Scenario | None:
-    return next((known for known in SCENARIO_NAMES if known == name), None)
 
 
 def compare_models(before: WeekSchedule, after: WeekSchedule) -> list[tuple[str, float, float, float]]:
