@@ -285,17 +285,13 @@ def test_an_alias_that_moves_after_the_last_look_stays_where_it_is(work, pair, r
     assert f"now points at {third[:12]}" in report.reason
 
 
-def test_canaries_of_other_aliases_and_of_earlier_versions_keep_their_entries(work, pair):
+def test_canaries_of_other_aliases_keep_their_entries(work, pair):
     def put(entry, alias, began=""):
         output = {"alias": alias, "canary": f"{alias}-new", "share": 0.1, "until": 2e9}
         work.ledger.put(entry, fingerprint=began, output=output, finished_at="", seconds=0.0)
 
-    put("canary", "old")
-    assert find_canary(work, clock=lambda: 1e9).alias == "old"
     put("canary/people/champion", "people/champion", began="2026-01-01T00:00:00Z")
     run_canary(work, pair[1], CanaryRequest(share=SHARE, max_seconds=0), clock=lambda: 1e9)
-    assert find_canary(work, clock=lambda: 1e9).alias == "old"
-    work.ledger.forget("canary")
     assert find_canary(work, clock=lambda: 1e9).alias == "people/champion"
 
 
