@@ -35,7 +35,7 @@ def stored():
 
 
 def test_every_stored_report_gets_the_verdict_it_got(stored, update_golden):
-    verdicts = [decide(one.report, one.settings, around=one.around) for one in stored]
+    verdicts = [decide(example.report, example.settings, around=example.around) for example in stored]
     assert len(verdicts) >= 100
     assert set(Counter(verdict.decision for verdict in verdicts)) == {
         "deploy",
@@ -50,8 +50,8 @@ def test_adapters_that_are_judged_together_get_the_verdicts_they_got(stored, upd
     verdicts = [
         decide_all(
             {
-                name: GateCandidate(one.report, one.settings, around=one.around)
-                for name, one in zip("ab", pair, strict=True)
+                name: GateCandidate(example.report, example.settings, around=example.around)
+                for name, example in zip("ab", pair, strict=True)
             }
         )
         for pair in zip(stored[:40:2], stored[1:40:2], strict=True)
@@ -63,11 +63,15 @@ def test_adapters_that_are_judged_together_get_the_verdicts_they_got(stored, upd
 
 
 def test_the_next_session_starts_where_it_started(stored, update_golden):
-    by_cases = {len(one.report.candidate.metrics["json_valid"].scores): one for one in stored}
+    by_cases = {len(example.report.candidate.metrics["json_valid"].scores): example for example in stored}
     starts = [
         next_start(
-            by_cases[one.report.cases].report, one.report, one.settings, loss_before=1.0, loss_after=0.9
+            by_cases[example.report.cases].report,
+            example.report,
+            example.settings,
+            loss_before=1.0,
+            loss_after=0.9,
         )
-        for one in stored[:60]
+        for example in stored[:60]
     ]
     check(STORED / "next_start.json", [start.model_dump(mode="json") for start in starts], update_golden)
