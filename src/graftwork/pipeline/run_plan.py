@@ -5,7 +5,7 @@ up to date by the same rule as in the pipeline; what comes after a step that is 
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from graftwork.costmodel.processor import why_plain_on_cpu
@@ -15,14 +15,13 @@ from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.plan_card import card_rates, plan_tuning
 from graftwork.pipeline.stage_facts import REPLY_SHARE, LogSize, gather_facts, known_device, size_of_logs
-from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk
 from graftwork.pipeline.steps.plan import kind_of_run, repeated_steps
 from graftwork.plan.estimate import RunStart, minutes_by_part, tokens_per_second
 from graftwork.plan.residuals import SPEED
 from graftwork.plan.stages import MEASURED, StageFacts, add_up, estimate_stage, pool_stage, residual_name
 from graftwork.process.preload import is_supported
 from graftwork.records.base import Figure, Record
-from graftwork.records.errors import GraftError
 from graftwork.records.plan import (
     DeviceFacts,
     ModelShape,
@@ -145,36 +144,10 @@ def _kind(work: OpenProject, stage: str) -> str:
 NOTHING = Figure.exact(0.0, "s")
 
 
-def find_up_to_date(
-    work: OpenProject, steps: Sequence[PipelineStep], entry_of: Callable[[PipelineStep], str]
-) -> StepOutputs:
-    """The outputs of the steps that would not be done again."""
-    made, identities = StepOutputs({}), dict[str, str]()
-    for step in steps:
-        if any(need not in identities for need in step.needs):
-            continue
-        last = work.ledger.get(entry_of(step))
-        if last is None:
-            continue
-        try:
-            if last.fingerprint != step.inputs_of(work, made, identities).fingerprint:
-                continue
-            output = step.makes.model_validate(last.output)
-            if not step.still_there(work, output):
-                continue
-        except (GraftError, ValueError):
-            # A record of another version, or something is missing: the step says so when it is done.
-            continue
-        made.outputs[step.name] = output
-        identities[step.name] = step.identity(output)
-    return made
-
-
 def plan_run(
     work: OpenProject,
     steps: Sequence[PipelineStep],
     *,
-    entry_of: Callable[[PipelineStep], str],
     only_after_deploy: Sequence[str],
     made: StepOutputs | None = None,
 ) -> RunPlan:
@@ -182,7 +155,12 @@ def plan_run(
 
     `made` holds the outputs of the steps that are up to date, where that is known already.
     """
-    made = find_up_to_date(work, steps, entry_of) if made is None else made
+    if made is None:
+        # Whether a dataset is up to date depends on the base, which the estimate reads too.
+        walk, _ = StepWalk(work), work.base
+        for step in steps:
+            walk.take_if_fresh(step)
+        made = walk.made
     size = size_of_logs(work)
     facts = gather_facts(work, made, size=size)
     verdict = made.outputs.get("gate")

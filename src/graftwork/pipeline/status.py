@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from graftwork.model.base import is_ready
 from graftwork.pipeline import table
 from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.shadow import summarize_shadow
 from graftwork.pipeline.stage_times import StageTime, read_time
-from graftwork.pipeline.step import PipelineStep, StepOutputs, name_entry, name_inputs
+from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk, name_entry
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
 from graftwork.process.health import HealthReport, Patience, assess_health, process_state
@@ -34,14 +33,10 @@ from graftwork.records.plan import Plan
 from graftwork.records.report import Verdict
 from graftwork.serve.capture_journal import CaptureTotals, read_totals
 from graftwork.serve.settings import ServeSettings, is_loopback
-from graftwork.store.runs import RunEntry, StepEntry
+from graftwork.store.runs import RunEntry
 from graftwork.text.wording import duration
 
 State = Literal["fresh", "running", "stale", "missing", "not_due"]
-
-MOST_REASONS = 3
-READ_THE_BASE = ("audit", "prepare")
-"""Steps whose inputs hold the base's revision: asking for it would make the base ready first."""
 
 
 class StepState(Record):
@@ -63,8 +58,38 @@ class StepState(Record):
 def examine_steps(work: OpenProject, *, upto: str | None = None) -> tuple[StepState, ...]:
     """The state of every step that `upto` needs, or of all."""
     wanted = table.with_needs(upto) if upto else {step.name for step in table.STEPS}
-    walk = _StepWalk(work)
-    return tuple(walk.examine(step) for step in table.STEPS if step.name in wanted)
+    walk = StepWalk(work)
+    return tuple(_examine(work, walk, step) for step in table.STEPS if step.name in wanted)
+
+
+def _examine(work: OpenProject, walk: StepWalk, step: PipelineStep) -> StepState:
+    name = name_entry(work, step.name)
+    entry, plan = work.ledger.get(name), walk.made.outputs.get("plan")
+    expected = entry.seconds if entry else None
+    if step.name == "train" and isinstance(plan, Plan):
+        expected = plan.minutes.value * 60
+    state: State = "missing"
+    because: tuple[str, ...] = ()
+    if step.name in table.ONLY_AFTER_DEPLOY and not _says_deploy(walk.made):
+        state, because = "not_due", ("the gate has not said deploy",)
+    elif entry is not None:
+        because = walk.take_if_fresh(step)
+        state = "stale" if because else "fresh"
+    return StepState(
+        step=step.name,
+        title=step.title,
+        state=state,
+        because=because,
+        finished_at=entry.finished_at if entry else None,
+        seconds=entry.seconds if entry else None,
+        time=read_time(work, name) if entry else None,
+        expected_seconds=expected,
+    )
+
+
+def _says_deploy(made: StepOutputs) -> bool:
+    verdict = made.outputs.get("gate")
+    return isinstance(verdict, Verdict) and verdict.decision == "deploy"
 
 
 def find_running(work: OpenProject, steps: tuple[StepState, ...]) -> tuple[StepState, ...]:
@@ -102,86 +127,6 @@ def expect_seconds(states: list[StepState] | tuple[StepState, ...]) -> float | N
     known = [state.expected_seconds for state in states if state.expected_seconds is not None]
     unknown = [state.step for state in states if state.expected_seconds is None]
     return None if not known or {"train", "evaluate"} & set(unknown) else sum(known)
-
-
-class _StepWalk:
-    """Goes through the steps as a run does, on what is there."""
-
-    def __init__(self, work: OpenProject) -> None:
-        self._work = work
-        self._made, self._identities = StepOutputs({}), dict[str, str]()
-        self._open: set[str] = set()
-        self._plan: Plan | None = None
-
-    def examine(self, step: PipelineStep) -> StepState:
-        entry = self._work.ledger.get(name_entry(self._work, step.name))
-        state = self._judge(step, entry)
-        if state.state != "fresh":
-            self._open.add(step.name)
-        return state
-
-    def _judge(self, step: PipelineStep, entry: StepEntry | None) -> StepState:
-        found = StepState(
-            step=step.name,
-            title=step.title,
-            state="missing",
-            finished_at=entry.finished_at if entry else None,
-            seconds=entry.seconds if entry else None,
-            time=read_time(self._work, name_entry(self._work, step.name)) if entry else None,
-            expected_seconds=self._expect(step, entry),
-        )
-        if step.name in table.ONLY_AFTER_DEPLOY and not self._may_deploy():
-            return found.model_copy(update={"state": "not_due", "because": ("the gate has not said deploy",)})
-        if entry is None:
-            return found
-        because = self._find_changes(step, entry)
-        return found.model_copy(update={"state": "stale" if because else "fresh", "because": because})
-
-    def _find_changes(self, step: PipelineStep, entry: StepEntry) -> tuple[str, ...]:
-        """Why the last result of a step is out of date; empty where it is up to date."""
-        open_needs = [name for name in step.needs if name in self._open]
-        if open_needs:
-            return tuple(f"`{name}` has to be done before it" for name in open_needs)
-        if step.name in READ_THE_BASE and not is_ready(
-            self._work.settings.base, project_folder=self._work.project.root
-        ):
-            return ("the base model is not on this machine yet",)
-        try:
-            output = step.makes.model_validate(entry.output)
-            changes = self._compare_inputs(step, entry)
-        except ValueError:
-            return ("it was done by another version of graftwork",)
-        except GraftError as error:
-            return (error.what,)
-        if not changes and not step.still_there(self._work, output):
-            changes = ("its files are gone",)
-        if not changes:
-            self._made.outputs[step.name] = output
-            self._identities[step.name] = step.identity(output)
-            self._plan = output if isinstance(output, Plan) else self._plan
-        return changes
-
-    def _compare_inputs(self, step: PipelineStep, entry: StepEntry) -> tuple[str, ...]:
-        now = step.inputs_of(self._work, self._made, self._identities)
-        if now.fingerprint == entry.fingerprint:
-            return ()
-        known = self._work.ledger.get(name_inputs(self._work, step.name))
-        changes = now.changes_since(known.output) if known is not None else ()
-        return _cut(changes) or ("its settings or inputs have changed",)
-
-    def _may_deploy(self) -> bool:
-        verdict = self._made.outputs.get("gate")
-        return isinstance(verdict, Verdict) and verdict.decision == "deploy"
-
-    def _expect(self, step: PipelineStep, entry: StepEntry | None) -> float | None:
-        if step.name == "train" and self._plan is not None:
-            return self._plan.minutes.value * 60
-        return entry.seconds if entry else None
-
-
-def _cut(reasons: tuple[str, ...]) -> tuple[str, ...]:
-    rest = len(reasons) - MOST_REASONS
-    return reasons if rest <= 0 else (*reasons[:MOST_REASONS], f"and {rest} more changes")
 
 
 def _list_steps(states: list[StepState]) -> str:

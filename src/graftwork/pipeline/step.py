@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from graftwork.model.base import is_ready
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import GraftError
 
 R = TypeVar("R", bound=Record)
 
@@ -71,6 +73,7 @@ def _word_change(name: str, was: str | None, now: str | None) -> str:
 
 _HASH_LENGTH = 64
 _LONGEST_SHOWN = 40
+MOST_REASONS = 3
 
 
 def _shorten(text: str) -> str:
@@ -116,3 +119,68 @@ class PipelineStep:
         else:
             parts = zip((self.input_names or (self.name,))[:1], (on,), strict=True)
         return {key: value for name, part in parts for key, value in _flatten(name, part)}
+
+
+READ_THE_BASE = ("audit", "prepare")
+"""Steps whose inputs hold the base's revision: asking for it would make the base ready first."""
+
+
+class StepWalk:
+    """Goes through the steps in their order: what is up to date, and what later steps build on."""
+
+    def __init__(self, work: OpenProject) -> None:
+        self._work = work
+        self.made = StepOutputs({})
+        self._identities: dict[str, str] = {}
+
+    def take(self, step: PipelineStep, output: Record) -> None:
+        """Later steps build on this output."""
+        self.made.outputs[step.name] = output
+        self._identities[step.name] = step.identity(output)
+
+    def inputs_of(self, step: PipelineStep) -> StepInputs:
+        return step.inputs_of(self._work, self.made, self._identities)
+
+    def find_fresh(self, step: PipelineStep, inputs: StepInputs) -> Record | None:
+        """The last output of the step, if it is up to date."""
+        last = self._work.ledger.get(name_entry(self._work, step.name))
+        if last is None or last.fingerprint != inputs.fingerprint:
+            return None
+        output = step.makes.model_validate(last.output)
+        return output if step.still_there(self._work, output) else None
+
+    def is_fresh(self, step: PipelineStep) -> bool:
+        return self.find_fresh(step, self.inputs_of(step)) is not None
+
+    def take_if_fresh(self, step: PipelineStep) -> tuple[str, ...]:
+        """Take the last output of the step, or say why there is none that is up to date. Nothing is done."""
+        open_needs = [name for name in step.needs if name not in self._identities]
+        if open_needs:
+            return tuple(f"`{name}` has to be done before it" for name in open_needs)
+        base, root = self._work.settings.base, self._work.project.root
+        if step.name in READ_THE_BASE and not is_ready(base, project_folder=root):
+            return ("the base model is not on this machine yet",)
+        try:
+            inputs = self.inputs_of(step)
+            output = self.find_fresh(step, inputs)
+        except ValueError:
+            return ("it was done by another version of graftwork",)
+        except GraftError as error:
+            return (error.what,)
+        if output is None:
+            return self._explain(step, inputs)
+        self.take(step, output)
+        return ()
+
+    def _explain(self, step: PipelineStep, inputs: StepInputs) -> tuple[str, ...]:
+        ledger = self._work.ledger
+        last = ledger.get(name_entry(self._work, step.name))
+        known = ledger.get(name_inputs(self._work, step.name))
+        if last is None:
+            return ("it was never done",)
+        if last.fingerprint == inputs.fingerprint:
+            return ("its files are gone",)
+        changes = inputs.changes_since(known.output) if known is not None else ()
+        if len(changes) > MOST_REASONS:
+            changes = (*changes[:MOST_REASONS], f"and {len(changes) - MOST_REASONS} more changes")
+        return changes or ("its settings or inputs have changed",)

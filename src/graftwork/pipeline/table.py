@@ -14,7 +14,7 @@ from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import describe_remaining, plan_run, record_stage, time_spent
 from graftwork.pipeline.stage_facts import gather_facts, size_of_logs
 from graftwork.pipeline.stage_times import PlannedStage, note_time, planned_training
-from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs, name_entry, name_inputs
+from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs, StepWalk, name_entry, name_inputs
 from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
 from graftwork.plan.stages import estimate_stage, stage_parts
 from graftwork.process.local_workers import LocalWorkers
@@ -71,21 +71,20 @@ def run_pipeline(
         # What this model starts from comes first, and is not done again where nothing has changed.
         goal = "train" if "train" in wanted else "plan"
         run_pipeline(replace(work, asked_model=None), upto=goal, may_do=may_do)
-    made, identities = StepOutputs({}), dict[str, str]()
+    walk = StepWalk(work)
+    made = walk.made
     with hold_lock(work.project.state / "pipeline"):
         for step in STEPS:
             if step.name not in wanted or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(made)):
                 continue
             allowed = may_do is None or step.name in may_do
-            trains = allowed and step is train.STEP and not _is_fresh(step, work, made, identities)
+            trains = allowed and step is train.STEP and not walk.is_fresh(step)
             if trains and "evaluate" in wanted:
                 # What would be found only after an hour of training is looked for now.
                 _require_ready(work, made)
             soon = _needs_workers_from(step, wanted)
-            output = _update(step, work, made, identities, allowed=allowed, needs_workers=soon)
-            made.outputs[step.name] = output
-            identities[step.name] = step.identity(output)
-            if step.name == "plan" and upto is None and not _is_fresh(train.STEP, work, made, identities):
+            walk.take(step, _update(step, work, walk, allowed=allowed, needs_workers=soon))
+            if step.name == "plan" and upto is None and not walk.is_fresh(train.STEP):
                 # The dataset is known now: a better estimate than the one at the start.
                 work.reporter.info(describe_remaining(plan_whole_run(work, made=made)))
     return made
@@ -98,13 +97,15 @@ def run_step(work: OpenProject, name: str, made: StepOutputs) -> Record:
     began with.
     """
     step = get_step(name)
-    identities = {other: get_step(other).identity(output) for other, output in made.outputs.items()}
+    walk = StepWalk(work)
+    for other, output in made.outputs.items():
+        walk.take(get_step(other), output)
     if name == "plan" and starts_from_main(work):
         run_pipeline(replace(work, asked_model=None), upto="train")
     with hold_lock(work.project.state / "pipeline"):
-        if step is train.STEP and not _is_fresh(step, work, made, identities):
+        if step is train.STEP and not walk.is_fresh(step):
             _require_ready(work, made)
-        return _update(step, work, made, identities, allowed=True, needs_workers=name in WORKER_STEPS)
+        return _update(step, work, walk, allowed=True, needs_workers=name in WORKER_STEPS)
 
 
 def finish_run(work: OpenProject, made: StepOutputs) -> StepOutputs:
@@ -138,51 +139,31 @@ def plan_whole_run(work: OpenProject, *, made: StepOutputs | None = None) -> Run
 
     `made` holds the outputs of the steps that are up to date, where that is known already.
     """
-    return plan_run(
-        work,
-        STEPS,
-        entry_of=lambda step: name_entry(work, step.name),
-        only_after_deploy=ONLY_AFTER_DEPLOY,
-        made=made,
-    )
+    return plan_run(work, STEPS, only_after_deploy=ONLY_AFTER_DEPLOY, made=made)
 
 
 def dry_run(work: OpenProject) -> "Preflight":
     """Everything that can be known before training: the dataset, the plan, and what the checks find."""
     from graftwork.pipeline.preflight import run_preflight
 
-    made, identities = StepOutputs({}), dict[str, str]()
+    walk = StepWalk(work)
     with hold_lock(work.project.state / "pipeline"):
         for step in (data.AUDIT, data.PREPARE, plan.STEP):
-            made.outputs[step.name] = output = _update(step, work, made, identities, allowed=True)
-            identities[step.name] = step.identity(output)
-    return run_preflight(work, made, plan_whole_run(work, made=made))
-
-
-def _find_fresh(step: PipelineStep, work: OpenProject, inputs: StepInputs) -> Record | None:
-    last = work.ledger.get(name_entry(work, step.name))
-    if last is None or last.fingerprint != inputs.fingerprint:
-        return None
-    output = step.makes.model_validate(last.output)
-    return output if step.still_there(work, output) else None
-
-
-def _is_fresh(step: PipelineStep, work: OpenProject, made: StepOutputs, identities: dict[str, str]) -> bool:
-    return _find_fresh(step, work, step.inputs_of(work, made, identities)) is not None
+            walk.take(step, _update(step, work, walk, allowed=True))
+    return run_preflight(work, walk.made, plan_whole_run(work, made=walk.made))
 
 
 def _update(
     step: PipelineStep,
     work: OpenProject,
-    made: StepOutputs,
-    identities: dict[str, str],
+    walk: StepWalk,
     *,
     allowed: bool,
     needs_workers: bool = False,
 ) -> Record:
-    inputs = step.inputs_of(work, made, identities)
+    inputs, made = walk.inputs_of(step), walk.made
     entry = name_entry(work, step.name)
-    if (kept := _find_fresh(step, work, inputs)) is not None:
+    if (kept := walk.find_fresh(step, inputs)) is not None:
         known = work.ledger.get(name_inputs(work, step.name))
         if known is None or known.fingerprint != inputs.fingerprint:
             _keep_inputs(work, step, inputs)
