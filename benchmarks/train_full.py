@@ -68,7 +68,7 @@ def plan(case: Case) -> Any:
     from graftwork.costmodel.streamed import choose_streamed
     from graftwork.costmodel.streamed_memory import StreamedWork
     from graftwork.model.shape import total_parameters
-    from graftwork.pipeline import fit_here
+    from graftwork.pipeline import fit
     from graftwork.plan.catalog.hardware import default_rates, find_gpu
     from graftwork.plan.fit.candidate import RESERVED_SPREAD
     from graftwork.plan.fit.question import SYSTEM_GIB
@@ -81,7 +81,7 @@ def plan(case: Case) -> Any:
             rates = rates_of(gpu)
         except UserMistake:
             pass
-    here = fit_here.this_host()
+    here = fit.this_host()
     shape = model_shape(case.shape)
     run = PlainRun(
         shape,

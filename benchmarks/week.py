@@ -11,8 +11,7 @@ import time
 from datetime import date, timedelta
 from pathlib import Path
 
-from graftwork.pipeline.week import WeekRequest, week_problem
-from graftwork.pipeline.week_files import compare_proposal
+from graftwork.pipeline.week import WeekRequest, compare_proposal, week_problem
 from graftwork.plan.week.plan import plan_week
 from graftwork.plan.week.problem import Effort, WeekState
 from graftwork.plan.week.replan import WeekEvent, sessions_ahead, state_after

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.files.dataset import read_rows
-from graftwork.pipeline.held_out_cases import hash_case_file, read_held_out
+from graftwork.pipeline.evaluation_cases import hash_case_file, read_held_out
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.table import run_pipeline

@@ -13,8 +13,8 @@ from graftwork.api.project import open_project
 from graftwork.cli.main import app
 from graftwork.files.disk import file_digest
 from graftwork.inference.llamacpp import LlamaOptions, LlamaServer
-from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
+from graftwork.pipeline.gate import require_engine_gate
 from graftwork.pipeline.serving import serve_here
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.serve.settings import EngineSettings

@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import make_app
-from graftwork.pipeline.cycle.week_data import WeekData
-from graftwork.pipeline.cycle.week_desk import ProjectWeek, follow_once, week_status
+from graftwork.pipeline.cycle.week import ProjectWeek, WeekData, follow_once, week_status
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.week import write_schedule

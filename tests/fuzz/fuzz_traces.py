@@ -23,7 +23,7 @@ from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.formats import FORMATS
 from graftwork.data.ingest.read import read_block
 from graftwork.data.settings import DataSettings
-from graftwork.pipeline.trace_intake import read_traces
+from graftwork.pipeline.serving import read_traces
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Interaction
 from graftwork.serve.http_messages import ApiError

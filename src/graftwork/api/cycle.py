@@ -12,10 +12,9 @@ from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings
 from graftwork.cycle.state import CoordinatorState
 from graftwork.pipeline.cycle.session import ControlAction as ControlAction  # noqa: PLC0414
 from graftwork.pipeline.cycle.session import CycleStatus, approve_step, decide, read_status
-from graftwork.pipeline.week import read_schedule
-from graftwork.pipeline.week_trial import WeekDial as WeekDial  # noqa: PLC0414
-from graftwork.pipeline.week_trial import WeekTerms as WeekTerms  # noqa: PLC0414
-from graftwork.pipeline.week_trial import WeekTrial, list_dials, try_week
+from graftwork.pipeline.week import WeekDial as WeekDial  # noqa: PLC0414
+from graftwork.pipeline.week import WeekTerms as WeekTerms  # noqa: PLC0414
+from graftwork.pipeline.week import WeekTrial, list_dials, read_schedule, try_week
 from graftwork.records.base import Record
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.week import Scenario, ShownSession, WeekSchedule

@@ -68,7 +68,7 @@ def plan_fit(
 
 def plan_serve(model: str, **options: Any) -> "ServeAnswer":
     """Memory, latency and users of a model on a machine: what `graft plan serve` answers."""
-    from graftwork.pipeline.fit_here import named_machine
+    from graftwork.pipeline.fit import named_machine
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
     from graftwork.plan.serving.answer import make_question, serve

@@ -26,13 +26,13 @@ from graftwork.records.run import TrainOutcome
 if TYPE_CHECKING:
     from graftwork.cycle.state import CycleState
     from graftwork.data.settings import RepairSettings
-    from graftwork.pipeline.calibration_run import CalibratedJudge
     from graftwork.pipeline.cycle.session import CycleStatus
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
     from graftwork.pipeline.federated.rounds import Federation
-    from graftwork.pipeline.keys import CreatedKey
     from graftwork.pipeline.preflight import Preflight
+    from graftwork.pipeline.review import CalibratedJudge
+    from graftwork.pipeline.serving import CreatedKey
     from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
     from graftwork.pipeline.steps.data import PreparedData
@@ -109,14 +109,14 @@ class Project:
 
     def corrections(self) -> "Corrections":
         """List corrected answers of captures, and those that contradict each other."""
-        from graftwork.pipeline.corrections import list_corrections
+        from graftwork.pipeline.review import list_corrections
 
         with self.open() as work:
             return list_corrections(work)
 
     def judge_labels(self) -> "tuple[JudgeLabel, ...]":
         """List what people think of answers: feedback, corrections and reviews."""
-        from graftwork.pipeline.corrections import list_judge_labels
+        from graftwork.pipeline.review import list_judge_labels
 
         with self.open() as work:
             return tuple(list_judge_labels(work))
@@ -214,7 +214,7 @@ class Project:
 
     def savings(self) -> "Savings | None":
         """What the model saves a month at the logged volume; None where the log has no calls of it."""
-        from graftwork.pipeline.costs import savings_of
+        from graftwork.pipeline.evaluation import savings_of
         from graftwork.pipeline.steps.data import PreparedData
         from graftwork.pipeline.table import run_pipeline
         from graftwork.records.dataset import Audit
@@ -254,14 +254,14 @@ class Project:
 
     def live_escalation(self) -> "EscalationLive":
         """Live figures of escalation against the last forecast."""
-        from graftwork.pipeline.escalation_curve import measure_live
+        from graftwork.pipeline.escalation import measure_live
 
         with self.open() as work:
             return measure_live(work)
 
     def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
         """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
-        from graftwork.pipeline.calibration_run import calibrate_judge
+        from graftwork.pipeline.review import calibrate_judge
 
         with self.open() as work:
             return calibrate_judge(work, limit=limit)
@@ -426,7 +426,7 @@ class Project:
         expires: str | None = None,
     ) -> "CreatedKey":
         """Create an API key of the endpoint. Its secret is in the answer and is stored nowhere."""
-        from graftwork.pipeline.keys import create_key
+        from graftwork.pipeline.serving import create_key
 
         with self.open() as work:
             return create_key(work, name, scopes=scopes, models=models, budget=budget, expires=expires)
@@ -438,7 +438,7 @@ class Project:
 
     def revoke_key(self, name: str) -> "ApiKey":
         """Revoke the API key with this name or id; running endpoints refuse it a second later."""
-        from graftwork.pipeline.keys import revoke_key
+        from graftwork.pipeline.serving import revoke_key
 
         with self.open() as work:
             return revoke_key(work, name)

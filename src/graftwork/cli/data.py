@@ -20,9 +20,9 @@ from graftwork.text.wording import plural
 if TYPE_CHECKING:
     from graftwork.data.settings import CaptureSettings
     from graftwork.grading.score_audit import ScoreAudit
-    from graftwork.pipeline.forget import Forgotten
     from graftwork.pipeline.review import ReviewQueue
     from graftwork.pipeline.score_audit import LogScoresAudit
+    from graftwork.pipeline.serving import Forgotten
     from graftwork.records.correction import ReviewAction, ReviewItem
     from graftwork.records.dataset import Audit, Split
 
@@ -624,7 +624,8 @@ def _shorten(text: str) -> str:
 
 def _list_corrections(project: Path | None, labels: Path | None, *, as_json: bool) -> None:
     from graftwork.files.disk import write_atomic
-    from graftwork.pipeline.corrections import list_corrections, list_judge_labels
+    from graftwork.pipeline.review import list_corrections, list_judge_labels
+    from graftwork.text.wording import plural
 
     with opened(project) as work:
         found = list_corrections(work)
@@ -755,7 +756,8 @@ def forget(
     Example:  graft data captures forget --session chat-17
     Example:  graft data captures forget --user ada@example.org --yes
     """
-    from graftwork.pipeline.forget import forget_captures
+    from graftwork.cli.output import print_json
+    from graftwork.pipeline.serving import forget_captures
 
     if bool(session) == bool(user):
         raise typer.BadParameter("name one of --session and --user", param_hint="--session")

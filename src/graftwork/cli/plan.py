@@ -244,7 +244,7 @@ def serve(
 
     Example:  graft plan serve --model qwen2.5-coder-7b --cpu "EPYC 9454P" --ram 128 --context 800 --limit 12
     """
-    from graftwork.pipeline.fit_here import named_machine
+    from graftwork.pipeline.fit import named_machine
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
     from graftwork.plan.serving.answer import make_question
@@ -591,8 +591,15 @@ def week(
 
     Example:  graft plan week --scenario sequential --ical manual.ics --json | jq .value,.gap
     """
-    from graftwork.pipeline.week import WeekRequest, plan_project_week, read_events, read_schedule
-    from graftwork.pipeline.week_files import compare_proposal, write_files
+    from graftwork.cli.output import print_json, stderr, stdout
+    from graftwork.pipeline.week import (
+        WeekRequest,
+        compare_proposal,
+        plan_project_week,
+        read_events,
+        read_schedule,
+        write_files,
+    )
     from graftwork.plan.week.problem import Effort
     from graftwork.project.load import open_project
 
@@ -794,7 +801,7 @@ def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) 
 
 
 def _show_past(project: Path | None, runs: int, *, as_json: bool) -> None:
-    from graftwork.pipeline.past_residuals import past_residuals
+    from graftwork.pipeline.run_plan import past_residuals
 
     with opened(project) as work:
         found = past_residuals(work, runs=runs)

@@ -202,7 +202,7 @@ def create(
     Example:  graft serve keys create ci --model champion --expires 30d --requests-per-minute 60
     """
     from graftwork.files.disk import write_atomic
-    from graftwork.pipeline.keys import create_key
+    from graftwork.pipeline.serving import create_key
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import DEFAULT_SCOPES
 
@@ -269,7 +269,9 @@ def revoke(
 
     Example:  graft serve keys revoke ci
     """
-    from graftwork.pipeline.keys import revoke_key
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.pipeline.serving import revoke_key
 
     with opened(project) as work:
         key = revoke_key(work, name)

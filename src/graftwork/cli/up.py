@@ -107,7 +107,7 @@ def _show_status(project: Folder, *, as_json: bool) -> None:
 
 
 def _follow_week(project: Folder, *, once: bool, dry_run: bool, as_json: bool) -> None:
-    from graftwork.pipeline.cycle.week_desk import follow_once, follow_week, week_status
+    from graftwork.pipeline.cycle.week import follow_once, follow_week, week_status
 
     if dry_run:
         with opened(project) as work:

@@ -21,7 +21,7 @@ from graftwork.serve.escalation import PrefixVerdict
 ORIGIN = Origin(file="request", line=1)
 
 
-def grade_context(work: OpenProject) -> GradeContext:
+def live_context(work: OpenProject) -> GradeContext:
     """What graders need that run neither code nor a judge."""
     settings = work.settings.evaluate
     checks = {check.name: check for check in settings.checks}
@@ -48,7 +48,7 @@ def require_live_check(name: str, context: GradeContext, *, where: str) -> None:
 
 def find_live_checks(work: OpenProject) -> tuple[str, ...]:
     """The graded metrics and checks of the project that a live answer can be judged by."""
-    context = grade_context(work)
+    context = live_context(work)
     return tuple(
         name
         for name in work.settings.evaluate.graded
@@ -70,7 +70,7 @@ class LiveChecks:
         self, work: OpenProject, names: Sequence[str], *, where: str = "serve.escalate.checks"
     ) -> None:
         self._names = tuple(names)
-        self._context = grade_context(work)
+        self._context = live_context(work)
         for name in names:
             require_live_check(name, self._context, where=where)
         require_gradable(self._context)

@@ -8,9 +8,14 @@ from collections.abc import Collection
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.subjects import Asking, Lineup, NamedSubject, parse_subject
-from graftwork.pipeline.engine_verdicts import describe_engine, keep_engine_verdict
 from graftwork.pipeline.evaluation_subjects import resolve_subject
-from graftwork.pipeline.gate import look_for_champion, surroundings_of, with_champion
+from graftwork.pipeline.gate import (
+    describe_engine,
+    keep_engine_verdict,
+    look_for_champion,
+    surroundings_of,
+    with_champion,
+)
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import (

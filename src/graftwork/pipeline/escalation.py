@@ -1,39 +1,252 @@
-"""Predicts escalation for a project: a small and a large model answer the held-out cases.
+"""Predicts escalation for a project, finds its threshold, and compares live figures with the forecast.
 
-In: an open project and the subject that is the large model. Out: an `EscalationForecast`. Answers that are
-there already are not asked for again.
+In: an open project and the subject that is the large model. Out: an `EscalationForecast`, `EscalationCurve`
+or `EscalationLive`. Small and large model answer held-out cases; answers that are there already are not
+asked for again. For a threshold of log-probabilities the small model answers through the real endpoint: what
+is predicted is what is served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from graftwork.evaluate.ask.answers import read_answers
-from graftwork.evaluate.cases import read_cases
+from graftwork.evaluate.ask.worker import GENERATION_FILE
+from graftwork.evaluate.cases import choose_cases, read_cases
 from graftwork.evaluate.costs import AnswerPrice, costs_of_answers, costs_of_log
 from graftwork.evaluate.escalation import Answered, forecast
+from graftwork.evaluate.escalation_curve import LiveRequest, PairedCase, compare_live, make_curve
 from graftwork.evaluate.score import sessions_of
 from graftwork.evaluate.settings import choose_success
-from graftwork.evaluate.subjects import LOG, parse_subjects
-from graftwork.files.escalation import write_forecast
+from graftwork.evaluate.subjects import LOG, Asking, parse_subjects
+from graftwork.files.dataset import read_rows
+from graftwork.files.escalation import read_forecast, write_forecast
+from graftwork.grading.grade import grade
 from graftwork.grading.interface import CannotGrade
+from graftwork.pipeline.ab import grade_context
 from graftwork.pipeline.answer_checks import (
     LiveChecks,
     find_live_checks,
-    grade_context,
+    live_context,
     require_live_check,
     with_call_check,
 )
-from graftwork.pipeline.costs import price_cases
-from graftwork.pipeline.escalation_curve import ThresholdSearch, choose_threshold
-from graftwork.pipeline.evaluation import Evaluated
+from graftwork.pipeline.ask_endpoint import EndpointQuestions, ServedAnswer, ask_endpoint
+from graftwork.pipeline.evaluation import Evaluated, ask_subject, open_grading, price_cases
 from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
+from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.releases import full_alias
+from graftwork.pipeline.serving import serve_in_background
+from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.steps.evaluate import put_cases
+from graftwork.pipeline.table import run_pipeline
 from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
+from graftwork.records.dataset import Split
 from graftwork.records.errors import UserMistake
-from graftwork.records.report import Answer, Case, SubjectReport
-from graftwork.records.routing import EscalationForecast
+from graftwork.records.interaction import Capture
+from graftwork.records.report import Answer, Case, Generation, SubjectReport
+from graftwork.records.routing import EscalationCurve, EscalationForecast, EscalationLive
+from graftwork.serve.engine_protocol import BASE
 from graftwork.text.tool_calls import TOOLS_MARK
+
+AT_ONCE = 4
+FEWEST = 10
+"""Validation cases below which a threshold would rest on chance."""
+
+
+class _Large(NamedTuple):
+    grades: Mapping[str, float | None]
+    costs: Mapping[str, float | None]
+
+
+class ThresholdSearch(NamedTuple):
+    """What a threshold is chosen for."""
+
+    large: str
+    checks: Sequence[str]
+    max_rate: float
+    limit: int | None = None
+    prefix_tokens: int | None = None
+    """Streams are judged by so many tokens; None: whole answers are."""
+
+
+def choose_threshold(work: OpenProject, search: ThresholdSearch) -> EscalationCurve:
+    """Choose on the validation split, show on the test split."""
+    alias = full_alias(work)
+    if alias not in work.releases.aliases():
+        raise UserMistake(
+            f"{alias} points at no release",
+            why="log-probabilities are measured through the endpoint, which serves releases",
+            fix="release the adapter first: graft run",
+            where="--logprob",
+        )
+    prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
+    cases = {split: _cases(work, prepared, split, search.limit) for split in ("validation", "test")}
+    for split, found in cases.items():
+        if len(found) < FEWEST:
+            raise UserMistake(
+                f"the {split} split has {len(found)} cases",
+                why=f"a threshold needs at least {FEWEST}",
+                fix=f"raise data.{split}, or add logs",
+                where=f"data.{split}",
+            )
+    both = (*cases["validation"], *cases["test"])
+    answers = _ask_small(work, both, alias)
+    pairs = _pair_up(work, both, answers, _ask_large(work, search.large, both), search)
+    sides = {split: [pairs[case.id] for case in found if case.id in pairs] for split, found in cases.items()}
+    if not any(pair.logprob is not None for pair in pairs.values()):
+        raise UserMistake(
+            "the engine gives no log-probabilities",
+            why="a threshold of them could not decide anything",
+            fix="serve with the embedded engine, llamacpp or vllm",
+            where="serve.engine",
+        )
+    curve = make_curve(sides["validation"], sides["test"], max_rate=search.max_rate)
+    return curve.model_copy(update={"prefix_tokens": search.prefix_tokens})
+
+
+def _cases(work: OpenProject, prepared: PreparedData, split: Split, limit: int | None) -> tuple[Case, ...]:
+    most = limit or work.settings.evaluate.max_cases
+    return tuple(price_cases(work, choose_cases(read_rows(Path(prepared.folder), split), most=most)))
+
+
+def _ask_small(work: OpenProject, cases: Sequence[Case], alias: str) -> dict[str, ServedAnswer]:
+    settings = work.project.settings.serve
+    live = settings.model_copy(update={"port": 0, "capture": False, "escalate": None})
+    asked = EndpointQuestions(
+        alias,
+        max_tokens=min(work.settings.evaluate.max_new_tokens, settings.max_new_tokens_limit),
+        at_once=AT_ONCE,
+        logprobs=True,
+    )
+    with serve_in_background(work, live) as url:
+        work.reporter.info(f"{alias} answers {len(cases)} validation and test cases with log-probabilities")
+        answers = ask_endpoint(
+            url,
+            cases,
+            asked,
+            on_answer=lambda done: work.reporter.progress(
+                "log-probabilities", done, len(cases), seconds_left=None, detail={}
+            ),
+        )
+    return {answer.case: answer for answer in answers}
+
+
+def _ask_large(work: OpenProject, named: str, cases: Sequence[Case]) -> _Large:
+    if named == LOG:
+        # The log's answers are the references: they count as right everywhere.
+        return _Large({case.id: 1.0 for case in cases}, costs_of_log(cases))
+    (parsed,) = parse_subjects([named])
+    asking = Asking(put_cases(work, tuple(cases)), timed=False)
+    subject = resolve_subject(work, parsed, asking=asking, outcome=None)
+    ask_subject(work, subject, cases)
+    generation = Generation.from_json((subject.folder / GENERATION_FILE).read_bytes())
+    by_case: dict[str, list[Answer]] = {}
+    for answer in read_answers(subject.folder):
+        by_case.setdefault(answer.case_id, []).append(answer)
+    price = AnswerPrice(usd_per_hour=work.settings.evaluate.costs.usd_per_hour)
+    if parsed.endpoint is not None:
+        price = AnswerPrice(tokens=find_token_price(parsed.endpoint.model, index_prices(list_token_prices())))
+    context = grade_context(work, open_grading(work, cases))
+    metric = choose_success(work.settings.evaluate)
+    grades = {
+        case.id: grade(metric, case, by_case[case.id][0].text, context=context)
+        for case in cases
+        if case.id in by_case
+    }
+    return _Large(grades, costs_of_answers(by_case, generation=generation, price=price))
+
+
+def _pair_up(
+    work: OpenProject,
+    cases: Sequence[Case],
+    answers: Mapping[str, ServedAnswer],
+    large: _Large,
+    search: ThresholdSearch,
+) -> dict[str, PairedCase]:
+    context = grade_context(work, open_grading(work, cases))
+    metric, live = choose_success(work.settings.evaluate), LiveChecks(work, search.checks, where="--check")
+    hourly = work.settings.evaluate.costs.usd_per_hour
+    found = {}
+    for case in cases:
+        answer, theirs = answers[case.id], large.grades.get(case.id)
+        if not answer.answered or theirs is None:
+            continue
+        ours = grade(metric, case, answer.text, context=context)
+        if ours is None:
+            continue
+        messages = [message.model_dump() for message in case.messages]
+        found[case.id] = PairedCase(
+            session=case.session or case.id,
+            logprob=answer.mean_logprob_of(search.prefix_tokens),
+            small=min(max(ours, 0.0), 1.0),
+            large=min(max(theirs, 0.0), 1.0),
+            small_cost=None if hourly is None else hourly / 3600 * answer.seconds / AT_ONCE,
+            large_cost=large.costs.get(case.id),
+            fails=_fails(live, messages, answer, search.prefix_tokens),
+        )
+    return found
+
+
+def _fails(
+    live: LiveChecks, messages: Sequence[Mapping[str, str]], answer: ServedAnswer, prefix_tokens: int | None
+) -> bool:
+    """Whether the endpoint would escalate by a check: by the beginning of an answer that is longer."""
+    try:
+        if prefix_tokens is None or len(answer.tokens) <= prefix_tokens:
+            return live.find_failing(messages, answer.text) is not None
+        return live.judge_prefix(messages, answer.beginning(prefix_tokens)).failing is not None
+    except CannotGrade:
+        # The endpoint counts a check that fails to run as failed.
+        return True
+
+
+def measure_live(work: OpenProject) -> EscalationLive:
+    """Requests since the last forecast: how often the large model answered, how well, at what cost."""
+    forecast = read_forecast(work.project.state)
+    if forecast is None:
+        raise UserMistake(
+            "there is no forecast to compare with",
+            why="live figures are held against what was predicted",
+            fix="graft eval escalation",
+            where="--live",
+        )
+    requests = []
+    for capture in work.captures.export():
+        if capture.at < forecast.made_at or not _takes_part(work, capture, forecast):
+            continue
+        escalated = capture.escalated_from is not None
+        requests.append(
+            LiveRequest(
+                session=capture.session or capture.id,
+                escalated=escalated,
+                quality=capture.feedback,
+                cost=_cost(forecast, escalated=escalated),
+            )
+        )
+    return compare_live(forecast, requests)
+
+
+def _takes_part(work: OpenProject, capture: Capture, forecast: EscalationForecast) -> bool:
+    """Whether its answer was checked: a named model's, answered by its release or escalated from it."""
+    if capture.shadow_of is not None or capture.chain is not None or capture.trace is not None:
+        return False
+    if capture.disconnected or capture.finish_reason == "error":
+        return False
+    escalate = work.project.settings.serve.escalate
+    named = escalate.models if escalate is not None else ()
+    if named and capture.model not in named:
+        return False
+    return capture.model not in (BASE, capture.release) and forecast.model in ("", capture.model)
+
+
+def _cost(forecast: EscalationForecast, *, escalated: bool) -> float | None:
+    """The forecast's mean cost of the models that answered."""
+    small, large = forecast.options[0].cost_per_1000, forecast.large_alone.cost_per_1000
+    if small is None or (escalated and large is None):
+        return None
+    return (small + (large or 0.0) * escalated) / 1000
 
 
 def predict_escalation(
@@ -55,7 +268,7 @@ def predict_escalation(
     """
     for name in checks:
         # Before a model answers: a mistyped name must not cost minutes.
-        require_live_check(name, grade_context(work), where="--check")
+        require_live_check(name, live_context(work), where="--check")
     evaluated = evaluate_asked(work, EvaluationRequest(subjects=(large, small), limit=limit))
     report = evaluated.report
     cases = price_cases(work, read_cases(Path(evaluated.cases_file)))

@@ -1,27 +1,35 @@
-"""An evaluation wired to project and store: subjects asked, answers graded, a report and its page written.
+"""An evaluation wired to project and store: subjects asked, answers graded and priced, a report and its page.
 
 In: an open project, cases, a lineup. Out: an Evaluated. Each model is asked in a child process that may
-die and be started again. The sandbox and the judge are opened only where the settings ask for them.
+die and be started again. The sandbox and the judge are opened only where the settings ask for them. Prices
+come from the catalog; whether the judge counts, from the calibration that `graft eval calibrate` left.
 """
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
+
+from pydantic import ValidationError
 
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_answers
 from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.costs import AnswerPrice
+from graftwork.evaluate.gate.settings import GateSettings
+from graftwork.evaluate.judge.calibration import JudgeCalibration, Mode
 from graftwork.evaluate.judge.judge import Judge, first_answers, judge_subjects, open_judge
 from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import confuse, make_report, slice_report
+from graftwork.evaluate.savings import DAYS_PER_MONTH, Volume, find_savings
 from graftwork.evaluate.score import score, sessions_of
-from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.settings import EvaluateSettings, JudgeSettings
 from graftwork.evaluate.subjects import (
     LOG,
     Lineup,
@@ -37,16 +45,131 @@ from graftwork.files.disk import make_folder, write_atomic
 from graftwork.grading.calls import PYTHON_CALLS
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
 from graftwork.grading.interface import GradeContext
-from graftwork.grading.metrics import name_of
+from graftwork.grading.metrics import JUDGE_PREFERENCE, JUDGE_SCORE, name_of
 from graftwork.inference.selection import PRECISIONS
-from graftwork.pipeline.costs import price_of_subject
 from graftwork.pipeline.engines import shard_environment
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.supervise import WorkerTask, run_job
+from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
 from graftwork.process.sandbox import open_sandbox
-from graftwork.records.base import Record
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.costs import CallUsage, Savings, TokenPrice, UsageDay
+from graftwork.records.dataset import Audit, Dataset
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
+
+
+def price_cases(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """The cases with the cost of their logged reply, where its tokens and a price are known."""
+    if not any(case.usage is not None for case in cases):
+        return cases
+    known = index_prices(list_token_prices())
+    named = work.settings.evaluate.costs.logged_model
+    return tuple(
+        case if case.usage is None else case.model_copy(update={"usage": _priced(case.usage, known, named)})
+        for case in cases
+    )
+
+
+def _priced(usage: CallUsage, known: Mapping[str, TokenPrice], named: str | None) -> CallUsage:
+    if usage.cost is not None or usage.prompt_tokens is None or usage.reply_tokens is None:
+        return usage
+    found = (find_token_price(name, known) for name in (usage.model, named) if name)
+    price = next((price for price in found if price is not None), None)
+    if price is None:
+        return usage
+    cost = price.cost_of(usage.prompt_tokens, usage.reply_tokens, usage.cached_tokens or 0)
+    return usage.model_copy(update={"cost": cost})
+
+
+def price_of_subject(work: OpenProject, subject: Subject) -> AnswerPrice | None:
+    """Tokens at an endpoint with a known price; seconds of this machine for models of our own."""
+    if subject.job is None:
+        return None
+    if subject.job.endpoint is not None:
+        known = index_prices(list_token_prices())
+        return AnswerPrice(tokens=find_token_price(subject.job.endpoint.model, known))
+    return AnswerPrice(usd_per_hour=work.settings.evaluate.costs.usd_per_hour)
+
+
+def savings_of(work: OpenProject, audit: Audit, dataset: Dataset) -> Savings | None:
+    """What the model of this project would save on the calls that it is trained to take over."""
+    usage = tuple(day for day in audit.usage if _is_own(work, day))
+    if not usage:
+        return None
+    settings = work.settings.evaluate.costs
+    known = index_prices(list_token_prices())
+    volume = Volume(settings.requests_per_month, settings.logged_model, work.settings.evaluate.confidence)
+    dated = [day.day for day in usage if day.day is not None]
+    calls = settings.requests_per_month
+    if calls is None and dated:
+        days = (max(dated) - min(dated)).days + 1
+        calls = sum(day.calls for day in usage if day.day is not None) / days * DAYS_PER_MONTH
+    hosting = None
+    if calls is not None:
+        from graftwork.pipeline.hosting import find_hosting
+
+        hosting = find_hosting(work, dataset, calls_per_month=calls, today=date.today())
+    return find_savings(
+        usage, find_price=lambda name: find_token_price(name, known), hosting=hosting, volume=volume
+    )
+
+
+def _is_own(work: OpenProject, day: UsageDay) -> bool:
+    roles = work.settings.all_models[work.model].keep.role
+    return not roles or day.group in roles
+
+
+MODE_OF: dict[str, Mode] = {JUDGE_SCORE: "pointwise", JUDGE_PREFERENCE: "pairwise"}
+"""The mode of the judge that a metric rests on."""
+
+
+def judge_identity(settings: JudgeSettings, mode: Mode) -> str:
+    """A hash of all that decides what the judge says in this mode."""
+    decided = settings.model_dump(
+        mode="json",
+        include={"url", "model", "rubric", "show_reference", "max_answer_characters", "max_tokens"},
+    )
+    return fingerprint({**decided, "mode": mode})
+
+
+def find_calibration(work: OpenProject, mode: Mode) -> JudgeCalibration | None:
+    """The last calibration of exactly this judge; None if there is none."""
+    settings = work.settings.evaluate.judge
+    path = calibration_file(work, settings, mode) if settings is not None else None
+    if settings is None or path is None or not path.is_file():
+        return None
+    try:
+        found = JudgeCalibration.from_json(path.read_bytes())
+    except ValidationError:
+        return None
+    # What it takes is as graft.yaml has it now.
+    return found.model_copy(update={"min_kappa": settings.min_kappa, "min_labels": settings.min_labels})
+
+
+def doubts_about_judge(work: OpenProject) -> dict[str, str]:
+    """For each metric that rests on the judge and that the gate names: why it may not decide."""
+    doubts = {}
+    for metric in judged_metrics(work.settings.gate):
+        found = find_calibration(work, MODE_OF[metric])
+        if found is None:
+            doubts[metric] = "it was not compared with people's labels yet; `graft eval calibrate` does that"
+        elif found.why_not:
+            doubts[metric] = found.why_not
+    return doubts
+
+
+def judged_metrics(gate: GateSettings) -> tuple[str, ...]:
+    """The metrics of the gate's rules that rest on the judge."""
+    named = [rule.metric for rule in gate.rules]
+    named += [rule.metric for rule in (gate.primary_rule, gate.win_rule) if rule is not None]
+    named += gate.abort_when.worse_on if gate.abort_when is not None else ()
+    return tuple(dict.fromkeys(name for name in named if name in MODE_OF))
+
+
+def calibration_file(work: OpenProject, settings: JudgeSettings, mode: Mode) -> Path:
+    return work.project.state / JUDGED_FOLDER / f"calibration-{judge_identity(settings, mode)[:16]}.json"
+
 
 JUDGED_FOLDER = "judged"
 CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, PYTHON_CALLS})

@@ -20,20 +20,18 @@ from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.place import Place, PlaceUnreachable, make_label
 from graftwork.fleet.rented import RentedPlace
 from graftwork.fleet.results import OUTCOME
-from graftwork.pipeline.fleet_bundle import (
-    BundleOptions,
-    PackedRun,
-    pack_run,
-    require_mirror,
-    require_packable,
-    secrets_of,
-)
 from graftwork.pipeline.fleet_places import control, open_place, safety_of
 from graftwork.pipeline.fleet_plans import (
+    BundleOptions,
+    PackedRun,
     PlacePlanner,
     adopt_plan,
     identify_training,
     is_same_run,
+    pack_run,
+    require_mirror,
+    require_packable,
+    secrets_of,
     setup_minutes,
     storage_price,
 )

@@ -12,10 +12,17 @@ from pathlib import Path
 
 from graftwork.fleet.drill import Rented, run_drill
 from graftwork.fleet.ledger import month_of
-from graftwork.pipeline.fleet_bundle import BundleOptions, pack_run, require_packable
 from graftwork.pipeline.fleet_jobs import FleetRequest, RunQuote, quote_run
 from graftwork.pipeline.fleet_places import open_place, place_names, safety_of
-from graftwork.pipeline.fleet_plans import ChosenPlace, PlaceOption, PlacePlanner, choose_place
+from graftwork.pipeline.fleet_plans import (
+    BundleOptions,
+    ChosenPlace,
+    PlaceOption,
+    PlacePlanner,
+    choose_place,
+    pack_run,
+    require_packable,
+)
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.base import Record

@@ -21,7 +21,7 @@ from graftwork.costmodel.rollouts import choose_prompts_at_once, sampling_gib
 from graftwork.costmodel.streamed import choose_streamed, describe_streamed
 from graftwork.costmodel.streamed_memory import StreamedWork
 from graftwork.model.shape import total_parameters, trained_by
-from graftwork.pipeline.fit_here import this_host
+from graftwork.pipeline.fit import this_host
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
 from graftwork.plan.catalog.hardware import default_rates, find_gpu, list_gpus

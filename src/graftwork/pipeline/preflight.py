@@ -16,11 +16,10 @@ from graftwork.files.dataset import iterate_rows
 from graftwork.grading.grade import require_gradable
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import name_of
-from graftwork.pipeline.calibration import doubts_about_judge
 from graftwork.pipeline.doctor.machine import DoctorCheck, check_disk
 from graftwork.pipeline.doctor.project import check_port
-from graftwork.pipeline.evaluation import open_grading
-from graftwork.pipeline.held_out_cases import read_held_out
+from graftwork.pipeline.evaluation import doubts_about_judge, open_grading
+from graftwork.pipeline.evaluation_cases import read_held_out
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData

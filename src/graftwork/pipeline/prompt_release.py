@@ -10,8 +10,7 @@ from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.subjects import CHAMPION, LOG, PROMPTED, Lineup, Subject, parse_subject
 from graftwork.files.disk import write_atomic
-from graftwork.pipeline.calibration import doubts_about_judge
-from graftwork.pipeline.evaluation import put_page
+from graftwork.pipeline.evaluation import doubts_about_judge, put_page
 from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
 from graftwork.pipeline.gate import look_for_champion, surroundings_of
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp

@@ -1,31 +1,53 @@
-"""The queue of rows that people should look at, ordered by what would help most, and what decisions do.
+"""What people say of answers: rows to look at, corrections, and the judge compared with them.
 
-In: an open project: its captures, the last evaluation, the last audit, the dataset. Out: items; decisions
-are stored at once. Decisions about captures become feedback when the session ends; those about rows of the
-log are written to a log of their own, which replaces the rows.
+In: an open project: its captures, the last evaluation, the last audit, the dataset. Out: items and decisions;
+corrections with reviewer and time, and which contradict each other; one JudgeCalibration for each mode of the
+judge. Decisions are stored at once. Those about captures become feedback when the session ends; those about
+rows of the log are written to a log of their own, which replaces the rows. Labels go to the judge without the
+reference wherever that would be the labelled answer itself.
 """
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.turns import take_turns, to_messages
 from graftwork.data.repair.targets import hash_prompt
 from graftwork.evaluate.ask.answers import read_answers
-from graftwork.files.dataset import iterate_rows, read_manifest
-from graftwork.files.disk import write_atomic
-from graftwork.pipeline.corrections import list_corrections, read_messages
+from graftwork.evaluate.cases import choose_cases, clusters_of
+from graftwork.evaluate.judge.calibration import (
+    CalibrationTerms,
+    JudgeCalibration,
+    LabelledAnswer,
+    LabelledPair,
+    Mode,
+    calibrate,
+    opinions_of_marks,
+    opinions_of_pairs,
+)
+from graftwork.evaluate.judge.judge import Judge, open_judge
+from graftwork.evaluate.settings import JudgeSettings
+from graftwork.files.dataset import iterate_rows, read_manifest, read_rows
+from graftwork.files.disk import make_folder, write_atomic
+from graftwork.grading.metrics import Review
 from graftwork.pipeline.drift import find_unlike
-from graftwork.pipeline.evaluation import Evaluated
+from graftwork.pipeline.evaluation import JUDGED_FOLDER, Evaluated, calibration_file, judge_identity
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.repair import default_out
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.records.base import fingerprint
+from graftwork.pipeline.table import run_pipeline
+from graftwork.records.base import Record, fingerprint
 from graftwork.records.correction import (
+    Correction,
+    CorrectionConflict,
+    Corrections,
+    JudgeLabel,
     ReviewAction,
     ReviewDecision,
     ReviewItem,
@@ -33,9 +55,12 @@ from graftwork.records.correction import (
     key_of_capture,
 )
 from graftwork.records.dataset import SPLITS, Audit, Row
-from graftwork.records.errors import GraftError
-from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Origin
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Message, Origin
+from graftwork.records.report import Case
+from graftwork.store.captures import FeedbackStore
 from graftwork.store.reviews import ReviewStore
+from graftwork.text.words import fold
 
 REVIEWED_FILE = "reviewed.jsonl"
 WEIGHTS: dict[ReviewReason, float] = {
@@ -332,3 +357,233 @@ def write_review(review: ReviewDecision) -> bytes | None:
         "answered": origin.model_dump(mode="json"),
     }
     return orjson.dumps({key: value for key, value in values.items() if value is not None}) + b"\n"
+
+
+def list_corrections(work: OpenProject) -> Corrections:
+    """List the last correction of each reviewer for each capture, the oldest first."""
+    last: dict[tuple[str, str | None], Correction] = {}
+    for feedback, capture, messages in _read(work):
+        if feedback.correction is not None:
+            key = (capture.id, feedback.who)
+            last.pop(key, None)
+            last[key] = Correction(
+                capture=capture.id,
+                at=feedback.at,
+                reviewer=feedback.who,
+                release=capture.release,
+                messages=messages,
+                served=capture.reply,
+                corrected=feedback.correction,
+                prompt_hash=hash_prompt(messages),
+            )
+    found = tuple(last.values())
+    return Corrections(corrections=found, conflicts=tuple(find_conflicts(found)))
+
+
+def find_conflicts(corrections: tuple[Correction, ...]) -> Iterator[CorrectionConflict]:
+    """Yield the prompts with several corrections that differ in more than case and spacing."""
+    by_prompt: dict[str, list[Correction]] = defaultdict(list)
+    for correction in corrections:
+        by_prompt[correction.prompt_hash].append(correction)
+    for prompt_hash, given in by_prompt.items():
+        if len({fold(correction.corrected) for correction in given}) > 1:
+            question = next((m.content for m in reversed(given[0].messages) if m.role == "user"), "")
+            yield CorrectionConflict(prompt_hash=prompt_hash, question=question, corrections=tuple(given))
+
+
+def list_judge_labels(work: OpenProject) -> Iterator[JudgeLabel]:
+    """Yield what people think of answers: a correction makes the served answer bad and its own text good.
+
+    Reviews of captures are feedback; those of rows of the log come last.
+    """
+    for feedback, capture, messages in _read(work):
+        about: dict[str, Any] = {
+            "messages": messages,
+            "at": feedback.at,
+            "reviewer": feedback.who,
+            "capture": capture.id,
+            "session": capture.session,
+            "group": capture.model,
+            "item": f"capture {capture.id}",
+        }
+        if feedback.correction is None:
+            yield JudgeLabel(answer=capture.reply, score=feedback.score, **about)
+        else:
+            yield from _label_both(capture.reply, feedback.correction, source="correction", **about)
+    for entry in ReviewStore(work.database, project=work.settings.project).standing():
+        review, item = entry.review, entry.review.item
+        if item.kind != "row" or review.action in ("skip", "undo") or not item.reply.strip():
+            continue
+        about = {
+            "messages": item.messages,
+            "at": review.at,
+            "reviewer": review.who,
+            "group": item.group,
+            "item": item.key,
+        }
+        if review.action == "edit" and review.reply is not None:
+            yield from _label_both(item.reply, review.reply, source="review", **about)
+        else:
+            yield JudgeLabel(
+                answer=item.reply, score=float(review.action == "accept"), source="review", **about
+            )
+
+
+def _label_both(served: str, corrected: str, **about: Any) -> Iterator[JudgeLabel]:
+    if fold(corrected) == fold(served):
+        yield JudgeLabel(answer=served, score=1.0, **about)
+        return
+    yield JudgeLabel(answer=served, score=0.0, **about)
+    yield JudgeLabel(answer=corrected, score=1.0, instead_of=served, **about)
+
+
+def _read(work: OpenProject) -> Iterator[tuple[Feedback, Capture, tuple[Message, ...]]]:
+    for entry in FeedbackStore(work.database, project=work.settings.project).all():
+        if entry.capture.session == TRY_OUT_SESSION:
+            continue
+        messages = read_messages(entry.capture)
+        if messages:
+            yield entry.feedback, entry.capture, messages
+
+
+def read_messages(capture: Capture) -> tuple[Message, ...]:
+    """The messages of a capture as a row has them; empty where they cannot be read as text."""
+    try:
+        return to_messages(take_turns(capture.request.get("messages"), "messages"))
+    except BadRow:
+        return ()
+
+
+GOOD_FROM = 0.5
+"""People's scores are from 0 (bad) to 1 (good)."""
+
+
+class CalibratedJudge(Record):
+    """The judge of graft.yaml, each of its modes with what people's labels say of it."""
+
+    model: str
+    modes: tuple[JudgeCalibration, ...]
+
+    @property
+    def sufficient(self) -> bool:
+        return all(found.sufficient for found in self.modes)
+
+
+def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> CalibratedJudge:
+    """Ask the judge about everything that people labelled. Replies are kept: asking again costs nothing."""
+    settings = work.settings.evaluate.judge
+    if settings is None:
+        raise UserMistake(
+            "graft.yaml names no judge",
+            why="there is no judge to compare with people's labels",
+            fix="name its endpoint under evaluate.judge: {url: https://host/v1, model: NAME}",
+            where="evaluate.judge",
+        )
+    answers, pairs = gather_labels(work)
+    chosen = answers[:limit], pairs[:limit]
+    folder = work.project.state / JUDGED_FOLDER
+    make_folder(folder)
+    judge = open_judge(settings, folder=folder)
+    found = []
+    for mode in settings.modes:
+        made = _calibrate_mode(work, judge, settings, mode, *chosen)
+        write_atomic(calibration_file(work, settings, mode), made.to_json())
+        found.append(made)
+    return CalibratedJudge(model=settings.model, modes=tuple(found))
+
+
+def _calibrate_mode(
+    work: OpenProject,
+    judge: Judge,
+    settings: JudgeSettings,
+    mode: Mode,
+    answers: list[LabelledAnswer],
+    pairs: list[LabelledPair],
+) -> JudgeCalibration:
+    def report(done: int, total: int) -> None:
+        work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
+
+    if mode == "pointwise":
+        texts = {answer.case.id: answer.text for answer in answers}
+        marks = judge.rate_all([answer.case for answer in answers], texts, progress=report)
+        opinions, unjudged = opinions_of_marks(answers, marks)
+    else:
+        verdicts = judge.compare(
+            [pair.case for pair in pairs],
+            baseline={pair.case.id: pair.other for pair in pairs},
+            candidate={pair.case.id: pair.preferred for pair in pairs},
+            progress=report,
+        )
+        opinions, unjudged = opinions_of_pairs(pairs, verdicts)
+    terms = CalibrationTerms(
+        model=settings.model,
+        identity=judge_identity(settings, mode),
+        mode=mode,
+        confidence=work.settings.evaluate.confidence,
+        min_kappa=settings.min_kappa,
+        min_labels=settings.min_labels,
+    )
+    return calibrate(opinions, terms=terms, unjudged=unjudged).model_copy(update={"made_at": timestamp()})
+
+
+def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[LabelledPair]]:
+    """Rewards, preference pairs, feedback, corrections and reviews, each labelled answer under its own id."""
+    prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
+    rows = [row for split in SPLITS for row in read_rows(Path(prepared.folder), split)]
+    scale = _scale(work)
+    answers: list[LabelledAnswer] = []
+    pairs: list[LabelledPair] = []
+    known: set[tuple[str, str, str]] = set()
+    cases = choose_cases(rows) if rows else ()
+    clusters = clusters_of(cases)
+    for case in cases:
+        cluster = clusters.get(case.id, case.id)
+        if case.reward is not None and scale.least <= case.reward <= scale.most:
+            share = (case.reward - scale.least) / ((scale.most - scale.least) or 1.0)
+            answers.append(LabelledAnswer(_blind(case), case.reference, share >= GOOD_FROM, cluster))
+        if case.rejected is not None and case.rejected.strip() != case.reference.strip():
+            pairs.append(LabelledPair(_blind(case), case.reference, case.rejected, cluster))
+            known.add(_name_pair(case.messages, case.reference, case.rejected))
+    for number, label in enumerate(_last_labels(list_judge_labels(work))):
+        case = _case_of(label, number)
+        cluster = label.session or label.item
+        answers.append(LabelledAnswer(case, label.answer, label.score >= GOOD_FROM, cluster))
+        # An edited row is a pair of the log too, where data.logs names the log of reviews.
+        if label.instead_of and _name_pair(label.messages, label.answer, label.instead_of) not in known:
+            pairs.append(LabelledPair(case, label.answer, label.instead_of, cluster))
+    return answers, pairs
+
+
+def _last_labels(labels: Iterable[JudgeLabel]) -> list[JudgeLabel]:
+    """What each person thought last of each item. People may disagree: each of them is a label."""
+    last: dict[tuple[str, str | None], list[JudgeLabel]] = {}
+    for label in labels:
+        held = last.setdefault((label.item, label.reviewer), [])
+        if held and label.at != held[-1].at:
+            held.clear()
+        held.append(label)
+    return [label for held in last.values() for label in held]
+
+
+def _name_pair(messages: Sequence[Message], preferred: str, other: str) -> tuple[str, str, str]:
+    question = next((turn.content for turn in reversed(messages) if turn.role == "user"), "")
+    return question, preferred.strip(), other.strip()
+
+
+def _case_of(label: JudgeLabel, number: int) -> Case:
+    origin = Origin(file="labels", line=number + 1)
+    name = f"{label.item} {number}"
+    return Case(id=name, origin=origin, messages=label.messages, reference="", group=label.group)
+
+
+def _blind(case: Case) -> Case:
+    """Without the reference, which is the very answer that is labelled."""
+    return case.model_copy(update={"reference": ""})
+
+
+def _scale(work: OpenProject) -> Review:
+    """The scale of the log's rewards, as a check on reviewer_score states it."""
+    for check in work.settings.evaluate.checks:
+        if check.metric == "reviewer_score" and isinstance(check.rule, Review):
+            return check.rule
+    return Review()

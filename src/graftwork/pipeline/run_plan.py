@@ -1,28 +1,46 @@
-"""The whole run in time: which steps have to be done, and how long each is expected to take.
+"""The whole run in time: which steps have to be done, how long each should take, and how long it took.
 
-In: an open project and the pipeline's steps. Out: a RunPlan. Nothing is done, trained or loaded. A step is
-up to date by the same rule as in the pipeline; what comes after a step that is not has to be done too.
+In: an open project and the steps of its pipeline. Out: a RunPlan; for each step that was done a StageTime in
+the ledger, which `graft status --json` shows part by part; how far plans were off over past runs. Nothing is
+done, trained or loaded. What comes after a step that is out of date has to be done too.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
+import orjson
+
+from graftwork.costmodel.answers import AnswerLoad
 from graftwork.costmodel.processor import why_plain_on_cpu
+from graftwork.data.ingest.files import STANDARD_INPUT
+from graftwork.data.ingest.read import find_files
+from graftwork.files.dataset import iterate_rows
+from graftwork.model.generate.prefix import common_length
 from graftwork.model.probe import describe_device, name_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.evaluation import Evaluated
+from graftwork.pipeline.evaluation_subjects import rows_at_once
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.plan_card import card_rates, plan_tuning
-from graftwork.pipeline.stage_facts import REPLY_SHARE, LogSize, gather_facts, known_device, size_of_logs
 from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import kind_of_run, repeated_steps
+from graftwork.pipeline.steps.release import QUESTIONS, TryOut
+from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.estimate import RunStart, minutes_by_part, tokens_per_second
-from graftwork.plan.residuals import SPEED
+from graftwork.plan.residuals import SPEED, TIME, find_biases
 from graftwork.plan.stages import MEASURED, StageFacts, add_up, estimate_stage, pool_stage, residual_name
 from graftwork.process.preload import is_supported
 from graftwork.records.base import Figure, Record
+from graftwork.records.dataset import Row
+from graftwork.records.errors import UserMistake
 from graftwork.records.plan import (
+    Bias,
     DeviceFacts,
     ModelShape,
     Plan,
@@ -34,7 +52,261 @@ from graftwork.records.plan import (
     Workload,
 )
 from graftwork.records.report import Verdict
-from graftwork.store.runs import STAGE
+from graftwork.records.run import TrainOutcome
+from graftwork.records.units import MIB
+from graftwork.store.runs import STAGE, PastRun
+
+SAMPLE_BYTES = 4 * MIB
+SAMPLE_ROWS = 200
+CHARACTERS_A_TOKEN = 3.5
+REPLY_SHARE = 0.2
+"""Of a logged row, where nothing is prepared yet."""
+MOST_CASES = 500
+"""Whose lengths are looked at."""
+WITH_EXAMPLE, WITHOUT_EXAMPLE = 1.2, 2.0
+"""Tokens that a base writes for each one that the log has: it was not trained on the task."""
+TRIED_ROWS = 8
+"""Requests that the serving check's engine answers at once at most."""
+
+
+class LogSize(NamedTuple):
+    """Of all log files together; rows and their text are counted in a sample."""
+
+    bytes: int
+    rows: int
+    text_share: float = 1.0
+    """Of the bytes: sentences, without keys, ids and times."""
+
+    @property
+    def tokens_a_row(self) -> float:
+        return self.bytes * self.text_share / max(self.rows, 1) / CHARACTERS_A_TOKEN
+
+
+def size_of_logs(work: OpenProject) -> LogSize:
+    """From the files' sizes and the lines of their beginnings."""
+    total, seen, lines = 0, 0, 0
+    text, read = 0, 0
+    for name in find_files(work.settings.data.logs, root=work.project.root):
+        if name == STANDARD_INPUT:
+            continue
+        path = work.project.root / name
+        total += path.stat().st_size
+        with path.open("rb") as file:
+            beginning = file.read(max(SAMPLE_BYTES - seen, 0))
+        seen += len(beginning)
+        lines += beginning.count(b"\n") + (not beginning.endswith(b"\n") and bool(beginning))
+        for line in beginning.splitlines()[:SAMPLE_ROWS]:
+            with suppress(ValueError):
+                text += _text_bytes(orjson.loads(line))
+                read += len(line)
+    return LogSize(total, round(lines * total / seen) if seen else 0, text / read if text else 1.0)
+
+
+def _text_bytes(value: Any) -> int:
+    """Characters of all texts of more than one word."""
+    if isinstance(value, str):
+        return len(value) if " " in value else 0
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(_text_bytes(part) for part in parts)
+
+
+def known_device(work: OpenProject) -> DeviceFacts:
+    """As the last plan of this project measured it; else what can be known at once."""
+    entry = work.ledger.get("plan")
+    here = _describe_card() or describe_device(threads=work.settings.train.threads)
+    if entry is None:
+        return here
+    planned = Plan.model_validate(entry.output).device
+    return planned if (planned.kind, planned.threads) == (here.kind, here.threads) else here
+
+
+def _describe_card() -> DeviceFacts | None:
+    """The card of this machine as the catalog knows it; None where there is none, or no catalog does."""
+    named = name_device()
+    if named.kind != "cuda":
+        return None
+    with suppress(UserMistake):
+        gpu = find_gpu(named.name)
+        return describe_device().model_copy(
+            update={
+                "kind": "cuda",
+                "name": named.name,
+                "memory_gib": gpu.memory_gib,
+                "capability": gpu.capability,
+            }
+        )
+    return None
+
+
+def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> StageFacts:
+    """From the prepared dataset where there is one, else from the size of the logs."""
+    settings, plan = work.settings.evaluate, made.outputs.get("plan")
+    device = plan.device if isinstance(plan, Plan) else known_device(work)
+    shape = read_shape(Path(work.base.folder))
+    base, trained = _expect_answers(work, made, size, rows=settings.batch_size or rows_at_once(device.kind))
+    further = [name for name in settings.subjects if name not in ("base", "adapter", "log", "champion")]
+    others = bool(work.releases.aliases()) + len(further)
+    return StageFacts(
+        log_bytes=size.bytes,
+        shape=shape,
+        device=device,
+        rates=card_rates(work, device, shape),
+        forked=is_supported(),
+        answers=(base, trained, *[trained] * others),
+        tried=_expect_tried(trained, most=settings.max_new_tokens),
+        timed_cases=settings.latency_cases,
+        repeats=settings.repeats if settings.sampling.temperature > 0 else 1,
+    )
+
+
+def _expect_answers(
+    work: OpenProject, made: StepOutputs, size: LogSize, *, rows: int
+) -> tuple[AnswerLoad, AnswerLoad]:
+    """What the base answers, and what a model does that was trained on the task."""
+    settings = work.settings.evaluate
+    prepared = made.outputs.get("prepare")
+    test = prepared.dataset.splits.get("test") if isinstance(prepared, PreparedData) else None
+    seen: Sequence[Row] = ()
+    if isinstance(prepared, PreparedData) and test is not None and test.rows:
+        cases = test.rows
+        seen = list(islice(iterate_rows(Path(prepared.folder), "test"), MOST_CASES))
+    if seen:
+        replies = [len(row.tokens) - row.trained_from for row in seen]
+        reply, longest, prompt = fmean(replies), float(max(replies)), fmean(row.trained_from for row in seen)
+        shared = float(common_length([row.tokens[: row.trained_from] for row in seen]))
+    else:
+        cases = round(size.rows * work.settings.data.test)
+        reply, shared = max(size.tokens_a_row * REPLY_SHARE, 1.0), 0.0
+        longest, prompt = 2 * reply, max(size.tokens_a_row - reply, 1.0)
+    most = float(settings.max_new_tokens)
+    trained = AnswerLoad(
+        cases=min(cases, settings.max_cases or cases),
+        rows=rows,
+        prompt_tokens=prompt,
+        shared_tokens=shared,
+        answer_tokens=min(reply, most),
+        longest_answer=min(longest, most),
+    )
+    # The worked example is a row without its system prompt.
+    example = prompt - shared + reply if settings.worked_example else 0.0
+    longer = WITH_EXAMPLE if settings.worked_example else WITHOUT_EXAMPLE
+    base = trained.model_copy(
+        update={
+            "prompt_tokens": prompt + example,
+            "shared_tokens": shared + example,
+            "answer_tokens": min(longer * reply, most),
+            "longest_answer": most,
+        }
+    )
+    return base, trained
+
+
+def _expect_tried(trained: AnswerLoad, *, most: int) -> AnswerLoad:
+    """Base and release on the same questions. Without an example the base goes on to the limit."""
+    return trained.model_copy(
+        update={
+            "cases": 2 * QUESTIONS,
+            "rows": TRIED_ROWS,
+            "answer_tokens": (trained.answer_tokens + most) / 2,
+            "longest_answer": float(most),
+        }
+    )
+
+
+class PlannedStage(Record):
+    """Before a step is done."""
+
+    seconds: Figure
+    parts: dict[str, float] = {}
+
+
+class StageTime(Record):
+    """The last time that a step was done. Parts are seconds; what was not measured apart is absent."""
+
+    seconds: float
+    planned: Figure
+    planned_parts: dict[str, float] = {}
+    parts: dict[str, float] = {}
+
+
+def planned_training(plan: Plan) -> PlannedStage:
+    minutes, head = plan.minutes, f"{TIME}."
+    return PlannedStage(
+        seconds=Figure(value=60 * minutes.value, low=60 * minutes.low, high=60 * minutes.high, unit="s"),
+        parts={
+            name.removeprefix(head): 60 * figure.value
+            for name, figure in plan.parts.items()
+            if name.startswith(head)
+        },
+    )
+
+
+def note_time(
+    work: OpenProject, entry: str, planned: PlannedStage, *, output: Record, seconds: float
+) -> None:
+    """Keep it under the name of the step's own entry."""
+    found = StageTime(
+        seconds=seconds,
+        planned=planned.seconds,
+        planned_parts=planned.parts,
+        parts={name: taken for name, taken in measured_parts(output).items() if taken},
+    )
+    work.ledger.put(
+        _name(entry),
+        fingerprint=found.fingerprint(),
+        output=found.model_dump(mode="json"),
+        finished_at=timestamp(),
+        seconds=0.0,
+    )
+
+
+def read_time(work: OpenProject, entry: str) -> StageTime | None:
+    found = work.ledger.get(_name(entry))
+    try:
+        return None if found is None else StageTime.model_validate(found.output)
+    except ValueError:
+        return None  # of another version
+
+
+def measured_parts(output: Record) -> Mapping[str, float]:
+    """Seconds of what was measured apart."""
+    if isinstance(output, TrainOutcome):
+        head = f"{TIME}."
+        return {
+            residual.name.removeprefix(head): 60 * residual.actual
+            for residual in output.residual_parts
+            if residual.name.startswith(head)
+        }
+    if isinstance(output, Evaluated):
+        return _parts_of_evaluation(output)
+    return output.seconds if isinstance(output, TryOut) else {}
+
+
+def _parts_of_evaluation(output: Evaluated) -> dict[str, float]:
+    report = output.report
+    subjects = (report.baseline, report.candidate, *report.others)
+    made = [subject.generation for subject in subjects if subject.subject != "log"]
+    return {
+        "load": sum(generation.times.get("load", 0.0) for generation in made),
+        "recording": sum(generation.times.get("recording", 0.0) for generation in made),
+        "answering": sum(generation.seconds for generation in made),
+        "single requests": sum(sum(generation.single_latency_seconds) for generation in made),
+    }
+
+
+def _name(entry: str) -> str:
+    return f"{entry}.time"
+
+
+class PastResiduals(Record):
+    runs: tuple[PastRun, ...]
+    biases: tuple[Bias, ...]
+
+
+def past_residuals(work: OpenProject, *, runs: int) -> PastResiduals:
+    found = work.residuals.past(runs=runs)
+    return PastResiduals(runs=found, biases=find_biases(run.residuals for run in found))
+
 
 ROUGH_SPREAD = 2.0
 """Further factor, either way, on what is estimated from the size of the logs."""

@@ -1,41 +1,62 @@
-"""Connects a project to an endpoint: aliases from the store, captures into it, and captures exported as a
-log.
+"""Connects a project to an endpoint: aliases and API keys from the store, captures into it and out of it.
 
-The model runs in a child process of the serve stage; this side stays free of torch. An export applies the
-same rules as data preparation, so that training elsewhere on it is as safe.
+The model runs in a child process of the serve stage; this side stays free of torch. Captures also come from
+traces. An export of captures as a log applies the same rules as data preparation, so that training elsewhere
+on it is as safe. What was captured of a session or a user can be deleted; copies in log files, datasets and
+releases are found and not changed.
 """
 
 import asyncio
+import hashlib
+import re
+import secrets
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import ValidationError
 
 from graftwork.data.audit.row_checks import find_refusal, is_negative
+from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.files import find_sources
+from graftwork.data.ingest.trace_formats import read_otlp
 from graftwork.data.settings import CaptureSettings
+from graftwork.files.dataset import iterate_rows, read_manifest
 from graftwork.files.escalation import read_forecast
 from graftwork.files.router import read_router, router_path
 from graftwork.grading.metrics import TOOL_CALLS_VALID
 from graftwork.pipeline.answer_checks import LiveChecks, with_call_check
-from graftwork.pipeline.engine_verdicts import require_engine_gate
-from graftwork.pipeline.open_project import OpenProject, load_template
+from graftwork.pipeline.gate import require_engine_gate
+from graftwork.pipeline.open_project import OpenProject, load_template, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.project.load import load_settings
-from graftwork.records.errors import AnswerIsNo, UserMistake, WorkerFailed
-from graftwork.records.interaction import Capture, CaptureOrigin, Feedback
+from graftwork.records.base import Record
+from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, WorkerFailed
+from graftwork.records.interaction import Capture, CaptureOrigin, Feedback, Interaction, Origin
 from graftwork.records.release import Release
+from graftwork.records.units import MIB
 from graftwork.registry.locks import Lease
 from graftwork.registry.names import split_alias
 from graftwork.registry.publish import TEMPLATE_FILE
+from graftwork.serve.budgets import KeyBudget
+from graftwork.serve.captures import ServedExchange, redact_name
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.family import Family
+from graftwork.serve.keys import DEFAULT_SCOPES, ApiKey, digest_secret, make_secret
 from graftwork.serve.operation_settings import OperationSettings
+from graftwork.serve.otlp import BadTrace, TracedCalls
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
 from graftwork.serve.settings import EscalateSettings, ServeSettings, require_upstream_keys
 from graftwork.store.captures import FeedbackStore
+from graftwork.text.redact import Redactor
+from graftwork.text.validation import explain_error
 from graftwork.text.words import words
 
 if TYPE_CHECKING:
@@ -244,8 +265,6 @@ def serve_here(
     `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
     """
     from graftwork.pipeline.canary import find_canary
-    from graftwork.pipeline.forget import prune_captures
-    from graftwork.pipeline.trace_intake import read_traces
     from graftwork.serve.run import ServedProject, run, serve
 
     require_upstream_keys(settings)
@@ -509,3 +528,277 @@ def _question_of(messages: Any) -> str:
         and isinstance(message.get("content"), str)
     ]
     return " ".join(word for text in texts for word in words(text))
+
+
+_ID_BYTES = 6
+_SPAN = re.compile(r"(\d{1,5})([mhdw])")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class CreatedKey(NamedTuple):
+    key: ApiKey
+    secret: str
+    """Stored nowhere: this is the only time that it can be read."""
+
+
+def create_key(
+    work: OpenProject,
+    name: str,
+    *,
+    scopes: Iterable[str] = DEFAULT_SCOPES,
+    models: Iterable[str] = (),
+    budget: KeyBudget | None = None,
+    expires: str | None = None,
+) -> CreatedKey:
+    """`expires` is a span such as 30d, or a date or time in UTC."""
+    secret = make_secret()
+    try:
+        key = ApiKey.model_validate(
+            {
+                "id": secrets.token_hex(_ID_BYTES),
+                "name": name,
+                "digest": digest_secret(secret),
+                "scopes": tuple(dict.fromkeys(scopes)),
+                "models": tuple(dict.fromkeys(models)),
+                "budget": budget or KeyBudget(),
+                "created_at": timestamp(),
+                "expires_at": None if expires is None else parse_expiry(expires, now=datetime.now(UTC)),
+            }
+        )
+    except ValidationError as refused:
+        first = refused.errors(include_url=False, include_input=False)[0]
+        option = str(first["loc"][0])
+        raise UserMistake(
+            f"the key's {option} is not valid",
+            why=explain_error(first),
+            fix="`graft serve keys create --help` lists the accepted values",
+            where=option,
+        ) from None
+    if not work.api_keys.add(key):
+        raise UserMistake(
+            f"there is a valid key {name!r} already",
+            why="logs and metrics name a key by it",
+            fix=f"choose another name, or `graft serve keys revoke {name}` first",
+            where=name,
+        )
+    return CreatedKey(key, secret)
+
+
+def revoke_key(work: OpenProject, name: str) -> ApiKey:
+    """Revoke the valid key with this name or id."""
+    for key in work.api_keys.list():
+        if name in (key.id, key.name) and key.revoked_at is None:
+            at = timestamp()
+            work.api_keys.revoke(key.id, at=at)
+            return key.model_copy(update={"revoked_at": at})
+    raise UserMistake(
+        f"there is no valid key {name!r}",
+        why="no key of the project has that name or id, or it is revoked already",
+        fix="`graft serve keys list` shows all",
+        where=name,
+    )
+
+
+def parse_expiry(text: str, *, now: datetime) -> str:
+    found = _SPAN.fullmatch(text)
+    if found is not None:
+        at = now + timedelta(**{_UNITS[found[2]]: int(found[1])})
+    else:
+        try:
+            at = datetime.fromisoformat(text)
+            at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise UserMistake(
+                f"{text!r} is no time of expiry",
+                why="it is neither a span nor a date",
+                fix="write 12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC)",
+                where="--expires",
+            ) from None
+    if at <= now:
+        raise UserMistake(
+            "the key would have expired already",
+            why=f"{text} is in the past",
+            fix="name a later time",
+            where="--expires",
+        )
+    return at.isoformat(timespec="seconds")
+
+
+_ORIGIN = Origin(file="/v1/traces", line=1)
+UNKNOWN_MODEL = "unknown"
+
+
+def read_traces(row: dict[str, Any]) -> TracedCalls:
+    try:
+        found = read_otlp(row, _ORIGIN)
+    except (BadRow, RecursionError) as error:
+        raise BadTrace(str(error) or "the request is nested too deeply") from None
+    faults = [result for result in found if isinstance(result, ReadFault)]
+    calls = [result for result in found if isinstance(result, Interaction) and result.reply]
+    why = faults[0].message if faults else ""
+    return TracedCalls([_to_exchange(call) for call in calls], len(faults), why)
+
+
+def _to_exchange(call: Interaction) -> ServedExchange:
+    request: dict[str, Any] = {"messages": [turn.model_dump() for turn in call.messages]}
+    if call.max_tokens is not None:
+        request["max_tokens"] = call.max_tokens
+    identity = hashlib.sha256(f"{call.trace}\0{call.id}".encode(errors="replace")).hexdigest()
+    return ServedExchange(
+        id=identity[:32],
+        at=_moment(call),
+        session=call.session,
+        model=call.group or call.extra.get("service") or "traced",
+        release=call.model or UNKNOWN_MODEL,
+        request=request,
+        reply=call.reply,
+        finish_reason=call.finish_reason,
+        prompt_tokens=call.prompt_tokens or 0,
+        reply_tokens=call.reply_tokens or 0,
+        first_token_ms=call.first_token_ms,
+        total_ms=call.duration_ms or 0.0,
+        trace=call.trace,
+        cost=call.cost,
+        cached_tokens=call.cached_tokens,
+        size=sum(len(turn.content) for turn in call.messages) + len(call.reply),
+    )
+
+
+def _moment(call: Interaction) -> float:
+    stated = call.extra.get("timestamp")
+    return datetime.fromisoformat(stated).timestamp() if isinstance(stated, str) else time.time()
+
+
+class FileCopies(Record):
+    """A log file with lines of deleted captures."""
+
+    file: str
+    lines: int
+
+
+class DatasetCopies(Record):
+    """A dataset with rows of deleted captures, and the releases that were trained on it."""
+
+    folder: str
+    rows: int
+    releases: tuple[str, ...] = ()
+
+
+class Forgotten(Record):
+    """`deleted` is False for a dry run: nothing was changed."""
+
+    deleted: bool
+    captures: int
+    feedback: int
+    """Feedback on these captures; for a user, also what they gave on others."""
+    files: tuple[FileCopies, ...] = ()
+    datasets: tuple[DatasetCopies, ...] = ()
+
+
+def forget_captures(
+    work: OpenProject, *, session: str | None = None, user: str | None = None, dry_run: bool = True
+) -> Forgotten:
+    """Delete the captures of a session or a user with their feedback and reviews, or count them."""
+    asked = session if session is not None else user
+    assert asked is not None
+    names = _stored_forms(asked)
+    is_theirs = _of_session(names) if session is not None else _of_user(names)
+    ids = tuple(capture.id for capture in work.captures.holding(names) if is_theirs(capture))
+    book = FeedbackStore(work.database, project=work.settings.project)
+    given = () if user is None else tuple(e for e in book.by(names) if e.feedback.capture not in set(ids))
+    on_them = sum(len(book.of_capture(id_)) for id_ in ids)
+    found = Forgotten(
+        deleted=not dry_run,
+        captures=len(ids),
+        feedback=on_them + len(given),
+        files=_find_in_files(work, ids),
+        datasets=_find_in_datasets(work, ids),
+    )
+    if not dry_run:
+        work.captures.delete(ids)
+        if given:
+            book.delete([entry.place for entry in given])
+            work.database.forget_log()
+    return found
+
+
+def prune_captures(work: OpenProject, settings: ServeSettings) -> Callable[[], object] | None:
+    """What deletes captures beyond the limits of the settings; None where there are none."""
+    days, mib = settings.capture_keep_days, settings.capture_keep_mib
+    if days is None and mib is None:
+        return None
+
+    def prune() -> object:
+        before = None
+        if days is not None:
+            before = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="milliseconds")
+        return work.captures.prune(before=before, most_bytes=None if mib is None else int(mib * MIB))
+
+    return prune
+
+
+def _stored_forms(name: str) -> tuple[str, ...]:
+    """How the store may have an id: as it is, as a pseudonym, or as a header came in."""
+    forms = [name, name.encode(errors="replace").decode("latin-1")]
+    for kind in ("session", "user"):
+        forms += [redact_name(form, Redactor(), kind=kind) or form for form in forms[:2]]
+    return tuple(dict.fromkeys(forms))
+
+
+def _of_session(names: Collection[str]) -> Callable[[Capture], bool]:
+    return lambda capture: capture.session in names
+
+
+def _of_user(names: Collection[str]) -> Callable[[Capture], bool]:
+    def is_theirs(capture: Capture) -> bool:
+        if capture.user in names or capture.request.get("user") in names:
+            return True
+        # A request without a session is in the session of its user; older captures name no other user.
+        return capture.user is None and capture.session in names
+
+    return is_theirs
+
+
+def _find_in_files(work: OpenProject, ids: Collection[str]) -> tuple[FileCopies, ...]:
+    """The log files of the project with lines that name one of the captures."""
+    wanted = {id_.encode() for id_ in ids}
+    found = []
+    for path in _log_files(work) if wanted else ():
+        try:
+            with path.open("rb") as lines:
+                count = sum(any(part in wanted for part in line.split(b'"')) for line in lines)
+        except OSError:
+            continue
+        if count:
+            found.append(FileCopies(file=str(path), lines=count))
+    return tuple(found)
+
+
+def _log_files(work: OpenProject) -> list[Path]:
+    found: list[Path] = []
+    for pattern in work.settings.data.logs:
+        try:
+            found += [work.project.root / name for name in find_sources([pattern], root=work.project.root)]
+        except GraftError:
+            continue  # a log that is not there holds nothing
+    return found
+
+
+def _find_in_datasets(work: OpenProject, ids: Collection[str]) -> tuple[DatasetCopies, ...]:
+    wanted, found = set(ids), []
+    folders = sorted(work.project.datasets.iterdir()) if wanted and work.project.datasets.is_dir() else []
+    releases = work.releases.list() if folders else ()
+    for folder in folders:
+        try:
+            splits = read_manifest(folder).splits
+            rows = sum(
+                row.capture is not None and row.capture.id in wanted
+                for split in splits
+                for row in iterate_rows(folder, split)
+            )
+        except (GraftError, OSError):
+            continue  # damaged or half removed: it cannot be read to look for anything
+        if rows:
+            trained = tuple(r.id for r in releases if r.dataset_hash == folder.name)
+            found.append(DatasetCopies(folder=str(folder), rows=rows, releases=trained))
+    return tuple(found)

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.run_identity import starts_from_main
-from graftwork.pipeline.run_plan import describe_remaining, plan_run, record_stage, time_spent
-from graftwork.pipeline.stage_facts import gather_facts, size_of_logs
-from graftwork.pipeline.stage_times import PlannedStage, note_time, planned_training
+from graftwork.pipeline.run_plan import (
+    PlannedStage,
+    describe_remaining,
+    gather_facts,
+    note_time,
+    plan_run,
+    planned_training,
+    record_stage,
+    size_of_logs,
+    time_spent,
+)
 from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs, StepWalk, name_entry, name_inputs
 from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
 from graftwork.plan.stages import estimate_stage, stage_parts

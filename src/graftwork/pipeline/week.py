@@ -1,32 +1,33 @@
 """The week of a project: its settings as a problem, planned, with the earlier plan and events kept.
 
-In: an open project, `plan.week`, `fleet.places`, past runs. Out: a `WeekSchedule`. Speeds are the planner's
-where a place names a card; terms that are not set come from the catalog's place of the same name.
+In: an open project, `plan.week`, `fleet.places`, past runs. Out: a `WeekSchedule`; its page and calendar;
+what a proposal by hand or the week under other terms is worth. Speeds are the planner's where a place names a
+card; terms that are not set come from the catalog's place of the same name; how fast models learn, from the
+losses of the project's own runs; what the week may cost, from its own limit and the caps of the fleet.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.calendar_settings import PlaceCalendarSettings, QuotaSettings
+from graftwork.fleet.control import Safety
+from graftwork.fleet.ledger import month_of
 from graftwork.fleet.manual import ManualPlace
-from graftwork.fleet.settings import FleetSettings
+from graftwork.fleet.settings import CapSettings, FleetSettings
 from graftwork.pipeline.fit import FitRequest, question_of
-from graftwork.pipeline.week_money import (
-    PaidJob,
-    WeekMoney,
-    list_paid_jobs,
-    longest_paid_minutes,
-    spent_since,
-    week_money,
-)
+from graftwork.pipeline.open_project import OpenProject, use_project
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.plan.catalog.prices import list_places
 from graftwork.plan.cost.runs import fit_in_brief
 from graftwork.plan.settings import WeekModelSettings, WeekSettings
@@ -40,6 +41,9 @@ from graftwork.plan.week.calendar import (
     week_end,
     week_start,
 )
+from graftwork.plan.week.checker import check_week
+from graftwork.plan.week.curves import FittedCurve, bin_losses, combine, fit_curve
+from graftwork.plan.week.ical import calendar_text
 from graftwork.plan.week.plan import plan_week
 from graftwork.plan.week.problem import (
     STEP,
@@ -51,15 +55,164 @@ from graftwork.plan.week.problem import (
     WeekPlace,
     WeekProblem,
     WeekState,
+    as_scenario,
     require_name,
+    scenarios_of,
 )
 from graftwork.plan.week.replan import WeekEvent, sessions_ahead, state_after
+from graftwork.plan.week.score import score
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import FROM_MAIN, ProjectSettings
+from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import PlaceTerms
-from graftwork.records.week import MINUTES_A_DAY, WeekSchedule, parse_moment, parse_window
+from graftwork.records.run import TrainStep
+from graftwork.records.week import (
+    DAYS,
+    MINUTES_A_DAY,
+    Scenario,
+    Session,
+    WeekSchedule,
+    parse_moment,
+    parse_window,
+)
+from graftwork.report.week_page import render_week
+from graftwork.store.runs import RunEntry
 from graftwork.text.validation import explain_error
+from graftwork.train.run_folder import read_steps
+
+
+class PaidJob(NamedTuple):
+    """A job of the ledger, as the caps count it."""
+
+    created_at: datetime
+    usd: float
+
+
+class WeekMoney(NamedTuple):
+    cap_usd: float
+    paid_from: int = 0
+    """Minutes: paid places are used from then on."""
+    notes: tuple[str, ...] = ()
+
+
+def list_paid_jobs(project: ProjectFolder) -> tuple[PaidJob, ...]:
+    """Nothing is created: a project without a state has no jobs."""
+    if not project.state.is_dir():
+        return ()
+    with use_project(project, NullReporter()) as work:
+        return tuple(
+            PaidJob(datetime.fromtimestamp(job.created_at, UTC), job.counted_usd)
+            for job in work.jobs.list()
+            if job.counted_usd > 0
+        )
+
+
+def spent_since(jobs: Sequence[PaidJob], start: datetime) -> float:
+    return sum(job.usd for job in jobs if job.created_at >= start)
+
+
+def week_money(
+    caps: CapSettings, limit: float | None, jobs: Sequence[PaidJob], *, start: datetime, length: int
+) -> WeekMoney:
+    """Dollars for the week. What was spent in it is not subtracted: it counts against them."""
+    before = [job for job in jobs if job.created_at < start]
+    project = None if caps.project_usd is None else caps.project_usd - sum(job.usd for job in before)
+    most = min(value for value in (limit, project, caps.month_usd) if value is not None)
+    last = start.astimezone(UTC) + timedelta(minutes=length - 1)
+    first_left = _left_of_month(caps, before, start)
+    if first_left.usd >= most:
+        return WeekMoney(max(0.0, most))
+    if first_left.month == month_of(last.timestamp()):
+        return WeekMoney(max(0.0, first_left.usd), notes=(first_left.note,))
+    # The week ends in another month, which has its whole cap.
+    turn = minutes_since(start, last.replace(day=1, hour=0, minute=0, second=0, microsecond=0))
+    if first_left.usd >= most * (length - turn) / length:
+        return WeekMoney(max(0.0, first_left.usd), notes=(first_left.note,))
+    waits = f"{first_left.note}; paid places are used from {last:%Y-%m}-01 on"
+    return WeekMoney(max(0.0, most), turn, (waits,))
+
+
+class _MonthLeft(NamedTuple):
+    month: str
+    usd: float
+    note: str
+
+
+def _left_of_month(caps: CapSettings, before: Sequence[PaidJob], start: datetime) -> _MonthLeft:
+    month = month_of(start.timestamp())
+    spent = sum(job.usd for job in before if month_of(job.created_at.timestamp()) == month)
+    left = caps.month_usd - spent
+    note = (
+        f"${max(0.0, left):.2f} of fleet.caps.month_usd are left in {month}: "
+        f"${spent:.2f} are spent or reserved"
+    )
+    return _MonthLeft(month, left, note)
+
+
+def longest_paid_minutes(fleet: FleetSettings, usd_per_hour: float) -> int:
+    """How long a session may be at this price, so that its job keeps fleet.caps.job_usd."""
+    safety = Safety(boot_seconds=fleet.boot_minutes * 60, reconcile_seconds=fleet.reconcile_minutes * 60)
+    seconds = fleet.caps.job_usd / usd_per_hour * 3600 - safety.reserve_seconds
+    return max(0, int(seconds // 60))
+
+
+Clock = Callable[[Sequence[TrainStep]], list[float]]
+"""Reference hours at the end of each step."""
+
+
+def fit_project_curves(project: ProjectFolder, clock: Clock) -> dict[str, float]:
+    """Nothing is created: a project that never ran has no curves."""
+    if not (project.state / "runs").is_dir():
+        return {}
+    curves: dict[str, list[FittedCurve]] = defaultdict(list)
+    with use_project(project, NullReporter()) as work:
+        names = _models_by_dataset(work)
+        for run in work.runs.list():
+            model = names.get(_dataset_of(run))
+            made = _fit(run, clock) if run.state == "done" and model is not None else None
+            if made is not None and model is not None:
+                curves[model].append(made)
+    found = {model: combine(made) for model, made in curves.items()}
+    return {model: hours for model, hours in found.items() if hours is not None}
+
+
+def hours_by_tokens(tokens_per_hour: float) -> Clock:
+    """What the reference place would have taken for the tokens of the steps."""
+
+    def clock(steps: Sequence[TrainStep]) -> list[float]:
+        return _sums(step.tokens / tokens_per_hour for step in steps)
+
+    return clock
+
+
+def hours_as_run(steps: Sequence[TrainStep]) -> list[float]:
+    """The run's own hours, where it is not known how fast the reference place is."""
+    return _sums(step.seconds / 3600 for step in steps)
+
+
+def _sums(values: Iterable[float]) -> list[float]:
+    return list(accumulate(values))
+
+
+def _fit(run: RunEntry, clock: Clock) -> FittedCurve | None:
+    steps = read_steps(Path(run.folder))
+    return fit_curve(bin_losses(clock(steps), [step.loss for step in steps]))
+
+
+def _models_by_dataset(work: OpenProject) -> dict[str, str]:
+    entry = work.ledger.get("prepare")
+    folders = (entry.output or {}).get("folders", {}) if entry is not None else {}
+    return {Path(folder).name: model for model, folder in folders.items()}
+
+
+def _dataset_of(run: RunEntry) -> str:
+    try:
+        job = json.loads((Path(run.folder) / "job.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    return Path(str(job.get("dataset_folder", ""))).name
+
 
 ROWS, TOKENS = 2000, 1024
 """Of the run whose hours compare the places."""
@@ -435,8 +588,6 @@ def _fitted(project: ProjectFolder, settings: ProjectSettings) -> dict[str, floa
     """Hours until half is learned, from the project's own runs, for the models that have some."""
     if not (project.state / "runs").is_dir():
         return {}
-    from graftwork.pipeline.week_curves import fit_project_curves, hours_as_run, hours_by_tokens
-
     places = settings.fleet.places
     name = settings.plan.week.reference or next(iter(places))
     if not places[name].gpu:
@@ -519,3 +670,270 @@ def _event(line: str) -> WeekEvent:
 
 def write_schedule(path: Path, schedule: WeekSchedule) -> None:
     write_atomic(path, (json.dumps(schedule.model_dump(mode="json"), indent=2) + "\n").encode())
+
+
+class ProposedSession(Record):
+    """A session as people plan it: `mon 08:00`, four hours."""
+
+    place: str
+    model: str
+    start: str
+    hours: float
+
+
+class WeekProposal(Record):
+    title: str
+    sessions: tuple[ProposedSession, ...]
+
+
+class ComparedProposal(Record):
+    """The proposal on the objective of the plan."""
+
+    title: str
+    sessions: int
+    value: float
+    cost_usd: float
+    scenario: Scenario
+    broken: tuple[str, ...]
+    plan_value: float
+    ahead: float
+    """By which the plan is worth more, as a share of the proposal."""
+
+
+def write_files(schedule: WeekSchedule, *, out: Path | None, html: Path | None, ical: Path | None) -> None:
+    if out is not None:
+        write_schedule(out, schedule)
+    if html is not None:
+        write_atomic(html, render_week(schedule))
+    if ical is not None:
+        write_atomic(ical, calendar_text(schedule))
+
+
+def compare_proposal(
+    project: ProjectFolder, asked: WeekRequest, schedule: WeekSchedule, path: Path
+) -> ComparedProposal:
+    """The best that the proposal is worth in any scenario whose order it keeps."""
+    try:
+        proposal = WeekProposal.from_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserMistake(
+            f"{path} is not a proposal",
+            why=str(error).splitlines()[0],
+            fix="write it as examples/week/proposal.json",
+            where="--compare",
+        ) from error
+    problem, state = week_as_it_is(project, asked)
+    plain = [_session(problem, session) for session in proposal.sessions]
+    best: ComparedProposal | None = None
+    for scenario in scenarios_of(problem):
+        own = as_scenario(problem, scenario)
+        sessions = [_in_round(own, session, scenario) for session in plain]
+        worth = score(own, sessions)
+        made = ComparedProposal(
+            title=proposal.title,
+            sessions=len(sessions),
+            value=worth.value,
+            cost_usd=worth.cost_usd,
+            scenario=scenario,
+            broken=tuple(check_week(own, state, sessions)),
+            plan_value=schedule.value,
+            ahead=schedule.value / worth.value - 1 if worth.value > 0 else 0.0,
+        )
+        if best is None or (len(made.broken), -made.value) < (len(best.broken), -best.value):
+            best = made
+    if best is None:
+        raise UserMistake(f"{path} has no sessions", where="--compare")
+    return best
+
+
+def _session(problem: WeekProblem, proposed: ProposedSession) -> Session:
+    place = problem.place(proposed.place)
+    problem.model(proposed.model)
+    try:
+        moment = parse_moment(proposed.start)
+    except ValueError as error:
+        raise UserMistake(str(error), fix="write it as `mon 08:00`", where="--compare") from error
+    zone = ZoneInfo(problem.timezone)
+    first = problem.start.astimezone(zone)
+    day = first.date() + timedelta(days=((moment.day or 0) - first.weekday()) % len(DAYS))
+    local = datetime.combine(day, datetime.min.time(), tzinfo=zone) + timedelta(minutes=moment.minute)
+    start = minutes_since(problem.start, local)
+    length = round(proposed.hours * 60)
+    return Session(
+        place=place.name, model=proposed.model, start=start, end=start + length,
+        train=max(0, length - place.overhead),
+    )  # fmt: skip
+
+
+def _in_round(problem: WeekProblem, session: Session, scenario: Scenario) -> Session:
+    heir = problem.model(session.model).inherits is not None
+    return session.model_copy(update={"round": 1}) if heir and scenario == "sequential" else session
+
+
+MOST_SECONDS = 20.0
+LEAST_WEIGHT = 0.001
+"""Of a model that does not count: a weight of none would leave its hours to chance."""
+
+
+class WeekTerms(Record):
+    """What is tried. What is not named stays as it is."""
+
+    spend_usd: float | None = Field(None, ge=0, description="Money for the week.")
+    hours: dict[str, float] = Field({}, description="Hours a place has more, or fewer.")
+    priority: dict[str, float] = Field({}, description="How much a model counts.")
+    gate_minutes: float | None = Field(None, ge=0, description="What a gate takes.")
+
+    @property
+    def changes_value(self) -> bool:
+        """Whether points mean something else: then they cannot be compared."""
+        return bool(self.priority)
+
+
+class WeekDial(Record):
+    """A term that can be turned: what it is now, and how far it makes sense."""
+
+    name: str
+    label: str
+    unit: str
+    now: float
+    least: float
+    most: float
+    step: float
+
+
+class WeekTrial(Record):
+    """`before` is the week as graft.yaml has it, `after` the one under other terms, if there are any."""
+
+    terms: WeekTerms
+    before: WeekSchedule
+    after: WeekSchedule | None
+    comparable: bool = True
+
+
+def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
+    """Every term that this week can be tried with."""
+    problem, _ = week_as_it_is(project, WeekRequest())
+    found = []
+    if problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places):
+        most = max(20.0, 3 * problem.cap_usd)
+        found.append(
+            WeekDial(
+                name="spend",
+                label="Money for the week",
+                unit="USD",
+                now=problem.cap_usd,
+                least=0,
+                most=most,
+                step=_step(problem.cap_usd, 1.0),
+            )
+        )
+    found += [
+        WeekDial(
+            name=f"hours.{place.name}",
+            label=f"Hours at {place.name}, more or fewer",
+            unit="h",
+            now=0,
+            least=-math.floor(_free_hours(place) / 0.5) * 0.5,
+            most=24,
+            step=0.5,
+        )
+        for place in problem.places
+        if place.periods or place.rolling
+    ]
+    gates = [model.gate for model in problem.models if model.gate]
+    if gates:
+        found.append(
+            WeekDial(
+                name="gate", label="A gate takes", unit="min", now=max(gates), least=0, most=240, step=STEP
+            )
+        )
+    if len(problem.models) > 1:
+        found += [
+            WeekDial(
+                name=f"priority.{model.name}",
+                label=f"Importance of {model.name}",
+                unit="",
+                now=model.weight,
+                least=0,
+                most=max(5.0, 2 * model.weight),
+                step=_step(model.weight, 0.5),
+            )
+            for model in problem.models
+        ]
+    return tuple(found)
+
+
+def _step(value: float, usual: float) -> float:
+    """A grid that the present value is on: a slider would move it otherwise."""
+    return usual if (value / usual).is_integer() else 0.01
+
+
+def try_week(
+    project: ProjectFolder, terms: WeekTerms, *, seconds: float, scenario: Scenario | None = None
+) -> WeekTrial:
+    """Plan the week twice, each for so many seconds at most."""
+    problem, _ = week_as_it_is(project, WeekRequest())
+    effort = Effort(
+        seconds=min(max(seconds, 1.0), MOST_SECONDS),
+        workers=1,
+        scenario=scenario or project.settings.plan.week.scenario,
+        what_if=False,
+    )
+    before = _plan(problem.to_json(), effort.to_json())
+    changed = change_terms(problem, terms)
+    after = _plan(changed.to_json(), effort.to_json()) if changed != problem else None
+    return WeekTrial(terms=terms, before=before, after=after, comparable=not terms.changes_value)
+
+
+@lru_cache(maxsize=16)
+def _plan(problem: str, effort: str) -> WeekSchedule:
+    """The same question is answered once: sliders are moved back and forth."""
+    return plan_week(WeekProblem.from_json(problem), effort=Effort.from_json(effort))
+
+
+def change_terms(problem: WeekProblem, terms: WeekTerms) -> WeekProblem:
+    """The problem under other terms. UserMistake for a place or a model that is not there."""
+    for name in terms.hours:
+        require_name(name, {place.name: place for place in problem.places}, kind="place", where="hours")
+    for name in terms.priority:
+        require_name(name, {model.name: model for model in problem.models}, kind="model", where="priority")
+    return problem.model_copy(
+        update={
+            "cap_usd": problem.cap_usd if terms.spend_usd is None else terms.spend_usd,
+            "places": tuple(
+                _change_place(place, terms.hours.get(place.name, 0.0)) for place in problem.places
+            ),
+            "models": tuple(_change_model(model, terms) for model in problem.models),
+        }
+    )
+
+
+def _change_place(place: WeekPlace, hours: float) -> WeekPlace:
+    """More hours of every quota; a session may become as much longer."""
+    more = round(hours * 60)
+    if not more:
+        return place
+    periods = tuple(
+        tuple(part.model_copy(update={"minutes": max(0, part.minutes + more)}) for part in quota)
+        for quota in place.periods
+    )
+    rolling = tuple(
+        quota.model_copy(update={"minutes": min(max(0, quota.minutes + more), quota.window)})
+        for quota in place.rolling
+    )
+    return place.model_copy(update={"periods": periods, "rolling": rolling})
+
+
+def _change_model(model: WeekModel, terms: WeekTerms) -> WeekModel:
+    weight = max(terms.priority.get(model.name, model.weight), LEAST_WEIGHT)
+    gate = model.gate
+    if terms.gate_minutes is not None and gate:
+        gate = math.ceil(terms.gate_minutes / STEP) * STEP
+    return model.model_copy(update={"weight": weight, "gate": gate})
+
+
+def _free_hours(place: WeekPlace) -> float:
+    """The smallest quota, in hours: fewer than none cannot be had."""
+    minutes = [part.minutes for quota in place.periods for part in quota]
+    minutes += [quota.minutes for quota in place.rolling]
+    return min(minutes, default=0) / 60

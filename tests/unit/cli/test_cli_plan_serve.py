@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from graftwork.cli.main import main
-from graftwork.pipeline import fit_here
+from graftwork.pipeline import fit
 from graftwork.records.plan import DeviceFacts
 
 KEYS = {
@@ -115,7 +115,7 @@ def test_a_config_file_will_do_for_a_model(graft, tmp_path):
 
 def test_without_a_name_the_cards_of_this_machine_are_meant(graft, monkeypatch):
     two = "0, GPU-a, NVIDIA GeForce RTX 4090, 24564\n1, GPU-b, NVIDIA GeForce RTX 4090, 24564\n"
-    monkeypatch.setattr(fit_here, "ask_driver", lambda: two)
+    monkeypatch.setattr(fit, "ask_driver", lambda: two)
     machine = json.loads(graft("--model", "smollm2-135m", "--json")[1])["question"]["machine"]
     assert machine["gpu"]["name"] == "RTX 4090"
     assert machine["gpu"]["memory_gib"] == 24564 / 1024
@@ -123,9 +123,9 @@ def test_without_a_name_the_cards_of_this_machine_are_meant(graft, monkeypatch):
 
 
 def test_a_machine_without_a_card_serves_on_its_processor(graft, monkeypatch):
-    monkeypatch.setattr(fit_here, "ask_driver", lambda: "")
+    monkeypatch.setattr(fit, "ask_driver", lambda: "")
     here = DeviceFacts(kind="cpu", name="A processor of next year", memory_gib=16, threads=8)
-    monkeypatch.setattr(fit_here, "describe_device", lambda: here)
+    monkeypatch.setattr(fit, "describe_device", lambda: here)
     answer = json.loads(graft("--model", "smollm2-135m", "--json")[1])
     assert answer["question"]["engine"] == "llama.cpp"
     assert answer["question"]["machine"]["cpu"]["cores"] == 8

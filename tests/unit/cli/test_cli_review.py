@@ -12,10 +12,16 @@ from typer.testing import CliRunner
 
 from graftwork.cli.data import run_review
 from graftwork.cli.main import app
-from graftwork.pipeline.corrections import list_corrections, list_judge_labels
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.review import ReviewQueue, apply_reviews, list_items, write_review
+from graftwork.pipeline.review import (
+    ReviewQueue,
+    apply_reviews,
+    list_corrections,
+    list_items,
+    list_judge_labels,
+    write_review,
+)
 from graftwork.project.load import open_project
 from graftwork.records.correction import ReviewDecision, ReviewItem
 from graftwork.records.interaction import Capture, Feedback, Message, Origin

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.pipeline.keys import parse_expiry
+from graftwork.pipeline.serving import parse_expiry
 from graftwork.records.errors import UserMistake
 from graftwork.serve.keys import digest_secret
 

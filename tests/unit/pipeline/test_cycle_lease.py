@@ -10,9 +10,7 @@ from memory_cycles import MemoryCycles
 
 from graftwork.cycle.settings import CycleSettings
 from graftwork.cycle.state import Holder, LogEntry, Superseded, begin, cancel, claim
-from graftwork.pipeline.cycle import lease
-from graftwork.pipeline.cycle.coordinator import Coordinator
-from graftwork.pipeline.cycle.lease import ClaimKeeper
+from graftwork.pipeline.cycle.coordinator import ClaimKeeper, Coordinator
 from graftwork.process.worker import forget_stop, stoppable
 from graftwork.records.errors import Interrupted, StoppedInOrder
 
@@ -169,7 +167,7 @@ def test_a_claim_that_is_lost_in_the_moment_in_which_the_step_ends_does_not_hang
         finally:
             losing.join()
 
-    monkeypatch.setattr(lease._KeptClaim, "end", end)
+    monkeypatch.setattr(coordinator._KeptClaim, "end", end)
     with pytest.raises(Superseded), ClaimKeeper(coordinator).keep("a", 1):
         pass
 

@@ -15,9 +15,8 @@ from graftwork import open_project
 from graftwork.cycle.state import CycleState, CycleStepState
 from graftwork.grading.checks import GradeCheck
 from graftwork.pipeline import fleet_jobs
-from graftwork.pipeline.cycle import place, session
-from graftwork.pipeline.fleet_bundle import find_unpacked, travelling_splits
-from graftwork.pipeline.fleet_plans import adopt_plan
+from graftwork.pipeline.cycle import runner, session
+from graftwork.pipeline.fleet_plans import adopt_plan, find_unpacked, travelling_splits
 from graftwork.pipeline.fleet_reports import export_bundle
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
@@ -72,20 +71,20 @@ def test_jobs_planned_for_another_device_are_jobs_of_the_run(work):
 
 def test_a_canceled_cycle_stops_the_job_that_was_planned_for_the_place(work, monkeypatch):
     stopped = []
-    monkeypatch.setattr(place, "stop", lambda _work, job, at_once: stopped.append((job.id[-1], at_once)))
-    monkeypatch.setattr(place, "name_cycle", lambda number, step: f"cycle/{number}/{step}")
+    monkeypatch.setattr(runner, "stop", lambda _work, job, at_once: stopped.append((job.id[-1], at_once)))
+    monkeypatch.setattr(runner, "name_cycle", lambda number, step: f"cycle/{number}/{step}")
     for number, (plan, state) in enumerate(
         ((THERE, "submitted"), (THERE, "failed"), (OTHER, "submitted"), (HERE, "submitted"))
     ):
         work.jobs.enter(make_job(plan, number, state))
-    place.stop_jobs(work, SimpleNamespace(number=7))
+    runner.stop_jobs(work, SimpleNamespace(number=7))
     assert stopped == [("0", True), ("3", True)]
 
 
 def test_a_canceled_cycle_leaves_the_job_that_the_next_one_trains_with(work, monkeypatch):
     """The next cycle has the same data and settings: its job is known by the same plan."""
     stopped = []
-    monkeypatch.setattr(place, "stop", lambda _work, job, at_once: stopped.append(job.id[-1]))
+    monkeypatch.setattr(runner, "stop", lambda _work, job, at_once: stopped.append(job.id[-1]))
     entries = {name_cycle(7, "plan"): HERE, name_cycle(8, "plan"): HERE, name_cycle(9, "plan"): OTHER}
     outputs = {name: SimpleNamespace(output=plan.model_dump(mode="json")) for name, plan in entries.items()}
     work.ledger.get = outputs.get
@@ -102,7 +101,7 @@ def test_a_canceled_cycle_leaves_the_job_that_the_next_one_trains_with(work, mon
         )
         store.change(lambda state, cycle=cycle: state.model_copy(update={"cycle": cycle}))
         work.cycles = store
-        place.stop_jobs(work, SimpleNamespace(number=7))
+        runner.stop_jobs(work, SimpleNamespace(number=7))
         assert stopped == ([] if number == 8 else ["1"])
 
 
@@ -115,11 +114,11 @@ def test_a_job_that_cannot_be_stopped_does_not_keep_the_others_of_a_canceled_cyc
         stopped.append((job.id[-1], at_once))
 
     work.reporter.info = lines.append
-    monkeypatch.setattr(place, "stop", stop)
-    monkeypatch.setattr(place, "name_cycle", lambda number, step: f"cycle/{number}/{step}")
+    monkeypatch.setattr(runner, "stop", stop)
+    monkeypatch.setattr(runner, "name_cycle", lambda number, step: f"cycle/{number}/{step}")
     for number in range(2):
         work.jobs.enter(make_job(THERE, number))
-    place.stop_jobs(work, SimpleNamespace(number=7))
+    runner.stop_jobs(work, SimpleNamespace(number=7))
     assert stopped == [("1", True)]
     assert "not stopped yet: its client failed (KeyError)" in lines[0]
 
@@ -180,9 +179,9 @@ def test_a_restarted_cycle_follows_the_job_that_was_planned_for_the_place(work, 
         followed.append(job.id[-1])
         return job
 
-    monkeypatch.setattr(place, "follow", follow)
-    monkeypatch.setattr(place, "require_done", lambda *_words: None)
-    made = place.train_at_place(work, StepOutputs({"plan": HERE}))
+    monkeypatch.setattr(runner, "follow", follow)
+    monkeypatch.setattr(runner, "require_done", lambda *_words: None)
+    made = runner.train_at_place(work, StepOutputs({"plan": HERE}))
     assert followed == ["1"]
     # What comes next goes on from the run that was trained there.
     assert made.get("plan", Plan) == THERE
@@ -193,7 +192,7 @@ def test_the_result_of_a_job_that_was_planned_for_the_place_is_taken(work):
     folder = work.project.runs / run_id_of(THERE)
     folder.mkdir()
     (folder / OUTCOME).touch()
-    assert place.train_at_place(work, StepOutputs({"plan": HERE})).get("plan", Plan) == THERE
+    assert runner.train_at_place(work, StepOutputs({"plan": HERE})).get("plan", Plan) == THERE
 
 
 def test_a_run_that_is_at_a_place_is_not_started_at_a_second_one(work, monkeypatch):

@@ -4,9 +4,17 @@ import json
 
 import pytest
 
-from graftwork.pipeline import fit, fit_here
-from graftwork.pipeline.fit import FitRequest, answer_fit, ask, config_of
-from graftwork.pipeline.fit_here import DriverCard, named_machine, read_cards, this_machine
+from graftwork.pipeline import fit
+from graftwork.pipeline.fit import (
+    DriverCard,
+    FitRequest,
+    answer_fit,
+    ask,
+    config_of,
+    named_machine,
+    read_cards,
+    this_machine,
+)
 from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
 from graftwork.plan.catalog.models import find_model, list_models, require_dense
 from graftwork.plan.fit.answer import fit as find_fit
@@ -47,8 +55,8 @@ def test_cards_that_are_hidden_from_this_process_are_not_planned_with():
 
 def test_a_processor_that_no_catalog_knows_is_guessed_alike_for_training_and_serving(monkeypatch):
     unknown = DeviceFacts(kind="cpu", name="A processor of next year", memory_gib=16, threads=4)
-    monkeypatch.setattr(fit_here, "ask_driver", lambda: "")
-    monkeypatch.setattr(fit_here, "describe_device", lambda: unknown)
+    monkeypatch.setattr(fit, "ask_driver", lambda: "")
+    monkeypatch.setattr(fit, "describe_device", lambda: unknown)
     here = named_machine()
     assert here.cpu == guess_cpu(unknown.name, threads=4)
     assert here.cpu is not None
@@ -57,13 +65,13 @@ def test_a_processor_that_no_catalog_knows_is_guessed_alike_for_training_and_ser
 
 
 def test_no_driver_is_asked_where_the_card_is_named(monkeypatch):
-    monkeypatch.setattr(fit_here, "ask_driver", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(fit, "ask_driver", lambda: pytest.fail("asked"))
     assert named_machine(gpu="T4").gpus == 1
     assert named_machine(cpu="EPYC 9454P").gpu is None
 
 
 def test_cards_of_no_kind_are_a_mistake(monkeypatch):
-    monkeypatch.setattr(fit_here, "ask_driver", lambda: "")
+    monkeypatch.setattr(fit, "ask_driver", lambda: "")
     with pytest.raises(UserMistake, match="of which kind"):
         named_machine(gpus=2)
 
@@ -105,7 +113,7 @@ def test_a_family_that_nobody_wrote_out_is_reported_as_taken_for_llama(tmp_path)
 
 
 def test_this_machine_takes_its_memory_from_the_driver_and_the_rest_from_the_catalog(monkeypatch):
-    monkeypatch.setattr(fit_here, "ask_driver", lambda: TWO_T4)
+    monkeypatch.setattr(fit, "ask_driver", lambda: TWO_T4)
     here = this_machine()
     assert here.gpus == 2
     assert here.gpu is not None
@@ -115,7 +123,7 @@ def test_this_machine_takes_its_memory_from_the_driver_and_the_rest_from_the_cat
 
 
 def test_without_a_driver_there_is_a_processor(monkeypatch):
-    monkeypatch.setattr(fit_here, "ask_driver", lambda: "")
+    monkeypatch.setattr(fit, "ask_driver", lambda: "")
     here = this_machine()
     assert here.gpu is None
     assert here.cpu is not None
@@ -123,7 +131,7 @@ def test_without_a_driver_there_is_a_processor(monkeypatch):
 
 
 def test_stated_hardware_takes_precedence_over_this_machine(monkeypatch):
-    monkeypatch.setattr(fit_here, "ask_driver", lambda: TWO_T4)
+    monkeypatch.setattr(fit, "ask_driver", lambda: TWO_T4)
     model = find_model("llama-3.2-1b")
     asked = FitRequest(model=model.name, gpu="RTX 4090", gpus=2, ram=64.0, seq="700", rank=4, nvlink=False)
     question = ask(asked, model=model, project=None)

@@ -75,7 +75,7 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.setattr("graftwork.pipeline.status.is_ready", lambda _base, **_more: True)
+    monkeypatch.setattr("graftwork.pipeline.step.is_ready", lambda _base, **_more: True)
     return Project(tmp_path, monkeypatch)
 
 

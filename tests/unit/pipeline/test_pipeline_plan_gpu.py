@@ -8,8 +8,9 @@ import pytest
 from graftwork.costmodel.rates import rates_of
 from graftwork.costmodel.rollouts import sampling_gib
 from graftwork.model.shape import linear_names
-from graftwork.pipeline import fit_here, replan
+from graftwork.pipeline import fit as project_fit
 from graftwork.pipeline import plan_card as step
+from graftwork.pipeline.steps import train as train_step
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan, tokens_per_second
@@ -162,7 +163,7 @@ def test_a_plan_says_how_many_prompts_are_answered_at_a_time():
 
 
 def test_the_plan_of_a_run_and_the_answer_of_fit_stream_the_same_step(tmp_path, monkeypatch):
-    host = fit_here.this_host().model_copy(update={"ram_gib": 64.0})
+    host = project_fit.this_host().model_copy(update={"ram_gib": 64.0})
     monkeypatch.setattr(step, "this_host", lambda: host)
     load = LOAD.model_copy(update={"method": "full", "trained_tokens": sum(LOAD.lengths)})
     gpu = find_gpu("RTX 4090")
@@ -187,7 +188,7 @@ def test_layers_are_streamed_only_where_that_is_asked_for(tmp_path):
 
 
 def test_what_the_host_has_no_room_for_is_refused(tmp_path, monkeypatch):
-    host = fit_here.this_host().model_copy(update={"ram_gib": 8.0})
+    host = project_fit.this_host().model_copy(update={"ram_gib": 8.0})
     monkeypatch.setattr(step, "this_host", lambda: host)
     load = LOAD.model_copy(update={"method": "full"})
     with pytest.raises(AnswerIsNo, match="of the host") as refused:
@@ -222,32 +223,32 @@ def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=No
 
 def test_memory_that_ran_out_halves_what_was_planned_not_what_a_step_has(tmp_path):
     job = make_job(tmp_path, plain=PlainStep(micro_rows=4, checkpointed=True, peak_gib=9.0))
-    assert replan.rows_at_a_time(job) == 4
-    smaller, output, _ = replan._take_less(job)
-    assert replan.rows_at_a_time(smaller) == 2
+    assert train_step.rows_at_a_time(job) == 4
+    smaller, output, _ = train_step._take_less(job)
+    assert train_step.rows_at_a_time(smaller) == 2
     (tmp_path / REPLANNED).write_text(json.dumps(output))
-    assert replan.rows_at_a_time(replan.as_replanned(job)) == 2
+    assert train_step.rows_at_a_time(train_step.as_replanned(job)) == 2
 
 
 def test_two_processes_have_half_of_a_step_each(tmp_path):
     job = make_job(tmp_path, kind="cpu", distribution={"strategy": "ddp", "processes": 2})
-    assert replan.rows_at_a_time(job) == 4
+    assert train_step.rows_at_a_time(job) == 4
 
 
 def test_with_one_row_at_a_time_blocks_compute_again_at_last(tmp_path):
     job = make_job(tmp_path, plain=PlainStep(micro_rows=1, peak_gib=9.0))
-    smaller, output, word = replan._take_less(job)
+    smaller, output, word = train_step._take_less(job)
     assert smaller.keeping["checkpointing"] == "on"
     assert "activation checkpointing" in word
-    assert replan._take_less(smaller) is None
+    assert train_step._take_less(smaller) is None
     (tmp_path / REPLANNED).write_text(json.dumps(output))
-    assert replan.as_replanned(job).keeping["checkpointing"] == "on"
+    assert train_step.as_replanned(job).keeping["checkpointing"] == "on"
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("cuda", "off"), ("cpu", "auto")])
 def test_nothing_more_gives_way_where_it_was_forbidden_or_does_not_help(tmp_path, kind, asked):
     plain = PlainStep(micro_rows=1, peak_gib=9.0)
     assert (
-        replan._take_less(make_job(tmp_path, plain=plain, kind=kind, keeping={"checkpointing": asked}))
+        train_step._take_less(make_job(tmp_path, plain=plain, kind=kind, keeping={"checkpointing": asked}))
         is None
     )

@@ -6,8 +6,13 @@ import pytest
 
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.week import WeekRequest, week_problem
-from graftwork.pipeline.week_curves import fit_project_curves, hours_as_run, hours_by_tokens
+from graftwork.pipeline.week import (
+    WeekRequest,
+    fit_project_curves,
+    hours_as_run,
+    hours_by_tokens,
+    week_problem,
+)
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 

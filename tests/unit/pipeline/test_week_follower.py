@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.fleet.place import PlaceUnreachable
-from graftwork.pipeline.cycle import week_desk
+from graftwork.pipeline.cycle import week as followed_week
 from graftwork.pipeline.cycle.week import FollowedWeek, RunIsComplete, WeekFollower, WeekTick, due_sessions
 from graftwork.pipeline.week import write_schedule
 from graftwork.records.errors import AnswerIsNo, Stale, StoppedInOrder, WorkerFailed
@@ -273,8 +273,8 @@ def test_a_job_that_cannot_be_given_up_does_not_end_the_follower(tmp_path, monke
     def stop(*_words, **_how):
         raise KeyError("status")
 
-    monkeypatch.setattr(week_desk, "stop", stop)
-    week_desk.ProjectWeek(work).give_up(SimpleNamespace(id="1", place="runpod"))
+    monkeypatch.setattr(followed_week, "stop", stop)
+    followed_week.ProjectWeek(work).give_up(SimpleNamespace(id="1", place="runpod"))
     assert lines == ["job 1 at runpod is not stopped yet: its client failed (KeyError)"]
 
 
@@ -289,8 +289,8 @@ def test_an_unforeseen_error_does_not_end_the_week_while_machines_run(tmp_path, 
         return found
 
     monkeypatch.setattr(WeekFollower, "tick", tick)
-    monkeypatch.setattr(week_desk.time, "sleep", lambda _seconds: None)
-    assert week_desk.follow_week(work) == WeekTick()
+    monkeypatch.setattr(followed_week.time, "sleep", lambda _seconds: None)
+    assert followed_week.follow_week(work) == WeekTick()
     assert [line.partition(";")[0] for line in lines[:2]] == ["its client failed (KeyError)", "no answer"]
 
 
@@ -300,13 +300,13 @@ def test_a_plan_that_a_person_writes_during_a_round_is_not_overwritten(tmp_path)
     state.mkdir()
     planned, theirs = schedule(shown("a", "m", 0, 2)), schedule(shown("b", "m", 5, 9))
     again = schedule(shown("a", "m", 3, 4))
-    write_schedule(root / week_desk.WEEK_FILE, planned)
+    write_schedule(root / followed_week.WEEK_FILE, planned)
     settings = SimpleNamespace(fleet=SimpleNamespace(places={}), main_model="m")
-    desk = week_desk.ProjectWeek(
+    desk = followed_week.ProjectWeek(
         SimpleNamespace(project=SimpleNamespace(root=root, state=state), settings=settings)
     )
     week = desk.load()
-    write_schedule(root / week_desk.WEEK_FILE, theirs)
+    write_schedule(root / followed_week.WEEK_FILE, theirs)
     desk.save(week)
     assert desk._data.models == ("m",)
     desk.save(week.model_copy(update={"schedule": again}))

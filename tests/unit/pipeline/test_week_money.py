@@ -7,8 +7,7 @@ import pytest
 from graftwork.fleet.settings import CapSettings, FleetSettings
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.week import WeekRequest, week_as_it_is
-from graftwork.pipeline.week_money import PaidJob, longest_paid_minutes, week_money
+from graftwork.pipeline.week import PaidJob, WeekRequest, longest_paid_minutes, week_as_it_is, week_money
 from graftwork.plan.week.replan import WeekEvent
 from graftwork.project.load import open_project
 from graftwork.records.fleet import FleetJob

@@ -3,9 +3,8 @@
 import pytest
 
 from graftwork.costmodel.rates import rates_of
-from graftwork.pipeline import fit_here
-from graftwork.pipeline.fit import FitRequest, answer_fit, question_of
-from graftwork.pipeline.fit_here import named_machine
+from graftwork.pipeline import fit
+from graftwork.pipeline.fit import FitRequest, answer_fit, named_machine, question_of
 from graftwork.plan.catalog.hardware import GUESSED, USUAL_RAM_GIB, find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.cost.types import Terms
@@ -22,8 +21,8 @@ RUN = {"model": "deepseek-coder-6.7b", "method": "qlora", "seq": "2048", "rows":
 @pytest.fixture(params=[8.0, 512.0])
 def this_memory(request, monkeypatch):
     """Whatever memory the machine has that plans."""
-    here = fit_here.describe_device().model_copy(update={"memory_gib": request.param})
-    monkeypatch.setattr(fit_here, "describe_device", lambda: here)
+    here = fit.describe_device().model_copy(update={"memory_gib": request.param})
+    monkeypatch.setattr(fit, "describe_device", lambda: here)
 
 
 @pytest.mark.usefixtures("this_memory")

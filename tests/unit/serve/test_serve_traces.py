@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from serve_harness import DEADLINE, ListSink, open_house
 
 from graftwork.data.ingest.log_formats import read_captured
-from graftwork.pipeline.trace_intake import read_traces
+from graftwork.pipeline.serving import read_traces
 from graftwork.records.interaction import Origin
 from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.http_client import Client

@@ -50,13 +50,13 @@ def test_the_shapes_have_the_sizes_of_their_names():
 
 
 def test_the_cases_of_the_card_fit_their_caps_and_128_gib_of_the_host(monkeypatch):
-    from graftwork.pipeline import fit_here
+    from graftwork.pipeline import fit
     from graftwork.plan.catalog.hardware import find_gpu
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: find_gpu("H200").name)
-    here = fit_here.this_host().model_copy(update={"ram_gib": 128.0})
-    monkeypatch.setattr(fit_here, "this_host", lambda: here)
+    here = fit.this_host().model_copy(update={"ram_gib": 128.0})
+    monkeypatch.setattr(fit, "this_host", lambda: here)
     for case in train_full.CASES:
         if case.kind in ("streamed", "resume"):
             step = plan(case)

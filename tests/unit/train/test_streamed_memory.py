@@ -15,7 +15,7 @@ from graftwork.costmodel.stream import CUBLAS_WORKSPACE
 from graftwork.costmodel.streamed_memory import StreamedWork, streamed_peak
 from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.shape import shape_of, total_parameters
-from graftwork.pipeline import fit_here
+from graftwork.pipeline import fit
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import StreamedStep
 from graftwork.train.settings import TrainSettings
@@ -72,7 +72,7 @@ def test_the_peak_of_a_streamed_step_is_what_its_tensors_take(changed, tied):
     step, config = StreamedStep(**given), make_config(tied=tied)
     followed = follow(lambda: engine_of(config, step), rows_of_a_length(ROWS)).peak.allocated
     shape = shape_of(config.to_dict(), name="tiny")
-    run = PlainRun(shape, "llama", total_parameters(shape), step.dtype, default_rates(), fit_here.this_host())
+    run = PlainRun(shape, "llama", total_parameters(shape), step.dtype, default_rates(), fit.this_host())
     planned = streamed_peak(run, StreamedWork((LENGTH,), ROWS), step)
     assert planned.allocated - 2 * CUBLAS_WORKSPACE == pytest.approx(followed, abs=SCALARS)
     assert followed > 50 * SCALARS
@@ -94,7 +94,7 @@ def test_the_plan_of_a_card_is_what_an_h200_measured(layers, hidden, inner, head
         "tie_word_embeddings": False,
     }
     shape = shape_of(config, name="card")
-    here = fit_here.this_host()
+    here = fit.this_host()
     run = PlainRun(shape, "llama", total_parameters(shape), "bfloat16", default_rates(), here)
     step = StreamedStep(
         micro_rows=rows,

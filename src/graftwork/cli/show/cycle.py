@@ -13,9 +13,8 @@ from graftwork.records.week import ShownSession, WeekSchedule
 from graftwork.text.wording import duration
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.cycle.week import WeekTick
-    from graftwork.pipeline.cycle.week_desk import WeekStatus
-    from graftwork.pipeline.week_files import ComparedProposal
+    from graftwork.pipeline.cycle.week import WeekStatus, WeekTick
+    from graftwork.pipeline.week import ComparedProposal
 
 COLOURS = {"promoted": "green", "nothing_new": "dim", "running": "cyan", "failed": "red", "refused": "red"}
 STEP_COLOURS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "dim", "waiting": "dim"}

@@ -16,8 +16,8 @@ from graftwork.records.plan import Considered, FitAnswer, ProbeFacts, RunPlan, S
 from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.past_residuals import PastResiduals
     from graftwork.pipeline.preflight import Preflight
+    from graftwork.pipeline.run_plan import PastResiduals
 
 BAR = 32
 WAYS_SHOWN, PARTS_SHOWN, SMALLEST_SHOWN = 4, 6, 0.005

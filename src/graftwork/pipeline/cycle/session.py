@@ -24,10 +24,8 @@ from graftwork.cycle.state import (
     request,
     resume,
 )
-from graftwork.pipeline.cycle.coordinator import Coordinator
-from graftwork.pipeline.cycle.lease import ClaimKeeper
-from graftwork.pipeline.cycle.place import stop_jobs
-from graftwork.pipeline.cycle.runner import BY_HAND, ProjectRunner
+from graftwork.pipeline.cycle.coordinator import ClaimKeeper, Coordinator
+from graftwork.pipeline.cycle.runner import BY_HAND, ProjectRunner, stop_jobs
 from graftwork.pipeline.fleet_jobs import reconcile
 from graftwork.pipeline.open_project import OpenProject, current_user
 from graftwork.pipeline.status import StepState, examine_steps

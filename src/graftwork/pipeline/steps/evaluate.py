@@ -34,6 +34,14 @@ from graftwork.pipeline.evaluation import (
     remark_on_log,
     report_on,
 )
+from graftwork.pipeline.evaluation_cases import (
+    find_prompt,
+    hash_case_file,
+    read_held_out,
+    remark_on_prompts,
+    subjects_by_settings,
+    with_logged_prompts,
+)
 from graftwork.pipeline.evaluation_subjects import (
     find_champion,
     find_trained,
@@ -41,14 +49,7 @@ from graftwork.pipeline.evaluation_subjects import (
     resolve_subject,
 )
 from graftwork.pipeline.gate import note_rules
-from graftwork.pipeline.held_out_cases import hash_case_file, read_held_out
 from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.prompting import (
-    find_prompt,
-    remark_on_prompts,
-    subjects_by_settings,
-    with_logged_prompts,
-)
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.errors import GraftError

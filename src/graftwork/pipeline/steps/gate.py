@@ -5,8 +5,7 @@ from typing import Any
 
 from graftwork.evaluate.gate.advice import Training
 from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
-from graftwork.pipeline.calibration import doubts_about_judge, judged_metrics
-from graftwork.pipeline.evaluation import Evaluated
+from graftwork.pipeline.evaluation import Evaluated, doubts_about_judge, judged_metrics
 from graftwork.pipeline.gate import (
     Champion,
     find_better_run,

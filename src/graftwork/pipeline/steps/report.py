@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 from graftwork.evaluate.settings import CostSettings
 from graftwork.files.disk import file_digest, write_atomic
 from graftwork.files.escalation import read_forecast
-from graftwork.pipeline.costs import savings_of
 from graftwork.pipeline.drift import measure_drift
-from graftwork.pipeline.evaluation import Evaluated, put_page
+from graftwork.pipeline.evaluation import Evaluated, put_page, savings_of
 from graftwork.pipeline.evaluation_subjects import find_without_repaired
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import full_alias
