@@ -167,7 +167,7 @@ def test_a_claim_that_is_lost_in_the_moment_in_which_the_step_ends_does_not_hang
         finally:
             losing.join()
 
-    monkeypatch.setattr(coordinator._KeptClaim, "end", end)
+    monkeypatch.setattr(coordinating._KeptClaim, "end", end)
     with pytest.raises(Superseded), ClaimKeeper(coordinator).keep("a", 1):
         pass
 
