@@ -313,15 +313,43 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
             f"no longer following; job {job.id} continues at {job.place}",
             fix=f"`graft fleet logs -f {job.id}` follows it, `graft fleet stop {job.id}` stops it",
         ) from None
-    if job.fetched:
-        return job
-    try:
-        return fetch(work, job)
-    except GraftError:
-        if job.state == "done":
-            raise
-        # Why it did not finish is of more use than why nothing of it could be fetched.
-        return job
+    return fetch(work, job) if job.state == "done" and not job.fetched else bring(work, job)
+
+
+def bring(work: OpenProject, job: FleetJob) -> FleetJob:
+    """Fetch what an ended job has left, if it can be had: why the job failed is of more use than why not."""
+    if not job.fetched:
+        with suppress(GraftError):
+            return fetch(work, job)
+    return job
+
+
+def train_there(
+    work: OpenProject,
+    made: StepOutputs,
+    request: FleetRequest,
+    *,
+    confirm: Confirm = lambda _quote: True,
+    require: Callable[[OpenProject, FleetJob], None] | None = None,
+) -> str:
+    """Train what `made` plans at a place, once: a finished run is taken, an open job is followed.
+
+    Returns the id of the run, which is that of the plan for the device of the place. By default the caps of
+    the fleet are the confirmation: the ledger refuses what could break one.
+    """
+    plan = made.get("plan", Plan)
+    if (finished := find_finished(work, plan)) is not None:
+        return finished
+    job = next((job for job in reversed(find_jobs(work, plan)) if job.is_open), None)
+    job = follow(work, job or start_run(work, request, confirm, made=made))
+    (require or require_done)(work, job)
+    return job.run_id
+
+
+def find_finished(work: OpenProject, plan: Plan) -> str | None:
+    """The run with an outcome that has trained what this plan does, here or at a place."""
+    ids = (run_id_of(plan), *(job.run_id for job in reversed(find_jobs(work, plan))))
+    return next((run_id for run_id in ids if (work.project.runs / run_id / OUTCOME).exists()), None)
 
 
 def collecting(work: OpenProject, name: str) -> Controller:
@@ -425,14 +453,14 @@ def find_jobs(work: OpenProject, plan: Plan) -> list[FleetJob]:
     same: dict[str, bool] = {wanted: True}
     for job in work.jobs.list():
         if job.run_id not in same:
-            there = planned_there(work, job)
+            there = planned_as(work, job.run_id)
             same[job.run_id] = there is not None and is_same_run(plan, there)
     return [job for job in work.jobs.list() if same[job.run_id]]
 
 
-def planned_there(work: OpenProject, job: FleetJob) -> Plan | None:
-    """The plan of a job, which is that for the device of its place; None: it is no longer known."""
-    entry = work.runs.get(job.run_id)
+def planned_as(work: OpenProject, run_id: str) -> Plan | None:
+    """The plan of a run, which is that for the device it was trained on; None: it is no longer known."""
+    entry = work.runs.get(run_id)
     with suppress(ValueError):
         return Plan.model_validate(entry.plan) if entry is not None else None
     return None

@@ -1,4 +1,4 @@
-"""The id of the run of a plan, and the adapter that a training run continues from.
+"""The id of the run of a plan, whether it is done, and the adapter that a training run continues from.
 
 A plan names the run of the main model, not the bytes it produces, so that all models can be planned before
 the first is trained.
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.files.disk import folder_digest
-from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import Plan
-from graftwork.train.run_folder import ADAPTER
+from graftwork.records.run import TrainOutcome
+from graftwork.train.run_folder import ADAPTER, OUTCOME
 
 
 class StartAdapter(NamedTuple):
@@ -31,6 +32,13 @@ def plan_identity(plan: Plan) -> str:
 def run_id_of(plan: Plan) -> str:
     """The same plan is the same run, so it is resumed."""
     return plan_identity(plan)[:12]
+
+
+def note_done(work: OpenProject, run_id: str) -> TrainOutcome:
+    """Note that a run is done: its outcome is in its folder, wherever it was trained."""
+    outcome = TrainOutcome.from_json((work.project.runs / run_id / OUTCOME).read_bytes())
+    work.runs.update(run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json"))
+    return outcome
 
 
 def starts_from_main(work: OpenProject) -> bool:

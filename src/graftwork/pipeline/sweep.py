@@ -17,18 +17,11 @@ from graftwork.files.config_text import read_config_text, set_values
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import Journal, make_folder, write_atomic
 from graftwork.model.probe import probe_device
-from graftwork.pipeline.fleet_jobs import (
-    FleetRequest,
-    choose_offer,
-    find_jobs,
-    follow,
-    require_done,
-    start_run,
-)
+from graftwork.pipeline.fleet_jobs import FleetRequest, choose_offer, require_done, train_there
 from graftwork.pipeline.fleet_places import open_place
 from graftwork.pipeline.fleet_plans import PlacePlanner
-from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.run_identity import run_id_of, starts_from_main
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.run_identity import note_done, run_id_of, starts_from_main
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import plan_for
@@ -162,27 +155,15 @@ class _Elsewhere(_Here):
 
     def train(self, variant: OpenProject, plan: Plan) -> TrainOutcome:
         # The offer may be another one by now, and the plan with it: a job of the same settings is taken.
-        runs, jobs = variant.project.runs, find_jobs(variant, plan)
-        ids = (run_id_of(plan), *(job.run_id for job in reversed(jobs)))
-        run_id = next((known for known in ids if (runs / known / OUTCOME).exists()), None)
-        if run_id is None:
-            job = next((job for job in reversed(jobs) if job.is_open), None) or self._start(variant, plan)
-            _require_trained(variant, follow(variant, job))
-            run_id = job.run_id
-        found = TrainOutcome.from_json((runs / run_id / OUTCOME).read_bytes())
-        variant.runs.update(
-            found.run_id, state="done", when=timestamp(), outcome=found.model_dump(mode="json")
-        )
-        return found
-
-    def _start(self, variant: OpenProject, plan: Plan) -> FleetJob:
         offer = self._offer
-        return start_run(
+        run_id = train_there(
             variant,
+            StepOutputs({**self._made.outputs, "plan": plan}),
             FleetRequest(self._place, gpu=(offer.instance or offer.gpu) if offer.usd_per_hour else ""),
-            lambda quote: self._confirmed or not quote.largest_usd,
-            made=StepOutputs({**self._made.outputs, "plan": plan}),
+            confirm=lambda quote: self._confirmed or not quote.largest_usd,
+            require=_require_trained,
         )
+        return note_done(variant, run_id)
 
 
 def _require_trained(variant: OpenProject, job: FleetJob) -> None:

@@ -9,11 +9,10 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from graftwork.files.disk import write_atomic
-from graftwork.pipeline.fleet_jobs import POLL_SECONDS, FleetRequest, collecting, fetch, get_job, start_run
+from graftwork.pipeline.fleet_jobs import POLL_SECONDS, FleetRequest, bring, collecting, get_job, start_run
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, WorkerFailed
@@ -86,9 +85,7 @@ class _Family:
     def _take(self, name: str, job: FleetJob) -> None:
         """Bring the files of an ended job; note why it did not finish."""
         own, run = self._open[name]
-        if not job.fetched:
-            with suppress(GraftError):
-                job = fetch(own, job)
+        job = bring(own, job)
         done = job.state == "done" and (Path(run.folder) / OUTCOME).exists()
         own.reporter.info(f"job {job.id} at {job.place}: {job.state}")
         if not done and not (Path(run.folder) / ERROR_FILE).exists():

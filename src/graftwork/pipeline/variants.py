@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.run_identity import note_done
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.pipeline.train_all import run_batch
@@ -68,6 +69,4 @@ def train_variant(work: OpenProject, made: StepOutputs) -> TrainOutcome:
         raise WorkerFailed(
             str(failure["what"]), why=str(failure["why"]), fix=str(failure["fix"]), where=job.folder
         )
-    outcome = TrainOutcome.from_json((folder / OUTCOME).read_bytes())
-    work.runs.update(job.run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json"))
-    return outcome
+    return note_done(work, job.run_id)

@@ -179,8 +179,8 @@ def test_a_restarted_cycle_follows_the_job_that_was_planned_for_the_place(work, 
         followed.append(job.id[-1])
         return job
 
-    monkeypatch.setattr(runner, "follow", follow)
-    monkeypatch.setattr(runner, "require_done", lambda *_words: None)
+    monkeypatch.setattr(fleet_jobs, "follow", follow)
+    monkeypatch.setattr(fleet_jobs, "require_done", lambda *_words: None)
     made = runner.train_at_place(work, StepOutputs({"plan": HERE}))
     assert followed == ["1"]
     # What comes next goes on from the run that was trained there.

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.pipeline import sweep
+from graftwork.pipeline import fleet_jobs, sweep
 from graftwork.pipeline.step import StepOutputs
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed
 from graftwork.records.hardware import Offer
+from graftwork.records.plan import Plan
 from graftwork.records.run import TrainOutcome
 
 PRICED = Offer(place="cloud", gpu="L4", instance="g6.xlarge", usd_per_hour=0.8, source="", dated="")
@@ -43,16 +44,16 @@ class Place:
         (self.runs / run_id / "outcome.json").write_text(run_id)
 
     def train(self, monkeypatch):
-        monkeypatch.setattr(sweep, "run_id_of", lambda _plan: "of-the-plan")
-        monkeypatch.setattr(sweep, "find_jobs", lambda *_asked: self.jobs)
-        monkeypatch.setattr(sweep, "start_run", self.start_run)
-        monkeypatch.setattr(sweep, "follow", self.follow)
+        monkeypatch.setattr(fleet_jobs, "run_id_of", lambda _plan: "of-the-plan")
+        monkeypatch.setattr(fleet_jobs, "find_jobs", lambda *_asked: self.jobs)
+        monkeypatch.setattr(fleet_jobs, "start_run", self.start_run)
+        monkeypatch.setattr(fleet_jobs, "follow", self.follow)
         if self.ends is None:
             monkeypatch.setattr(sweep, "require_done", lambda *_asked: None)
         read = lambda data: TrainOutcome.model_construct(run_id=data.decode())  # noqa: E731
         monkeypatch.setattr(sweep.TrainOutcome, "from_json", read)
         monkeypatch.setattr(sweep.TrainOutcome, "model_dump", lambda *_asked, **_how: {})
-        return self.machine.train(self.variant, SimpleNamespace()).run_id
+        return self.machine.train(self.variant, Plan.model_construct()).run_id
 
 
 def test_an_open_job_that_was_planned_for_another_offer_is_followed(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ ledger under the cycle's number, from where the steps after it read it.
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,12 +22,11 @@ from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.fleet_jobs import (
     FleetRequest,
+    find_finished,
     find_jobs,
-    follow,
-    planned_there,
-    require_done,
-    start_run,
+    planned_as,
     stop,
+    train_there,
 )
 from graftwork.pipeline.fleet_reports import summarize_costs
 from graftwork.pipeline.open_project import OpenProject
@@ -48,7 +47,6 @@ from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.store.cycles import name_cycle
 from graftwork.text.redact import publish_text
-from graftwork.train.run_folder import OUTCOME
 
 ENDED_WELL = ("promoted", "rolled_back", "not_promoted", "nothing_new")
 BY_HAND = "by hand"
@@ -278,19 +276,9 @@ def summarize(output: Record) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class PlaceChoice:
-    """Where the next run trains, and the most that it may cost there."""
-
-    place: str
-    gpu: str = ""
-    max_usd: float | None = None
-
-
-def choose_place(work: OpenProject) -> PlaceChoice:
-    """The place of the settings. The schedule of a week replaces this choice."""
-    cycle = work.settings.cycle
-    return PlaceChoice(cycle.place, gpu=cycle.gpu)
+def choose_place(work: OpenProject) -> FleetRequest:
+    """Where the next run trains. The schedule of a week replaces this choice."""
+    return FleetRequest(work.settings.cycle.place, gpu=work.settings.cycle.gpu)
 
 
 def train_at_place(work: OpenProject, made: StepOutputs) -> StepOutputs:
@@ -298,32 +286,19 @@ def train_at_place(work: OpenProject, made: StepOutputs) -> StepOutputs:
 
     Returns `made` with the plan that was trained: that for the device of the place, whose run has another id.
     """
-    if (trained := find_trained(work, made)) is not None:
-        return trained
-    job = next((job for job in find_jobs(work, made.get("plan", Plan)) if job.is_open), None)
-    if job is None:
-        choice = choose_place(work)
-        request = FleetRequest(place=choice.place, gpu=choice.gpu, max_usd=choice.max_usd)
-        # The caps of the fleet are the confirmation: the ledger refuses what could break one.
-        job = start_run(work, request, confirm=lambda _quote: True, made=made)
-    require_done(work, follow(work, job))
-    return _with_plan(work, made, job)
+    return _with_plan(work, made, train_there(work, made, choose_place(work)))
 
 
 def find_trained(work: OpenProject, made: StepOutputs) -> StepOutputs | None:
     """`made` with the plan that was trained, here or at a place; None: its run is not complete."""
-    plan = made.get("plan", Plan)
-    if (work.project.runs / run_id_of(plan) / OUTCOME).exists():
+    finished = find_finished(work, made.get("plan", Plan))
+    return None if finished is None else _with_plan(work, made, finished)
+
+
+def _with_plan(work: OpenProject, made: StepOutputs, run_id: str) -> StepOutputs:
+    if run_id == run_id_of(made.get("plan", Plan)) or (there := planned_as(work, run_id)) is None:
         return made
-    for job in find_jobs(work, plan):
-        if (work.project.runs / job.run_id / OUTCOME).exists():
-            return _with_plan(work, made, job)
-    return None
-
-
-def _with_plan(work: OpenProject, made: StepOutputs, job: FleetJob) -> StepOutputs:
-    there = planned_there(work, job)
-    return StepOutputs({**made.outputs, "plan": there}) if there is not None else made
+    return StepOutputs({**made.outputs, "plan": there})
 
 
 def stop_jobs(work: OpenProject, cycle: CycleState) -> None:

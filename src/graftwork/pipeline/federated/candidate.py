@@ -14,6 +14,7 @@ from graftwork.pipeline.federated.sites import SiteRun
 from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.merge_adapters import MergeRequest, merge_adapters
 from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.run_identity import note_done
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.table import get_step
 from graftwork.process.worker import hold_lock
@@ -30,12 +31,14 @@ def trained_tokens(run: SiteRun) -> int:
 
 def merge_round(work: OpenProject, runs: Sequence[SiteRun]) -> TrainOutcome:
     """Average the adapters of a round and enter the result as a run. What is there is not made again."""
-    _note_outcomes(runs)
+    for run in runs:
+        # `graft fleet fetch` or a killed process may have brought the files.
+        note_done(run.work, run.run_id)
     tokens = [trained_tokens(run) for run in runs]
     run_id = fingerprint(["federated", [run.run_id for run in runs], tokens])[:12]
     folder = work.project.runs / run_id
     if (folder / OUTCOME).exists():
-        return TrainOutcome.from_json((folder / OUTCOME).read_bytes())
+        return note_done(work, run_id)
     make_folder(folder)
     adapter = folder / ADAPTER
     if not adapter.exists():
@@ -52,21 +55,13 @@ def merge_round(work: OpenProject, runs: Sequence[SiteRun]) -> TrainOutcome:
             run_id, folder=str(folder), plan=runs[0].plan.model_dump(mode="json"), when=timestamp()
         )
     note_rules(work, run_id, stage="trained")
-    work.runs.update(run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json"))
     write_atomic(folder / OUTCOME, outcome.to_json())
-    return outcome
-
-
-def _note_outcomes(runs: Sequence[SiteRun]) -> None:
-    """Enter the results of the places. `graft fleet fetch` or a killed process may have brought the files."""
-    for run in runs:
-        done = TrainOutcome.from_json((run.folder / OUTCOME).read_bytes())
-        run.work.runs.update(run.run_id, state="done", when=timestamp(), outcome=done.model_dump(mode="json"))
+    return note_done(work, run_id)
 
 
 def _outcome(run_id: str, adapter: Path, runs: Sequence[SiteRun], tokens: Sequence[int]) -> TrainOutcome:
     """What the places' runs come to together: losses by tokens, times and rows added up."""
-    parts = [TrainOutcome.from_json((run.folder / OUTCOME).read_bytes()) for run in runs]
+    parts = [run.outcome() for run in runs]
     shares = [count / sum(tokens) for count in tokens]
     known = [part.validation_loss_before for part in parts]
     return parts[0].model_copy(

@@ -20,8 +20,6 @@ from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
 from graftwork.records.report import Decision
-from graftwork.records.run import TrainOutcome
-from graftwork.train.run_folder import OUTCOME
 from graftwork.train.settings import TrainSettings
 
 FOLDER = "federated"
@@ -230,7 +228,7 @@ class _Federated:
 
 def _places(runs: list[SiteRun]) -> tuple[PlaceResult, ...]:
     tokens = [trained_tokens(run) for run in runs]
-    outcomes = [TrainOutcome.from_json((run.folder / OUTCOME).read_bytes()) for run in runs]
+    outcomes = [run.outcome() for run in runs]
     return tuple(
         PlaceResult(
             name=run.site.label,

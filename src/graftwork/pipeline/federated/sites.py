@@ -7,7 +7,6 @@ run that is planned for it, and a job of the fleet that trains it. Nothing here 
 import os
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,24 +19,24 @@ from graftwork.model.shape import read_shape
 from graftwork.pipeline.fleet_jobs import (
     POLL_SECONDS,
     FleetRequest,
+    bring,
     choose_offer,
     collecting,
-    fetch,
     find_open,
     get_job,
     start_run,
 )
 from graftwork.pipeline.fleet_places import open_place
 from graftwork.pipeline.fleet_plans import PlacePlanner
-from graftwork.pipeline.open_project import OpenProject, load_template, timestamp
-from graftwork.pipeline.run_identity import run_id_of
+from graftwork.pipeline.open_project import OpenProject, load_template
+from graftwork.pipeline.run_identity import note_done, run_id_of
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import WorkAhead, count_work, plan_for
 from graftwork.pipeline.variants import with_train
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Row
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Origin
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.run import TrainOutcome
@@ -84,6 +83,9 @@ class SiteRun:
     @property
     def is_trained(self) -> bool:
         return (self.folder / OUTCOME).exists()
+
+    def outcome(self) -> TrainOutcome:
+        return TrainOutcome.from_json((self.folder / OUTCOME).read_bytes())
 
 
 class Sites(Protocol):
@@ -160,15 +162,10 @@ class FleetSites:
         job = get_job(run.work, self._jobs[run.run_id])
         if job.is_open:
             return self._why_given_up(run, is_reachable=not found.unreachable)
-        if not job.fetched:
-            with suppress(GraftError):
-                job = fetch(run.work, job)
+        job = bring(run.work, job)
         if job.state != "done" or not run.is_trained:
             return job.reason or job.state
-        outcome = TrainOutcome.from_json((run.folder / OUTCOME).read_bytes())
-        run.work.runs.update(
-            run.run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json")
-        )
+        note_done(run.work, run.run_id)
         return ""
 
     def _why_given_up(self, run: SiteRun, *, is_reachable: bool) -> str | None:
