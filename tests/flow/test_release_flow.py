@@ -4,8 +4,7 @@ import json
 
 from graftwork.files.dataset import iterate_rows
 from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.release_lineage import trace_release
-from graftwork.pipeline.releases import open_store
+from graftwork.pipeline.releases import open_store, trace_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.table import run_pipeline

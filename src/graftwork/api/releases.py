@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.api.project import Project
-from graftwork.pipeline.release_lineage import LineageGraph as LineageGraph  # noqa: PLC0414
-from graftwork.pipeline.release_lineage import LineageNode as LineageNode  # noqa: PLC0414
-from graftwork.pipeline.release_lineage import trace_release
 from graftwork.pipeline.release_transfer import archive_path
 from graftwork.pipeline.release_transfer import export_release as write_release_archive
+from graftwork.pipeline.releases import LineageGraph as LineageGraph  # noqa: PLC0414
+from graftwork.pipeline.releases import LineageNode as LineageNode  # noqa: PLC0414
 from graftwork.pipeline.releases import (
     full_alias,
     open_store,
     promote_release,
     read_verdict,
     rollback_alias,
+    trace_release,
 )
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake

@@ -530,7 +530,7 @@ def lineage(
     Example:  graft release lineage champion
     """
     from graftwork.cli.show.releases import show_lineage
-    from graftwork.pipeline.release_lineage import to_dot, trace_release
+    from graftwork.pipeline.releases import to_dot, trace_release
     from graftwork.registry.aliases import find_release
 
     with opened(project) as work:

@@ -10,7 +10,7 @@ from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.cli.show.tables import print_line, quote, table
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.reward_check import RewardCheck
+    from graftwork.pipeline.preflight import RewardCheck
 
 app = typer.Typer(help="Check the rewards of reinforcement learning.", no_args_is_help=True)
 
@@ -31,7 +31,8 @@ def check(project: Folder = None, model: Model = None, cases: Cases = 4, json: J
 
     Example:  graft reward check --cases 8
     """
-    from graftwork.pipeline.reward_check import check_rewards
+    from graftwork.cli.output import print_json
+    from graftwork.pipeline.preflight import check_rewards
 
     with opened(project, model) as work, stderr.status("trying the reference and the catalogue of hacks"):
         found = check_rewards(work, cases=cases)
@@ -80,7 +81,9 @@ def export(
 
 
 def _show(found: "RewardCheck") -> None:
-    from graftwork.pipeline.reward_check import explain
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.pipeline.preflight import explain
 
     ungraded = "references are not graded" if found.references else "no prompt has a reference"
     gold = ungraded if found.gold is None else f"references get {found.gold:.2f}"

@@ -130,8 +130,7 @@ def _train_on_machines(
     engine: EngineName | None,
     as_json: bool,
 ) -> None:
-    from graftwork.pipeline.cluster_training import train_on_cluster
-    from graftwork.pipeline.multi_node import answer_calls, machine_commands, with_machines
+    from graftwork.pipeline.multi_node import answer_calls, machine_commands, train_on_cluster, with_machines
 
     with reporting(project, model, engine=engine) as opened:
         settings = with_machines(opened.settings, nodes=nodes, main_address=main_address)

@@ -39,6 +39,6 @@ def worker(
         raise typer.BadParameter(
             "give --stdio, with --packet 4 for binary framing; --schema prints the messages"
         )
-    from graftwork.pipeline.stdio.session import serve_stdio
+    from graftwork.pipeline.stdio import serve_stdio
 
     raise typer.Exit(serve_stdio("packet4" if packet == 4 else "lines"))

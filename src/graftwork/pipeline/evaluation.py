@@ -6,6 +6,7 @@ come from the catalog; whether the judge counts, from the calibration that `graf
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,11 +53,112 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.supervise import WorkerTask, run_job
 from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
+from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.catalog.models import find_model
+from graftwork.plan.catalog.prices import is_stale, list_offers
+from graftwork.plan.serving.answer import make_question, serve
+from graftwork.plan.serving.question import ServeAnswer, ServeLoad, say_seconds
 from graftwork.process.sandbox import open_sandbox
-from graftwork.records.base import Record, fingerprint
-from graftwork.records.costs import CallUsage, Savings, TokenPrice, UsageDay
+from graftwork.records.base import Figure, Record, fingerprint
+from graftwork.records.costs import CallUsage, Hosting, Savings, TokenPrice, UsageDay
 from graftwork.records.dataset import Audit, Dataset
+from graftwork.records.errors import GraftError
+from graftwork.records.hardware import Machine, Offer
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
+
+HOURS_PER_MONTH = 730.5
+SECONDS_PER_MONTH = 3600 * HOURS_PER_MONTH
+PEAK = 10.0
+"""How much more than the mean load is expected at the busiest time, an assumption."""
+MOST_USERS = 256
+RAM_GIB = 64.0
+USUAL_CONTEXT = 0.95
+"""The share of rows that the context holds."""
+
+
+def find_hosting(
+    work: OpenProject, dataset: Dataset, *, calls_per_month: float, today: date
+) -> Hosting | None:
+    """The first offer by price that holds the model and answers the load."""
+    try:
+        model = find_model(Path(work.base.folder))
+    except GraftError:
+        return None
+    prompt, answer = _lengths(dataset, work.settings.evaluate.max_new_tokens)
+    wanted = work.settings.evaluate.costs.gpu
+    named = find_gpu(wanted).name if wanted is not None else None
+    for offer, price in _by_price():
+        try:
+            gpu = find_gpu(offer.gpu)
+        except GraftError:
+            continue
+        if named is not None and gpu.name != named:
+            continue
+        machine = Machine(gpu=gpu, gpus=1, ram_gib=offer.memory_gib or RAM_GIB)
+
+        def ask(users: int, machine: Machine = machine) -> ServeAnswer:
+            context = prompt + answer
+            load = ServeLoad(adapters=1, users=users, context=context, answer=answer)
+            return serve(make_question(model, load, machine=machine))
+
+        try:
+            users = _users(ask(1), calls_per_month)
+            answered = ask(users)
+        except GraftError:
+            continue
+        if users <= MOST_USERS and answered.fits:
+            return _make(offer, price, answered, users=users, calls=calls_per_month, today=today)
+    return None
+
+
+def _by_price() -> list[tuple[Offer, float]]:
+    """Machines with one card, the cheapest first. Free sessions are no hosting: they end by themselves."""
+    offers = [
+        (offer, offer.usd_per_hour * HOURS_PER_MONTH)
+        for offer in list_offers()
+        if offer.gpus == 1 and offer.usd_per_hour
+    ]
+    return sorted(offers, key=lambda pair: (pair[1], pair[0].place))
+
+
+def _users(alone: ServeAnswer, calls_per_month: float) -> int:
+    """Requests at the same time at the busiest time, by Little's law."""
+    return max(1, math.ceil(PEAK * calls_per_month / SECONDS_PER_MONTH * alone.answer_seconds.value))
+
+
+def _lengths(dataset: Dataset, max_new_tokens: int) -> tuple[int, int]:
+    """Tokens that are read and written for a long row of the dataset."""
+    summaries = list(dataset.splits.values())
+    lengths = sorted(length for summary in summaries for length in summary.spread_lengths())
+    rows = max(sum(summary.rows for summary in summaries), 1)
+    trained = sum(summary.trained_tokens for summary in summaries) / rows
+    longest = lengths[math.ceil(USUAL_CONTEXT * len(lengths)) - 1] if lengths else 2048
+    answer = max(1, min(round(trained), max_new_tokens))
+    return max(longest - answer, 1), answer
+
+
+def _make(
+    offer: Offer, price: float, answered: ServeAnswer, *, users: int, calls: float, today: date
+) -> Hosting:
+    stale = is_stale(offer.dated, today=today)
+    old = "; the price is old, look it up" if stale else ""
+    return Hosting(
+        machine=answered.question.machine.name,
+        place=offer.place,
+        usd_per_month=Figure.exact(price, "USD"),
+        users=users,
+        answer_seconds=answered.answer_seconds,
+        weights=answered.weights,
+        source=offer.source,
+        dated=offer.dated,
+        stale=stale,
+        sentence=(
+            f"Hosting by `graft plan serve`: {answered.question.machine.name} at {offer.place} for "
+            f"${offer.usd_per_hour:g} an hour all month; {calls:,.0f} calls a month with peaks of "
+            f"{PEAK:g} times the mean are {users} at a time, an answer takes "
+            f"{say_seconds(answered.answer_seconds.value)} ({offer.source}, {offer.dated}{old})."
+        ),
+    )
 
 
 def price_cases(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
@@ -107,8 +209,6 @@ def savings_of(work: OpenProject, audit: Audit, dataset: Dataset) -> Savings | N
         calls = sum(day.calls for day in usage if day.day is not None) / days * DAYS_PER_MONTH
     hosting = None
     if calls is not None:
-        from graftwork.pipeline.hosting import find_hosting
-
         hosting = find_hosting(work, dataset, calls_per_month=calls, today=date.today())
     return find_savings(
         usage, find_price=lambda name: find_token_price(name, known), hosting=hosting, volume=volume

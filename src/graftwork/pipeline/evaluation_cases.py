@@ -6,22 +6,28 @@ a trained-away prompt saves. A case whose prompt is trained on is refused.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from graftwork.evaluate.cases import choose_cases, draw_cases, read_case_file
+from graftwork.evaluate.ask.prompt_search import PromptSearchJob, require_gepa
+from graftwork.evaluate.cases import choose_cases, draw_cases, read_case_file, write_cases
 from graftwork.evaluate.prompts import choose_examples
 from graftwork.evaluate.statistics.means import bootstrap_mean
-from graftwork.evaluate.subjects import LOGGED_PROMPT, PROMPTED
+from graftwork.evaluate.subjects import LOGGED_PROMPT, PROMPTED, Asking, parse_subject
 from graftwork.files.dataset import iterate_rows, read_rows
-from graftwork.files.disk import file_digest
+from graftwork.files.disk import file_digest, make_folder
 from graftwork.pipeline.evaluation import price_cases
+from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.rewards import find_case_file, read_prompt_file
 from graftwork.pipeline.steps.data import PreparedData, audit_context
+from graftwork.pipeline.supervise import WorkerTask, run_job
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.release import PromptVariant, replace_system
+from graftwork.records.release import PROMPT_FILE, TOOLS, PromptVariant, replace_system
 from graftwork.records.report import Case
 
 
@@ -88,8 +94,6 @@ def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
     )
     if settings.prompt.optimizer == "none":
         return prompt
-    from graftwork.pipeline.prompt_search import optimise_prompt
-
     return optimise_prompt(work, prepared, prompt)
 
 
@@ -148,3 +152,65 @@ def remark_on_prompts(work: OpenProject, cases: Sequence[Case]) -> tuple[str, ..
         f"{sum(after) / len(after):,.0f} instead of {sum(before) / len(before):,.0f}, over "
         f"{len(changed)} of {len(cases)} held-out cases.",
     )
+
+
+FIRST = "Answer the user's request exactly in the form that the examples show."
+MOST_CASES = 50
+"""Of each split: a search that reads more of them tries fewer instructions."""
+
+
+def optimise_prompt(work: OpenProject, prepared: PreparedData, examples: PromptVariant) -> PromptVariant:
+    """The prompt of an earlier search where nothing has changed since."""
+    require_gepa()
+    settings = work.settings.evaluate
+    shown = set(examples.rows)
+    train = [row for row in read_rows(Path(prepared.folder), "train") if row.id not in shown]
+    validation = read_rows(Path(prepared.folder), "validation")
+    if not train or not validation:
+        return examples
+    training, held = (choose_cases(rows, most=MOST_CASES) for rows in (train, validation))
+    instruction = usual_instruction(train) or FIRST
+    decided = [
+        prepared.dataset.content_hash,
+        work.base.revision,
+        examples.fingerprint(),
+        instruction,
+        settings.model_dump(mode="json", include={"prompt", "fields", "checks", "metrics", "max_new_tokens"}),
+        settings.costs.success,
+    ]
+    folder = work.project.evaluations / f"prompt-search-{fingerprint(decided)[:12]}"
+    make_folder(folder)
+    if not (folder / PROMPT_FILE).is_file():
+        cases_file = folder / "cases.jsonl"
+        write_cases(cases_file, cases=(*training, *held))
+        asking = Asking(cases_file, example=examples.examples, timed=False)
+        base = resolve_subject(work, parse_subject("base"), asking=asking, outcome=None)
+        assert base.job is not None
+        job = PromptSearchJob(
+            folder=str(folder),
+            job=base.job.model_copy(update={"folder": str(folder)}),
+            training=len(training),
+            instruction=instruction,
+            rows=examples.rows,
+            settings=settings,
+            project_folder=str(work.project.root),
+        )
+        task = WorkerTask(
+            name="optimising the prompt of the base",
+            module="graftwork.evaluate.ask.prompt_search",
+            job=job,
+            folder=folder,
+        )
+        run_job(task, reporter=work.reporter, place=work.place)
+    return PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
+
+
+def usual_instruction(rows: Sequence[Row]) -> str:
+    """The commonest system prompt, without tool definitions; empty where rows have none."""
+    texts = Counter(
+        turn.content
+        for row in rows
+        for turn in row.messages
+        if turn.role == "system" and TOOLS not in turn.content
+    )
+    return texts.most_common(1)[0][0] if texts else ""

@@ -26,7 +26,7 @@ from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import plan_for
 from graftwork.pipeline.table import run_pipeline
-from graftwork.pipeline.variants import train_variant, with_train
+from graftwork.pipeline.train_all import train_variant, with_train
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, OutOfMemory, UserMistake, WorkerFailed

@@ -14,7 +14,7 @@ from graftwork.grading.checks import GradeCheck
 from graftwork.grading.custom import find_own, is_own
 from graftwork.grading.rewards import RewardSpec, function_of
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.reward_check import project_prompts, require_listed
+from graftwork.pipeline.preflight import project_prompts, require_listed
 from graftwork.pipeline.rewards import make_reward_spec
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake

@@ -1,37 +1,184 @@
-"""Train every model of a project in one process: the main one first, each base loaded once.
+"""Train every model of a project in one process, or each at the cluster that `engine` names.
 
 In: an open project. Out: the result of each model. All models are planned first; then one worker trains what
-is not trained yet, each run in its own folder, or each run is a job of the cluster that `engine` names; then
-each model's step continues from there as if it had been trained alone. A failure stops no other.
+is not trained yet, each run in its own folder and each base loaded once, or each run is a job of the cluster;
+then each model's step continues from there as if it had been trained alone. A failure stops no other. A model
+may also be trained with settings that graft.yaml does not have; its own results stay as they are.
 """
 
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from pydantic import ValidationError
 
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.model.base import verify_base
+from graftwork.pipeline.fleet_jobs import POLL_SECONDS, FleetRequest, bring, collecting, get_job, start_run
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.reporter import ModelReporter, Reporter
+from graftwork.pipeline.run_identity import note_done
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.train import enter_run, make_job, stall_watcher
 from graftwork.pipeline.supervise import JOB_FILE, Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.pipeline.table import run_pipeline
-from graftwork.pipeline.train_family import train_at_engine
 from graftwork.process import clock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.worker import ERROR_FILE, hold_lock
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
+from graftwork.records.errors import (
+    EnvironmentLacks,
+    GraftError,
+    Interrupted,
+    StoppedInOrder,
+    UserMistake,
+    WorkerFailed,
+)
+from graftwork.records.fleet import FleetJob
 from graftwork.records.job import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob, TrainOutcome
+from graftwork.text.validation import explain_error
 from graftwork.train.multi_run import choose_side_by_side
 from graftwork.train.run_folder import ATTEMPTS, MESSAGES, OUTCOME, failure_of, is_settled
 from graftwork.train.run_setup import pass_mirrors
+from graftwork.train.settings import TrainSettings
+
+Runs = Mapping[str, tuple[OpenProject, TrainJob]]
+"""By the name of the model; the project is opened for that model."""
+
+
+def train_at_engine(work: OpenProject, runs: Runs) -> bool:
+    """Train them at the place of this project's engine; False if it takes no job."""
+    place = work.project.settings.engine
+    work.reporter.started("train", f"train {len(runs)} run(s) on {place}")
+    try:
+        return _Family(work, runs, place).run()
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"no longer following; the jobs continue at {place}",
+            fix="`graft fleet list` shows them, `graft fleet stop JOB` stops one; the same command resumes",
+        ) from None
+
+
+class _Family:
+    def __init__(self, work: OpenProject, runs: Runs, place: str) -> None:
+        self._work, self._place = work, place
+        self._waiting = dict(runs)
+        self._running: dict[str, FleetJob] = {}
+        self._open = dict(runs)
+
+    def run(self) -> bool:
+        controller, pause = collecting(self._work, self._place), threading.Event()
+        while self._waiting or self._running:
+            if not self._start_ready():
+                return False
+            controller.reconcile(now=time.time())
+            for name, started in list(self._running.items()):
+                job = get_job(self._work, started.id)
+                if not job.is_open:
+                    del self._running[name]
+                    self._take(name, job)
+            if self._running:
+                pause.wait(POLL_SECONDS)
+        return True
+
+    def _start_ready(self) -> bool:
+        """Submit every run whose start is there; False if the place takes none."""
+        for name, (own, run) in list(self._waiting.items()):
+            start = Path(run.start_adapter) if run.start_adapter else None
+            if start is not None and not start.exists() and self._running:
+                continue
+            del self._waiting[name]
+            if is_settled(run):
+                continue
+            try:
+                job = start_run(own, FleetRequest(place=self._place), confirm=lambda _quote: True)
+            except EnvironmentLacks as error:
+                if self._running or len(self._open) > len(self._waiting) + 1:
+                    _leave(run, error)
+                    continue
+                self._work.reporter.info(f"{error.what}; training here instead")
+                return False
+            except GraftError as error:
+                _leave(run, error)
+                continue
+            self._running[name] = job
+        return True
+
+    def _take(self, name: str, job: FleetJob) -> None:
+        """Bring the files of an ended job; note why it did not finish."""
+        own, run = self._open[name]
+        job = bring(own, job)
+        done = job.state == "done" and (Path(run.folder) / OUTCOME).exists()
+        own.reporter.info(f"job {job.id} at {job.place}: {job.state}")
+        if not done and not (Path(run.folder) / ERROR_FILE).exists():
+            _leave(
+                run,
+                WorkerFailed(
+                    f"job {job.id} did not finish at {job.place}: {job.reason or job.state}",
+                    fix=f"`graft fleet logs {job.id}` shows its output; the same command resumes from there",
+                    where=job.place,
+                ),
+            )
+
+
+def _leave(run: TrainJob, error: GraftError) -> None:
+    write_atomic(Path(run.folder) / ERROR_FILE, json.dumps(error.as_json()))
+
+
+def with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
+    """The project with these settings of `train` for the model that is worked on."""
+    try:
+        changed = _with_train(work, changes)
+        # A model's own settings are checked together with those of all models.
+        _ = changed.settings
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        message = explain_error(first)
+        raise UserMistake(
+            "these training settings are not possible",
+            why=f"{name}: {message}" if name else message,
+            fix="choose values that `train` in graft.yaml could have",
+            where="train",
+        ) from error
+    return changed
+
+
+def _with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
+    settings = work.project.settings
+    model = settings.models.get(work.model)
+    if model is None:
+        train = TrainSettings.model_validate({**settings.train.model_dump(mode="json"), **changes})
+        settings = settings.model_copy(update={"train": train})
+    else:
+        own = type(model.train).model_validate({**model.train.model_dump(mode="json"), **changes})
+        changed = model.model_copy(update={"train": own})
+        settings = settings.model_copy(update={"models": {**settings.models, work.model: changed}})
+    return replace(work, project=replace(work.project, settings=settings))
+
+
+def train_variant(work: OpenProject, made: StepOutputs) -> TrainOutcome:
+    """Train the run of the plan in `made` on this machine, unless it is trained already."""
+    job = make_job(work, made)
+    folder = Path(job.folder)
+    if not (folder / OUTCOME).exists():
+        enter_run(work, job)
+        (folder / ERROR_FILE).unlink(missing_ok=True)
+        run_batch(work, [job], names={job.run_id: work.model})
+    failure = failure_of(job)
+    if failure is not None:
+        work.runs.update(job.run_id, state="failed", when=timestamp(), error=failure)
+        raise WorkerFailed(
+            str(failure["what"]), why=str(failure["why"]), fix=str(failure["fix"]), where=job.folder
+        )
+    return note_done(work, job.run_id)
+
 
 MODULE = "graftwork.pipeline.training_worker"
 BATCHES = "batches"

@@ -10,7 +10,7 @@ import pytest
 
 from graftwork import open_project
 from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
-from graftwork.pipeline.reward_check import (
+from graftwork.pipeline.preflight import (
     GOLD,
     _Asked,
     check_rewards,

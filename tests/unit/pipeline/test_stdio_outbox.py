@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from graftwork.pipeline.stdio import outbox
-from graftwork.pipeline.stdio.outbox import MessageOutbox
+from graftwork.pipeline.stdio import MessageOutbox, outbox
 from graftwork.records.worker_protocol import CheckpointMessage, DoneMessage, LogMessage, ProgressMessage
 
 

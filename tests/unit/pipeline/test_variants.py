@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from graftwork.pipeline.variants import with_train
+from graftwork.pipeline.train_all import with_train
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.pipeline.release_lineage import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
+from graftwork.pipeline.releases import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
 from graftwork.records.release import ReleaseEntry
 from graftwork.registry.aliases import select_retained
 from graftwork.registry.names import alias_of_model, sort_key, split_alias

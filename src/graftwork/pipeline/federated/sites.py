@@ -33,7 +33,7 @@ from graftwork.pipeline.run_identity import note_done, run_id_of
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import WorkAhead, count_work, plan_for
-from graftwork.pipeline.variants import with_train
+from graftwork.pipeline.train_all import with_train
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Row
 from graftwork.records.errors import UserMistake

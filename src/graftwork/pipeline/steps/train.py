@@ -16,7 +16,7 @@ from graftwork.model.base import verify_base
 from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.multi_node import launch_of
 from graftwork.pipeline.open_project import OpenProject, report_base_note, timestamp
-from graftwork.pipeline.reward_check import require_rewards
+from graftwork.pipeline.preflight import require_rewards
 from graftwork.pipeline.rewards import find_case_file, find_examined_file, keep_reward_seconds
 from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
 from graftwork.pipeline.runs import read_parts, write_training_page

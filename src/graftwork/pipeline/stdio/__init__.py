@@ -1,1 +1,0 @@
-"""`graft worker --stdio`: a run that is driven by another program over standard input and output."""
