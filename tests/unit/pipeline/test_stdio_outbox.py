@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from graftwork.pipeline.stdio import MessageOutbox, outbox
+from graftwork.pipeline import stdio as outbox
+from graftwork.pipeline.stdio import MessageOutbox
 from graftwork.records.worker_protocol import CheckpointMessage, DoneMessage, LogMessage, ProgressMessage
 
 
