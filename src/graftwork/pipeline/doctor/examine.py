@@ -2,7 +2,7 @@
 
 In: a project, or none, and optional checks: the network, a dry run. Out: checks, each with what it found and
 how to fix it. Shows no secret, changes nothing that stays. A dry run trains the base on made-up rows, in a
-folder that is removed again, and goes the way of every run: data, plan and the training process with its heartbeat.
+folder that is removed again, and goes the way of every run: data, plan and the training process.
 """
 
 import json
