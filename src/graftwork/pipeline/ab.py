@@ -287,7 +287,9 @@ class LiveComparison:
             side = self._of[heard.capture.asked_release]
             self._tallies[side].hear(heard.capture.id)
             if self._by_users:
-                unit = _unit_of(heard.capture)
+                # Repeated feedback on one answer counts once, as does repeated feedback in one session.
+                session = heard.capture.session
+                unit = f"capture {heard.capture.id}" if session is None else f"session {session}"
                 self._spoken[side].add(unit)
                 # Users who got a large model's answer say nothing of the one that failed a check.
                 score = heard.feedback.score if heard.capture.escalated_from is None else 0.0
@@ -352,7 +354,9 @@ class LiveComparison:
                 "what, so does this comparison; set `serve.split`, or `graft serve --challenger challenger`"
             )
         else:
-            others = _count_experiments(self._work, self._pair) - 1
+            a, b = (release.id for release in self._pair)
+            known = self._work.captures.experiments()
+            others = sum(is_experiment_between(e.experiment, a, b) for e in known) - 1
             if others > 0:
                 remarks.append(
                     f"this pair was assigned in {others + 1} experiments, only {self.experiment} counts: "
@@ -419,17 +423,6 @@ def grade_own(
 
 def choose_live_metric(work: OpenProject, metric: str | None) -> str:
     return FEEDBACK if metric == FEEDBACK else choose_metric(work, metric, also=(FEEDBACK,))
-
-
-def _unit_of(capture: Capture) -> str:
-    """Repeated feedback on one answer counts once, as does repeated feedback in one session."""
-    return f"capture {capture.id}" if capture.session is None else f"session {capture.session}"
-
-
-def _count_experiments(work: OpenProject, pair: tuple[Release, Release]) -> int:
-    return sum(
-        is_experiment_between(e.experiment, pair[0].id, pair[1].id) for e in work.captures.experiments()
-    )
 
 
 def _call(experiment: str | None) -> str:

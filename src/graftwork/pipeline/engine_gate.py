@@ -28,8 +28,6 @@ from graftwork.pipeline.steps.evaluate import (
 )
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import UserMistake
-from graftwork.records.release import Release
-from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.aliases import find_release
 from graftwork.serve.settings import EngineSettings
@@ -69,7 +67,9 @@ def gate_engine(
     )
     # Weights on another engine must pass this gate and their own: no second chance, no further look.
     adapter_hash = (
-        outcome.adapter_hash if outcome is not None else _release_of(work, release or "").adapter_hash
+        outcome.adapter_hash
+        if outcome is not None
+        else find_release(work.releases, release or "").adapter_hash
     )
     evaluated = measure_lineup(work, lineup, cases, asking=asking, subject=adapter_hash, prepared=prepared)
     champion = look_for_champion(work, adapter_hash=adapter_hash)
@@ -85,7 +85,3 @@ def gate_engine(
 def _through(engine: EngineSettings, asked: str) -> NamedSubject:
     precision = f"/{engine.precision}" if engine.kind == "llamacpp" else ""
     return parse_subject(f"engine:{engine.kind}{precision}@{asked}")
-
-
-def _release_of(work: OpenProject, name: str) -> Release:
-    return find_release(work.releases, name)

@@ -102,7 +102,9 @@ def find_hosting(
             return serve(make_question(model, load, machine=machine))
 
         try:
-            users = _users(ask(1), calls_per_month)
+            # Requests at the same time at the busiest time, by Little's law.
+            arriving = PEAK * calls_per_month / SECONDS_PER_MONTH
+            users = max(1, math.ceil(arriving * ask(1).answer_seconds.value))
             answered = ask(users)
         except GraftError:
             continue
@@ -119,11 +121,6 @@ def _by_price() -> list[tuple[Offer, float]]:
         if offer.gpus == 1 and offer.usd_per_hour
     ]
     return sorted(offers, key=lambda pair: (pair[1], pair[0].place))
-
-
-def _users(alone: ServeAnswer, calls_per_month: float) -> int:
-    """Requests at the same time at the busiest time, by Little's law."""
-    return max(1, math.ceil(PEAK * calls_per_month / SECONDS_PER_MONTH * alone.answer_seconds.value))
 
 
 def _lengths(dataset: Dataset, max_new_tokens: int) -> tuple[int, int]:

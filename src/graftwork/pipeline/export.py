@@ -136,7 +136,8 @@ def export_run(
     elif format == "gguf":
         exported = _to_gguf(work, source, to)
     else:
-        exported = _merged(source, to, _merge(work, source, to))
+        merged = _merge(work, source, to)
+        exported = _exported(source, "merged", to, merged=merged, words=_notes(merged))
     verify_base(source.base)
     write_atomic(to / EXPORT_FILE, exported.to_json())
     return exported
@@ -211,7 +212,7 @@ def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
         folder=str(folder),
         base_folder=source.base.folder,
         adapter_folder=source.outcome.adapter_folder,
-        dataset_folder=_dataset_of(source),
+        dataset_folder=TrainJob.from_json((source.folder / JOB_FILE).read_bytes()).dataset_folder,
         to=str(to),
         four_bits=source.plan.method == "qlora",
         threads=work.settings.train.threads,
@@ -225,14 +226,6 @@ def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
     )
     run_job(task, reporter=work.reporter, place=work.place)
     return MergeProof.from_json((folder / MERGED_FILE).read_bytes())
-
-
-def _dataset_of(source: _Source) -> str:
-    return TrainJob.from_json((source.folder / JOB_FILE).read_bytes()).dataset_folder
-
-
-def _merged(source: _Source, to: Path, merged: MergeProof) -> ExportedAdapter:
-    return _exported(source, "merged", to, merged=merged, words=_notes(merged))
 
 
 def _to_gguf(work: OpenProject, source: _Source, to: Path) -> ExportedAdapter:

@@ -209,7 +209,15 @@ def start_run(
     if not confirm(quote):
         raise AnswerIsNo("nothing was started", why="the cost was not confirmed", fix="run it with --yes")
     there = StepOutputs({**made.outputs, "plan": plan})
-    packed = pack_run(work, there, _options(request, quote))
+    options = BundleOptions(
+        base_there=request.base_there,
+        # This machine has the base already.
+        base_travels=request.place != "local",
+        dataset_there=request.dataset_there,
+        seconds=quote.seconds,
+        max_usd=quote.largest_usd or None,
+    )
+    packed = pack_run(work, there, options)
     job_id = secrets.token_hex(6)
     order = JobOrder(
         job_id=job_id,
@@ -259,17 +267,6 @@ def _is_at(job: FleetJob, place: str) -> bool:
     kind, _, host = place.partition(":")
     there = job.placed.host if job.placed is not None else host
     return place == AUTO or (kind == job.place.partition(":")[0] and host in ("", there))
-
-
-def _options(request: FleetRequest, quote: RunQuote) -> BundleOptions:
-    return BundleOptions(
-        base_there=request.base_there,
-        # This machine has the base already.
-        base_travels=request.place != "local",
-        dataset_there=request.dataset_there,
-        seconds=quote.seconds,
-        max_usd=quote.largest_usd or None,
-    )
 
 
 def _report_start(work: OpenProject, job: FleetJob, packed: PackedRun, place: Place) -> None:

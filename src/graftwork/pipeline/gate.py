@@ -246,7 +246,8 @@ def with_changes(verdict: Verdict, judged: GateCandidate, noted: Noted) -> Verdi
     if noted.settings is not None:
         changes = describe_change(noted.settings, judged.settings)
         then = decide(judged.report, noted.settings, training=judged.training, around=judged.around)
-        change += f": {changes}. By the rules as they were, the verdict would be: {_plain(then.decision)}"
+        decision = then.decision.replace("_", " ")
+        change += f": {changes}. By the rules as they were, the verdict would be: {decision}"
     return verdict.model_copy(update={"notes": (f"{change}.", *verdict.notes)})
 
 
@@ -256,10 +257,6 @@ def _read(note: dict[str, Any]) -> Noted:
     except ValidationError:
         settings = None
     return Noted(note["rules_hash"], note["when"], note["stage"], settings)
-
-
-def _plain(decision: str) -> str:
-    return decision.replace("_", " ")
 
 
 def describe_engine(engine: EngineSettings) -> str:

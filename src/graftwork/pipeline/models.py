@@ -120,19 +120,18 @@ def list_models(*, project_folder: Path, bases: tuple[str, ...] = ()) -> LocalMo
 def remove_model(name: str) -> RemovedModels:
     """Remove a model: one commit if it is named, else all of them."""
     hub_name = _require_hub_name(name)
-    chosen = [model for model in list_local(hub_place()) if _is_meant(model, hub_name)]
+    chosen = [
+        model
+        for model in list_local(hub_place())
+        if model.repository == hub_name.repository
+        and (hub_name.revision is None or model.commit.startswith(hub_name.revision))
+    ]
     if not chosen:
         raise UserMistake(
             f"{name} is not on this machine", fix="`graft model list` shows the models that are"
         )
     freed = sum(remove_local(model) for model in chosen)
     return RemovedModels(removed=tuple(model.name for model in chosen), freed_bytes=freed)
-
-
-def _is_meant(model: HubModel, name: HubName) -> bool:
-    return model.repository == name.repository and (
-        name.revision is None or model.commit.startswith(name.revision)
-    )
 
 
 def _size_here(model: HubModel) -> int:

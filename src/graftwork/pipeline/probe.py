@@ -130,7 +130,8 @@ def _hear(line: str, on_part: Hear, complaints: list[str]) -> None:
 def keep_probe(facts: ProbeFacts, project: ProjectFolder | None) -> tuple[Path, ...]:
     """Write it down for this project and for the user's others; where."""
     folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
-    files = [folder / _key(facts.device) / f"{_shape_key(facts.shape)}.json" for folder in folders]
+    shape = fingerprint(facts.shape.model_dump(mode="json", exclude={"name", "max_positions"}))[:16]
+    files = [folder / _key(facts.device) / f"{shape}.json" for folder in folders]
     for file in files:
         write_atomic(file, facts.to_json())
     return tuple(files)
@@ -173,7 +174,3 @@ def _cache() -> Path:
 
 def _key(device: DeviceName) -> str:
     return fingerprint(device.model_dump(mode="json"))[:16]
-
-
-def _shape_key(shape: ModelShape) -> str:
-    return fingerprint(shape.model_dump(mode="json", exclude={"name", "max_positions"}))[:16]

@@ -112,8 +112,9 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
         return
     if not open_ones:
         return
+    names = ", ".join(f"`{state.step}`" for state in open_ones)
     raise Stale(
-        f"{_list_steps(open_ones)} {'is' if len(open_ones) == 1 else 'are'} not up to date",
+        f"{names} {'is' if len(open_ones) == 1 else 'are'} not up to date",
         why="; ".join(_explain(state) for state in open_ones if state.step != "gate"),
         fix=f"`{update}` does {'it' if len(open_ones) == 1 else 'them'} first"
         + (f" (about {duration(taken)})" if (taken := expect_seconds(open_ones)) else "")
@@ -127,10 +128,6 @@ def expect_seconds(states: list[StepState] | tuple[StepState, ...]) -> float | N
     known = [state.expected_seconds for state in states if state.expected_seconds is not None]
     unknown = [state.step for state in states if state.expected_seconds is None]
     return None if not known or {"train", "evaluate"} & set(unknown) else sum(known)
-
-
-def _list_steps(states: list[StepState]) -> str:
-    return ", ".join(f"`{state.step}`" for state in states)
 
 
 def _explain(state: StepState) -> str:

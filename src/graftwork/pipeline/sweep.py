@@ -334,11 +334,9 @@ class _Sweep:
         return trial.model_copy(update={"state": "done", "loss": loss})
 
     def _variant(self, settings: SweepSettings, rows: int) -> OpenProject:
-        return with_train(self._work, {**self._changes(settings), "max_rows": self._most_rows(rows)})
-
-    def _most_rows(self, rows: int) -> int | None:
-        """A trial on all rows is the run that graft.yaml would give with its settings."""
-        return self._work.settings.train.max_rows if rows == self._rows else rows
+        # A trial on all rows is the run that graft.yaml would give with its settings.
+        most = self._work.settings.train.max_rows if rows == self._rows else rows
+        return with_train(self._work, {**self._changes(settings), "max_rows": most})
 
     def _changes(self, settings: SweepSettings) -> dict[str, float | int]:
         """Of `train`. The strength of the adapter stays what it is: alpha follows the rank."""

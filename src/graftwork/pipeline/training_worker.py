@@ -89,7 +89,7 @@ class GradedAnswers:
     def _grade(self, metric: str, row: Row, text: str, finish_reason: str) -> float | None:
         if metric == TRUNCATED:
             return float(finish_reason == "length")
-        return METRICS[metric](_case(row), text, self._fields)
+        return METRICS[metric](choose_cases([row])[0], text, self._fields)
 
 
 class RewardedAnswers(GradedAnswers):
@@ -158,10 +158,6 @@ def _cut(rows: Sequence[Row], *, together: int) -> Iterator[Sequence[Row]]:
     yield rows[:1]
     for start in range(1, len(rows), together):
         yield rows[start : start + together]
-
-
-def _case(row: Row) -> Case:
-    return choose_cases([row])[0]
 
 
 def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
