@@ -359,7 +359,7 @@ class TrainSettings(Record):
         found = self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
         # Which server answers, and how it is reached, changes nothing: a run resumes with another address.
         for name in ENDPOINT_ACCESS:
-            found.get("rollouts", {}).get("endpoint", {}).pop(name, None)
+            (found.get("rollouts", {}).get("endpoint") or {}).pop(name, None)
         return found
 
     def endpoint_access(self) -> dict[str, Any]:
