@@ -16,7 +16,7 @@ CLUSTER_TESTS := tests/contract/test_cluster_engines.py tests/contract/test_simu
   tests/contract/test_resume_places.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock drill test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -62,6 +62,10 @@ audit: dev ## known vulnerabilities and licences of the installed packages
 lock: dev ## write requirements.lock from pyproject.toml and constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python tools/lock_packages.py
+
+drill: dev ## 1,000 schedules of faults at a simulated provider, 100 kills, 20 schedules at each provider's stand-in
+	$(BIN)/python -m pytest -m slow tests/unit/fleet/test_control.py tests/contract/test_fleet_kills.py \
+	  tests/contract/test_place_clouds.py
 
 test-gpu: dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

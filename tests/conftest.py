@@ -12,6 +12,7 @@ import pytest
 
 # Samples of releases and the in-memory index, which tests of all kinds use.
 sys.path.insert(0, str(Path(__file__).parent / "unit" / "registry"))
+sys.path.insert(0, str(Path(__file__).parent / "unit" / "fleet"))
 
 import preloaded
 from skips import AllowedSkips

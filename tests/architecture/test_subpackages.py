@@ -38,7 +38,7 @@ ORDER = {
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
     "< app < serve",
     "fleet": "calendar_settings, federated_settings, place < settings, wheel, far_side, far_start, "
-    "bootstrap, results, trial_worker, simulated_hosts < bundle, ledger, simulator "
+    "bootstrap, results, simulated_hosts < bundle, ledger, simulator "
     "< manual, hosts, runner, control, image, rest, storage < "
     "drill, rented, shared_folder, kaggle, sagemaker, huggingface, azureml, skypilot "
     "< runpod, lambda_cloud, ray, slurm",

@@ -13,11 +13,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "fleet"))
 
 from fleet_samples import trial_bundle
 from place_contract import PAUSE, order, processes_with, wait_for
+from trial_worker import _resume
 
 from graftwork.fleet.place import Refused
 from graftwork.fleet.settings import SlurmSettings
 from graftwork.fleet.slurm import SlurmPlace
-from graftwork.fleet.trial_worker import _resume
 
 pytestmark = pytest.mark.slow
 

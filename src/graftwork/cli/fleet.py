@@ -305,29 +305,6 @@ def ledger(
     print_record(summary, as_json=json)
 
 
-@app.command("drill")
-def drill(
-    schedules: Annotated[int, typer.Option("--schedules", min=1, help="Random schedules of faults.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed.")] = 0,
-    project: Folder = None,
-    json: Json = False,
-) -> None:
-    """Try the ledger and its caps on a simulated provider that misbehaves, with a controller that crashes.
-
-    Uses the caps and times of this project. Exit code 1: a machine was left behind, a cap was broken, or a
-    run neither finished nor states a reason.
-
-    Example:  graft fleet drill --schedules 100
-    """
-    from graftwork.pipeline.fleet_reports import drill_project
-
-    with opened(project) as work:
-        found = drill_project(work, schedules=schedules, seed=seed)
-    print_record(found, as_json=json)
-    if not found.is_clean:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
-
-
 @app.command("bundle")
 def bundle(
     to: Annotated[Path, typer.Option("--to", help="Folder to create; it must not exist yet.")],

@@ -1,16 +1,13 @@
-"""What the fleet can be asked: offers for this project's run, costs, drills, a bundle to carry away.
+"""What the fleet can be asked: offers for this project's run, costs, a bundle to carry away.
 
 In: an open project. Out: records for people and programs. Starts nothing.
 """
 
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.fleet.drill import Rented, run_drill
 from graftwork.fleet.ledger import month_of
 from graftwork.pipeline.fleet_jobs import FleetRequest, RunQuote, quote_run
 from graftwork.pipeline.fleet_places import open_place, place_names, safety_of
@@ -123,65 +120,6 @@ def summarize_costs(work: OpenProject) -> CostSummary:
         project_cap_usd=caps.project_usd,
         job_cap_usd=caps.job_usd,
         lines=jobs,
-    )
-
-
-class DrillReport(Record):
-    """All schedules of a drill; what was lost, by seed."""
-
-    schedules: int
-    jobs: int
-    crashes: int
-    faults: dict[str, int]
-    states: dict[str, int]
-    largest_spend_usd: float
-    cap_usd: float
-    leaked: tuple[str, ...]
-    paid_twice: tuple[str, ...]
-    over_cap: tuple[str, ...]
-    unfinished: tuple[str, ...]
-    runs: dict[str, int] = {}
-    """How many runs are done, and how many ended for each other reason."""
-    silent: tuple[str, ...] = ()
-    """Runs that neither finished nor state a reason."""
-
-    @property
-    def is_clean(self) -> bool:
-        return not (self.leaked or self.paid_twice or self.over_cap or self.unfinished or self.silent)
-
-
-def drill_project(work: OpenProject, *, schedules: int, seed: int) -> DrillReport:
-    """Run drills with the caps and times of this project."""
-    caps = work.settings.fleet.caps
-    kinds: tuple[Rented, ...] = ("machines", "jobs")
-    found = [
-        run_drill(seed + number, caps=caps, safety=safety_of(work), rents=kinds[number % 2])
-        for number in range(schedules)
-    ]
-
-    def count(values: Iterable[dict[str, int]]) -> dict[str, int]:
-        total: Counter[str] = Counter()
-        for value in values:
-            total.update(value)
-        return dict(sorted(total.items()))
-
-    def gather(name: str) -> tuple[str, ...]:
-        return tuple(f"seed {drill.seed}: {line}" for drill in found for line in getattr(drill, name))
-
-    return DrillReport(
-        schedules=schedules,
-        jobs=sum(outcome.jobs for outcome in found),
-        crashes=sum(outcome.crashes for outcome in found),
-        faults=count(outcome.faults for outcome in found),
-        states=count(outcome.states for outcome in found),
-        largest_spend_usd=max(outcome.spent_usd for outcome in found),
-        cap_usd=found[0].cap_usd,
-        leaked=gather("leaked"),
-        paid_twice=gather("paid_twice"),
-        over_cap=gather("over_cap"),
-        unfinished=gather("unfinished"),
-        runs=count(Counter(outcome.runs.values()) for outcome in found),
-        silent=gather("silent"),
     )
 
 

@@ -1,24 +1,40 @@
-"""Small bundles for tests: the trial worker, which needs no model."""
+"""Small bundles for tests: the trial worker, which needs no model and travels in the wheel."""
 
 import os
 import tracemalloc
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from graftwork.fleet.bundle import BundleParts, build_bundle
+from graftwork.fleet.wheel import build_wheel
 from graftwork.records.fleet import BundleBase
 
 NO_BASE = BundleBase(kind="none", name="", revision="")
+TRIAL_WORKER = Path(__file__).with_name("trial_worker.py")
 
 
 def trial_parts(**changes):
     job = {"steps": 3, "step_seconds": 0.0, **changes.pop("job", {})}
-    values = {"run_id": "run1", "module": "graftwork.fleet.trial_worker", "base": NO_BASE, **changes}
+    values = {"run_id": "run1", "module": TRIAL_WORKER.stem, "base": NO_BASE, **changes}
     return BundleParts(job=job, **values)
 
 
 def trial_bundle(root, **changes):
-    return build_bundle(trial_parts(**changes), root / "bundles")
+    return bundle_with_trial_worker(trial_parts(**changes), root / "bundles")
+
+
+def bundle_with_trial_worker(parts, root):
+    with patch("graftwork.fleet.bundle.build_wheel", _wheel_with_trial_worker):
+        return build_bundle(parts, root)
+
+
+def _wheel_with_trial_worker(target):
+    path = build_wheel(target)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo(TRIAL_WORKER.name, (1980, 1, 1, 0, 0, 0)), TRIAL_WORKER.read_bytes())
+    return path
 
 
 def with_vanishing_folder(folder, monkeypatch):

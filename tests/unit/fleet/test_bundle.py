@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from fleet_samples import trial_bundle, trial_parts, with_vanishing_folder
+from trial_worker import TrialJob, _resume
 
 from graftwork.fleet import bootstrap, far_start
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.runner import MOST_CRASHES, LogFollower, RunMirror
-from graftwork.fleet.trial_worker import TrialJob, _resume
 from graftwork.process.waited import read_waited
 from graftwork.records.errors import Damaged
 from time_limits import check_with_limits

@@ -51,7 +51,6 @@ PRINTERS = {
     "FleetJob": "fleet.show_job",
     "Reconciled": "fleet.show_reconciled",
     "CostSummary": "fleet.show_costs",
-    "DrillReport": "fleet.show_drill",
     "ExportedBundle": "fleet.show_bundle",
     "ImageFiles": "fleet.show_image",
     "CycleState": "cycle.show_cycle",

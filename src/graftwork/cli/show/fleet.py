@@ -1,4 +1,4 @@
-"""Places, jobs, offers, costs and drills as tables."""
+"""Places, jobs, offers and costs as tables."""
 
 import time
 from datetime import date
@@ -9,7 +9,7 @@ from graftwork.cli.show.tables import fit_words, print_line, quote, table
 from graftwork.fleet.image import ImageFiles
 from graftwork.pipeline.fleet_jobs import FleetJobs, RunQuote
 from graftwork.pipeline.fleet_places import FleetPlaces, PlaceFacts
-from graftwork.pipeline.fleet_reports import CostSummary, DrillReport, ExportedBundle, RunOffers
+from graftwork.pipeline.fleet_reports import CostSummary, ExportedBundle, RunOffers
 from graftwork.records.fleet import FleetJob, Reconciled
 from graftwork.records.hardware import Offer
 from graftwork.text.wording import duration
@@ -164,35 +164,6 @@ def show_costs(console: Console, found: CostSummary) -> None:
     made.add_row("actual", f"{found.actual_usd:.2f}", cap)
     made.add_row(f"counted in {found.month}", f"{found.month_usd:.2f}", f"{found.month_cap_usd:.2f}")
     console.print(made)
-
-
-DRILL_CHECKS = {
-    "leaked": "machines left behind",
-    "paid_twice": "runs paid twice",
-    "over_cap": "over a cap",
-    "unfinished": "jobs without an end or reason",
-    "silent": "runs without an end or reason",
-}
-
-
-def show_drill(console: Console, found: DrillReport) -> None:
-    print_line(
-        console,
-        f"{found.schedules} schedules, {found.jobs} jobs, {sum(found.faults.values())} faults, "
-        f"{found.crashes} crashes of the controller",
-    )
-    print_line(console, f"largest spend ${found.largest_spend_usd:.2f} of ${found.cap_usd:.2f}")
-    done = found.runs.get("done", 0)
-    print_line(console, f"{sum(found.runs.values())} runs, {done} of them done")
-    others = sorted((-count, reason) for reason, count in found.runs.items() if reason not in ("done", ""))
-    for count, reason in others[:5]:
-        print_line(console, f"  {-count} not done: {quote(reason)}")
-    for name, title in DRILL_CHECKS.items():
-        lines = getattr(found, name)
-        colour = "red" if lines else "green"
-        print_line(console, f"[{colour}]{title:<29}[/] {len(lines)}")
-        for line in lines[:10]:
-            print_line(console, f"  {quote(line)}")
 
 
 def show_bundle(console: Console, found: ExportedBundle) -> None:

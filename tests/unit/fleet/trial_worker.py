@@ -1,4 +1,4 @@
-"""A worker without a model, to try out a place: `python -m graftwork.fleet.trial_worker JOB_FILE`.
+"""A worker without a model, to try out a place: `python -m trial_worker JOB_FILE`.
 
 In: how many steps of how many seconds. Out: `adapter/trial.txt`, a hash over all steps, and `outcome.json`.
 Works as training does: heartbeat, a checkpoint at every step, resume, a stop at a safe point. The same job
