@@ -1,4 +1,4 @@
-"""The same dataset by one process, Ray nodes and a Slurm array: `make test-ray`, `make test-slurm`."""
+"""The same dataset by one process and by Ray nodes: `make test-ray`."""
 
 import shutil
 import sys
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import MEMORY, running_ray
-from slurm_cluster import running_slurm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -21,7 +20,6 @@ from graftwork.model.chat.template import ChatTemplate
 from graftwork.process.cluster.engine import MapEngine
 from graftwork.process.cluster.pieces import NodeRefused
 from graftwork.process.cluster.ray_tasks import RayTasks, ray_environment
-from graftwork.process.cluster.slurm_array import SlurmArray
 
 pytestmark = pytest.mark.slow
 ROWS = 500
@@ -138,13 +136,3 @@ def test_a_cluster_that_is_not_there_leaves_the_work_to_this_machine(prepared, e
     found, words, _ = prepared("nowhere", runner)
     assert found == expected
     assert any("cannot be reached" in said or "connection" in said for said in words)
-
-
-def test_a_slurm_array_gives_the_same_dataset(prepared, expected, tmp_path, monkeypatch):
-    (tmp_path / "slurm").mkdir()
-    with running_slurm(tmp_path / "slurm") as conf:
-        monkeypatch.setenv("SLURM_CONF", str(conf))
-        found, words, reports = prepared("slurm", SlurmArray(tasks=3))
-        assert found == expected
-        assert sum(reports[0].nodes.values()) >= 10, words
-        assert all(report.repeated == 0 for report in reports)

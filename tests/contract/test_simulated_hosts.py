@@ -20,7 +20,7 @@ from graftwork.fleet import simulated_hosts
 from graftwork.fleet.hosts import ssh_place
 from graftwork.fleet.place import PlaceUnreachable
 from graftwork.fleet.settings import HostSettings
-from graftwork.fleet.simulated_hosts import HostNetwork, start_ray, start_slurm, start_sshd
+from graftwork.fleet.simulated_hosts import HostNetwork, start_ray, start_sshd
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 
 ANSWER = "import socket; print(socket.create_connection(('h2', 7000), timeout=5).recv(9).decode())"
@@ -151,24 +151,22 @@ from graftwork.data.corpus import build
 from graftwork.data.settings import DataSettings
 from graftwork.process.cluster.engine import MapEngine
 from graftwork.process.cluster.ray_tasks import RayTasks
-from graftwork.process.cluster.slurm_array import SlurmArray
-root, kind = Path(sys.argv[1]), sys.argv[2]
+root = Path(sys.argv[1])
 build.BLOCK_BYTES = 80_000
-runner = RayTasks("auto", {}) if kind == "ray" else SlurmArray(tasks=3)
-engine = MapEngine(runner, folder=root / "engine", processes=1, say=print)
+engine = MapEngine(RayTasks("auto", {}), folder=root / "engine", processes=1, say=print)
 context = AuditContext(settings=DataSettings(logs=("log.jsonl",)))
 def report(step, done, total):
     (root / "progress").write_text(str(done))
-corpus = build.build_corpus(context, folder=root / kind, root=root, on_progress=report, engine=engine)
+corpus = build.build_corpus(context, folder=root / "ray", root=root, on_progress=report, engine=engine)
 print("rows", corpus.rows)
 """
 
 
-def prepare_on(network, kind, root, environment, *, kill=None):
+def prepare_on(network, root, environment, *, kill=None):
     """Sift a log with the nodes of the hosts; one of them dies after the first piece."""
     (root / "progress").unlink(missing_ok=True)
     process = subprocess.Popen(
-        network.command("h1", [sys.executable, "-c", PREPARE, str(root), kind]),
+        network.command("h1", [sys.executable, "-c", PREPARE, str(root)]),
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PATH": simulated_hosts.PATH, **environment},
@@ -191,20 +189,10 @@ def log(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_slurm_array_on_three_hosts_survives_a_host_that_dies(log):
-    with HostNetwork(3, share=[log]) as network:
-        environment = start_slurm(network)
-        output = prepare_on(network, "slurm", log, environment, kill="h3")
-        assert "rows 500" in output
-        # At most the piece of that host.
-        assert "repeated" not in output or "1 repeated" in output
-
-
-@pytest.mark.slow
 def test_ray_on_three_hosts_survives_a_host_that_dies(log):
     pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     with HostNetwork(3, share=[log]) as network:
         environment = start_ray(network, dashboard=False)
-        output = prepare_on(network, "ray", log, environment, kill="h3")
+        output = prepare_on(network, log, environment, kill="h3")
         assert "rows 500" in output
         assert "repeated" not in output or "1 repeated" in output

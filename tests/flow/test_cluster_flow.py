@@ -40,7 +40,7 @@ def engine(request, tmp_path, monkeypatch):
     if request.param == "slurm":
         with running_slurm(folder) as conf:
             monkeypatch.setenv("SLURM_CONF", str(conf))
-            yield {"engine": "slurm", "fleet": {"slurm": {"folder": shared, "tasks": 2}}}
+            yield {"engine": "slurm", "fleet": {"slurm": {"folder": shared}}}
         return
     with running_ray(folder, nodes=2, dashboard=True) as cluster:
         place = {"address": cluster.address, "jobs": f"http://{cluster.head_node.webui_url}"}

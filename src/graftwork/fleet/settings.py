@@ -106,7 +106,6 @@ class SlurmSettings(Record):
     gpus: int = Field(0, ge=0, description="GPUs of a job (--gres=gpu:N); 0: one if --gpu names it.")
     options: tuple[str, ...] = Field((), description="More options of sbatch, as --account=NAME.")
     python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
-    tasks: int = Field(4, ge=1, description="Tasks of the array with `engine: slurm`; one core each.")
 
 
 class RaySettings(Record):

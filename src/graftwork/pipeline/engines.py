@@ -1,6 +1,6 @@
 """The engine that `engine:` of graft.yaml names, made from the settings of the fleet.
 
-In: an open project. Out: a `MapEngine`: this machine, tasks of a Ray cluster, or a Slurm array.
+In: an open project. Out: a `MapEngine`: this machine, or tasks of a Ray cluster.
 """
 
 import json
@@ -8,11 +8,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from graftwork.evaluate.ask.cluster_shards import ENGINE_VARIABLE
-from graftwork.fleet.settings import RaySettings, SlurmSettings
+from graftwork.fleet.settings import RaySettings
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.cluster.engine import MapEngine
 from graftwork.process.cluster.ray_tasks import RayTasks, ray_environment
-from graftwork.process.cluster.slurm_array import SlurmArray
 
 FOLDER = "engine"
 """In the state folder of the project, which all nodes share."""
@@ -25,28 +24,18 @@ def map_engine(work: OpenProject) -> MapEngine:
     )
 
 
-def piece_runner(work: OpenProject) -> RayTasks | SlurmArray | None:
+def piece_runner(work: OpenProject) -> RayTasks | None:
     """The cluster that works on pieces; None: this machine."""
-    fleet = work.project.settings.fleet
     if work.project.settings.engine == "ray":
-        ray = fleet.ray or RaySettings()
+        ray = work.project.settings.fleet.ray or RaySettings()
         return RayTasks(ray.address, ray_variables(ray))
-    if work.project.settings.engine == "slurm":
-        slurm = fleet.slurm or SlurmSettings()
-        partition = (f"--partition={slurm.partition}",) if slurm.partition else ()
-        return SlurmArray(slurm.tasks, (*partition, *slurm.options), slurm.python)
     return None
 
 
-def shard_runner(work: OpenProject) -> RayTasks | SlurmArray | None:
-    """The cluster that answers shards of an evaluation, each with the cores and cards of a job."""
-    runner, fleet = piece_runner(work), work.project.settings.fleet
-    if isinstance(runner, RayTasks):
-        ray = fleet.ray or RaySettings()
-        return replace(runner, cpus=ray.cpus, gpus=ray.gpus)
-    if isinstance(runner, SlurmArray) and fleet.slurm is not None and fleet.slurm.gpus:
-        return replace(runner, options=(f"--gres=gpu:{fleet.slurm.gpus}", *runner.options))
-    return runner
+def shard_runner(work: OpenProject) -> RayTasks | None:
+    """The cluster that answers shards of an evaluation, each with the cores and GPUs of a job."""
+    runner, ray = piece_runner(work), work.project.settings.fleet.ray or RaySettings()
+    return replace(runner, cpus=ray.cpus, gpus=ray.gpus) if runner is not None else None
 
 
 def shard_environment(work: OpenProject) -> dict[str, str]:
@@ -54,8 +43,8 @@ def shard_environment(work: OpenProject) -> dict[str, str]:
     runner = shard_runner(work)
     if runner is None:
         return {}
-    order = {field.name: getattr(runner, field.name) for field in fields(runner) if field.init}
-    return {ENGINE_VARIABLE: json.dumps({"engine": runner.name, **order})}
+    arguments = {field.name: getattr(runner, field.name) for field in fields(runner) if field.init}
+    return {ENGINE_VARIABLE: json.dumps(arguments)}
 
 
 def ray_variables(ray: RaySettings) -> dict[str, str]:

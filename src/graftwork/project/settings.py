@@ -161,7 +161,7 @@ class ProjectSettings(Record):
         # The same bytes come out wherever the pieces are worked on.
         exclude=True,
         description="What works on the pieces of `data prepare`, the shards of `eval` and the runs of "
-        "`train --all`: this machine, the Ray cluster of fleet.ray, or a Slurm array.",
+        "`train --all`: this machine, or the Ray cluster of fleet.ray. `slurm`: training only.",
     )
     generate: GenerateSettings = Field(
         default_factory=GenerateSettings,

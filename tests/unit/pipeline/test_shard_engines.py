@@ -1,6 +1,5 @@
 """The cluster of an evaluation travels to its worker through the environment."""
 
-import pytest
 import yaml
 
 from graftwork.evaluate.ask.cluster_shards import ENGINE_VARIABLE, find_runner
@@ -10,9 +9,8 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 
 
-@pytest.mark.parametrize("kind", ["ray", "slurm"])
-def test_a_worker_finds_the_runner_that_the_project_configures(kind, tmp_path, monkeypatch):
-    settings = {"project": "p", "base": ".", "data": {"logs": ["l.jsonl"]}, "engine": kind}
+def test_a_worker_finds_the_runner_that_the_project_configures(tmp_path, monkeypatch):
+    settings = {"project": "p", "base": ".", "data": {"logs": ["l.jsonl"]}, "engine": "ray"}
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
     with use_project(open_project(tmp_path), NullReporter()) as work:
         variables, runner = shard_environment(work), shard_runner(work)

@@ -1,14 +1,10 @@
 """A map over pieces on a cluster: what nodes get and refuse, and what happens when it is lost."""
 
-import json
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.process.cluster import pieces as module
-from graftwork.process.cluster import slurm_task
 from graftwork.process.cluster.engine import MapEngine, MapWork
 from graftwork.process.cluster.pieces import (
     EngineLost,
@@ -21,7 +17,6 @@ from graftwork.process.cluster.pieces import (
     unpack,
     work_on,
 )
-from graftwork.process.cluster.slurm_array import DONE, FAILED, ORDER, SHARED, TAKEN, TODO, put_back
 from graftwork.records.errors import EnvironmentLacks
 
 JSON = st.recursive(
@@ -134,72 +129,14 @@ def prepare_shared(head, _blobs):
 
 
 def note_piece(context, head, _blobs):
-    if head == "bad":
-        raise EnvironmentLacks("this piece is bad", why="it says so")
     (module.Path(context) / f"{head}.done").touch()
 
 
-@pytest.fixture
-def array(tmp_path, monkeypatch):
-    """The folder of a map as the command leaves it, with three pieces."""
+def test_a_piece_that_is_begun_again_is_counted_as_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(module.importlib, "import_module", lambda _name: __import__(__name__))
-    folder = tmp_path / "map"
-    for name in (TODO, TAKEN, DONE, FAILED):
-        (folder / name).mkdir(parents=True)
-    (folder / SHARED).write_bytes(pack(str(tmp_path)))
-    order = {"entry": "graftwork.tests:note_piece", "stamp": code_stamp()}
-    (folder / ORDER).write_text(json.dumps(order))
-    for number, head in enumerate(("a", "b", "c")):
-        (folder / TODO / f"{number:08d}").write_bytes(pack(head))
-    return folder
-
-
-def close_when(folder, names):
-    """Close the folder as the command does once these files are there."""
-
-    def watch():
-        while not all((folder.parent / name).exists() for name in names):
-            threading.Event().wait(0.01)
-        (folder / "closed").touch()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
-
-
-def test_a_task_does_all_pieces_until_the_folder_is_closed(array):
-    close_when(array, ["a.done", "b.done", "c.done"])
-    assert slurm_task.main(array, "0") == 0
-    report = read_journals(array)
-    assert (sum(report.nodes.values()), report.repeated) == (3, 0)
-
-
-def test_a_task_that_was_killed_repeats_only_its_piece(array, tmp_path):
-    # Begun by task 1 when its node died.
-    (array / TAKEN / "1").mkdir()
-    (array / TODO / "00000000").replace(array / TAKEN / "1" / "00000000")
-    order = {**json.loads((array / ORDER).read_text()), "folder": str(array), "piece": "00000000"}
-    work_on({**order, "node": "h1"}, (array / SHARED).read_bytes(), pack("a"))
-    close_when(array, ["b.done", "c.done"])
-    assert slurm_task.main(array, "0") == 0
-    assert not (array / DONE / "00000000").exists()
-    put_back(array, "1")
-    (array / "closed").unlink()
-    (tmp_path / "a.done").unlink()
-    close_when(array, ["a.done"])
-    assert slurm_task.main(array, "0") == 0
-    assert sorted(path.name for path in (array / DONE).iterdir()) == [f"{n:08d}" for n in range(3)]
-    assert read_journals(array).repeated == 1
-
-
-def test_the_error_of_a_piece_reaches_the_command(array):
-    (array / TODO / "00000000").write_bytes(pack("bad"))
-    assert slurm_task.main(array, "0") == 1
-    (failure,) = (array / FAILED).iterdir()
-    assert json.loads(failure.read_text())["what"] == "this piece is bad"
-
-
-def test_a_task_ends_when_its_command_is_gone(array, monkeypatch):
-    monkeypatch.setattr(slurm_task, "GONE_SECONDS", -1.0)
-    assert slurm_task.main(array, "0") == 0
-    assert len(list((array / TODO).iterdir())) == 3
+    order = {"entry": "graftwork.tests:note_piece", "stamp": code_stamp(), "folder": str(tmp_path)}
+    for number, head, node in ((0, "a", "h1"), (1, "b", "h2"), (0, "a", "h2")):
+        work_on({**order, "piece": f"{number:08d}", "node": node}, pack(str(tmp_path)), pack(head))
+    assert sorted(path.name for path in tmp_path.glob("*.done")) == ["a.done", "b.done"]
+    report = read_journals(tmp_path)
+    assert (report.nodes, report.repeated) == ({"h1": 1, "h2": 2}, 1)

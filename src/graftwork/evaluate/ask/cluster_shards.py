@@ -19,13 +19,12 @@ from graftwork.files.disk import append_to, write_atomic
 from graftwork.process.cluster.engine import MapEngine, MapWork, PieceRunner
 from graftwork.process.cluster.pieces import RemoteWork, pack
 from graftwork.process.cluster.ray_tasks import RayTasks, to_error
-from graftwork.process.cluster.slurm_array import SlurmArray
 from graftwork.process.worker import ERROR_FILE, PARENT_VARIABLE, lock_holder
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.report import EvalJob
 
 ENGINE_VARIABLE = "GRAFT_SHARD_ENGINE"
-"""Where shards run, as JSON: the kind of the engine, and the arguments of its class."""
+"""The Ray cluster on which shards run: the arguments of `RayTasks` as JSON."""
 WORKER = "graftwork.evaluate.ask.worker"
 LOG_FILE, JOB_FILE = "worker.log", "job.json"
 POLL_SECONDS = 0.5
@@ -40,11 +39,7 @@ def find_runner() -> PieceRunner | None:
     text = os.environ.get(ENGINE_VARIABLE)
     if not text:
         return None
-    order: dict[str, Any] = json.loads(text)
-    kind = order.pop("engine")
-    if kind == "slurm":
-        return SlurmArray(**{**order, "options": tuple(order["options"])})
-    return RayTasks(**order)
+    return RayTasks(**json.loads(text))
 
 
 def ask_on_cluster(
@@ -86,7 +81,7 @@ def ask_on_cluster(
             thread.join(POLL_SECONDS)
     finally:
         over.set()
-        # Nothing waits for the array any more: it would run, and be billed, to its end.
+        # Nothing waits for the tasks any more: they would run, and be billed, to their end.
         runner.stop()
         thread.join(STOP_SECONDS)
         book.copy_from(Path(shard.folder) for shard in shards)
