@@ -1,4 +1,4 @@
-"""Releases and runs in a real MLflow and a real trackio, by the command that people type.
+"""Releases and runs in a real MLflow, runs in a real trackio, by the command that people type.
 
 `make test-trackers` installs both apart from the product; without them these tests are skipped.
 """
@@ -63,16 +63,6 @@ reported["runs"] = len(client.search_runs(client.get_experiment_by_name("cited-a
 if "champion" in reported["aliases"] and not ("'" in name or "/" in name):
     download_artifacts(f"models:/{name}@champion", dst_path=folder)
 print(json.dumps(reported))
-"""
-READ_TRACKIO = """
-import contextlib, json, os, sys
-import trackio
-with contextlib.redirect_stdout(sys.stderr):
-    trackio.init(project=sys.argv[1], name="reader", auto_log_cpu=False, auto_log_gpu=False, embed=False)
-    found = trackio.use_artifact(f"cited-answers-main:{sys.argv[2]}", type="model")
-    found.download(sys.argv[3])
-    trackio.finish()
-print(json.dumps({"version": found.version}))
 """
 TRAIN = """
 import sys
@@ -351,85 +341,6 @@ def rows(folder, query):
 
     with sqlite3.connect(Path(folder) / "answers.db") as database:
         return database.execute(query).fetchall()
-
-
-def assert_once_in_trackio(project, folder):
-    """One version, one row of figures, and nothing of the machine."""
-    assert rows(folder, "select version from artifact_versions") == [(0,)]
-    ((run, step, figures),) = rows(folder, "select run_name, step, metrics from metrics")
-    assert (run, step) == (f"release-{project.first[:12]}", 0)
-    assert json.loads(figures) == {"json_valid": 0.99, "latency": 0.5}
-    assert rows(folder, "select count(*) from system_metrics") == [(0,)]
-
-
-@needs_trackio
-def test_trackio_keeps_a_release_once_in_a_folder_and_calls_nobody(project, tmp_path):
-    where = {"TRACKIO_DIR": str(tmp_path / "trackio")}
-    for _ in range(2):
-        done = reported(project.push("champion", "--trackio", "answers", **where))
-        assert done["artifact"] == "cited-answers-main"
-    assert_once_in_trackio(project, tmp_path / "trackio")
-    reported(project.push(project.second[:12], "--trackio", "answers", **where))
-    for version, release in (("v0", project.first), ("v1", project.second), ("latest", project.second)):
-        project.run(READ_TRACKIO, "answers", version, str(tmp_path / version), **where)
-        assert digests(tmp_path / version) == project.files(release)
-    project.assert_nobody_else_was_called()
-
-
-@needs_trackio
-def test_a_trackio_server_keeps_a_release_once_and_gives_it_back(project, trackio_at, tmp_path):
-    where = {"TRACKIO_SERVER_URL": f"{trackio_at.url}?write_token={TOKEN}"}
-    for number in range(2):
-        done = project.push(
-            "champion", "--trackio", "answers", TRACKIO_DIR=str(tmp_path / f"here-{number}"), **where
-        )
-        reported(done)
-        assert TOKEN not in done.stdout
-    assert_once_in_trackio(project, trackio_at.folder)
-    # A reader with an empty folder has it from the server alone.
-    project.run(
-        READ_TRACKIO, "answers", "latest", str(tmp_path / "a"), TRACKIO_DIR=str(tmp_path / "r"), **where
-    )
-    assert digests(tmp_path / "a") == project.files(project.first)
-    project.assert_nobody_else_was_called()
-
-
-@needs_trackio
-def test_a_trackio_failure_is_reported_without_the_token(project, trackio_at, tmp_path):
-    here, good = {"TRACKIO_DIR": str(tmp_path / "here")}, f"{trackio_at.url}?write_token={TOKEN}"
-    trials = [
-        ("answers", f"http://127.0.0.1:9/?write_token={TOKEN}", 3),
-        ("answers", f"{trackio_at.url}?write_token=another-{TOKEN}", 3),
-        ("answers", f"ftp://joe:{TOKEN}@here", 2),
-        ("answers", trackio_at.url, 2),
-        ("registry-mine", good, 2),
-    ]
-    for name, address, code in trials:
-        done = project.push("champion", "--trackio", name, TRACKIO_SERVER_URL=address, **here)
-        assert TOKEN not in refused(done, code=code)
-    assert not list(trackio_at.folder.glob("*.db"))
-
-
-@needs_trackio
-def test_a_trackio_that_dies_over_a_file_has_no_half_artifact_and_the_next_push_ends_it(
-    project, trackio_at, tmp_path
-):
-    uploads = []
-
-    def is_cut(command, path):
-        uploads.append(path) if command == "POST" and "upload" in path else None
-        return len(uploads) == 3
-
-    where = {"TRACKIO_DIR": str(tmp_path / "here"), "TRACKIO_WRITE_TOKEN": TOKEN}
-    with wire_to(trackio_at, is_cut=is_cut) as address:
-        refused(project.push("champion", "--trackio", "answers", TRACKIO_SERVER_URL=address, **where), code=3)
-    assert len(uploads) >= 3
-    trackio_at.kill()
-    trackio_at.start()
-    if (trackio_at.folder / "answers.db").exists():
-        assert rows(trackio_at.folder, "select * from artifact_versions") == []
-    reported(project.push("champion", "--trackio", "answers", TRACKIO_SERVER_URL=trackio_at.url, **where))
-    assert_once_in_trackio(project, trackio_at.folder)
 
 
 @needs_trackio

@@ -51,7 +51,6 @@ ToMlflow = Annotated[
     str | None,
     typer.Option("--mlflow", help="A registered model in MLflow (MLFLOW_TRACKING_URI)."),
 ]
-ToTrackio = Annotated[str | None, typer.Option("--trackio", help="A trackio project.")]
 PushedAlias = Annotated[
     str | None,
     typer.Option("--alias", help="With --ssh: the alias to move there after the hashes are verified."),
@@ -64,7 +63,6 @@ def push(
     hub: ToHub = None,
     ssh: ToMachine = None,
     mlflow: ToMlflow = None,
-    trackio: ToTrackio = None,
     alias: PushedAlias = None,
     project: Folder = None,
     json: Json = False,
@@ -77,16 +75,16 @@ def push(
     Example:  graft release push champion --ssh gpu1:/srv/releases --alias champion
     """
 
-    ways = (to, hub, ssh, mlflow, trackio)
+    ways = (to, hub, ssh, mlflow)
     if sum(way is not None for way in ways) > 1 or (alias is not None and ssh is None):
         raise UserMistake(
             "these options cannot be combined",
             why="a push has one destination, and only a machine has aliases",
-            fix="use one of --to, --hub, --ssh, --mlflow and --trackio; --alias requires --ssh",
+            fix="use one of --to, --hub, --ssh and --mlflow; --alias requires --ssh",
         )
     with opened_with_progress(project) as work:
-        if mlflow is not None or trackio is not None:
-            body, text = _track(work, name, mlflow=mlflow, trackio=trackio)
+        if mlflow is not None:
+            body, text = _track(work, name, mlflow=mlflow)
         else:
             body, text = _send(work, name, to=to, hub=hub, ssh=ssh, alias=alias)
     print_json(body) if json else stdout.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -220,19 +218,12 @@ def _send(
     return body, f"{pushed.release.id[:12]}: {count} of {total} files sent ({pushed.bytes:,} bytes)"
 
 
-def _track(
-    work: "OpenProject", name: str, *, mlflow: str | None, trackio: str | None
-) -> tuple[dict[str, Any], str]:
+def _track(work: "OpenProject", name: str, *, mlflow: str) -> tuple[dict[str, Any], str]:
     from graftwork.pipeline import release_transfer
 
-    if mlflow is not None:
-        entered = release_transfer.push_to_mlflow_registry(work, name, registered=mlflow)
-        text = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", unchanged")
-        return {"mlflow": mlflow, "version": entered.version, "new": entered.new}, text
-    assert trackio is not None
-    run = release_transfer.push_to_trackio_project(work, name, project=trackio)
-    body = {"trackio": trackio, "run": run.run, "artifact": run.artifact}
-    return body, f"{run.artifact} in trackio project {trackio}, run {run.run}"
+    entered = release_transfer.push_to_mlflow_registry(work, name, registered=mlflow)
+    text = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", unchanged")
+    return {"mlflow": mlflow, "version": entered.version, "new": entered.new}, text
 
 
 def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":

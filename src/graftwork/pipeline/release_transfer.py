@@ -25,14 +25,9 @@ from graftwork.registry.peft import AdapterTarget, import_peft_folder
 from graftwork.registry.publish import find_licence
 from graftwork.registry.transfer.archive import ArchiveFile, read_archive, write_archive
 from graftwork.registry.transfer.hub import Hub, HubRelease
+from graftwork.registry.transfer.mlflow import MlflowVersion, push_to_mlflow
 from graftwork.registry.transfer.remote_store import Pushed, RemoteStore, pull_release, push_release
 from graftwork.registry.transfer.ssh import SshDelivery, parse_target, push_over_ssh
-from graftwork.registry.transfer.trackers import (
-    MlflowVersion,
-    TrackioArtifact,
-    push_to_mlflow,
-    push_to_trackio,
-)
 
 ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""
@@ -227,11 +222,6 @@ def push_to_mlflow_registry(work: OpenProject, name: str, *, registered: str) ->
     release = find_release(work.releases, name)
     aliases = work.releases.entry(release.id).aliases
     return push_to_mlflow(open_store(work), release.id, name=registered, aliases=aliases)
-
-
-def push_to_trackio_project(work: OpenProject, name: str, *, project: str) -> TrackioArtifact:
-    release = find_release(work.releases, name)
-    return push_to_trackio(open_store(work), release.id, project=project)
 
 
 def _address(work: OpenProject, url: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Releases into MLflow and trackio, on stand-ins that record what they are reported."""
+"""Releases into MLflow, on a stand-in that records what it is reported."""
 
 import errno
 import os
@@ -10,10 +10,9 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer.trackers import QUIET, push_to_mlflow, push_to_trackio
+from graftwork.registry.transfer.mlflow import QUIET, push_to_mlflow
 
 ADDRESS = "http://joe:pass-word@127.0.0.1:5000"
 
@@ -212,77 +211,20 @@ def test_without_an_address_mlflow_makes_no_database_here(made, mlflow, monkeypa
     assert mlflow.calls == []
 
 
-@pytest.fixture
-def trackio(monkeypatch):
-    module = ModuleType("trackio")
-    module.calls = []
-    for name in ("init", "log", "finish"):
-        setattr(module, name, lambda *words, _name=name, **more: module.calls.append((_name, words, more)))
-
-    def log_artifact(folder, **more):
-        module.calls.append(("log_artifact", (folder,), more))
-        files = Path(folder).iterdir()
-        return SimpleNamespace(manifest=[{"path": f.name, "digest": file_digest(f)} for f in files])
-
-    module.log_artifact = log_artifact
-    monkeypatch.delenv("TRACKIO_SERVER_URL", raising=False)
-    monkeypatch.setitem(sys.modules, "trackio", module)
-    return module
-
-
-def test_trackio_gets_a_run_with_the_files_as_an_artifact(made, trackio):
-    store, release = made
-    done = push_to_trackio(store, release.id, project="answers")
-    assert [call[0] for call in trackio.calls] == ["init", "log_artifact", "log", "finish"]
-    assert trackio.calls[0][2]["name"] == done.run == f"release-{release.id[:12]}"
-    assert trackio.calls[0][2]["config"]["graftwork.decision"] == "deploy"
-    assert trackio.calls[2][1] == ({"json_valid": 0.99, "latency": 0.5},)
-    assert trackio.calls[1][1:] == (
-        (str(store.folder(release.id)),),
-        {"name": "cited-answers-main", "type": "model"},
-    )
-
-
-def test_trackio_is_closed_when_it_fails(made, trackio):
-    store, release = made
-
-    def fail(*_words, **_more):
-        raise OSError("no space")
-
-    trackio.log_artifact = fail
-    with pytest.raises(EnvironmentLacks, match="no space"):
-        push_to_trackio(store, release.id, project="answers")
-    assert trackio.calls[-1][0] == "finish"
-
-
-@pytest.mark.parametrize("name", ["mlflow", "trackio"])
-def test_a_missing_package_is_reported_with_how_to_install_it(made, monkeypatch, name):
+def test_a_missing_package_is_reported_with_how_to_install_it(made, monkeypatch):
     store, release = made
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ADDRESS)
-    monkeypatch.setitem(sys.modules, name, None)
-    push = {
-        "mlflow": lambda: push_to_mlflow(store, release.id, name="answers"),
-        "trackio": lambda: push_to_trackio(store, release.id, project="answers"),
-    }[name]
+    monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(EnvironmentLacks, match="not installed") as reported:
-        push()
-    assert f"[{name}]" in reported.value.fix
+        push_to_mlflow(store, release.id, name="answers")
+    assert "[mlflow]" in reported.value.fix
 
 
-def test_a_trackio_without_artifacts_is_reported(made, trackio):
-    store, release = made
-    del trackio.log_artifact
-    with pytest.raises(EnvironmentLacks, match="knows no artifacts"):
-        push_to_trackio(store, release.id, project="answers")
-
-
-def test_damaged_bytes_reach_no_tracker(made, mlflow, trackio):
+def test_damaged_bytes_reach_no_tracker(made, mlflow):
     store, release = made
     path = store.folder(release.id) / "plan.json"
     path.chmod(0o644)
     path.write_bytes(b"{}")
     with pytest.raises(GraftError):
         push_to_mlflow(store, release.id, name="answers")
-    with pytest.raises(GraftError):
-        push_to_trackio(store, release.id, project="answers")
-    assert mlflow.calls == trackio.calls == []
+    assert mlflow.calls == []

@@ -1,33 +1,25 @@
-"""Push a release to MLflow or trackio with its files, tags and metrics.
+"""Push a release to MLflow at MLFLOW_TRACKING_URI with its files, tags and metrics.
 
-A release that is there is not added twice, and an interrupted push continues in the run that it began. MLflow
-is at MLFLOW_TRACKING_URI; trackio stays on this machine unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set.
+A release that is there is not added twice, and an interrupted push continues in the run that it began.
 Passwords appear in no message.
 """
 
-import contextlib
-import io
 import logging
 import os
 import re
 import tempfile
-import urllib.request
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
 
 from graftwork.files.disk import file_digest
-from graftwork.process.http_client import HttpClient
 from graftwork.records.errors import (
     Damaged,
     EnvironmentLacks,
     GraftError,
     UserMistake,
     needs_extra,
-    pip_install,
 )
 from graftwork.records.release import Release
 from graftwork.records.report import Report
@@ -259,110 +251,4 @@ def _explaining_mlflow(name: str) -> Iterator[None]:
             fix=f"see whether {WHERE} is right and its login may write there, and push again: "
             "what has arrived is not sent again",
             where=f"--mlflow {name}",
-        ) from None
-
-
-SERVER, SPACE, TOKEN = "TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_WRITE_TOKEN"
-TRACKIO_SECRETS = (SERVER, TOKEN, "HF_TOKEN")
-ANSWER_SECONDS = 10
-
-
-class TrackioArtifact(NamedTuple):
-    project: str
-    run: str
-    artifact: str
-
-
-def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> TrackioArtifact:
-    trackio = _library()
-    with store.shared_lock():
-        release, folder = store.verify(release_id), store.folder(release_id)
-        run, artifact = f"release-{release.id[:12]}", f"{release.project}-{release.model}"
-        with _explaining_trackio(project):
-            _require_server()
-            opened = trackio.init(
-                project=project,
-                name=run,
-                config=tracker_tags(release),
-                resume="allow",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
-            try:
-                logged = trackio.log_artifact(str(folder), name=artifact, type="model")
-                _require_hashes(logged, folder, where=f"{artifact} in {project}")
-                figures = tracker_metrics(folder)
-                # An existing run has its metrics already; logging them again would duplicate them.
-                if figures and not getattr(opened, "_next_step", 0):
-                    trackio.log(figures)
-            finally:
-                trackio.finish()
-    return TrackioArtifact(project, run, artifact)
-
-
-def _require_hashes(logged: Any, folder: Path, *, where: str) -> None:
-    """trackio names every file by its sha256, and its server refuses what has another."""
-    there = {entry["path"]: entry["digest"].rpartition(":")[2] for entry in logged.manifest or ()}
-    for path in release_files(folder):
-        if there.get(path.name) != file_digest(path):
-            raise Damaged(
-                f"{path.name} has another hash in trackio",
-                why="it did not arrive as it was sent",
-                fix="push it again; if it stays so, see to trackio's folder or server",
-                where=where,
-            )
-
-
-def _require_server() -> None:
-    """Asked first: trackio itself would wait for a minute."""
-    address = os.environ.get(SERVER)
-    if not address or os.environ.get(SPACE):
-        return
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserMistake(
-            f"{SERVER} is no http(s) address", fix="write it whole: http://host:7860", where=SERVER
-        )
-    bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    # Whatever it answers: what it allows is seen in a moment.
-    with HttpClient().send(urllib.request.Request(bare), seconds=ANSWER_SECONDS):
-        pass
-
-
-def _library() -> Any:
-    with needs_extra("trackio"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import trackio
-    if not hasattr(trackio, "log_artifact"):
-        raise EnvironmentLacks("this trackio knows no artifacts", fix=pip_install("trackio"))
-    return trackio
-
-
-@contextlib.contextmanager
-def _explaining_trackio(project: str) -> Iterator[None]:
-    """Errors of trackio become ours. Its output is discarded."""
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except GraftError:
-        raise
-    except Exception as error:
-        message = redact_variables(
-            str(error) or type(error).__name__, environment=os.environ, variables=TRACKIO_SECRETS
-        )
-        if isinstance(error, ValueError):
-            raise UserMistake(
-                f"trackio does not accept this: {message}",
-                why="a name or a setting is not as trackio wants it",
-                fix=f"choose another name, or set {SERVER} and {TOKEN} as its server requires",
-                where=f"--trackio {project}",
-            ) from None
-        raise EnvironmentLacks(
-            f"trackio failed: {message}",
-            why="it does not answer, does not allow this, or broke off; no partial artifact was created",
-            fix=f"see whether {SERVER} and {TOKEN} are right, and push again: "
-            "what has arrived is not sent again",
-            where=f"--trackio {project}",
         ) from None
