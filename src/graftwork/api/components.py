@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from graftwork.components.generate.provenance import ProvenanceReport
-from graftwork.components.generate.report import GenerationOutcome
+from graftwork.components.generate.package import ProvenanceReport
+from graftwork.components.generate.session import GenerationOutcome
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.check import SpecReport, check_file
 from graftwork.pipeline.components import ComponentRequest, verify_components

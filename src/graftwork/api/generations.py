@@ -15,14 +15,18 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from graftwork.api.project import Project
-from graftwork.components.generate.attempts import ANSWER, ATTEMPT, PROMPT, VERDICT
-from graftwork.components.generate.journal import JOURNAL_FILE, GenerationJournal
-from graftwork.components.generate.package import CARD_FILE, PackageManifest, read_manifest
-from graftwork.components.generate.provenance import GENERATION
-from graftwork.components.generate.report import StageRate, compare_rates, spent_tokens, stage_rates
+from graftwork.components.generate.attempts import (
+    ANSWER,
+    ATTEMPT,
+    JOURNAL_FILE,
+    PROMPT,
+    VERDICT,
+    GenerationJournal,
+)
+from graftwork.components.generate.package import CARD_FILE, GENERATION, PackageManifest, read_manifest
 from graftwork.components.generate.run import ACCEPTED, FAILED, AcceptedStage
 from graftwork.components.generate.score import ScoreCard as ScoreCard  # noqa: PLC0414
-from graftwork.components.generate.session import STARTED
+from graftwork.components.generate.session import STARTED, StageRate, compare_rates, spent_tokens, stage_rates
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, GraftError, UserMistake

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from graftwork.components.generate.attempts import OnProgress
-    from graftwork.components.generate.report import GenerationOutcome, StageRate
+    from graftwork.components.generate.session import GenerationOutcome, StageRate
     from graftwork.components.settings import GenerateSettings
     from graftwork.components.spec.cases import Stage
     from graftwork.pipeline.open_project import OpenProject

@@ -175,6 +175,7 @@ def diff(
     """
     from graftwork.components.spec.diff import diff_trees
     from graftwork.components.spec.read import read_spec
+    from graftwork.components.spec.tree import diff_trees
 
     changes = diff_trees(read_spec(old), read_spec(new))
     if json:

@@ -10,7 +10,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from graftwork.components.generate.attempts import OnProgress
+from graftwork.components.generate.attempts import (
+    ComponentModel,
+    EngineModel,
+    GenerationJournal,
+    OnProgress,
+    RecordedEngine,
+)
 from graftwork.components.generate.episodes import (
     EpisodeFiles,
     dump_lines,
@@ -19,14 +25,17 @@ from graftwork.components.generate.episodes import (
     list_episodes,
     to_rows,
 )
-from graftwork.components.generate.journal import GenerationJournal
-from graftwork.components.generate.model import ComponentModel, EngineModel, RecordedEngine
-from graftwork.components.generate.package import read_manifest
+from graftwork.components.generate.package import GENERATION, ProvenanceReport, read_manifest, verify_package
 from graftwork.components.generate.prompts import prompt_hash
-from graftwork.components.generate.provenance import GENERATION, ProvenanceReport, verify_package
-from graftwork.components.generate.report import GenerationOutcome, StageRate, stage_rates
 from graftwork.components.generate.run import ENDINGS, STAGES
-from graftwork.components.generate.session import GenerateJob, generate, open_verifier
+from graftwork.components.generate.session import (
+    GenerateJob,
+    GenerationOutcome,
+    StageRate,
+    generate,
+    open_verifier,
+    stage_rates,
+)
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import Stage
 from graftwork.components.spec.component import ComponentPlan, load_plan

@@ -2,8 +2,7 @@
 
 from graftwork.components.spec.cases import CallCase, ComponentCases, PropertyCase
 from graftwork.components.spec.component import Component, ComponentPlan
-from graftwork.components.verify.verdict import Evidence, MutationScore, SourceFacts, SourceVerdict
-from graftwork.components.verify.verifier import case_ids
+from graftwork.components.verify.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict, case_ids
 from graftwork.inference.engine import EngineReply
 from graftwork.process.sandbox import Limits, Sandbox, available
 from graftwork.records.base import fingerprint

@@ -3,8 +3,7 @@
 import pytest
 from component_samples import ScriptedModel, TrustingVerifier, patient_sandbox
 
-from graftwork.components.generate.package import PackageManifest
-from graftwork.components.generate.provenance import ProvenanceReport
+from graftwork.components.generate.package import PackageManifest, ProvenanceReport
 from graftwork.components.generate.score import has_signature
 from graftwork.components.generate.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings

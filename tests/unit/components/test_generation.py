@@ -19,22 +19,20 @@ from component_samples import (
 )
 
 from graftwork.components.generate import package
+from graftwork.components.generate.attempts import GenerationJournal
 from graftwork.components.generate.episodes import list_cases, list_episodes, to_rows
-from graftwork.components.generate.journal import GenerationJournal
-from graftwork.components.generate.method import StageState, check_stage
 from graftwork.components.generate.package import (
     PackageManifest,
     find_handwritten,
     text_hash,
+    verify_package,
     write_package,
 )
-from graftwork.components.generate.provenance import verify_package
-from graftwork.components.generate.run import write_stub
+from graftwork.components.generate.run import StageState, check_stage, write_stub
 from graftwork.components.generate.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import ComponentCases
-from graftwork.components.verify.verdict import Evidence, SourceFacts, SourceVerdict
-from graftwork.components.verify.verifier import Verifier
+from graftwork.components.verify.verifier import Evidence, SourceFacts, SourceVerdict, Verifier
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.inference.engine import EngineUnavailable
 from graftwork.records.errors import Damaged, EnvironmentLacks, StoppedInOrder, UserMistake

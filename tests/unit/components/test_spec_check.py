@@ -15,10 +15,9 @@ from graftwork.components.spec.cases import (
 )
 from graftwork.components.spec.check import check_file, check_tree, find_duplicates, list_requirements
 from graftwork.components.spec.component import load_plan, make_plan
-from graftwork.components.spec.diff import diff_trees
 from graftwork.components.spec.read import parse_spec
 from graftwork.components.spec.schemas import parse_any
-from graftwork.components.spec.tree import dependencies_of, parameters_of, requirements_of
+from graftwork.components.spec.tree import dependencies_of, diff_trees, parameters_of, requirements_of
 from graftwork.components.spec.types import Shape, fits, read_type
 from graftwork.records.errors import UserMistake
 

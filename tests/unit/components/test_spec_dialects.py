@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.components.spec.outline import is_outline
-from graftwork.components.spec.read import parse_spec, write_spec
+from graftwork.components.spec.read import is_outline, parse_spec, write_spec
 from graftwork.components.spec.tree import SpecNode, SpecTree, parameters_of, same_tree
 from graftwork.records.errors import GraftError, UserMistake
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 from component_samples import DOUBLE, GOOD, GUARDED, PLAN, QUADRUPLE, USES, patient_sandbox
 
-from graftwork.components.generate.hack_check import find_accepted_hacks, list_hacks, require_no_hack
-from graftwork.components.generate.journal import GenerationJournal
+from graftwork.components.generate.attempts import GenerationJournal
+from graftwork.components.generate.session import find_accepted_hacks, list_hacks, require_no_hack
 from graftwork.components.spec.cases import CallCase, ComponentCases, PropertyCase
 from graftwork.components.verify.inside import read_facts, refuse, refuse_reach
 from graftwork.components.verify.verifier import ALWAYS_ALLOWED, MODULES, Submission, Verifier

@@ -12,13 +12,19 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from graftwork.components.generate.model import EngineModel, RecordedEngine
+from graftwork.components.generate.attempts import EngineModel, RecordedEngine
 from graftwork.components.generate.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.component import load_plan
 from graftwork.components.verify.inside import read_facts
-from graftwork.components.verify.verdict import Evidence, MutationScore, SourceFacts, SourceVerdict
-from graftwork.components.verify.verifier import Submission, case_ids
+from graftwork.components.verify.verifier import (
+    Evidence,
+    MutationScore,
+    SourceFacts,
+    SourceVerdict,
+    Submission,
+    case_ids,
+)
 from graftwork.cycle.settings import CYCLE_STEPS
 from graftwork.cycle.state import Approval, CoordinatorState, CycleState, CycleStepState, LogEntry
 from graftwork.files.escalation import write_forecast

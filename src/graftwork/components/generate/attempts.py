@@ -1,28 +1,221 @@
 """Attempts at one component and stage: asked once, verified once, kept for good.
 
 In: a component, a stage, what was accepted before. Out: candidates with verdicts and evidence. Whatever is in
-the journal already is neither asked nor verified again.
+the journal already is neither asked nor verified again: every prompt, answer, verdict and decision is on the
+disk before the next step, and each entry names the hash of the one before it. Who answers is any inference
+engine, a child process with one, or answers that were recorded before.
 """
 
+import json
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from graftwork.components.generate.journal import GenerationJournal
-from graftwork.components.generate.model import ComponentModel
 from graftwork.components.generate.prompts import prompt_hash
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import Language, Stage
 from graftwork.components.spec.component import Component
-from graftwork.components.verify.verdict import Evidence, SourceVerdict
-from graftwork.components.verify.verifier import SourceVerifier, Submission
+from graftwork.components.verify.verifier import Evidence, SourceVerdict, SourceVerifier, Submission
+from graftwork.files.config_text import read_config_text
+from graftwork.files.disk import Journal, file_digest
 from graftwork.grading.code import extract_code
-from graftwork.inference.engine import DecodingSettings, EngineReply, EngineUnavailable
+from graftwork.inference.engine import (
+    DecodingSettings,
+    EngineFacts,
+    EngineReply,
+    EngineUnavailable,
+    InferenceEngine,
+    OnToken,
+    RenderedPrompt,
+)
 from graftwork.records.base import fingerprint
-from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
+from graftwork.records.errors import Damaged, EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message
+
+JOURNAL_FILE = "journal.jsonl"
+FIRST = "0" * 64
+
+
+def entry_hash(entry: dict[str, Any]) -> str:
+    return fingerprint({key: value for key, value in entry.items() if key != "hash"})
+
+
+def check_chain(entries: list[dict[str, Any]]) -> str:
+    """What breaks the chain; empty where nothing does."""
+    previous = FIRST
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict) or "hash" not in entry:
+            return f"entry {number} is no entry of a journal"
+        if entry.get("previous") != previous:
+            return f"entry {number} does not follow the one before it: an entry was removed or added"
+        if entry_hash(entry) != entry["hash"]:
+            return f"entry {number} ({entry.get('kind')}) was changed"
+        previous = entry["hash"]
+    return ""
+
+
+class GenerationJournal:
+    """One writer at a time. `find` looks an entry up by its kind and key."""
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder / JOURNAL_FILE)
+        self.entries: list[dict[str, Any]] = self._journal.read()
+        broken = check_chain(self.entries)
+        if broken:
+            raise Damaged(
+                f"the journal is damaged: {broken}",
+                why="answers and verdicts in it are no longer evidence",
+                fix="restore the file, or generate into another folder",
+                where=str(self._journal.path),
+            )
+        self._known = {(entry["kind"], entry["key"]): entry for entry in self.entries if "key" in entry}
+
+    @property
+    def head(self) -> str:
+        return str(self.entries[-1]["hash"]) if self.entries else FIRST
+
+    def find(self, kind: str, key: str) -> dict[str, Any] | None:
+        return self._known.get((kind, key))
+
+    def of_kind(self, kind: str) -> Iterator[dict[str, Any]]:
+        return (entry for entry in self.entries if entry["kind"] == kind)
+
+    def add(self, kind: str, key: str, **content: Any) -> dict[str, Any]:
+        """Append an entry and wait until it is on the disk."""
+        entry = {"kind": kind, "key": key, **content, "previous": self.head}
+        entry["hash"] = entry_hash(entry)
+        self._journal.append(entry, durable=True)
+        self.entries.append(entry)
+        self._known[kind, key] = entry
+        return entry
+
+
+MOST_RECORDED_BYTES = 64 << 20
+_HEADING = re.compile(r"^Component (?P<id>.+?) · (?P<function>\w+) · stage (?P<stage>\d)", re.M)
+
+
+class ComponentModel(Protocol):
+    """A model that is asked for components."""
+
+    @property
+    def label(self) -> str:
+        """How people know it."""
+
+    @property
+    def identity(self) -> str:
+        """The hash of its weights or of its address."""
+
+    @property
+    def at_once(self) -> int:
+        """Questions that it answers at a time."""
+
+    def ask(self, messages: tuple[Message, ...], decoding: DecodingSettings) -> EngineReply:
+        """Raise EngineUnavailable where another attempt would not help now."""
+
+
+class EngineModel:
+    """An inference engine as a model."""
+
+    def __init__(
+        self, engine: InferenceEngine, *, label: str, adapter: str | None = None, at_once: int = 1
+    ) -> None:
+        self._engine, self._adapter = engine, adapter
+        self.label, self.at_once = label, at_once
+
+    @property
+    def identity(self) -> str:
+        return self._engine.facts.fingerprint
+
+    def ask(self, messages: tuple[Message, ...], decoding: DecodingSettings) -> EngineReply:
+        [reply] = self._engine.answer([self._engine.render(messages)], decoding, adapter=self._adapter)
+        return reply
+
+
+def _parse_row(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _whole(value: object, where: str) -> int:
+    if isinstance(value, int):
+        return value
+    raise _no_answer(where)
+
+
+def _no_answer(where: str) -> UserMistake:
+    return UserMistake(
+        "this is no recorded answer",
+        why="every line is a JSON object with the keys component, stage (a number) and text",
+        fix="correct the line, or name another file as recorded:FILE",
+        where=where,
+    )
+
+
+class RecordedEngine:
+    """Answers from a file, one JSON object a line: component, stage, text, and sample where it matters.
+
+    Stands in for a large model: the file is what such a model answered, or what a person wrote in its place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._answers: dict[tuple[str, int], dict[int, str]] = {}
+        text = read_config_text(path, most_bytes=MOST_RECORDED_BYTES)
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                self._add(_parse_row(line), f"{path}:{number}")
+        self._digest = file_digest(path)
+
+    def _add(self, row: object, where: str) -> None:
+        if not isinstance(row, dict) or not {"component", "stage", "text"} <= row.keys():
+            raise _no_answer(where)
+        known = self._answers.setdefault((str(row["component"]), _whole(row["stage"], where)), {})
+        known[_whole(row.get("sample", len(known)), where)] = str(row["text"])
+
+    @property
+    def facts(self) -> EngineFacts:
+        return EngineFacts("recorded", "none", self._digest, {"file": self._path.name})
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return ()
+
+    def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
+        return RenderedPrompt(messages, [])
+
+    def answer(
+        self,
+        prompts: Sequence[RenderedPrompt],
+        decoding: DecodingSettings,
+        *,
+        adapter: str | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[EngineReply]:
+        return [self._reply(prompt.messages, decoding.seed or 0) for prompt in prompts]
+
+    def stream(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Iterator[str]:
+        yield self._reply(prompt.messages, decoding.seed or 0).text
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _reply(self, messages: tuple[Message, ...], sample: int) -> EngineReply:
+        found = _HEADING.search(messages[-1].content)
+        if found is None:
+            raise EngineUnavailable("the question names no component")
+        known = self._answers.get((found["id"], int(found["stage"])), {})
+        text = known.get(sample % max(1, len(known)), "") if known else ""
+        words = sum(len(message.content.split()) for message in messages)
+        return EngineReply(text, tokens=len(text.split()), prompt_tokens=words, finish_reason="stop")
+
 
 FENCES: dict[Language, tuple[str, ...]] = {
     "python": ("python", "python3", "py", "py3"),

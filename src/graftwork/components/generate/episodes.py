@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from graftwork.components.generate.attempts import ANSWER, ATTEMPT, PROMPT, VERDICT
-from graftwork.components.generate.journal import GenerationJournal
+from graftwork.components.generate.attempts import ANSWER, ATTEMPT, PROMPT, VERDICT, GenerationJournal
 from graftwork.components.generate.prompts import prompt_hash, write_prompt
 from graftwork.components.generate.run import ACCEPTED
 from graftwork.components.spec.cases import Stage

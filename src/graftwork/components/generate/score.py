@@ -10,7 +10,7 @@ from graftwork.components.settings import ScoreThresholds
 from graftwork.components.spec.cases import Language, case_covers, covered_by
 from graftwork.components.spec.component import Component
 from graftwork.components.verify import elixir, inside
-from graftwork.components.verify.verdict import Evidence, MutationScore, SourceFacts, SourceVerdict
+from graftwork.components.verify.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict
 from graftwork.records.base import Record
 
 MOST_COMPLEXITY, MOST_LINES = 10, 40

@@ -3,14 +3,21 @@
 In: a plan, a model, a folder. Out: the package in that folder, its journal below `generation/`, an outcome.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.components.generate.attempts import Attempts, Budget, OnProgress, submission_key
-from graftwork.components.generate.hack_check import find_accepted_hacks, require_no_hack
-from graftwork.components.generate.journal import GenerationJournal
-from graftwork.components.generate.model import ComponentModel
+from graftwork.components.generate.attempts import (
+    ANSWER,
+    ATTEMPT,
+    Attempts,
+    Budget,
+    ComponentModel,
+    GenerationJournal,
+    OnProgress,
+    submission_key,
+)
 from graftwork.components.generate.package import (
     PACKAGED,
     PackageManifest,
@@ -23,7 +30,7 @@ from graftwork.components.generate.package import (
     text_hash,
     write_package,
 )
-from graftwork.components.generate.report import GenerationOutcome, spent_tokens, stage_rates
+from graftwork.components.generate.prompts import shown_calls
 from graftwork.components.generate.run import (
     STAGES,
     BuiltComponent,
@@ -33,16 +40,182 @@ from graftwork.components.generate.run import (
 from graftwork.components.generate.score import ScoreCard, score_component
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import Stage
-from graftwork.components.spec.component import ComponentPlan
+from graftwork.components.spec.component import Component, ComponentPlan
 from graftwork.components.verify.elixir import ElixirVerifier, why_no_elixir
-from graftwork.components.verify.verdict import MutationScore
-from graftwork.components.verify.verifier import SourceVerifier, Submission, Verifier
+from graftwork.components.verify.verifier import MutationScore, SourceVerifier, Submission, Verifier
+from graftwork.grading.code import extract_code
+from graftwork.grading.hacks import PROGRAMS, TEXTS
 from graftwork.grading.interface import CannotGrade, Rater
 from graftwork.process.sandbox import open_sandbox
 from graftwork.process.worker import hold_lock
+from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
+
+
+class StageRate(Record):
+    """The answers of one stage that were asked without feedback."""
+
+    stage: int
+    components: int
+    answers: int
+    passed: int
+    solved: int
+    """Components with at least one answer that held every case."""
+
+    @property
+    def pass_at_1(self) -> float:
+        return self.passed / self.answers if self.answers else 0.0
+
+    @property
+    def pass_at_n(self) -> float:
+        return self.solved / self.components if self.components else 0.0
+
+
+class GenerationOutcome(Record):
+    """A finished generation."""
+
+    package: str
+    out: str
+    language: str
+    model: str
+    built: tuple[str, ...]
+    failed: dict[str, str]
+    """Components that could not be built, each with stage and reason."""
+    cards: tuple[ScoreCard, ...]
+    rates: tuple[StageRate, ...]
+    answers: int
+    verdicts: int
+    tokens: int
+    journal: str
+    skipped: str = ""
+    """Why part of the work was not done, such as a language that is not installed."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and all(card.ok for card in self.cards)
+
+
+def stage_rates(journal: GenerationJournal) -> tuple[StageRate, ...]:
+    first = {entry["key"]: entry for entry in journal.of_kind(ANSWER) if entry["round"] == 0}
+    found: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for entry in journal.of_kind(ATTEMPT):
+        if entry["key"] in first:
+            found[entry["stage"]][entry["component"]].append(bool(entry["ok"]))
+    return tuple(
+        StageRate(
+            stage=stage,
+            components=len(by_component),
+            answers=sum(map(len, by_component.values())),
+            passed=sum(map(sum, by_component.values())),
+            solved=sum(map(any, by_component.values())),
+        )
+        for stage, by_component in sorted(found.items())
+    )
+
+
+def spent_tokens(journal: GenerationJournal) -> int:
+    return sum(entry["tokens"] + entry["prompt_tokens"] for entry in journal.of_kind(ANSWER))
+
+
+def compare_rates(before: tuple[StageRate, ...], after: tuple[StageRate, ...]) -> list[dict[str, Any]]:
+    """pass@1 by stage of two generations."""
+    old, new = ({rate.stage: rate for rate in rates} for rates in (before, after))
+    rows = []
+    for stage in sorted({*old, *new}):
+        first, second = old.get(stage), new.get(stage)
+        rows.append(
+            {
+                "stage": stage,
+                "before": round(first.pass_at_1, 4) if first else None,
+                "after": round(second.pass_at_1, 4) if second else None,
+                "answers_before": first.answers if first else 0,
+                "answers_after": second.answers if second else 0,
+            }
+        )
+    return rows
+
+
+HACKS = "hacks"
+TRIED_TOGETHER = 4
+"""Components: their hacks are one batch, and one step of progress."""
+
+
+def list_hacks(component: Component) -> dict[str, str]:
+    """Sources that deserve nothing, by name."""
+    programs = {name: text.format(name=component.function) for name, text in PROGRAMS.items()}
+    return programs | {name: extract_code(text) for name, text in TEXTS.items()} | _tailored(component)
+
+
+def _tailored(component: Component) -> dict[str, str]:
+    """What a model can write that looks at the shown cases and solves nothing."""
+    shown = shown_calls(component, 4)
+    values = [call.gives for call in shown if call.raises is None]
+    if not shown:
+        return {}
+    common = max(values, key=values.count, default=None)
+    head = f"def {component.function}(*args, **named):\n"
+    table = "".join(
+        f"    if list(args) == {list(call.args)!r} and named == {call.named!r}:\n        "
+        + (f"raise {call.raises}\n" if call.raises else f"return {call.gives!r}\n")
+        for call in shown
+    )
+    return {
+        "the same value for everything": f"{head}    return {common!r}\n",
+        "a table of the shown cases": f"{head}{table}    return {common!r}\n",
+    }
+
+
+def find_accepted_hacks(
+    components: Sequence[Component],
+    verifier: SourceVerifier,
+    journal: GenerationJournal,
+    *,
+    on_progress: OnProgress = lambda _phase, _done, _total: None,
+) -> dict[str, list[str]]:
+    """Names of accepted hacks by the id of their component. No hack needs its dependencies."""
+    found: dict[str, list[str]] = {}
+    asked: list[tuple[Component, str, dict[str, str]]] = []
+    for component in components:
+        if not component.cases.calls and not component.cases.properties:
+            continue
+        hacks = list_hacks(component)
+        content = component.model_dump(mode="json", exclude={"line"})
+        key = fingerprint([content, hacks])[:24]
+        known = journal.find(HACKS, key)
+        if known is None:
+            asked.append((component, key, hacks))
+        elif known["accepted"]:
+            found[component.id] = known["accepted"]
+    for first in range(0, len(asked), TRIED_TOGETHER):
+        on_progress("hacks", first, len(asked))
+        part = asked[first : first + TRIED_TOGETHER]
+        submissions = [
+            Submission(component, text, 4) for component, _, hacks in part for text in hacks.values()
+        ]
+        verdicts = iter(verifier.verify(submissions))
+        for component, key, hacks in part:
+            accepted = [name for name in hacks if next(verdicts).ok]
+            journal.add(HACKS, key, component=component.id, tried=len(hacks), accepted=accepted)
+            if accepted:
+                found[component.id] = accepted
+    return found
+
+
+def require_no_hack(accepted: dict[str, list[str]]) -> None:
+    if accepted:
+        identifier, names = next(iter(accepted.items()))
+        others = ", ".join(list(accepted)[1:])
+        raise UserMistake(
+            f"the cases of component {identifier} accept an answer that solves nothing: {names[0]}",
+            why="a model that is rewarded by these cases learns to write such answers"
+            + (f"; the cases of {others} accept some too" if others else ""),
+            fix="add calls with other arguments and values, or a property; `generate.hacks: false` in "
+            "graft.yaml turns this check off",
+            where=f"components.{identifier}",
+        )
+
 
 GENERATION_FOLDER = "generation"
 STARTED, MUTATION, JUDGED, EXUNIT = "started", "mutation", "judged", "exunit"

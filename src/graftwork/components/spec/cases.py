@@ -12,8 +12,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from graftwork.components.spec.read import read_yaml_tree
 from graftwork.components.spec.tree import Requirement
-from graftwork.components.spec.yaml_tree import read_yaml_tree
 from graftwork.files.config_text import parse_yaml, read_config_text
 from graftwork.grading.checks import say_first
 from graftwork.records.base import Record, fingerprint

@@ -3,23 +3,167 @@
 In: a component, a stage, sources, the modules that they may import. Out: a verdict for each, and evidence for
 those that hold. Sources are read, called and mutated in the sandbox; their values come out as JSON and are
 compared here, by type and value, with expectations that never go in.
+
+Inputs of properties are drawn by the rules of a case file, else by the types of the spec: the same component,
+property and count give the same inputs on every machine; no prompt shows them.
 """
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from graftwork.components.spec.cases import PropertyCase, Stage
+from pydantic import Field
+
+from graftwork.components.spec.cases import InputRule, PropertyCase, Stage
 from graftwork.components.spec.component import Component, ComponentPlan, result_shape
-from graftwork.components.spec.types import fits
-from graftwork.components.verify.draws import draw_for, draw_free
-from graftwork.components.verify.verdict import Evidence, MutationScore, SourceFacts, SourceVerdict
+from graftwork.components.spec.types import Shape, fits, read_type
 from graftwork.grading.calls import PythonCall, is_right, same_value
 from graftwork.process.sandbox import Sandbox, SandboxResult
 from graftwork.process.sandbox.batch import BatchJob, Prelude, run_batch
-from graftwork.records.base import fingerprint
+from graftwork.records.base import Record, fingerprint
+
+
+class SourceFacts(Record):
+    """What a source says by itself, read in the sandbox before any of it ran."""
+
+    syntax: str = ""
+    imports: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+    defines: bool = False
+    public: tuple[str, ...] = ()
+    parameters: tuple[dict[str, Any], ...] = ()
+    effects: tuple[int, ...] = ()
+    """Lines that do something on import."""
+    complexity: int = 0
+    lines: int = 0
+    optimisations: tuple[str, ...] = ()
+    statements: tuple[tuple[str, str], ...] = ()
+    quality: tuple[str, ...] = ()
+    literals: tuple[Any, ...] = ()
+
+
+class SourceVerdict(Record):
+    """One source against the cases of a stage. `cases` has a reason for each that failed, else no text."""
+
+    ok: bool
+    reason: str = ""
+    cases: dict[str, str] = {}
+    facts: SourceFacts = SourceFacts()
+    values: str = ""
+    """A hash of what all calls gave, drawn inputs included: equal for sources that behave alike."""
+    shape_ok: bool = True
+    """Whether every value has the type that the spec states."""
+
+    @property
+    def passed(self) -> int:
+        return sum(not reason for reason in self.cases.values())
+
+    @property
+    def share(self) -> float:
+        return self.passed / len(self.cases) if self.cases else 0.0
+
+
+class Evidence(Record):
+    """What a source that holds its cases costs, and how well the cases test it."""
+
+    events: int
+    peak_bytes: int
+    ran: int
+    executable: int
+    missed: tuple[int, ...] = ()
+
+    @property
+    def coverage(self) -> float | None:
+        return self.ran / self.executable if self.executable else None
+
+
+class MutationScore(Record):
+    """How many small changes of a source its cases notice."""
+
+    mutants: int
+    killed: int
+    survived: tuple[int, ...] = Field((), description="Lines of changes that no case noticed.")
+
+    @property
+    def score(self) -> float | None:
+        return self.killed / self.mutants if self.mutants else None
+
+
+LETTERS = "abcXYZ019 _-,;:.\t\n\"'<>&|#*é"
+MOST_TEXT = 16
+FREE_DRAWS = 8
+
+
+def draw_for(component: Component, case: PropertyCase) -> list[list[Any]]:
+    """One list of arguments for each draw."""
+    source = _source(component, case.id)
+    rules = case.inputs
+    if rules:
+        return [[by_rule(rule, source) for rule in rules] for _ in range(case.count)]
+    return [draw_by_types(component, source) for _ in range(case.count)]
+
+
+def draw_free(component: Component) -> list[list[Any]]:
+    """Inputs that no case decides: sources are compared with each other on them."""
+    source = _source(component, "free")
+    rules = next((case.inputs for case in component.cases.properties if case.inputs), ())
+    if rules:
+        return [[by_rule(rule, source) for rule in rules] for _ in range(FREE_DRAWS)]
+    return [draw_by_types(component, source) for _ in range(FREE_DRAWS)] if component.parameters else []
+
+
+def _source(component: Component, name: str) -> random.Random:
+    return random.Random(fingerprint([component.id, component.function, name]))
+
+
+def by_rule(rule: InputRule, source: random.Random) -> Any:
+    if rule.text is not None:
+        length = source.randint(0, rule.max) if rule.text else 0
+        return "".join(source.choice(rule.text) for _ in range(length))
+    if rule.whole is not None:
+        return source.randint(*rule.whole)
+    if rule.real is not None:
+        return source.uniform(*rule.real)
+    if rule.one_of is not None:
+        return source.choice(rule.one_of)
+    if rule.items is not None:
+        return [by_rule(rule.items, source) for _ in range(source.randint(0, rule.max))]
+    return source.random() < 0.5
+
+
+def draw_by_types(component: Component, source: random.Random) -> list[Any]:
+    return [by_shape(read_type(kind).shape or Shape("str"), source) for _, kind in component.parameters]
+
+
+def by_shape(shape: Shape, source: random.Random, depth: int = 0) -> Any:
+    match shape.kind:
+        case "union":
+            return by_shape(source.choice(shape.of), source, depth)
+        case "literal":
+            return source.choice(shape.values)
+        case "list":
+            item = shape.of[0] if shape.of else Shape("str")
+            return [by_shape(item, source, depth + 1) for _ in range(source.randint(0, max(0, 5 - depth)))]
+        case "dict":
+            return {name: source.randint(0, 9) for name in source.sample("abcde", source.randint(0, 3))}
+        case _:
+            return _scalar(shape.kind, source)
+
+
+def _scalar(kind: str, source: random.Random) -> Any:
+    if kind == "int":
+        return source.choice((0, 1, -1, source.randint(-1000, 1000)))
+    if kind == "float":
+        return source.choice((0.0, 1.0, -1.5, round(source.uniform(-1000, 1000), 3)))
+    if kind == "bool":
+        return source.random() < 0.5
+    if kind == "none":
+        return None
+    return "".join(source.choice(LETTERS) for _ in range(source.randint(0, MOST_TEXT)))
+
 
 MODULES = (
     "ast",
