@@ -37,7 +37,7 @@ ORDER = {
     "evaluations, fleet, generations, releases, reviews, runs < overview",
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
     "< app < serve",
-    "fleet": "calendar_settings, federated_settings, place < settings, wheel, far_side, far_start, "
+    "fleet": "calendar_settings, federated_settings, place < settings, far_side, far_start, "
     "bootstrap, results, simulated_hosts < bundle, ledger, simulator "
     "< manual, hosts, runner, control, image, rest, storage < "
     "drill, rented, shared_folder, kaggle, sagemaker, huggingface, azureml, skypilot "

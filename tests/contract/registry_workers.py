@@ -19,7 +19,7 @@ from graftwork.pipeline.releases import collect_garbage, open_store, promote_rel
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry.aliases import plan_rollback
+from graftwork.registry.index import plan_rollback
 from graftwork.store.database import open_database
 
 

@@ -10,9 +10,8 @@ from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import ReleaseQuery
-from graftwork.registry import aliases
-from graftwork.registry.aliases import Change, find_release
-from graftwork.registry.index import ReleaseIndex
+from graftwork.registry import index as aliases
+from graftwork.registry.index import Change, ReleaseIndex, find_release
 from graftwork.store.database import open_database
 from graftwork.store.releases import ReleaseTable
 

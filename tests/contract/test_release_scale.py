@@ -13,7 +13,7 @@ from store_samples import release
 
 from graftwork.pipeline.releases import promote_release, rollback_alias
 from graftwork.records.release import ReleaseQuery
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 from graftwork.store.schema import releases as table
 
 _opened: list[str] = []

@@ -149,7 +149,7 @@ from pathlib import Path
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus import build
 from graftwork.data.settings import DataSettings
-from graftwork.process.cluster.engine import MapEngine
+from graftwork.process.cluster.pieces import MapEngine
 from graftwork.process.cluster.ray_tasks import RayTasks
 root = Path(sys.argv[1])
 build.BLOCK_BYTES = 80_000

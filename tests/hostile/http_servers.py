@@ -124,7 +124,7 @@ def serve_ours(engine_socket: str, port: int) -> None:
 
 
 def serve_engine(path: str) -> None:
-    from graftwork.serve.engine_protocol import make_handler
+    from graftwork.serve.engine_handler import make_handler
     from graftwork.serve.http_server import Server
     from graftwork.serve.stub_engine import StubEngine
 

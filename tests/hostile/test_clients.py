@@ -26,7 +26,7 @@ from graftwork.process.http_client import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob
-from graftwork.registry.progress import ProgressCounter, no_progress
+from graftwork.registry.blobs import ProgressCounter, no_progress
 from graftwork.registry.transfer import hub
 from graftwork.registry.transfer.hub import DownloadTooLarge, progress_bar_class
 

@@ -13,8 +13,7 @@ from graftwork.pipeline.status import judge_run
 from graftwork.pipeline.supervise import StallWatcher
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
-from graftwork.process.health import Patience
-from graftwork.process.heartbeat import HEARTBEAT_FILE, Heart, Sampler, read_beat
+from graftwork.process.heartbeat import HEARTBEAT_FILE, Heart, Patience, Sampler, read_beat
 from graftwork.process.http_client import Retries
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import StoppedInOrder, WorkerFailed

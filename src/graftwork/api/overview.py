@@ -31,7 +31,7 @@ from graftwork.pipeline.status import (
 )
 from graftwork.pipeline.step import name_entry
 from graftwork.pipeline.table import ONLY_AFTER_DEPLOY, STEPS
-from graftwork.process.health import Patience
+from graftwork.process.heartbeat import Patience
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
@@ -39,7 +39,7 @@ from graftwork.records.release import AliasMove, ReleaseEntry
 from graftwork.records.report import Verdict
 from graftwork.records.run import RunState
 from graftwork.records.week import ShownSession
-from graftwork.registry.aliases import plan_rollback
+from graftwork.registry.index import plan_rollback
 from graftwork.store.database import Database, open_database
 
 RECENT_CAPTURES = 500

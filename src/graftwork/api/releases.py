@@ -24,8 +24,8 @@ from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.records.report import Report, Verdict
-from graftwork.registry.aliases import PlannedRollback as PlannedRollback  # noqa: PLC0414
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import PlannedRollback as PlannedRollback  # noqa: PLC0414
+from graftwork.registry.index import find_release
 from graftwork.registry.transfer.archive import ArchiveFile
 
 PAGE_SIZE = 50

@@ -21,8 +21,8 @@ from graftwork.pipeline.runs import (
     read_vitals,
 )
 from graftwork.pipeline.status import RunStatus, describe_run
-from graftwork.process.health import Patience
-from graftwork.process.worker_host import LOG_FILE
+from graftwork.process.heartbeat import Patience
+from graftwork.process.local_workers import LOG_FILE
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.job import Vitals

@@ -451,7 +451,7 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
     """
     from graftwork.cli.show.releases import show_known
     from graftwork.pipeline.releases import read_verdict
-    from graftwork.registry.aliases import find_release
+    from graftwork.registry.index import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -475,7 +475,7 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
     """
     from graftwork.pipeline.release_transfer import report_bytes
     from graftwork.pipeline.releases import open_store
-    from graftwork.registry.aliases import find_release
+    from graftwork.registry.index import find_release
 
     with opened_with_progress(project) as work:
         found = find_release(work.releases, name)
@@ -783,7 +783,7 @@ def edit(
     """
     from graftwork.pipeline.open_project import current_user, timestamp
     from graftwork.pipeline.releases import sign_release
-    from graftwork.registry.aliases import find_release
+    from graftwork.registry.index import find_release
     from graftwork.registry.signatures import create_key_pair, load_secret_key
 
     if not any((tag, untag, note is not None, version, sign, new_key)):

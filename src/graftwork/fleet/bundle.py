@@ -1,16 +1,24 @@
 """A job as a folder that any place can run: `bundle.json` names every file by its hash.
 
 In: the job of a worker, its dataset, where its base is, a checkpoint to go on from. Out: the folder, named by
-its content. What is secret never enters it: settings are published without secrets, and a mirror's login
-travels apart (`Place.submit`).
+its content. This installation travels in it as a wheel with fixed times and order: the same sources give the
+same bytes. What is secret never enters it: settings are published without secrets, and the login of a
+mirror travels apart (`Place.submit`).
 """
 
+import base64
+import csv
+import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +26,72 @@ from pydantic import ValidationError
 
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import atomic_folder, file_digest, make_folder, require_digest, write_atomic
-from graftwork.fleet.wheel import build_wheel
-from graftwork.process.waited import WAITED
+from graftwork.process.clock import WAITED
 from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged
 from graftwork.records.fleet import Bundle, BundleBase, BundleFile
 from graftwork.version import __version__
+
+PACKAGE = Path(__file__).parents[1]
+NAME = f"graftwork-{__version__}-py3-none-any.whl"
+_INFO = f"graftwork-{__version__}.dist-info"
+_TIME = (1980, 1, 1, 0, 0, 0)
+_WHEEL = b"Wheel-Version: 1.0\nGenerator: graftwork\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+_LEFT_OUT = {"__pycache__", ".DS_Store"}
+
+
+def build_wheel(target: Path) -> Path:
+    """Write the wheel into the folder `target`."""
+    path = target / NAME
+    path.write_bytes(_wheel())
+    return path
+
+
+@cache
+def _wheel() -> bytes:
+    """Built once a process."""
+    content = {
+        f"graftwork/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes()
+        for path in sorted(PACKAGE.rglob("*"))
+        if path.is_file() and not _LEFT_OUT.intersection(path.parts)
+    }
+    content |= {
+        f"{_INFO}/METADATA": _metadata().encode(),
+        f"{_INFO}/WHEEL": _WHEEL,
+        f"{_INFO}/entry_points.txt": b"[console_scripts]\ngraft = graftwork.cli.main:main\n",
+    }
+    content[f"{_INFO}/RECORD"] = _record(content).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
+def _metadata() -> str:
+    """With the dependencies of the installed package; only the name where it was never installed."""
+    try:
+        installed = metadata.distribution("graftwork").read_text("METADATA")
+    except metadata.PackageNotFoundError:
+        installed = None
+    lines = (installed or "Metadata-Version: 2.1\nName: graftwork\n").splitlines()
+    head = lines[: lines.index("")] if "" in lines else lines
+    kept = [line for line in head if not line.startswith("Version:")]
+    return "\n".join([*kept, f"Version: {__version__}", ""])
+
+
+def _record(content: dict[str, bytes]) -> str:
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    for name, data in content.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        writer.writerow((name, f"sha256={digest}", len(data)))
+    writer.writerow((f"{_INFO}/RECORD", "", ""))
+    return table.getvalue()
+
 
 BUNDLE_FILE = "bundle.json"
 JOB_FILE = "job.json"

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from graftwork.files.disk import atomic_folder, write_atomic
-from graftwork.fleet.wheel import build_wheel
+from graftwork.fleet.bundle import build_wheel
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 

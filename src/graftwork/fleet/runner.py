@@ -21,11 +21,10 @@ from graftwork.files.disk import make_folder, write_atomic
 from graftwork.files.remote import has_buckets, open_url
 from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, JOB_FILE, RESUME, START_ADAPTER
 from graftwork.process import clock
+from graftwork.process.clock import WAITED, add_waited
 from graftwork.process.heartbeat import read_beat, remove_beat
-from graftwork.process.local_workers import LocalWorkers
-from graftwork.process.waited import WAITED, add_waited
+from graftwork.process.local_workers import LOG_FILE, LocalWorkers, read_log_tail
 from graftwork.process.worker import ERROR_FILE, set_in_handler, tie_to_parent
-from graftwork.process.worker_host import LOG_FILE, read_log_tail
 from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.fleet import Bundle
 from graftwork.records.job import Job, JobHandle

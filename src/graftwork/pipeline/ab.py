@@ -52,7 +52,7 @@ from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Capture, Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 from graftwork.serve.routing import is_experiment_between
 from graftwork.store.captures import FeedbackStore
 

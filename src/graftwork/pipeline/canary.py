@@ -21,7 +21,7 @@ from graftwork.pipeline.releases import full_alias, promote_release
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.live import CanaryArm, CanaryDecision, CanaryReport, RunningCanary
 from graftwork.records.release import Release
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 from graftwork.serve.routing import make_experiment
 from graftwork.serve.settings import SplitSettings
 from graftwork.store.runs import StepEntry

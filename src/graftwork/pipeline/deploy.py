@@ -24,7 +24,7 @@ from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, EXIT_DONE, EnvironmentLacks, GraftError
 from graftwork.records.interaction import TRY_OUT_SESSION
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 from graftwork.registry.transfer.ssh import SshTarget, parse_target, push_over_ssh
 from graftwork.serve.reloader import gateway_folder
 

@@ -30,7 +30,7 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 from graftwork.serve.settings import EngineSettings
 
 GATED = ("llamacpp", "vllm")

@@ -10,7 +10,7 @@ from pathlib import Path
 from graftwork.evaluate.ask.cluster_shards import ENGINE_VARIABLE
 from graftwork.fleet.settings import RaySettings
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.process.cluster.engine import MapEngine
+from graftwork.process.cluster.pieces import MapEngine
 from graftwork.process.cluster.ray_tasks import RayTasks, ray_environment
 
 FOLDER = "engine"

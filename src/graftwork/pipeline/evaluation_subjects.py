@@ -23,7 +23,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.release import PROMPT_FILE, PromptVariant, Release
 from graftwork.records.report import EvalJob
 from graftwork.records.run import TrainOutcome
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 
 ANSWERS_FOLDER = "answers"
 

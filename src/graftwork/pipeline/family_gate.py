@@ -46,7 +46,7 @@ from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Verdict
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 from graftwork.serve.family_settings import FamilySettings
 from graftwork.serve.http_messages import Headers
 from graftwork.serve.settings import ServeSettings

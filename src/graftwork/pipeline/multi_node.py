@@ -27,7 +27,6 @@ from graftwork.process.cluster.ray_gang import LOST, machine_log
 from graftwork.process.cluster.ray_tasks import require_ray, to_error
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import interruption_error
-from graftwork.process.worker_host import WorkerHost
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record

@@ -17,8 +17,7 @@ from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.model.base import EMBEDDED, BaseFolder, find_base, hub_place, is_ready, note_on_weights
 from graftwork.model.hub import HubPlace
 from graftwork.pipeline.reporter import Reporter
-from graftwork.process.local_workers import LocalWorkers
-from graftwork.process.worker_host import WorkerHost
+from graftwork.process.local_workers import LocalWorkers, WorkerHost
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake

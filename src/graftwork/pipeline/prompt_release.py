@@ -22,7 +22,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.release import PromptVariant, Release
 from graftwork.records.report import Report, Verdict
-from graftwork.registry.aliases import Change, promote
+from graftwork.registry.index import Change, promote
 from graftwork.registry.manifest import ReleaseContext
 from graftwork.registry.prompt_release import describe_prompt
 from graftwork.registry.publish import find_licence

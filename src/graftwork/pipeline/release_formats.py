@@ -22,7 +22,7 @@ from graftwork.pipeline.releases import open_store
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision, Release
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 
 EXPORT_FILE = "graftwork_export.json"
 ProgramFormat = Literal["ollama", "vllm"]

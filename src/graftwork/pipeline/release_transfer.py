@@ -19,8 +19,7 @@ from graftwork.pipeline.reporter import Reporter
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.release import Release
 from graftwork.records.units import MIB
-from graftwork.registry.aliases import find_release
-from graftwork.registry.index import wrong_project_error
+from graftwork.registry.index import find_release, wrong_project_error
 from graftwork.registry.peft import AdapterTarget, import_peft_folder
 from graftwork.registry.publish import find_licence
 from graftwork.registry.transfer.archive import ArchiveFile, read_archive, write_archive

@@ -19,8 +19,8 @@ from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.plan.residuals import COMPUTE, ROLLOUTS, WAITING, split_memory
 from graftwork.process.alert import ALERTS_FILE
 from graftwork.process.heartbeat import VITALS_FILE
+from graftwork.process.local_workers import LOG_FILE
 from graftwork.process.worker import lock_holder
-from graftwork.process.worker_host import LOG_FILE
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.job import Vitals

@@ -25,7 +25,7 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import INTERRUPTED, Capture
 from graftwork.records.live import ShadowCheck, ShadowSummary
 from graftwork.records.report import Case
-from graftwork.registry.aliases import find_release
+from graftwork.registry.index import find_release
 from graftwork.serve.settings import ShadowSettings
 
 MOST_INTERRUPTED = 0.1

@@ -21,8 +21,7 @@ from graftwork.pipeline.shadow import summarize_shadow
 from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk, name_entry
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
-from graftwork.process.health import HealthReport, Patience, assess_health, process_state
-from graftwork.process.heartbeat import read_beat
+from graftwork.process.heartbeat import HealthReport, Patience, assess_health, process_state, read_beat
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record

@@ -18,12 +18,10 @@ from graftwork.files.disk import write_atomic
 from graftwork.pipeline.reporter import Reporter
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
-from graftwork.process.health import Patience, assess_health
-from graftwork.process.heartbeat import read_beat, remove_beat
-from graftwork.process.local_workers import LocalWorkers
+from graftwork.process.heartbeat import Patience, assess_health, read_beat, remove_beat
+from graftwork.process.local_workers import LOG_FILE, LocalWorkers, WorkerHost, read_log_tail
 from graftwork.process.memory import killed_for_memory
 from graftwork.process.worker import ERROR_FILE, interruption_error
-from graftwork.process.worker_host import LOG_FILE, WorkerHost, read_log_tail
 from graftwork.records import errors
 from graftwork.records.base import Record
 from graftwork.records.errors import (

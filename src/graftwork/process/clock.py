@@ -1,9 +1,10 @@
-"""Durations that the machine's clock cannot spoil, also between processes.
+"""Durations that the machine's clock cannot spoil, also between processes, and how long a run was waited for.
 
 In: a moment that another process wrote down. Out: the seconds since then. The clock that people read may be
 set, by hand or by a time server, and then jumps by an hour. The steady one counts from the machine's start
 and is the same for all its processes. It means nothing on another machine or after a restart, so a moment
 names the start that it belongs to; where that is another one, the clock that people read is all there is.
+What the process that watched an attempt measured is summed in a file of the run's folder and moves with it.
 """
 
 import time
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from graftwork.files.disk import write_atomic
 from graftwork.records.job import Moment
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -48,3 +50,18 @@ def boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
+
+
+WAITED = "waited"
+
+
+def read_waited(folder: Path) -> float:
+    path = folder / WAITED
+    return float(path.read_text()) if path.exists() else 0.0
+
+
+def add_waited(folder: Path, seconds: float) -> float:
+    """The seconds of all attempts, this one included."""
+    total = read_waited(folder) + seconds
+    write_atomic(folder / WAITED, repr(total))
+    return total

@@ -1,7 +1,9 @@
-"""Workers as child processes of this one.
+"""Workers as child processes of this one, and what a supervisor asks of a host of workers.
 
-In: a Job. Out: a child whose output goes to `worker.log` in the job's folder, and which is asked to stop when
-this process dies. Does not restart anything.
+A worker runs in a process of its own. The job's folder holds all that the two sides exchange: the job file,
+the heartbeat, journals, checkpoints, `error.json` and the log. A child is asked to stop when this process
+dies. Restarts, alerts and patience belong to the supervisor (`pipeline/supervise.py`). Whole jobs on other
+machines are the work of `fleet/`.
 """
 
 import contextlib
@@ -11,14 +13,41 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from graftwork.files.disk import append_to, make_folder
-from graftwork.process.health import process_state
+from graftwork.process.heartbeat import process_state
 from graftwork.process.memory import kernel_kills
 from graftwork.process.preload import SHARED, ChildProcess, PreloadedWorker
 from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
-from graftwork.process.worker_host import LOG_FILE
 from graftwork.records.job import Job, JobHandle, JobStatus
+
+LOG_FILE = "worker.log"
+"""In the job's folder: all that the job prints."""
+
+
+class WorkerHost(Protocol):
+    name: str
+
+    def submit(self, job: Job) -> JobHandle:
+        """Start the job."""
+
+    def poll(self, handle: JobHandle, *, seconds: float = 0.0) -> JobStatus:
+        """Wait up to `seconds` for the end of the job, and bring its heartbeat and journals up to date."""
+
+    def fetch(self, handle: JobHandle) -> None:
+        """Bring all files of the job into its folder here. Called once it has ended."""
+
+    def stop(self, handle: JobHandle, *, at_once: bool = False) -> None:
+        """Ask the job to stop at its next safe point; or end it, and all that it started, `at_once`."""
+
+
+def read_log_tail(folder: Path, *, lines: int = 12) -> str:
+    """Return the end of a job's log, to explain why it died."""
+    path = folder / LOG_FILE
+    if not path.exists():
+        return ""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
 
 class LocalWorkers:

@@ -18,7 +18,6 @@ from graftwork.registry.blobs import BLOBS, PART
 from graftwork.registry.manifest import content_id
 from graftwork.registry.names import FILE, require_name
 from graftwork.registry.peft import find_weight_files, require_safetensors
-from graftwork.registry.progress import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
 from graftwork.registry.prompt_release import is_prompt, require_prompt
 
 MANIFEST = "manifest.json"

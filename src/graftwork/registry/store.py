@@ -22,7 +22,15 @@ from graftwork.files.disk import (
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import PROMPT_FILE, Garbage, Release
 from graftwork.registry import locks
-from graftwork.registry.blobs import BLOBS, PART, Blob, BlobStore
+from graftwork.registry.blobs import (
+    BLOBS,
+    PART,
+    Blob,
+    BlobStore,
+    ProgressCallback,
+    ProgressCounter,
+    no_progress,
+)
 from graftwork.registry.folder import (
     MANIFEST,
     METADATA_FILES,
@@ -38,7 +46,6 @@ from graftwork.registry.locks import Lease, find_manifest_locks, lease, leased_r
 from graftwork.registry.manifest import content_id, write_manifest
 from graftwork.registry.names import FILE, NAME
 from graftwork.registry.peft import choose_weight_files, require_safetensors
-from graftwork.registry.progress import ProgressCallback, ProgressCounter, no_progress
 from graftwork.registry.prompt_release import is_prompt, require_prompt
 from graftwork.registry.signatures import is_signed_by, require_signature
 

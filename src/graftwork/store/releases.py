@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, or_, select
 
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
-from graftwork.registry.aliases import PINNED
 from graftwork.registry.index import (
+    PINNED,
     ReleaseIndex,
     alias_moved_error,
     collected_release_error,

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from graftwork.fleet.bundle import BundleParts, build_bundle
-from graftwork.fleet.wheel import build_wheel
+from graftwork.fleet.bundle import BundleParts, build_bundle, build_wheel
 from graftwork.records.fleet import BundleBase
 
 NO_BASE = BundleBase(kind="none", name="", revision="")

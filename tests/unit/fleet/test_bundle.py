@@ -17,7 +17,7 @@ from trial_worker import TrialJob, _resume
 from graftwork.fleet import bootstrap, far_start
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.runner import MOST_CRASHES, LogFollower, RunMirror
-from graftwork.process.waited import read_waited
+from graftwork.process.clock import read_waited
 from graftwork.records.errors import Damaged
 from time_limits import check_with_limits
 

@@ -24,8 +24,7 @@ from graftwork.pipeline.supervise import (
 )
 from graftwork.process import local_workers
 from graftwork.process.alert import Alarm
-from graftwork.process.health import Patience
-from graftwork.process.heartbeat import Heart, read_beat
+from graftwork.process.heartbeat import Heart, Patience, read_beat
 from graftwork.process.worker import lock_holder, stoppable
 from graftwork.records.base import Record
 from graftwork.records.errors import OutOfMemory, StoppedInOrder, UserMistake, WorkerFailed

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.process.cluster import pieces as module
-from graftwork.process.cluster.engine import MapEngine, MapWork
 from graftwork.process.cluster.pieces import (
     EngineLost,
+    MapEngine,
+    MapWork,
     NodeRefused,
     RemoteWork,
     code_stamp,

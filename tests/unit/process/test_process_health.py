@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.process.health import Patience, assess_health
-from graftwork.process.heartbeat import WAITING_FOR_DATA, Heart
+from graftwork.process.heartbeat import WAITING_FOR_DATA, Heart, Patience, assess_health
 from graftwork.records.job import Beat, DeviceVitals, Vitals
 
 NOW = 1000.0

@@ -17,7 +17,7 @@ from sandbox_kinds import MIB, NAME_ITSELF, nobody_is_named, run_until_late
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSettings, available, open_sandbox
 from graftwork.process.sandbox.command import choose_uid, list_views, scrubbed_environment
 from graftwork.process.sandbox.inside import walls as call_filter
-from graftwork.process.sandbox.monitor import Talk, follow, frame, memory_of_tree
+from graftwork.process.sandbox.run import Talk, follow, frame, memory_of_tree
 from graftwork.records.errors import EnvironmentLacks
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")

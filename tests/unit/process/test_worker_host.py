@@ -12,8 +12,7 @@ import pytest
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.supervise import JOB_FILE, Hooks, WorkerTask, run_job
 from graftwork.process.heartbeat import Heart
-from graftwork.process.local_workers import LocalWorkers
-from graftwork.process.worker_host import LOG_FILE, read_log_tail
+from graftwork.process.local_workers import LOG_FILE, LocalWorkers, read_log_tail
 from graftwork.records.base import Record
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.job import Job, JobHandle, JobStatus

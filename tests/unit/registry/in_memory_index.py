@@ -4,8 +4,8 @@ import threading
 from collections.abc import Collection
 
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
-from graftwork.registry.aliases import PINNED
 from graftwork.registry.index import (
+    PINNED,
     ReleaseIndex,
     alias_moved_error,
     collected_release_error,

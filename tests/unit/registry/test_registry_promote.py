@@ -10,11 +10,10 @@ from registry_samples import PROJECT, WHEN
 from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.release import Release
 from graftwork.records.report import Decision
-from graftwork.registry import aliases
-from graftwork.registry.aliases import Change, find_release, plan_rollback
-from graftwork.registry.index import alias_history
+from graftwork.registry.index import Change, alias_history, find_release, plan_rollback
 from graftwork.registry.names import NAME, require_name
 from graftwork.registry.settings import ReleaseSettings
+from graftwork.store.schema import aliases
 
 
 def promote(index, release, *, alias="champion", who="ada", when=WHEN, why="", **how):
@@ -193,7 +192,7 @@ def test_settings_refuse_an_alias_that_is_no_name():
 
 def test_the_registry_does_not_import_the_database():
     code = (
-        "import sys, graftwork.registry.publish, graftwork.registry.aliases, graftwork.registry.settings\n"
+        "import sys, graftwork.registry.publish, graftwork.registry.index, graftwork.registry.settings\n"
         "assert not {'sqlalchemy', 'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

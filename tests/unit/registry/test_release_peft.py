@@ -10,7 +10,7 @@ from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_ad
 from graftwork.files.disk import folder_digest
 from graftwork.records.errors import AnswerIsNo, GraftError
 from graftwork.records.report import Verdict
-from graftwork.registry.aliases import Change, promote
+from graftwork.registry.index import Change, promote
 from graftwork.registry.peft import AdapterTarget, import_peft_folder
 from graftwork.registry.store import ReleaseStore
 

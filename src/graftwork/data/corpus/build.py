@@ -44,7 +44,7 @@ from graftwork.data.ingest.blocks import LogBlock
 from graftwork.data.ingest.files import BlockStart, cut_blocks, cut_grown, find_sources, is_plain_lines
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, make_folder, write_atomic
-from graftwork.process.cluster.engine import MapEngine, MapWork
+from graftwork.process.cluster.pieces import MapEngine, MapWork
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import UserMistake

@@ -49,7 +49,7 @@ from graftwork.files.disk import (
     require_digest,
     write_atomic,
 )
-from graftwork.process.cluster.engine import MapEngine, MapWork
+from graftwork.process.cluster.pieces import MapEngine, MapWork
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import SPLITS, Dataset, Drop, Packing, Shard, Split, SplitSummary
 from graftwork.records.errors import Damaged, GraftError

@@ -16,8 +16,7 @@ from typing import Any
 
 from graftwork.evaluate.ask.answers import AnswerBook
 from graftwork.files.disk import append_to, write_atomic
-from graftwork.process.cluster.engine import MapEngine, MapWork, PieceRunner
-from graftwork.process.cluster.pieces import RemoteWork, pack
+from graftwork.process.cluster.pieces import MapEngine, MapWork, PieceRunner, RemoteWork, pack
 from graftwork.process.cluster.ray_tasks import RayTasks, to_error
 from graftwork.process.worker import ERROR_FILE, PARENT_VARIABLE, lock_holder
 from graftwork.records.errors import WorkerFailed

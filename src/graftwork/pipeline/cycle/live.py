@@ -16,7 +16,7 @@ from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.records.errors import GraftError, WorkerFailed
 from graftwork.records.release import AliasMove, Release
-from graftwork.registry.aliases import Change, promote
+from graftwork.registry.index import Change, promote
 from graftwork.serve.routing import make_experiment
 
 CANDIDATE = "candidate"

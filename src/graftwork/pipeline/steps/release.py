@@ -22,8 +22,8 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Metric, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.registry.aliases import Change, promote
 from graftwork.registry.folder import MINISIGN
+from graftwork.registry.index import Change, promote
 from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import find_licence, publish
 from graftwork.registry.signatures import load_secret_key

@@ -27,8 +27,8 @@ from graftwork.pipeline.supervise import Hooks, StallWatcher, WorkerTask, run_jo
 from graftwork.plan import residuals
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
-from graftwork.process.health import Patience
-from graftwork.process.waited import add_waited, read_waited
+from graftwork.process.clock import add_waited, read_waited
+from graftwork.process.heartbeat import Patience
 from graftwork.process.worker import hold_lock, interruption_error
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan, Residual

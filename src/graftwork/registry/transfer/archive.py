@@ -20,9 +20,9 @@ from graftwork.files.disk import create_file, explain_os_error, sync_folder
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
+from graftwork.registry.blobs import ProgressCallback, ProgressCounter, no_progress
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
 from graftwork.registry.manifest import content_id
-from graftwork.registry.progress import ProgressCallback, ProgressCounter, no_progress
 from graftwork.registry.store import ReleaseStore, staging_folder
 
 LARGEST_MANIFEST = 16 * MIB

@@ -28,16 +28,16 @@ from graftwork.records.errors import (
     needs_extra,
 )
 from graftwork.records.release import Release
-from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE
-from graftwork.registry.manifest import content_id
-from graftwork.registry.names import FILE
-from graftwork.registry.progress import (
+from graftwork.registry.blobs import (
     ProgressCallback,
     ProgressCounter,
     ProgressReader,
     digest_with_progress,
     no_progress,
 )
+from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE
+from graftwork.registry.manifest import content_id
+from graftwork.registry.names import FILE
 from graftwork.registry.store import ReleaseStore, staging_folder
 from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
 from graftwork.text.messages import redact_variables

@@ -19,10 +19,10 @@ from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
+from graftwork.registry.blobs import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
 from graftwork.registry.manifest import content_id
 from graftwork.registry.names import FILE, NAME, require_name
-from graftwork.registry.progress import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
 from graftwork.registry.store import ReleaseStore, staging_folder
 from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
 from graftwork.text.messages import redact_login
