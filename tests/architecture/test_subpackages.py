@@ -38,9 +38,9 @@ ORDER = {
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
     "< app < serve",
     "fleet": "calendar_settings, federated_settings, place < settings, far_side, far_start, "
-    "bootstrap, results, simulated_hosts < bundle, ledger, simulator "
+    "bootstrap, results, simulated_hosts < bundle, ledger "
     "< manual, hosts, runner, control, image, rest, storage < "
-    "drill, rented, shared_folder, kaggle, sagemaker, huggingface, azureml, skypilot "
+    "rented, shared_folder, kaggle, sagemaker, huggingface, azureml, skypilot "
     "< runpod, lambda_cloud, ray, slurm",
     "cycle": "cron < settings < state < decide, notices",
     "cli": "output < show < progress < command, fleet_hosts < fleet < data, evaluate, "

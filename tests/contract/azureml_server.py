@@ -13,9 +13,9 @@ from xml.sax.saxutils import escape
 
 from azure.ai.ml._restclient.arm_ml_service import models
 from cloud_server import PYTHON, Answer, CloudStandIn, Denied
+from fleet_simulator import CARD
 
 from graftwork.fleet.place import PlaceUnreachable
-from graftwork.fleet.simulator import CARD
 
 SUBSCRIPTION, GROUP, WORKSPACE = "00000000-aaaa", "group", "workspace"
 ACCOUNT, CONTAINER, KEY = "account", "container", base64.b64encode(b"key of the account").decode()

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
+from fleet_simulator import CARD, OTHER_CARD, USD_PER_HOUR, SimulatedProvider
 
-from graftwork.fleet.simulator import CARD, OTHER_CARD, USD_PER_HOUR, SimulatedProvider
 from graftwork.records.fleet import PlacedJob
 from graftwork.records.hardware import Offer
 

@@ -15,8 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
+from fleet_simulator import SimulatedProvider
+
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.simulator import SimulatedProvider
 
 SOURCES = Path(__file__).parents[2] / "src"
 

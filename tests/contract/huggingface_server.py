@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from urllib.parse import unquote
 
 from cloud_server import PYTHON, SOURCES, Answer, CloudStandIn, Denied, python_path
+from fleet_simulator import CARD, OTHER_CARD
 from hub_server import git_hash
-
-from graftwork.fleet.simulator import CARD, OTHER_CARD
 
 TOKEN, NAMESPACE, REPOSITORY = "hf_token0fthestandin", "me", "me/jobs"
 FLAVOR, OTHER_FLAVOR = "a10g-small", "t4-small"

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 
 from cloud_server import PYTHON, Answer, CloudStandIn, Denied, python_path
+from fleet_simulator import CARD
 from kagglesdk.blobs.types import blob_api_service
 from kagglesdk.datasets.types import dataset_api_service
 from kagglesdk.kaggle_object import KaggleObject
@@ -13,7 +14,6 @@ from kagglesdk.kernels.types import kernels_api_service
 from kagglesdk.security.types import oauth_service
 
 from graftwork.fleet.place import LABEL, Refused
-from graftwork.fleet.simulator import CARD
 
 USER, KEY = "me", "k4ggle-key"
 TYPES = {

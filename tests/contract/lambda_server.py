@@ -8,9 +8,9 @@ import json
 import re
 
 from cloud_server import Answer, CloudStandIn
+from fleet_simulator import CARD, OTHER_CARD
 
 from graftwork.fleet.place import Refused
-from graftwork.fleet.simulator import CARD, OTHER_CARD
 
 KEY = "secret_stand1n_key"
 TYPE, OTHER_TYPE, EIGHT, SOLD_OUT = "gpu_1x_rtx4090", "gpu_1x_rtx3090", "gpu_8x_rtx4090", "gpu_1x_sold_out"

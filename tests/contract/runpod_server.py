@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from fleet_simulator import SimulatedProvider
+
 from graftwork.fleet.place import PlaceUnreachable, Refused
 from graftwork.fleet.runpod import TIMER_SPARE
-from graftwork.fleet.simulator import SimulatedProvider
 
 KEY = "rpa_stand1nkey"
 CARD = "NVIDIA GeForce RTX 4090"

@@ -11,9 +11,9 @@ from xml.sax.saxutils import escape
 import botocore.session
 from botocore.validate import ParamValidator
 from cloud_server import PYTHON, Answer, CloudStandIn, Denied, python_path
+from fleet_simulator import CARD
 
 from graftwork.fleet.place import PlaceUnreachable
-from graftwork.fleet.simulator import CARD
 
 KEY_ID, BUCKET = "AKIASTANDIN", "bucket"
 INSTANCE, OTHER_INSTANCE = "ml.g5.xlarge", "ml.g4dn.xlarge"

@@ -11,9 +11,9 @@ from pathlib import Path
 import jsonschema_rs
 import yaml
 from cloud_server import PYTHON, CloudStandIn
+from fleet_simulator import CARD, OTHER_CARD
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.simulator import CARD, OTHER_CARD
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "data" / "skypilot_schemas.json").read_text())
 STATES = {"waiting": "STARTING", "running": "RUNNING", "done": "SUCCEEDED", "ended": "CANCELLED"}

@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 from fleet_child import CAPS, RUNS
+from fleet_drill import judge_runs
+from fleet_simulator import SimulatedProvider, random_faults
 from runpod_server import running_runpod
 
 from graftwork.fleet.control import UNSTATED
-from graftwork.fleet.drill import judge_runs
-from graftwork.fleet.simulator import SimulatedProvider, random_faults
 from graftwork.store.database import open_database
 from graftwork.store.fleet import FleetLedger
 

@@ -15,17 +15,16 @@ from lambda_server import KEY, LambdaStandIn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "fleet"))
 
+from fleet_drill import MemoryLedger, run_drill
 from fleet_samples import trial_bundle
+from fleet_simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 from place_contract import order
 
 from graftwork.fleet.control import Controller, Safety
-from graftwork.fleet.drill import run_drill
 from graftwork.fleet.lambda_cloud import LambdaClient, LambdaPlace
-from graftwork.fleet.ledger import MemoryLedger
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.rented import RentedPlace
 from graftwork.fleet.settings import CapSettings, FleetSettings, LambdaSettings
-from graftwork.fleet.simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 from graftwork.pipeline.fleet_jobs import FleetRequest, choose_offer, quote_run
 from graftwork.records.errors import EnvironmentLacks, GraftError
 

@@ -13,13 +13,13 @@ from ssh_server import running_sshd
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "fleet"))
 
+from fleet_drill import MemoryLedger
 from fleet_samples import trial_bundle
 from place_contract import order as any_order
 from place_contract import processes_with, wait_for
 
 from graftwork.fleet.control import Controller
 from graftwork.fleet.hosts import HostsPlace, ProcessConnection, local_place, ssh_place
-from graftwork.fleet.ledger import MemoryLedger
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.settings import CapSettings, HostSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake

@@ -10,14 +10,15 @@ from cloud_cases import CASES, open_case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "fleet"))
 
+from fleet_drill import MemoryLedger
 from fleet_samples import trial_bundle
+from fleet_simulator import SimulatedProvider
 from place_contract import order
 
 from graftwork.fleet.control import Controller, Safety
-from graftwork.fleet.ledger import MemoryLedger, OverCap
+from graftwork.fleet.ledger import OverCap
 from graftwork.fleet.place import Refused, make_label
 from graftwork.fleet.settings import CapSettings
-from graftwork.fleet.simulator import SimulatedProvider
 from graftwork.pipeline.fleet_jobs import choose_offer
 from graftwork.records.errors import AnswerIsNo, GraftError
 

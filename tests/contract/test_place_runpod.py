@@ -12,15 +12,15 @@ from ssh_server import running_sshd
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "fleet"))
 
+from fleet_drill import MemoryLedger
 from fleet_samples import trial_bundle
+from fleet_simulator import SimulatedProvider
 from place_contract import PAUSE
 
 from graftwork.fleet.control import Controller, Safety
-from graftwork.fleet.ledger import MemoryLedger
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.runpod import RunPodClient, RunPodPlace
 from graftwork.fleet.settings import CapSettings, RunPodSettings
-from graftwork.fleet.simulator import SimulatedProvider
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.fleet import JobOrder
 

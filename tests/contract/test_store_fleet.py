@@ -1,8 +1,9 @@
 """The fleet's ledger on SQLite and PostgreSQL: the caps in one transaction, every state kept."""
 
 import pytest
+from fleet_drill import MemoryLedger
 
-from graftwork.fleet.ledger import MemoryLedger, OverCap
+from graftwork.fleet.ledger import OverCap
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob, MachineBill, PlacedJob

@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
 from cloud_cases import open_case
 from cloud_server import has_checkpoint
+from fleet_simulator import SimulatedProvider
 
 from graftwork.cli.main import app
-from graftwork.fleet.simulator import SimulatedProvider
 from graftwork.pipeline import fleet_jobs
 from graftwork.pipeline.fleet_jobs import FleetRequest, follow, start_run
 from graftwork.pipeline.fleet_plans import PlacePlanner, adopt_plan

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from compare import check
-
-from graftwork.fleet.drill import run_drill
+from fleet_drill import run_drill
 
 STORED = Path(__file__).parent / "fleet_schedules.json"
 SCHEDULES = {"machines": range(100), "jobs": range(100, 200)}

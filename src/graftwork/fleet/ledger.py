@@ -1,4 +1,4 @@
-"""The ledger of jobs and their cost: what it must keep, the caps, and the same in memory for the simulator.
+"""The ledger of jobs and their cost: what it must keep, and the caps.
 
 In: jobs with their largest possible cost. Out: a reservation, made in one step with the check of the caps, or
 a refusal. An open job counts with the most that it may cost, a closed one with what it did cost.
@@ -53,28 +53,6 @@ class JobLedger(Protocol):
 
     def list(self) -> tuple[FleetJob, ...]:
         """All jobs, the oldest first."""
-
-
-class MemoryLedger:
-    """For the simulator and for tests."""
-
-    def __init__(self, key: str = "0" * 8) -> None:
-        self.key = key
-        self._jobs: dict[str, FleetJob] = {}
-
-    def reserve(self, job: FleetJob, caps: CapSettings) -> None:
-        check_reservation(job, self._jobs.values(), caps)
-        self._jobs[job.id] = job
-
-    def update(self, job: FleetJob) -> FleetJob:
-        self._jobs[job.id] = merge_update(self._jobs[job.id], job)
-        return self._jobs[job.id]
-
-    def get(self, job_id: str) -> FleetJob | None:
-        return self._jobs.get(job_id)
-
-    def list(self) -> tuple[FleetJob, ...]:
-        return tuple(self._jobs.values())
 
 
 def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:

@@ -6,13 +6,13 @@ from collections import Counter
 from random import Random
 
 import pytest
+from fleet_drill import MemoryLedger, judge_runs, run_drill
+from fleet_simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 
 from graftwork.fleet.control import UNSTATED, Controller, Safety, affordable_seconds, largest_cost
-from graftwork.fleet.drill import judge_runs, run_drill
-from graftwork.fleet.ledger import MemoryLedger, OverCap, export_csv
+from graftwork.fleet.ledger import OverCap, export_csv
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.settings import CapSettings
-from graftwork.fleet.simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob, JobOrder, JobPoll
 

@@ -7,11 +7,11 @@ import sys
 import zipfile
 
 import pytest
+from fleet_drill import MemoryLedger
 from fleet_samples import trial_bundle
 from place_contract import order
 
 from graftwork.fleet.control import Controller
-from graftwork.fleet.ledger import MemoryLedger
 from graftwork.fleet.manual import BUNDLE_ARCHIVE, NOTEBOOK, RESULTS, ManualPlace
 from graftwork.fleet.place import make_label
 from graftwork.fleet.settings import CapSettings

@@ -79,8 +79,6 @@ ERRORS = {"AnswerIsNo", "Busy", "EnvironmentLacks", "NotThere", "PlaceUnreachabl
     "path", sorted(Path(graftwork.fleet.__file__).parent.glob("*.py")), ids=lambda p: p.stem
 )
 def test_every_error_of_the_fleet_says_how_to_fix_it(path):
-    if path.stem == "simulator":
-        return  # its errors are those of a provider
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     lacking = [
         f"{path.name}:{call.lineno}"

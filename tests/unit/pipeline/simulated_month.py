@@ -13,17 +13,16 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
+from fleet_drill import ControllerCrash, MemoryLedger
+from fleet_simulator import CARD, USD_PER_HOUR, SimulatedPlace, SimulatedProvider, random_faults
 from memory_cycles import MemoryCycles
 
 from graftwork.cycle.decide import Action, AwaitApproval, CycleFacts, Rest
 from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings, TriggerSettings
 from graftwork.cycle.state import CoordinatorState, CycleState, Holder, LogEntry, Notice, approve, resume
 from graftwork.fleet.control import Controller, Safety, affordable_seconds, largest_cost
-from graftwork.fleet.drill import ControllerCrash
-from graftwork.fleet.ledger import MemoryLedger
 from graftwork.fleet.place import make_label
 from graftwork.fleet.settings import CapSettings
-from graftwork.fleet.simulator import CARD, USD_PER_HOUR, SimulatedPlace, SimulatedProvider, random_faults
 from graftwork.pipeline.cycle.coordinator import Coordinator, CycleStepResult
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, Busy, EnvironmentLacks, GraftError, WorkerFailed

@@ -1,7 +1,7 @@
 """A provider of rented machines that misbehaves as scripted, with a clock of its own.
 
 In: orders, and a schedule of faults. Out: machines that boot, work, are taken away and are billed until they
-are ended. The stand-in servers of tests and `graft fleet drill` are built on it. It knows no ledger: what is
+are ended. The stand-in servers of tests and the drill are built on it. It knows no ledger: what is
 leaked or paid twice is seen in `machines`.
 """
 

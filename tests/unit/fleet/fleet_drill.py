@@ -10,11 +10,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Literal
 
-from graftwork.fleet.control import UNSTATED, Controller, Safety, affordable_seconds, largest_cost
-from graftwork.fleet.ledger import JobLedger, MemoryLedger
-from graftwork.fleet.place import Place, make_label
-from graftwork.fleet.settings import CapSettings
-from graftwork.fleet.simulator import (
+from fleet_simulator import (
     CARD,
     FAULTS,
     FaultKind,
@@ -22,6 +18,11 @@ from graftwork.fleet.simulator import (
     SimulatedProvider,
     random_faults,
 )
+
+from graftwork.fleet.control import UNSTATED, Controller, Safety, affordable_seconds, largest_cost
+from graftwork.fleet.ledger import JobLedger, check_reservation, merge_update
+from graftwork.fleet.place import Place, make_label
+from graftwork.fleet.settings import CapSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import FleetJob, JobOrder
@@ -34,6 +35,28 @@ Rented = Literal["machines", "jobs"]
 """Machines are billed until they are ended; jobs end by themselves, as at SageMaker or Hugging Face."""
 UNSEEN_USD = 0.1
 """A duplicate that came and went between two lists is in no ledger."""
+
+
+class MemoryLedger:
+    """The ledger without a database."""
+
+    def __init__(self, key: str = "0" * 8) -> None:
+        self.key = key
+        self._jobs: dict[str, FleetJob] = {}
+
+    def reserve(self, job: FleetJob, caps: CapSettings) -> None:
+        check_reservation(job, self._jobs.values(), caps)
+        self._jobs[job.id] = job
+
+    def update(self, job: FleetJob) -> FleetJob:
+        self._jobs[job.id] = merge_update(self._jobs[job.id], job)
+        return self._jobs[job.id]
+
+    def get(self, job_id: str) -> FleetJob | None:
+        return self._jobs.get(job_id)
+
+    def list(self) -> tuple[FleetJob, ...]:
+        return tuple(self._jobs.values())
 
 
 class DrillOutcome(Record):
