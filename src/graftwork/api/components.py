@@ -36,5 +36,4 @@ def generate_components(
 
 def verify_generated(out: str | Path, *, spec: str | Path | None = None) -> ProvenanceReport:
     """Check the chain from specification to files; with a spec, run every component again."""
-    path = Path(spec) if spec is not None else None
-    return verify_components(Path(out), spec=path, settings=GenerateSettings() if path else None)
+    return verify_components(Path(out), spec=Path(spec) if spec is not None else None)

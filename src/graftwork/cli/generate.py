@@ -223,8 +223,8 @@ def verify(
     """
     from graftwork.pipeline.components import verify_components
 
-    with _settings(project) as (settings, _, _):
-        report = verify_components(out, spec=spec, cases=cases, settings=settings if spec else None)
+    with _settings(project) as (_, work, _):
+        report = verify_components(out, spec=spec, cases=cases, work=work)
     if json:
         print_json({**report.model_dump(mode="json"), "ok": report.ok})
     else:

@@ -2,7 +2,6 @@
 
 from pydantic import Field
 
-from graftwork.process.sandbox import SandboxSettings
 from graftwork.records.base import Record
 
 
@@ -26,17 +25,10 @@ class GenerateSettings(Record):
 
     samples: int = Field(4, ge=1, le=256, description="Answers for each component, stage and round.")
     rounds: int = Field(2, ge=1, le=16, description="Rounds with feedback per component.")
-    temperature: float = Field(
-        0.8, ge=0, le=2, description="Temperature of all samples but the first, which is greedy."
-    )
     max_tokens: int = Field(768, ge=16, description="The longest answer.")
     max_total_tokens: int | None = Field(None, ge=1, description="Budget of all tokens, read and written.")
     max_minutes: float | None = Field(None, gt=0, description="Budget of time for one run.")
     hacks: bool = Field(True, description="Try the catalogue of hacks on the cases before anything is asked.")
     thresholds: ScoreThresholds = Field(
         default_factory=ScoreThresholds, description="Gates of the score card."
-    )
-    sandbox: SandboxSettings = Field(
-        default_factory=lambda: SandboxSettings(seconds=4.0, memory_mib=256),
-        description="For generated code.",
     )

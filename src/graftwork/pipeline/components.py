@@ -53,6 +53,7 @@ from graftwork.model.base import find_base
 from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.evaluation_subjects import find_device, find_weights
 from graftwork.pipeline.open_project import OpenProject
+from graftwork.process.sandbox import SandboxSettings
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
@@ -114,6 +115,7 @@ def generate_components(
             wanted,
             request.stages,
             judge,
+            sandbox=_sandbox_of(work),
             on_progress=on_progress,
         )
         return generate(job)
@@ -203,17 +205,21 @@ def _open_local(subject: NamedSubject, work: OpenProject | None) -> Iterator[Com
             yield ChildModel(child, label=label, identity=identity)
 
 
+def _sandbox_of(work: OpenProject | None) -> SandboxSettings:
+    return work.settings.evaluate.sandbox if work is not None else SandboxSettings()
+
+
 def verify_components(
     out: Path,
     *,
     spec: Path | None = None,
     cases: Path | None = None,
-    settings: GenerateSettings | None = None,
+    work: OpenProject | None = None,
 ) -> ProvenanceReport:
     """Check the chain; with a spec, run every source again and compare what it does."""
     plan = load_plan(spec, cases) if spec is not None else None
     report = verify_package(out, plan=plan)
-    if plan is None or settings is None:
+    if plan is None:
         return report
     problems = list(report.problems)
     manifest = read_manifest(out)
@@ -234,7 +240,7 @@ def verify_components(
         )
         for each in chosen
     ]
-    verdicts = open_verifier(plan, settings).verify(given)
+    verdicts = open_verifier(plan, _sandbox_of(work)).verify(given)
     for each, verdict in zip(chosen, verdicts, strict=True):
         if not verdict.ok:
             problems.append(f"{each.id}: run again, it does not hold its cases: {verdict.reason}")

@@ -172,7 +172,7 @@ def test_packages_are_run_again_by_the_verifier_of_their_language(tmp_path, monk
     monkeypatch.setattr(components, "verify_package", lambda out, plan: report)
     monkeypatch.setattr(components, "read_manifest", lambda out: manifest)
     monkeypatch.setattr(components, "open_verifier", open_noting)
-    found = components.verify_components(tmp_path, spec=tmp_path, settings=GenerateSettings())
+    found = components.verify_components(tmp_path, spec=tmp_path)
     assert found.rerun == 2
     assert [each.modules for each in given] == [(("twice.ex", USES),), (("shout.ex", GOOD),)]
 

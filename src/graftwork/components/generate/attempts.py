@@ -38,6 +38,8 @@ from graftwork.records.interaction import Message
 
 JOURNAL_FILE = "journal.jsonl"
 FIRST = "0" * 64
+TEMPERATURE = 0.8
+"""Of all samples but the first, which is greedy."""
 
 
 def entry_hash(entry: dict[str, Any]) -> str:
@@ -362,8 +364,9 @@ class Attempts:
     def _decoding(self, question: Question) -> DecodingSettings:
         """The first sample is greedy; each has a seed of its own."""
         seed = question.round * self._settings.samples + question.sample
-        warm = self._settings.temperature if seed else 0.0
-        return DecodingSettings(self._settings.max_tokens, temperature=warm, seed=seed)
+        return DecodingSettings(
+            self._settings.max_tokens, temperature=TEMPERATURE if seed else 0.0, seed=seed
+        )
 
     def verify(self, given: Sequence[Submission]) -> list[SourceVerdict]:
         """Verdicts in order, each computed once for all runs."""

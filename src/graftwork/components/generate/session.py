@@ -46,7 +46,7 @@ from graftwork.components.verify.verifier import MutationScore, SourceVerifier, 
 from graftwork.grading.code import extract_code
 from graftwork.grading.hacks import PROGRAMS, TEXTS
 from graftwork.grading.interface import CannotGrade, Rater
-from graftwork.process.sandbox import open_sandbox
+from graftwork.process.sandbox import SandboxSettings, open_sandbox
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, UserMistake
@@ -219,6 +219,8 @@ def require_no_hack(accepted: dict[str, list[str]]) -> None:
 
 GENERATION_FOLDER = "generation"
 STARTED, MUTATION, JUDGED, EXUNIT = "started", "mutation", "judged", "exunit"
+SECONDS, MEMORY_MIB = 4.0, 256
+"""What the cases of one source may take."""
 MUTATED_TOGETHER = 4
 """Components: their mutants are one batch, and one step of progress."""
 
@@ -235,13 +237,14 @@ class GenerateJob(NamedTuple):
     stages: tuple[Stage, ...] = STAGES
     judge: Rater | None = None
     verifier: SourceVerifier | None = None
-    """Without one, the sandbox of the settings."""
+    """Without one, the sandbox."""
+    sandbox: SandboxSettings = SandboxSettings()
     on_progress: OnProgress = lambda _phase, _done, _total: None
 
 
 def generate(job: GenerateJob) -> GenerationOutcome:
     folder = job.out / GENERATION_FOLDER
-    verifier = job.verifier or open_verifier(job.plan, job.settings)
+    verifier = job.verifier or open_verifier(job.plan, job.sandbox)
     wanted = job.wanted or tuple(each.id for each in job.plan.components)
     chosen = with_dependencies(job.plan, wanted)
     _require_cases(job.plan, chosen, find_handwritten(job.out, job.plan))
@@ -313,9 +316,9 @@ def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[s
     )
 
 
-def open_verifier(plan: ComponentPlan, settings: GenerateSettings) -> SourceVerifier:
+def open_verifier(plan: ComponentPlan, settings: SandboxSettings) -> SourceVerifier:
     """EnvironmentLacks where the language of the plan cannot run here."""
-    sandbox = open_sandbox(settings.sandbox)
+    sandbox = open_sandbox(settings.model_copy(update={"seconds": SECONDS, "memory_mib": MEMORY_MIB}))
     if plan.language == "python":
         return Verifier(plan, sandbox)
     if lacking := why_no_elixir():
