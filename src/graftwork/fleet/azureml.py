@@ -35,6 +35,8 @@ from graftwork.records.hardware import Offer
 SPARE_SECONDS = 600
 """Azure's own limit comes so long after that of the job: for the download of the image."""
 TAG = "graftwork"
+FOLDER = "graftwork"
+"""In the datastore."""
 WORK, LOG = "/tmp/graftwork/work", "job.log"
 OVER = {"Completed": 0, "Failed": 1, "Canceled": 75}
 RUNNING = ("Running", "Finalizing", "CancelRequested", "NotResponding")
@@ -53,7 +55,7 @@ class AzureMLPlace:
         self._settings = settings
         self._prices = tuple(prices)
         self._azure = AzureClients(settings)
-        self._storage = BlobStorage(self._azure, settings.folder.strip("/"))
+        self._storage = BlobStorage(self._azure, FOLDER)
         self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
@@ -115,7 +117,7 @@ class AzureMLPlace:
         from azure.ai.ml.entities import Environment, QueueSettings
 
         settings = self._settings
-        files = f"azureml://datastores/{settings.datastore}/paths/{settings.folder.strip('/')}"
+        files = f"azureml://datastores/{settings.datastore}/paths/{FOLDER}"
         job = command(
             name=order.label,
             display_name=order.label,

@@ -169,7 +169,8 @@ class KagglePlace:
             f"Path({SCRATCH!r}, {BUNDLE_FILE!r}).write_text({manifest!r})\nmain({words!r})\n"
         )
         request.language, request.kernel_type = "python", "script"
-        request.is_private, request.enable_internet = True, self._settings.internet
+        # Packages and the Hub are on the network.
+        request.is_private, request.enable_internet = True, True
         request.dataset_data_sources = sources
         request.session_timeout_seconds = int(seconds) + SPARE_SECONDS
         request.enable_gpu = bool(order.gpu)

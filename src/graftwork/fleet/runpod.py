@@ -25,6 +25,8 @@ BASE_URL = "https://api.runpod.io"
 ENDED = "TERMINATED"
 FAILED = ("EXITED", "ERROR")
 SSH_PORT = 22
+START = "/start.sh"
+"""Starts sshd in RunPod's images."""
 TIMER_SPARE = 1800.0
 """Seconds after the job's own limit at which the pod ends itself."""
 
@@ -110,7 +112,7 @@ class RunPodPlace(RentedPlace):
         """The body of the request that creates the pod."""
         settings = self._settings
         seconds = order.seconds + TIMER_SPARE
-        timer = f"(sleep {seconds:.0f}; runpodctl remove pod $RUNPOD_POD_ID) & exec {settings.start}"
+        timer = f"(sleep {seconds:.0f}; runpodctl remove pod $RUNPOD_POD_ID) & exec {START}"
         public_key = read_public_key(settings.public_key, setting="fleet.runpod.public_key")
         return {
             "name": order.label,

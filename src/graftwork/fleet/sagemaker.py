@@ -34,6 +34,8 @@ SPARE_SECONDS = 600
 """SageMaker's own limit comes so long after that of the job: for the download of the image and the data."""
 WAIT_SECONDS = 3600
 """How long a spot job may wait for a machine, in all."""
+FOLDER = "graftwork"
+"""In the bucket."""
 INPUT, CHECKPOINTS = "/opt/ml/input/data", "/opt/ml/checkpoints"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 RUNNING = ("Downloading", "Training", "Uploading", "Stopping", "Interrupted", "Restarting")
@@ -61,7 +63,7 @@ class SageMakerPlace:
         self._settings = settings
         self._prices = tuple(prices)
         self._aws = AwsClients()
-        self._storage = S3Storage(self._aws, settings.bucket, settings.prefix.strip("/"))
+        self._storage = S3Storage(self._aws, settings.bucket, FOLDER)
         self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:

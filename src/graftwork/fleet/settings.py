@@ -36,7 +36,6 @@ class RunPodSettings(Record):
         "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404",
         description="Docker image with sshd and Python 3.11 or later.",
     )
-    start: str = Field("/start.sh", description="The command that starts sshd in the image.")
     timer: bool = Field(
         True, description="Let the pod end itself after the time limit, by runpodctl in the image."
     )
@@ -89,7 +88,6 @@ class AzureMLSettings(Record):
     datastore: Annotated[str, NotSecret("a name")] = Field(
         "workspaceblobstore", description="Datastore for bundles and results."
     )
-    folder: str = Field("graftwork", min_length=1, description="Folder in the datastore.")
     container: Annotated[str, NotSecret("an address without a login")] = Field(
         "", description="Address of the datastore's container, if it is not that of the public cloud."
     )
@@ -136,7 +134,6 @@ class KaggleSettings(Record):
         "NvidiaTeslaT4",
         description="Machine shape of kernels, as Kaggle names it; empty: kernels without a GPU.",
     )
-    internet: bool = Field(True, description="Let kernels reach the network, for packages and the Hub.")
 
 
 class SageMakerSettings(Record):
@@ -146,7 +143,6 @@ class SageMakerSettings(Record):
         description="ARN of the role that jobs run as; it needs the bucket and Secrets Manager."
     )
     bucket: str = Field(min_length=3, description="S3 bucket for bundles, checkpoints and results.")
-    prefix: str = Field("graftwork", description="Folder in the bucket.")
     image: str = Field(
         "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.11.0-gpu-py312-cu128-ubuntu24.04-sagemaker",
         description="Docker image in ECR with Python 3.11 or later and boto3 (`graft fleet image`).",
@@ -195,7 +191,6 @@ class SkyPilotSettings(Record):
     )
     spot: bool = Field(True, description="Use spot machines; SkyPilot recovers a job that lost its machine.")
     image: str = Field("", description="Docker image of the job; default: SkyPilot's own image.")
-    disk_gb: int = Field(100, ge=10, description="Disk of the machine in GB.")
 
 
 class FleetSettings(Record):

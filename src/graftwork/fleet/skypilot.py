@@ -34,6 +34,7 @@ from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
 MOUNT = "/graftwork"
+DISK_GB = 100
 COMMAND_SECONDS = 600
 """SkyPilot starts its own controller machine at the first job."""
 WAITING = ("PENDING", "SUBMITTED", "STARTING")
@@ -113,7 +114,7 @@ class SkyPilotPlace:
         resources: dict[str, Any] = {
             "accelerators": f"{order.gpu}:1",
             "use_spot": settings.spot,
-            "disk_size": settings.disk_gb,
+            "disk_size": DISK_GB,
             "max_hourly_cost": settings.accelerators[order.gpu],
         }
         if settings.infra:
