@@ -11,19 +11,17 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.rest import RestClient
 from graftwork.fleet.settings import AzureMLSettings
 from graftwork.fleet.storage import (
+    MachinePrices,
+    StoragePlace,
     ask_to_stop,
-    fetch_results,
-    read_beat_of,
-    read_exit,
     read_file,
     ship,
     start_words,
@@ -47,16 +45,17 @@ VAULT_VERSION = "api-version=7.4"
 NO_GIT = dict.fromkeys(("mlflow.source.git.commit", "mlflow.source.git.branch", "azureml.git.dirty"), "")
 
 
-class AzureMLPlace:
+class AzureMLPlace(StoragePlace):
     name = "azureml"
-    paid = True
+    ends_late = True
 
     def __init__(self, settings: AzureMLSettings, *, prices: Iterable[Offer] = ()) -> None:
         self._settings = settings
-        self._prices = tuple(prices)
+        self._machines = MachinePrices(
+            self.name, settings.instances, (row for row in prices if row.gpus <= 1)
+        )
         self._azure = AzureClients(settings)
         self._storage = BlobStorage(self._azure, FOLDER)
-        self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
         """The machine sizes of the settings, or of the catalog, at their dedicated price.
@@ -64,31 +63,11 @@ class AzureMLPlace:
         What a low-priority machine costs is not known before; it is never above that price.
         """
         _ask(lambda: next(iter(self._azure.jobs.list(tag=TAG)), None))
-        return self.offer_rows()
-
-    def offer_rows(self) -> tuple[Offer, ...]:
-        """What `offer` gives, without asking Azure."""
-        known = {row.instance: row for row in self._prices if row.usd_per_hour and row.gpus <= 1}
-        prices = self._settings.instances
-        if not prices:
-            return tuple(row.model_copy(update={"place": self.name}) for row in known.values())
-        offers = []
-        for instance, price in prices.items():
-            if instance not in known:
-                raise Refused(
-                    f"the catalog does not know the machine size {instance}",
-                    why=f"it knows: {', '.join(sorted(known))}",
-                    fix="name one of these, or add it to prices.csv: `graft plan catalog`",
-                    where="fleet.azureml.instances",
-                )
-            stated: dict[str, Any] = {"usd_per_hour": price, "spot_usd_per_hour": None}
-            stated |= {"source": "fleet.azureml.instances", "dated": date.today().isoformat()}
-            offers.append(known[instance].model_copy(update={"place": self.name, **stated}))
-        return tuple(offers)
+        return self._machines.rows()
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
-        offer = self._offer_for(order)
-        job = self._placed(order.label, offer.instance)
+        offer = self._machines.choose(order)
+        job = self._machines.placed(order.label, offer.instance)
         if self._get(order.label) is not None:
             return job
         self.sent_bytes = ship(self._storage, Path(order.bundle), order.label).sent_bytes
@@ -98,7 +77,7 @@ class AzureMLPlace:
         try:
             _ask(lambda: self._azure.jobs.create_or_update(command))
         except Refused:
-            self._forget_secrets(order.label)
+            self.forget_secrets(order.label)
             raise
         return job
 
@@ -138,34 +117,22 @@ class AzureMLPlace:
         job.properties = {**(job.properties or {}), **NO_GIT}
         return job
 
-    def poll(self, job: PlacedJob) -> JobPoll:
+    def show(self, job: PlacedJob) -> JobPoll | None:
         found = self._get(job.label)
         if found is None:
-            self._forget_secrets(job.label)
-            return JobPoll(phase="gone")
-        ended = read_exit(self._storage, job.label)
+            return None
         status = _status_of(found)
-        if ended is not None or status in OVER:
-            self._forget_secrets(job.label)
-        if ended is not None:
-            return ended
         if status in OVER:
             return JobPoll(
                 phase="ended",
                 exit_code=OVER[status] or 1,
                 message=f"Azure says: {status.lower()}, and it left no result; {found.studio_url or ''}",
             )
-        if status not in RUNNING:
-            return JobPoll(phase="starting", message=status)
-        return JobPoll(phase="running", beat=read_beat_of(self._storage, job.label))
+        return JobPoll(phase="running") if status in RUNNING else JobPoll(phase="starting", message=status)
 
     def log(self, job: PlacedJob) -> str:
         content = read_file(self._storage, f"jobs/{job.label}/out/{LOG}") or b""
         return content.decode(errors="replace")
-
-    def fetch(self, job: PlacedJob, folder: Path) -> None:
-        if not fetch_results(self._storage, job.label, folder) and self._get(job.label) is None:
-            raise unknown_job(self.name, job.label)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         """The flag lets the job write a checkpoint; to cancel it gives it no time."""
@@ -174,12 +141,12 @@ class AzureMLPlace:
             return
         with suppress(_JobIsOver, NotThere):
             _ask(lambda: self._azure.jobs.begin_cancel(job.label, polling=False))
-        self._forget_secrets(job.label)
+        self.forget_secrets(job.label)
 
     def list(self) -> tuple[PlacedJob, ...]:
         found = _ask(lambda: [*self._azure.jobs.list(tag=TAG)])
         return tuple(
-            self._placed(str(entry.name), str(entry.tags.get("instance", "")), found=entry)
+            self._placed(entry)
             for entry in found
             if entry is not None and LABEL.fullmatch(str(entry.name)) and _status_of(entry) not in OVER
         )
@@ -190,32 +157,14 @@ class AzureMLPlace:
         except NotThere:
             return None
 
-    def _placed(self, label: str, instance: str, *, found: Any = None) -> PlacedJob:
-        given = getattr(getattr(found, "resources", None), "instance_type", None) or instance
-        offers = [offer for offer in self.offer_rows() if offer.instance == given]
-        gpu, price = (offers[0].gpu, offers[0].usd_per_hour or 0.0) if offers else ("", 0.0)
-        made = getattr(getattr(found, "creation_context", None), "created_at", None)
-        return PlacedJob(
-            place=self.name,
-            id=label,
-            label=label,
-            gpu=gpu,
-            usd_per_hour=price,
-            created_at=made.timestamp() if made is not None else 0.0,
+    def _placed(self, entry: Any) -> PlacedJob:
+        instance = getattr(getattr(entry, "resources", None), "instance_type", None)
+        created = getattr(getattr(entry, "creation_context", None), "created_at", None)
+        return self._machines.placed(
+            str(entry.name),
+            instance or str(entry.tags.get("instance", "")),
+            created_at=created.timestamp() if created is not None else 0.0,
         )
-
-    def _offer_for(self, order: JobOrder) -> Offer:
-        rows = [
-            row for row in self.offer_rows() if row.gpu == order.gpu and order.instance in ("", row.instance)
-        ]
-        if not rows:
-            named = f"{order.instance} is no machine size with" if order.instance else "no machine size has"
-            raise Refused(
-                f"{named} the card {order.gpu or 'none'}",
-                fix="name one of `graft fleet offers --place azureml`",
-                where="--gpu",
-            )
-        return min(rows, key=lambda row: row.usd_per_hour or 0.0)
 
     def _vault(self) -> str:
         return self._azure.vault_address
@@ -228,10 +177,6 @@ class AzureMLPlace:
         if label not in self._azure.forgotten:
             self._ask_vault("DELETE", label)
             self._azure.forgotten.add(label)
-
-    def _forget_secrets(self, label: str) -> None:
-        with suppress(GraftError):
-            self.forget(label)
 
     def _ask_vault(self, method: str, label: str, body: Any = None) -> None:
         client = VaultClient("Key Vault", self._vault(), key=self._azure.token(VAULT_SCOPE))

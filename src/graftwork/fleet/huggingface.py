@@ -14,13 +14,11 @@ from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
-from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.settings import HuggingFaceSettings
 from graftwork.fleet.storage import (
+    StoragePlace,
     ask_to_stop,
-    fetch_results,
-    read_beat_of,
-    read_exit,
     shell_line,
     ship,
     start_words,
@@ -38,9 +36,8 @@ MINUTES = {"minute": 60.0, "hour": 1.0, "second": 3600.0}
 CLIENT = "python3 -c 'import huggingface_hub' 2>/dev/null || pip install -q 'huggingface_hub>=1.0'"
 
 
-class HuggingFacePlace:
+class HuggingFacePlace(StoragePlace):
     name = "huggingface"
-    paid = True
 
     def __init__(self, settings: HuggingFaceSettings) -> None:
         self._settings = settings
@@ -48,7 +45,6 @@ class HuggingFacePlace:
         self._hub = HubClient()
         self._storage = HubStorage(self._hub, settings.repository)
         self._hardware: tuple[Any, ...] = ()
-        self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
         """The flavors of Jobs with their prices now."""
@@ -93,21 +89,15 @@ class HuggingFacePlace:
         )
         return self._placed(job)
 
-    def poll(self, job: PlacedJob) -> JobPoll:
+    def show(self, job: PlacedJob) -> JobPoll | None:
         found = self._inspect(job)
         if found is None:
-            return JobPoll(phase="gone")
+            return None
         stage = str(getattr(found.status.stage, "value", found.status.stage))
-        if stage == "SCHEDULING":
-            return JobPoll(phase="starting")
-        if stage == "RUNNING":
-            return JobPoll(phase="running", beat=read_beat_of(self._storage, job.label))
-        ended = read_exit(self._storage, job.label)
-        if ended is not None:
-            return ended
-        message = (
-            f"Hugging Face: {stage.lower()}{f', {found.status.message}' if found.status.message else ''}"
-        )
+        if stage in OPEN_STAGES:
+            return JobPoll(phase="starting" if stage == "SCHEDULING" else "running")
+        why = f", {found.status.message}" if found.status.message else ""
+        message = f"Hugging Face: {stage.lower()}{why}"
         # What was committed before a cancellation or the time limit can be gone on from.
         code = 1 if stage == "ERROR" and "imeout" not in message else 75
         return JobPoll(phase="ended", exit_code=code, message=message)
@@ -120,10 +110,6 @@ class HuggingFacePlace:
             lambda api: [*api.fetch_job_logs(job_id=found.id, follow=False, namespace=self._namespace)]
         )
         return "".join(f"{line}\n" for line in lines)
-
-    def fetch(self, job: PlacedJob, folder: Path) -> None:
-        if not fetch_results(self._storage, job.label, folder) and self._inspect(job) is None:
-            raise unknown_job(self.name, job.label)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         found = self._inspect(job)

@@ -9,20 +9,18 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from graftwork.fleet.bundle import BUNDLE_FILE
-from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.settings import SageMakerSettings
 from graftwork.fleet.storage import (
     START,
+    MachinePrices,
+    StoragePlace,
     ask_to_stop,
-    fetch_results,
-    read_beat_of,
-    read_exit,
     read_file,
     ship,
 )
@@ -55,16 +53,14 @@ DENIED = (
 )
 
 
-class SageMakerPlace:
+class SageMakerPlace(StoragePlace):
     name = "sagemaker"
-    paid = True
 
     def __init__(self, settings: SageMakerSettings, *, prices: Iterable[Offer] = ()) -> None:
         self._settings = settings
-        self._prices = tuple(prices)
+        self._machines = MachinePrices(self.name, settings.instances, prices)
         self._aws = AwsClients()
         self._storage = S3Storage(self._aws, settings.bucket, FOLDER)
-        self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
         """The instance types of the settings, or of the catalog, at their on-demand price.
@@ -72,25 +68,11 @@ class SageMakerPlace:
         The price of managed spot is not known before; it is never above the on-demand price.
         """
         _ask(lambda: self._aws.client("sagemaker").list_training_jobs(MaxResults=1))
-        known = {offer.instance: offer for offer in self._prices if offer.usd_per_hour}
-        if not self._settings.instances:
-            return tuple(known.values())
-        offers = []
-        for instance, price in self._settings.instances.items():
-            if instance not in known:
-                raise Refused(
-                    f"the catalog does not know the instance type {instance}",
-                    why=f"it knows: {', '.join(sorted(known))}",
-                    fix="name one of these, or add it to prices.csv: `graft plan catalog`",
-                    where="fleet.sagemaker.instances",
-                )
-            update = {"usd_per_hour": price, "source": "fleet.sagemaker.instances"}
-            offers.append(known[instance].model_copy(update={**update, "dated": date.today().isoformat()}))
-        return tuple(offers)
+        return self._machines.rows()
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
-        offer = self._offer_for(order)
-        job = self._placed(order.label, offer.instance)
+        offer = self._machines.choose(order)
+        job = self._machines.placed(order.label, offer.instance)
         if self._describe(order.label) is not None:
             return job
         shipped = ship(self._storage, Path(order.bundle), order.label)
@@ -105,7 +87,7 @@ class SageMakerPlace:
         except _InUse:
             return job
         except Refused:
-            self._forget_secrets(order.label)
+            self.forget_secrets(order.label)
             raise
         return job
 
@@ -151,23 +133,15 @@ class SageMakerPlace:
             "Tags": [{"Key": "graftwork", "Value": label}],
         }
 
-    def poll(self, job: PlacedJob) -> JobPoll:
+    def show(self, job: PlacedJob) -> JobPoll | None:
         found = self._describe(job.label)
         if found is None:
-            self._forget_secrets(job.label)
-            return JobPoll(phase="gone")
+            return None
         status, second = found["TrainingJobStatus"], found.get("SecondaryStatus", "")
         if status not in ENDED:
-            if second not in RUNNING:
-                return JobPoll(phase="starting", message=second)
-            return JobPoll(phase="running", beat=read_beat_of(self._storage, job.label), message=second)
-        self._forget_secrets(job.label)
-        ended = read_exit(self._storage, job.label)
-        if ended is not None:
-            return ended
-        why = found.get("FailureReason") or second
+            return JobPoll(phase="running" if second in RUNNING else "starting", message=second)
         # A job that was stopped, or ran into a limit, has its checkpoints on S3.
-        code = 1 if status == "Failed" else 75
+        why, code = found.get("FailureReason") or second, 1 if status == "Failed" else 75
         return JobPoll(phase="ended", exit_code=code, message=f"SageMaker: {status.lower()}, {why}")
 
     def log(self, job: PlacedJob) -> str:
@@ -185,10 +159,6 @@ class SageMakerPlace:
         worker = read_file(self._storage, f"jobs/{job.label}/out/run/worker.log") or b""
         return worker.decode(errors="replace")
 
-    def fetch(self, job: PlacedJob, folder: Path) -> None:
-        if not fetch_results(self._storage, job.label, folder) and self._describe(job.label) is None:
-            raise unknown_job(self.name, job.label)
-
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         """SageMaker sends TERM and allows two minutes: enough for a checkpoint either way."""
         if not at_once:
@@ -197,7 +167,7 @@ class SageMakerPlace:
         with suppress(_NotRunning, NotThere):
             _ask(lambda: self._aws.client("sagemaker").stop_training_job(TrainingJobName=job.label))
         if at_once:
-            self._forget_secrets(job.label)
+            self.forget_secrets(job.label)
 
     def list(self) -> tuple[PlacedJob, ...]:
         found = []
@@ -214,36 +184,7 @@ class SageMakerPlace:
         found = self._describe(label) or {}
         instance = str(found.get("ResourceConfig", {}).get("InstanceType", ""))
         created = found.get("CreationTime")
-        return self._placed(label, instance, created=created.timestamp() if created else 0.0)
-
-    def _placed(self, label: str, instance: str, *, created: float = 0.0) -> PlacedJob:
-        offers = [offer for offer in self.offer_rows() if offer.instance == instance]
-        gpu, price = (offers[0].gpu, offers[0].usd_per_hour or 0.0) if offers else ("", 0.0)
-        return PlacedJob(
-            place=self.name, id=label, label=label, gpu=gpu, usd_per_hour=price, created_at=created
-        )
-
-    def offer_rows(self) -> tuple[Offer, ...]:
-        """What `offer` gives, without asking AWS."""
-        prices = self._settings.instances
-        return tuple(
-            offer.model_copy(update={"usd_per_hour": prices.get(offer.instance, offer.usd_per_hour)})
-            for offer in self._prices
-            if offer.usd_per_hour and (not prices or offer.instance in prices)
-        )
-
-    def _offer_for(self, order: JobOrder) -> Offer:
-        rows = [
-            row for row in self.offer_rows() if row.gpu == order.gpu and order.instance in ("", row.instance)
-        ]
-        if not rows:
-            named = f"{order.instance} is no instance type with" if order.instance else "no instance type has"
-            raise Refused(
-                f"{named} the card {order.gpu or 'none'}",
-                fix="name one of `graft fleet offers --place sagemaker`",
-                where="--gpu",
-            )
-        return min(rows, key=lambda row: row.usd_per_hour or 0.0)
+        return self._machines.placed(label, instance, created_at=created.timestamp() if created else 0.0)
 
     def _describe(self, label: str) -> dict[str, Any] | None:
         try:
@@ -263,10 +204,6 @@ class SageMakerPlace:
         client = self._aws.client("secretsmanager")
         with suppress(NotThere):
             _ask(lambda: client.delete_secret(SecretId=label, ForceDeleteWithoutRecovery=True))
-
-    def _forget_secrets(self, label: str) -> None:
-        with suppress(GraftError):
-            self.forget(label)
 
 
 class S3Storage:

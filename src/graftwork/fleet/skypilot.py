@@ -17,14 +17,12 @@ from typing import Any
 
 import yaml
 
-from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
 from graftwork.fleet.settings import SkyPilotSettings
 from graftwork.fleet.storage import (
+    StoragePlace,
     UrlStorage,
     ask_to_stop,
-    fetch_results,
-    read_beat_of,
-    read_exit,
     shell_line,
     ship,
     start_words,
@@ -44,22 +42,13 @@ RunSky = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str, str]]
 """Runs the command with these words and this much more environment: exit code, output, errors."""
 
 
-class SkyPilotPlace:
+class SkyPilotPlace(StoragePlace):
     name = "skypilot"
-    paid = True
 
     def __init__(self, settings: SkyPilotSettings, *, run: RunSky | None = None) -> None:
         self._settings = settings
         self._run = run or self._run_command
-        self._files: UrlStorage | None = None
-        self.sent_bytes = 0
-
-    @property
-    def _storage(self) -> UrlStorage:
-        self._files = self._files or UrlStorage(
-            self._settings.local_storage or self._settings.bucket, setting="fleet.skypilot.bucket"
-        )
-        return self._files
+        self._storage = UrlStorage(settings.local_storage or settings.bucket, setting="fleet.skypilot.bucket")
 
     def offer(self) -> tuple[Offer, ...]:
         """The cards of the settings at the most that an hour may cost; SkyPilot looks for less."""
@@ -128,20 +117,14 @@ class SkyPilotPlace:
             "run": shell_line(words),
         }
 
-    def poll(self, job: PlacedJob) -> JobPoll:
+    def show(self, job: PlacedJob) -> JobPoll | None:
         found = self._find(job)
         if found is None:
-            return JobPoll(phase="gone")
+            return None
         status = str(found.get("status", ""))
-        if status in WAITING:
-            return JobPoll(phase="starting", message=status.lower())
-        if status in RUNNING:
-            return JobPoll(
-                phase="running", beat=read_beat_of(self._storage, job.label), message=status.lower()
-            )
-        ended = read_exit(self._storage, job.label)
-        if ended is not None:
-            return ended
+        if status in (*WAITING, *RUNNING):
+            phase = "starting" if status in WAITING else "running"
+            return JobPoll(phase=phase, message=status.lower())
         why = str(found.get("failure_reason") or found.get("details") or "")
         code = 75 if status == "CANCELLED" else 1
         return JobPoll(phase="ended", exit_code=code, message=f"SkyPilot: {status.lower()} {why}".strip())
@@ -149,10 +132,6 @@ class SkyPilotPlace:
     def log(self, job: PlacedJob) -> str:
         found = self._find(job)
         return self._text("jobs", "logs", "--no-follow", str(found["job_id"])) if found is not None else ""
-
-    def fetch(self, job: PlacedJob, folder: Path) -> None:
-        if not fetch_results(self._storage, job.label, folder) and self._find(job) is None:
-            raise unknown_job(self.name, job.label)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         found = self._find(job)

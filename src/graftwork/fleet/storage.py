@@ -2,15 +2,17 @@
 
 In: a `JobStorage`, which a place implements with its own client, and a bundle. Out: `blobs/<sha256>`, sent
 once whatever job needs them; `jobs/<label>/in` for the start of a job; `jobs/<label>/out`, which the job
-fills. It starts nothing: that is the work of the place.
+fills. How a job is started, shown and cancelled is the work of each place.
 """
 
 import io
 import shlex
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from datetime import date
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -19,11 +21,12 @@ from pydantic import ValidationError
 from graftwork.files.remote import has_buckets, open_url
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.far_start import EXIT_FILE, FULL, STOP_FILE
-from graftwork.fleet.place import NotThere, PlaceUnreachable, Refused
+from graftwork.fleet.place import KeepsForJobs, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.results import OUTCOME, parse_exit, take_files
 from graftwork.records.base import hide_login
-from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.fleet import JobPoll
+from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
+from graftwork.records.hardware import Offer
 from graftwork.records.job import Beat
 
 BLOBS = "blobs"
@@ -55,14 +58,25 @@ class UrlStorage:
 
     def __init__(self, url: str, *, setting: str) -> None:
         self._setting = setting
-        address = url if "://" in url else f"file://{Path(url).expanduser().absolute()}"
-        self._url = address
+        self._url = url if "://" in url else f"file://{Path(url).expanduser().absolute()}"
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        """The client, made when it is first needed, and the folder there."""
         try:
-            self._files, root = open_url(address, kind="storage", setting=setting)
+            files, root = open_url(self._url, kind="storage", setting=self._setting)
         except EnvironmentLacks as error:
             # A package is missing here: nothing was asked of the place, and nothing is reserved for it.
             raise Refused(error.what, why=error.why, fix=error.fix, where=error.where) from error
-        self._root = root.rstrip("/")
+        return files, root.rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        return self._opened[1]
 
     def sizes(self, prefix: str) -> dict[str, int]:
         found = self._find(lambda: self._files.find(f"{self._root}/{prefix}", detail=True))
@@ -223,3 +237,87 @@ def choose_results(names: list[str]) -> list[str]:
         for name in sorted(names)
         if name.startswith("run/") and not (done and name.startswith(CHECKPOINTS))
     ]
+
+
+class StoragePlace(ABC):
+    """A place that runs jobs and keeps their files in a storage."""
+
+    name: str
+    paid = True
+    ends_late = False
+    """The provider calls a job running for a while after it has ended."""
+    sent_bytes = 0
+    _storage: JobStorage
+
+    @abstractmethod
+    def show(self, job: PlacedJob) -> JobPoll | None:
+        """What the provider says of the job; None: it has no such job."""
+
+    def poll(self, job: PlacedJob) -> JobPoll:
+        shown = self.show(job)
+        over = shown is not None and (shown.phase == "ended" or self.ends_late)
+        ended = read_exit(self._storage, job.label) if over else None
+        if shown is None or shown.phase == "ended" or ended is not None:
+            self.forget_secrets(job.label)
+        if shown is None:
+            return JobPoll(phase="gone")
+        if ended is not None:
+            return ended
+        beat = read_beat_of(self._storage, job.label) if shown.phase == "running" else None
+        return shown.model_copy(update={"beat": beat})
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        if not fetch_results(self._storage, job.label, folder) and self.show(job) is None:
+            raise unknown_job(self.name, job.label)
+
+    def forget_secrets(self, label: str) -> None:
+        """Where the place keeps any; the next call tries again."""
+        if isinstance(self, KeepsForJobs):
+            with suppress(GraftError):
+                self.forget(label)
+
+
+class MachinePrices:
+    """The machines of a provider: those that the settings price, else those of the catalog."""
+
+    def __init__(self, place: str, prices: Mapping[str, float], catalog: Iterable[Offer]) -> None:
+        self._place, self._prices = place, prices
+        self._catalog = {row.instance: row for row in catalog if row.usd_per_hour}
+
+    def rows(self) -> tuple[Offer, ...]:
+        setting = f"fleet.{self._place}.instances"
+        if not self._prices:
+            return tuple(row.model_copy(update={"place": self._place}) for row in self._catalog.values())
+        if unknown := self._prices.keys() - self._catalog.keys():
+            raise Refused(
+                f"the catalog does not know the machine {min(unknown)}",
+                why=f"it knows: {', '.join(sorted(self._catalog))}",
+                fix="name one of these, or add it to prices.csv: `graft plan catalog`",
+                where=setting,
+            )
+        stated = {"place": self._place, "spot_usd_per_hour": None, "source": setting}
+        stated["dated"] = date.today().isoformat()
+        return tuple(
+            self._catalog[instance].model_copy(update={**stated, "usd_per_hour": price})
+            for instance, price in self._prices.items()
+        )
+
+    def choose(self, order: JobOrder) -> Offer:
+        """The cheapest machine with the GPU of the order."""
+        rows = [row for row in self.rows() if row.gpu == order.gpu and order.instance in ("", row.instance)]
+        if not rows:
+            raise Refused(
+                f"no machine{f' {order.instance}' if order.instance else ''} of {self._place} "
+                f"has the card {order.gpu or 'none'}",
+                fix=f"name one of `graft fleet offers --place {self._place}`",
+                where="--gpu",
+            )
+        return min(rows, key=lambda row: row.usd_per_hour or 0.0)
+
+    def placed(self, label: str, instance: str, *, created_at: float = 0.0) -> PlacedJob:
+        """A job on a machine of this kind, whose name is its label."""
+        row = next((row for row in self.rows() if row.instance == instance), None)
+        gpu, price = (row.gpu, row.usd_per_hour or 0.0) if row is not None else ("", 0.0)
+        return PlacedJob(
+            place=self._place, id=label, label=label, gpu=gpu, usd_per_hour=price, created_at=created_at
+        )
