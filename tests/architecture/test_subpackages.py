@@ -38,10 +38,7 @@ ORDER = {
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
     "< app < serve",
     "fleet": "calendar_settings, federated_settings, place < settings, far_side, far_start, "
-    "bootstrap, results, simulated_hosts < bundle, ledger "
-    "< manual, hosts, runner, control, image, rest, storage < "
-    "rented, shared_folder, kaggle, sagemaker, huggingface, azureml, skypilot "
-    "< runpod, lambda_cloud, ray, slurm",
+    "bootstrap, results, simulated_hosts < bundle, ledger < runner, control, image < places",
     "cycle": "cron < settings < state < decide, notices",
     "cli": "output < show < progress < command, fleet_hosts < fleet < data, evaluate, "
     "generate, model, project, reward, run, spec, train, ui, up, worker < serve < gate, plan, release < main",

@@ -87,7 +87,7 @@ class KaggleCase(CloudCase):
         from kaggle_server import KEY, USER, KaggleStandIn
         from kagglesdk import kaggle_env
 
-        import graftwork.fleet.kaggle as module
+        import graftwork.fleet.places.kaggle as module
 
         monkeypatch.setitem(module.GPUS, "NvidiaTeslaT4", CARD)
         monkeypatch.setenv("KAGGLE_USERNAME", USER)
@@ -100,7 +100,7 @@ class KaggleCase(CloudCase):
             yield cls(api, provider, monkeypatch, "kagglesdk", "kaggle", usd_per_hour=0.0, stops_by_flag=True)
 
     def place(self):
-        from graftwork.fleet.kaggle import KagglePlace
+        from graftwork.fleet.places.kaggle import KagglePlace
         from graftwork.fleet.settings import KaggleSettings
 
         return KagglePlace(KaggleSettings())
@@ -148,7 +148,7 @@ class SageMakerCase(CloudCase):
     def place(self):
         from sagemaker_server import BUCKET, INSTANCE, OTHER_INSTANCE
 
-        from graftwork.fleet.sagemaker import SageMakerPlace
+        from graftwork.fleet.places.sagemaker import SageMakerPlace
         from graftwork.fleet.settings import SageMakerSettings
 
         prices = [
@@ -200,7 +200,7 @@ class HuggingFaceCase(CloudCase):
     def place(self):
         from huggingface_server import REPOSITORY
 
-        from graftwork.fleet.huggingface import HuggingFacePlace
+        from graftwork.fleet.places.huggingface import HuggingFacePlace
         from graftwork.fleet.settings import HuggingFaceSettings
 
         return HuggingFacePlace(HuggingFaceSettings(repository=REPOSITORY))
@@ -233,8 +233,8 @@ class SkyPilotCase(CloudCase):
             yield cls(api, provider, monkeypatch, "", "", stops_by_flag=True)
 
     def place(self):
+        from graftwork.fleet.places.skypilot import SkyPilotPlace
         from graftwork.fleet.settings import SkyPilotSettings
-        from graftwork.fleet.skypilot import SkyPilotPlace
 
         cards = {CARD: USD_PER_HOUR, OTHER_CARD: 0.2}
         settings = SkyPilotSettings(
@@ -261,7 +261,7 @@ class AzureMLCase(CloudCase):
         from azureml_server import HEADER, AzureMLStandIn
         from cloud_server import serving
 
-        import graftwork.fleet.azureml as module
+        import graftwork.fleet.places.azureml as module
 
         monkeypatch.setattr(module, "RETRIES", 0)
         for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "MSI_ENDPOINT"):
@@ -281,7 +281,7 @@ class AzureMLCase(CloudCase):
     def place(self):
         from azureml_server import ACCOUNT, CONTAINER, GROUP, OTHER_SIZE, SIZE, SUBSCRIPTION, WORKSPACE
 
-        from graftwork.fleet.azureml import AzureMLPlace
+        from graftwork.fleet.places.azureml import AzureMLPlace
         from graftwork.fleet.settings import AzureMLSettings
 
         prices = [
@@ -400,7 +400,7 @@ class LambdaCase(RentedCase):
             yield cls.start(api, provider, tmp_path / "lambda", monkeypatch)
 
     def place(self):
-        from graftwork.fleet.lambda_cloud import LambdaClient, LambdaPlace
+        from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace
         from graftwork.fleet.settings import LambdaSettings
 
         settings = LambdaSettings(
@@ -444,7 +444,7 @@ class RunPodCase(RentedCase):
             yield cls.start(api, provider, folder, monkeypatch)
 
     def place(self):
-        from graftwork.fleet.runpod import RunPodClient, RunPodPlace
+        from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
         from graftwork.fleet.settings import RunPodSettings
 
         settings = RunPodSettings(

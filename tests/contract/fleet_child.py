@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.place import make_label
-from graftwork.fleet.runpod import RunPodClient, RunPodPlace
+from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
 from graftwork.fleet.settings import CapSettings, RunPodSettings
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll

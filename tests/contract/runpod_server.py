@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from fleet_simulator import SimulatedProvider
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.runpod import TIMER_SPARE
+from graftwork.fleet.places.runpod import TIMER_SPARE
 
 KEY = "rpa_stand1nkey"
 CARD = "NVIDIA GeForce RTX 4090"

@@ -19,8 +19,8 @@ from place_contract import order as any_order
 from place_contract import processes_with, wait_for
 
 from graftwork.fleet.control import Controller
-from graftwork.fleet.hosts import HostsPlace, ProcessConnection, local_place, ssh_place
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
+from graftwork.fleet.places.hosts import HostsPlace, ProcessConnection, local_place, ssh_place
 from graftwork.fleet.settings import CapSettings, HostSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.fleet import PlacedJob

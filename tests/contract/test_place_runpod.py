@@ -19,7 +19,7 @@ from place_contract import PAUSE
 
 from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
-from graftwork.fleet.runpod import RunPodClient, RunPodPlace
+from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
 from graftwork.fleet.settings import CapSettings, RunPodSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.fleet import JobOrder

@@ -1,4 +1,4 @@
-"""What every place offers: `Place`, and the names that jobs have there.
+"""What every place offers: `Place`, what a provider's says of itself, and the names that jobs have there.
 
 In: the order for a job, whose bundle is a folder here. Out: the job at the place, which any process
 can poll, stop and fetch later. A place keeps no state here: the ledger does. Limits on cost are the work of
@@ -6,9 +6,10 @@ can poll, stop and fetch later. A place keeps no state here: the ledger does. Li
 """
 
 import re
-from collections.abc import Mapping
+from abc import ABC
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -46,6 +47,41 @@ class Place(Protocol):
 
     def list(self) -> tuple[PlacedJob, ...]:
         """The jobs with a label of ours that run, or cost money, at this place."""
+
+
+class Login(NamedTuple):
+    """An account: the variables that hold it, all of a group together, and the file that it may be in."""
+
+    name: str
+    groups: tuple[tuple[str, ...], ...]
+    file: str | None
+    purpose: str
+    url: str = ""
+    """Where it is used."""
+    url_variable: str = ""
+    """Names another address."""
+    mark: str = ""
+    """What the file must mention, where it holds others' as well."""
+
+
+class CloudPlace(ABC):
+    """A provider's place. Its class says what settings, catalog and `graft doctor` need to know of it."""
+
+    name: str
+    login: Login | None = None
+    section: str = ""
+    """Below `fleet` in graft.yaml; default: the name."""
+    example: str = "{}"
+    """The shortest section."""
+    catalog: str = ""
+    """Its name in the catalog of prices; default: the name."""
+
+    @classmethod
+    def open(cls, settings: Any, *, state: Path, prices: Iterable[Offer]) -> "Place":
+        """The place with its section of graft.yaml; `state` is a folder for what it must remember."""
+        del state, prices
+        place: Place = cls(settings)  # type: ignore[call-arg, assignment]
+        return place
 
 
 @runtime_checkable

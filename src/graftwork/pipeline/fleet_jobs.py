@@ -15,10 +15,10 @@ from pathlib import Path
 
 from graftwork.fleet.bundle import JOB_FILE
 from graftwork.fleet.control import Controller, affordable_seconds, largest_cost, what_failed
-from graftwork.fleet.hosts import HostsPlace
-from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.place import Place, PlaceUnreachable, make_label
-from graftwork.fleet.rented import RentedPlace
+from graftwork.fleet.places.hosts import HostsPlace
+from graftwork.fleet.places.manual import ManualPlace
+from graftwork.fleet.places.rented import RentedPlace
 from graftwork.fleet.results import OUTCOME
 from graftwork.pipeline.fleet_places import control, open_place, safety_of
 from graftwork.pipeline.fleet_plans import (

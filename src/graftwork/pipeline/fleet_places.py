@@ -4,17 +4,19 @@ In: an open project with its `fleet` settings. Out: places; which of them answer
 name is `local`, `ssh` or `ssh:HOST`, `manual`, `slurm`, `ray`, `runpod`, or one of an installed package.
 """
 
+from pathlib import Path
 from typing import cast
 
 from graftwork.fleet.control import Controller, Safety
-from graftwork.fleet.hosts import local_place, ssh_place
-from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.place import Place
-from graftwork.fleet.ray import RayPlace
+from graftwork.fleet.places import CLOUDS
+from graftwork.fleet.places.hosts import local_place, ssh_place
+from graftwork.fleet.places.manual import ManualPlace
+from graftwork.fleet.places.ray import RayPlace
+from graftwork.fleet.places.slurm import SlurmPlace
 from graftwork.fleet.settings import FleetSettings, RaySettings, SlurmSettings
-from graftwork.fleet.slurm import SlurmPlace
-from graftwork.pipeline.fleet_clouds import CLOUDS, cloud_settings, open_cloud
 from graftwork.pipeline.open_project import OpenProject
+from graftwork.plan.catalog.prices import list_offers
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
@@ -64,7 +66,7 @@ def open_place(work: OpenProject, name: str) -> Place:
     if kind in ("slurm", "ray"):
         return _cluster(settings, kind)
     if kind in CLOUDS:
-        return open_cloud(kind, settings, state=folder / kind)
+        return _open_cloud(kind, settings, state=folder / kind)
     if name not in (added := extension_names("graftwork.places")):
         raise UserMistake(
             f"there is no place {name!r}",
@@ -74,6 +76,30 @@ def open_place(work: OpenProject, name: str) -> Place:
         )
     found = load_extension("graftwork.places", name, attributes=REQUIRED)
     return cast(Place, found())
+
+
+def catalog_name(kind: str) -> str:
+    """What the catalog of prices calls this place."""
+    return "own" if kind in ("local", "manual") else (CLOUDS[kind].catalog if kind in CLOUDS else "") or kind
+
+
+def _cloud_settings(kind: str, settings: FleetSettings) -> Record | None:
+    """The section of a provider; None: it is not configured."""
+    section: Record | None = getattr(settings, CLOUDS[kind].section or kind)
+    return section
+
+
+def _open_cloud(kind: str, settings: FleetSettings, *, state: Path) -> Place:
+    cloud, section = CLOUDS[kind], _cloud_settings(kind, settings)
+    if section is None:
+        name = cloud.section or kind
+        raise UserMistake(
+            f"the place {kind} is not configured",
+            fix=f"add `fleet: {{{name}: {cloud.example}}}` to graft.yaml; docs/places/{kind}.md has the rest",
+            where=f"fleet.{name}",
+        )
+    prices = (offer for offer in list_offers() if offer.place == catalog_name(kind))
+    return cloud.open(section, state=state, prices=prices)
 
 
 def _cluster(settings: FleetSettings, kind: str) -> Place:
@@ -97,7 +123,7 @@ def place_names(work: OpenProject) -> tuple[str, ...]:
     settings = work.settings.fleet
     configured = {"ssh": bool(settings.hosts)}
     configured |= {"slurm": settings.slurm is not None, "ray": settings.ray is not None}
-    configured |= {name: cloud_settings(name, settings) is not None for name in CLOUDS}
+    configured |= {name: _cloud_settings(name, settings) is not None for name in CLOUDS}
     names = (name for name in BUILT_IN if configured.get(name, True))
     return (*names, *extension_names("graftwork.places"))
 

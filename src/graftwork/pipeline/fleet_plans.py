@@ -19,7 +19,7 @@ from graftwork.model.base import EMBEDDED, BaseFolder
 from graftwork.model.hub import parse_hub_name
 from graftwork.model.probe import describe_device
 from graftwork.model.shape import read_shape
-from graftwork.pipeline.fleet_clouds import IN_CATALOG
+from graftwork.pipeline.fleet_places import catalog_name
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.run_identity import plan_identity
 from graftwork.pipeline.step import StepOutputs, name_entry
@@ -107,7 +107,7 @@ SETUP_MINUTES = 5.0
 def terms_of(place: str) -> PlaceTerms | None:
     """What the catalog knows of a place."""
     kind = place.partition(":")[0]
-    return next((terms for terms in list_terms() if terms.name == IN_CATALOG.get(kind, kind)), None)
+    return next((terms for terms in list_terms() if terms.name == catalog_name(kind)), None)
 
 
 def setup_minutes(place: str) -> float:

@@ -13,10 +13,10 @@ from fleet_samples import with_vanishing_folder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.fleet import hosts
 from graftwork.fleet.far_side import GONE, REFUSED, JobHost, PieceReader, PieceWriter, answer
-from graftwork.fleet.hosts import local_place
 from graftwork.fleet.place import PlaceUnreachable, Refused
+from graftwork.fleet.places import hosts
+from graftwork.fleet.places.hosts import local_place
 from graftwork.records.fleet import PlacedJob
 
 

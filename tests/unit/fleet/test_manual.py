@@ -12,8 +12,8 @@ from fleet_samples import trial_bundle
 from place_contract import order
 
 from graftwork.fleet.control import Controller
-from graftwork.fleet.manual import BUNDLE_ARCHIVE, NOTEBOOK, RESULTS, ManualPlace
 from graftwork.fleet.place import make_label
+from graftwork.fleet.places.manual import BUNDLE_ARCHIVE, NOTEBOOK, RESULTS, ManualPlace
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import graftwork.fleet
-from graftwork.fleet import kaggle, skypilot
 from graftwork.fleet.place import NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.ray import RayPlace
+from graftwork.fleet.places import kaggle, skypilot
+from graftwork.fleet.places.ray import RayPlace
+from graftwork.fleet.places.storage import Shipped
 from graftwork.fleet.settings import RaySettings, SkyPilotSettings
-from graftwork.fleet.storage import Shipped
 from graftwork.records.fleet import JobOrder
 
 
@@ -76,7 +76,7 @@ ERRORS = {"AnswerIsNo", "Busy", "EnvironmentLacks", "NotThere", "PlaceUnreachabl
 
 
 @pytest.mark.parametrize(
-    "path", sorted(Path(graftwork.fleet.__file__).parent.glob("*.py")), ids=lambda p: p.stem
+    "path", sorted(Path(graftwork.fleet.__file__).parent.rglob("*.py")), ids=lambda p: p.stem
 )
 def test_every_error_of_the_fleet_says_how_to_fix_it(path):
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from graftwork.fleet.lambda_cloud import LambdaClient, LambdaPlace
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.runpod import RunPodClient, RunPodPlace
+from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace
+from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
 from graftwork.fleet.settings import LambdaSettings, RunPodSettings
 from graftwork.records.fleet import JobOrder
 

@@ -4,8 +4,8 @@ import pytest
 from fleet_samples import LARGE, memory_limit
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
+from graftwork.fleet.places.storage import UrlStorage, fetch_results, read_file
 from graftwork.fleet.runner import RunMirror
-from graftwork.fleet.storage import UrlStorage, fetch_results, read_file
 
 
 def raise_not_found(*_words, **_options):
@@ -32,7 +32,7 @@ def test_a_package_that_is_missing_here_leaves_no_job_open(monkeypatch):
 
     monkeypatch.setattr("fsspec.core.url_to_fs", lacks)
     with pytest.raises(Refused, match="not installed"):
-        UrlStorage("s3://bucket", setting="fleet.x.storage")
+        UrlStorage("s3://bucket", setting="fleet.x.storage").sizes("blobs/")
 
 
 def test_weights_go_to_the_storage_and_back_piece_by_piece(tmp_path):

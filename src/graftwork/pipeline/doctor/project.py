@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from graftwork.fleet.place import Login
 from graftwork.model.base import EMBEDDED, is_ready, models_folder
 from graftwork.model.hub import parse_hub_name
 from graftwork.pipeline.doctor.machine import DoctorCheck, Result, decide
@@ -123,53 +124,23 @@ def check_port(project: ProjectFolder) -> DoctorCheck:
     return DoctorCheck(name="port", result="ok", found=f"{settings.host}:{settings.port} is free")
 
 
-class Credential(NamedTuple):
-    """One account: the variables that hold it, all of a group together, and the file that it may be in."""
-
-    name: str
-    groups: tuple[tuple[str, ...], ...]
-    file: str | None
-    purpose: str
-    mark: str = ""
-    """What the file must mention, where it holds others' as well."""
-
-
-CREDENTIALS = (
-    Credential(
-        "Hugging Face",
-        (("HF_TOKEN",), ("HUGGING_FACE_HUB_TOKEN",)),
-        ".cache/huggingface/token",
-        "gated models, uploads",
-    ),
-    Credential("RunPod", (("RUNPOD_API_KEY",),), ".runpod/config.toml", "jobs there"),
-    Credential("Lambda", (("LAMBDA_API_KEY",),), None, "jobs there"),
-    Credential(
-        "Azure",
-        (("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET"),),
-        ".azure/azureProfile.json",
-        "Azure ML",
-    ),
-    Credential(
-        "Kaggle",
-        (("KAGGLE_USERNAME", "KAGGLE_KEY"), ("KAGGLE_API_TOKEN",)),
-        ".kaggle/kaggle.json",
-        "jobs there",
-    ),
-    Credential(
-        "AWS",
-        (("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), ("AWS_PROFILE",), ("AWS_WEB_IDENTITY_TOKEN_FILE",)),
-        ".aws/credentials",
-        "SageMaker, a mirror at s3://",
-    ),
-    Credential(
+OTHER_LOGINS = (
+    Login(
         "Google Cloud",
         (("GOOGLE_APPLICATION_CREDENTIALS",),),
         ".config/gcloud/application_default_credentials.json",
         "a mirror at gs://",
     ),
-    Credential("Weights & Biases", (("WANDB_API_KEY",),), ".netrc", "tracking", mark="api.wandb.ai"),
-    Credential("MLflow", (("MLFLOW_TRACKING_URI",),), None, "tracking on a server"),
+    Login("Weights & Biases", (("WANDB_API_KEY",),), ".netrc", "tracking", mark="api.wandb.ai"),
+    Login("MLflow", (("MLFLOW_TRACKING_URI",),), None, "tracking on a server"),
 )
+
+
+def _logins() -> tuple[Login, ...]:
+    """Those of the places, each of which names its own, and the others."""
+    from graftwork.fleet.places import CLOUDS
+
+    return (*(cloud.login for cloud in CLOUDS.values() if cloud.login is not None), *OTHER_LOGINS)
 
 
 def check_credentials(
@@ -177,31 +148,31 @@ def check_credentials(
 ) -> Iterator[DoctorCheck]:
     """`wanted` names those that the settings ask for; for the others their absence is only worth a note."""
     written = _dotenv_names(project / ".env") if project is not None else frozenset()
-    for credential in CREDENTIALS:
-        yield _look(credential, environment, home=home, dotenv=written, wanted=credential.name in wanted)
+    for login in _logins():
+        yield _look(login, environment, home=home, dotenv=written, wanted=login.name in wanted)
 
 
 def _look(
-    credential: Credential,
+    login: Login,
     environment: Mapping[str, str],
     *,
     home: Path,
     dotenv: frozenset[str],
     wanted: bool,
 ) -> DoctorCheck:
-    name = f"{credential.name} account"
-    for group in credential.groups:
+    name = f"{login.name} account"
+    for group in login.groups:
         if all(environment.get(variable) for variable in group):
             return DoctorCheck(name=name, result="ok", found=f"{' and '.join(group)}, from the environment")
-    half = next((g for g in credential.groups if any(environment.get(name) for name in g)), None)
+    half = next((g for g in login.groups if any(environment.get(name) for name in g)), None)
     if half is not None:
         lacking = ", ".join(name for name in half if not environment.get(name))
         return DoctorCheck(
             name=name, result="note", found=f"incomplete: {lacking} is not set", fix=f"set {lacking} too"
         )
-    if credential.file is not None and _holds(home / credential.file, credential.mark):
-        return _from_file(name, home / credential.file)
-    for group in credential.groups:
+    if login.file is not None and _holds(home / login.file, login.mark):
+        return _from_file(name, home / login.file)
+    for group in login.groups:
         if set(group) <= dotenv:
             return DoctorCheck(
                 name=name,
@@ -210,8 +181,8 @@ def _look(
                 fix="`set -a; . ./.env; set +a` before the command",
             )
     result: Result = "missing" if wanted else "note"
-    fix = f"set {' and '.join(credential.groups[0])}" if wanted else ""
-    return DoctorCheck(name=name, result=result, found=f"none (for {credential.purpose})", fix=fix)
+    fix = f"set {' and '.join(login.groups[0])}" if wanted else ""
+    return DoctorCheck(name=name, result=result, found=f"none (for {login.purpose})", fix=fix)
 
 
 def _from_file(name: str, path: Path) -> DoctorCheck:
@@ -243,14 +214,6 @@ def _dotenv_names(path: Path) -> frozenset[str]:
 
 PATIENCE_SECONDS = 3.0
 OF_SCHEME = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
-OF_ACCOUNT = {
-    "HF_TOKEN": "huggingface.co",
-    "LAMBDA_API_KEY": "cloud.lambda.ai",
-    "AZURE_CLIENT_ID": "management.azure.com",
-    "KAGGLE_KEY": "www.kaggle.com",
-    "KAGGLE_API_TOKEN": "www.kaggle.com",
-    "AWS_ACCESS_KEY_ID": "sts.amazonaws.com",
-}
 
 
 class Host(NamedTuple):
@@ -261,7 +224,6 @@ class Host(NamedTuple):
 
 def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) -> tuple[Host, ...]:
     """By the settings first; then by the accounts that are present."""
-    from graftwork.fleet import runpod
     from graftwork.store.database import find_server
 
     found: dict[tuple[str, int], Host] = {}
@@ -285,12 +247,11 @@ def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) 
             need(tracking.hostname, tracking.port, "tracking")
         database, port = find_server(project.database_url) or (None, None)
         need(database, port, "the database")
-    for variable, host in OF_ACCOUNT.items():
-        if environment.get(variable):
-            need(host, 443, f"the account in {variable}")
-    if environment.get("RUNPOD_API_KEY"):
-        address = urlsplit(runpod.api_address(environment))
-        need(address.hostname, address.port, "the account in RUNPOD_API_KEY")
+    for login in _logins():
+        held = next((group for group in login.groups if all(map(environment.get, group))), None)
+        if held is not None and login.url:
+            address = urlsplit(environment.get(login.url_variable) or login.url)
+            need(address.hostname, address.port, f"the account in {' and '.join(held)}")
     return tuple(found.values())
 
 

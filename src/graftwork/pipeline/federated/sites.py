@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from graftwork.fleet.federated_settings import FederatedPlace
-from graftwork.fleet.hosts import HostsPlace
+from graftwork.fleet.places.hosts import HostsPlace
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import read_shape
 from graftwork.pipeline.fleet_jobs import (

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from graftwork.fleet.bundle import BUNDLE_FILE
-from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.settings import SageMakerSettings
-from graftwork.fleet.storage import (
+from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
+from graftwork.fleet.places.storage import (
     START,
     MachinePrices,
     StoragePlace,
@@ -24,6 +23,7 @@ from graftwork.fleet.storage import (
     read_file,
     ship,
 )
+from graftwork.fleet.settings import SageMakerSettings
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -55,12 +55,25 @@ DENIED = (
 
 class SageMakerPlace(StoragePlace):
     name = "sagemaker"
+    login = Login(
+        "AWS",
+        (("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), ("AWS_PROFILE",), ("AWS_WEB_IDENTITY_TOKEN_FILE",)),
+        ".aws/credentials",
+        "SageMaker, a mirror at s3://",
+        url="https://sts.amazonaws.com",
+    )
+    example = "{role: ARN, bucket: NAME}"
+
+    @classmethod
+    def open(cls, settings: SageMakerSettings, *, state: Path, prices: Iterable[Offer]) -> Self:
+        del state
+        return cls(settings, prices=prices)
 
     def __init__(self, settings: SageMakerSettings, *, prices: Iterable[Offer] = ()) -> None:
         self._settings = settings
         self._machines = MachinePrices(self.name, settings.instances, prices)
         self._aws = AwsClients()
-        self._storage = S3Storage(self._aws, settings.bucket, FOLDER)
+        self._storage = self._bucket = S3Storage(self._aws, settings.bucket, FOLDER)
 
     def offer(self) -> tuple[Offer, ...]:
         """The instance types of the settings, or of the catalog, at their on-demand price.
@@ -77,7 +90,7 @@ class SageMakerPlace(StoragePlace):
             return job
         shipped = ship(self._storage, Path(order.bundle), order.label)
         self.sent_bytes = shipped.sent_bytes
-        listed = [{"prefix": self._storage.url("blobs/")}, *shipped.blobs]
+        listed = [{"prefix": self._bucket.url("blobs/")}, *shipped.blobs]
         self._storage.write(f"jobs/{order.label}/blobs.manifest", json.dumps(listed).encode())
         if secrets:
             self._keep_secrets(order.label, secrets)
@@ -115,10 +128,10 @@ class SageMakerPlace(StoragePlace):
             },
             "RoleArn": settings.role,
             "InputDataConfig": [
-                _channel("job", "S3Prefix", self._storage.url(f"jobs/{label}/in/")),
-                _channel("blobs", "ManifestFile", self._storage.url(f"jobs/{label}/blobs.manifest")),
+                _channel("job", "S3Prefix", self._bucket.url(f"jobs/{label}/in/")),
+                _channel("blobs", "ManifestFile", self._bucket.url(f"jobs/{label}/blobs.manifest")),
             ],
-            "OutputDataConfig": {"S3OutputPath": self._storage.url(f"jobs/{label}/model")},
+            "OutputDataConfig": {"S3OutputPath": self._bucket.url(f"jobs/{label}/model")},
             "ResourceConfig": {
                 "InstanceType": instance,
                 "InstanceCount": 1,
@@ -127,7 +140,7 @@ class SageMakerPlace(StoragePlace):
             "StoppingCondition": {"MaxRuntimeInSeconds": seconds, **spot},
             "EnableManagedSpotTraining": settings.spot,
             "CheckpointConfig": {
-                "S3Uri": self._storage.url(f"jobs/{label}/out"),
+                "S3Uri": self._bucket.url(f"jobs/{label}/out"),
                 "LocalPath": CHECKPOINTS,
             },
             "Tags": [{"Key": "graftwork", "Value": label}],

@@ -4,24 +4,22 @@ In: an order. Out: a pod whose name is the job's label, with a timer that ends i
 key of the account, RUNPOD_API_BASE_URL another address of the API.
 """
 
-import os
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
-from graftwork.fleet.place import LABEL, Refused
-from graftwork.fleet.rented import RentedMachine, RentedPlace, read_public_key
-from graftwork.fleet.rest import RestClient, understood
+from graftwork.fleet.place import LABEL, Login, Refused
+from graftwork.fleet.places.rented import RentedMachine, RentedPlace, find_key, read_public_key
+from graftwork.fleet.places.rest import RestClient, understood
 from graftwork.fleet.settings import RunPodSettings
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, PlacedJob
 from graftwork.records.hardware import Offer
 
-BASE_URL = "https://api.runpod.io"
 ENDED = "TERMINATED"
 FAILED = ("EXITED", "ERROR")
 SSH_PORT = 22
@@ -34,7 +32,7 @@ TIMER_SPARE = 1800.0
 class RunPodClient(RestClient):
     """The five requests that a place needs."""
 
-    def __init__(self, key: str, *, base_url: str, wait: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, key: str, base_url: str, *, wait: Callable[[float], None] = time.sleep) -> None:
         super().__init__("RunPod", base_url, key=key, wait=wait)
 
     def list_gpus(self) -> list[dict[str, Any]]:
@@ -69,6 +67,19 @@ class RunPodClient(RestClient):
 
 class RunPodPlace(RentedPlace):
     name = "runpod"
+    login = Login(
+        "RunPod",
+        (("RUNPOD_API_KEY",),),
+        ".runpod/config.toml",
+        "jobs there",
+        url="https://api.runpod.io",
+        url_variable="RUNPOD_API_BASE_URL",
+    )
+
+    @classmethod
+    def open(cls, settings: RunPodSettings, *, state: Path, prices: Iterable[Offer]) -> Self:
+        del prices
+        return cls(settings, state=state)
 
     def __init__(self, settings: RunPodSettings, *, state: Path, client: RunPodClient | None = None) -> None:
         super().__init__(state=state, python=settings.python, folder=settings.folder)
@@ -76,15 +87,7 @@ class RunPodPlace(RentedPlace):
 
     @property
     def _client(self) -> RunPodClient:
-        if self._own_client is None:
-            key = os.environ.get("RUNPOD_API_KEY", "")
-            if not key:
-                raise Refused(
-                    "there is no key for RunPod",
-                    fix="create one in the console and set RUNPOD_API_KEY",
-                    where="RUNPOD_API_KEY",
-                )
-            self._own_client = RunPodClient(key, base_url=api_address(os.environ))
+        self._own_client = self._own_client or RunPodClient(*find_key(self.login))
         return self._own_client
 
     def offer(self) -> tuple[Offer, ...]:
@@ -163,10 +166,6 @@ class RunPodPlace(RentedPlace):
             usd_per_hour=float(pod.get("cost") or 0.0),
             created_at=_seconds(str(pod.get("createdAt"))),
         )
-
-
-def api_address(environment: Mapping[str, str]) -> str:
-    return environment.get("RUNPOD_API_BASE_URL") or BASE_URL
 
 
 def _seconds(text: str) -> float:

@@ -7,7 +7,7 @@ fills. How a job is started, shown and cancelled is the work of each place.
 
 import io
 import shlex
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from graftwork.files.remote import has_buckets, open_url
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.far_start import EXIT_FILE, FULL, STOP_FILE
-from graftwork.fleet.place import KeepsForJobs, NotThere, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.place import CloudPlace, KeepsForJobs, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.results import OUTCOME, parse_exit, take_files
 from graftwork.records.base import hide_login
 from graftwork.records.errors import EnvironmentLacks, GraftError
@@ -33,7 +33,7 @@ BLOBS = "blobs"
 START = "start.py"
 PIECE = 2**20
 CHECKPOINTS = "run/checkpoints/"
-START_SOURCE = Path(__file__).with_name("far_start.py")
+START_SOURCE = Path(__file__).parents[1] / "far_start.py"
 
 
 class JobStorage(Protocol):
@@ -125,6 +125,8 @@ class UrlStorage:
     def _do(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
+        except Refused:
+            raise
         except Exception as error:  # whatever a network library may raise
             full = isinstance(error, OSError) and error.errno in FULL
             raise PlaceUnreachable(
@@ -239,10 +241,9 @@ def choose_results(names: list[str]) -> list[str]:
     ]
 
 
-class StoragePlace(ABC):
+class StoragePlace(CloudPlace):
     """A place that runs jobs and keeps their files in a storage."""
 
-    name: str
     paid = True
     ends_late = False
     """The provider calls a job running for a while after it has ended."""

@@ -14,15 +14,15 @@ from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
-from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.settings import HuggingFaceSettings
-from graftwork.fleet.storage import (
+from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
+from graftwork.fleet.places.storage import (
     StoragePlace,
     ask_to_stop,
     shell_line,
     ship,
     start_words,
 )
+from graftwork.fleet.settings import HuggingFaceSettings
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -38,6 +38,15 @@ CLIENT = "python3 -c 'import huggingface_hub' 2>/dev/null || pip install -q 'hug
 
 class HuggingFacePlace(StoragePlace):
     name = "huggingface"
+    login = Login(
+        "Hugging Face",
+        (("HF_TOKEN",), ("HUGGING_FACE_HUB_TOKEN",)),
+        ".cache/huggingface/token",
+        "gated models, uploads",
+        url="https://huggingface.co",
+    )
+    example = "{repository: ME/jobs}"
+    catalog = "huggingface-jobs"
 
     def __init__(self, settings: HuggingFaceSettings) -> None:
         self._settings = settings

@@ -4,13 +4,14 @@ In: a provider's requests, as a subclass states them. Out: a place. The machine 
 bundle and the secrets go to it over SSH once it is up (`deliver`), never through the API.
 """
 
-from abc import ABC, abstractmethod
+import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.fleet.hosts import ALIVE, HostsPlace, ProcessConnection, shared_connection
-from graftwork.fleet.place import unknown_job
+from graftwork.fleet.place import CloudPlace, Login, Refused, unknown_job
+from graftwork.fleet.places.hosts import ALIVE, HostsPlace, ProcessConnection, shared_connection
 from graftwork.process.ssh import ssh_command
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -28,10 +29,10 @@ class RentedMachine:
     """Why it will not come up, or no longer runs."""
 
 
-class RentedPlace(ABC):
+class RentedPlace(CloudPlace):
     """A place whose machines are billed until they are given back."""
 
-    name: str
+    login: Login
     paid = True
 
     def __init__(self, *, state: Path, python: str, folder: str) -> None:
@@ -125,6 +126,19 @@ class RentedPlace(ABC):
             machine_id, words, root=self._folder, far=True, address=machine.address
         )
         return HostsPlace(self.name, {machine_id: connection})
+
+
+def find_key(login: Login) -> tuple[str, str]:
+    """The key of the account and the address of its API."""
+    ((variable,),) = login.groups
+    key = os.environ.get(variable, "")
+    if not key:
+        raise Refused(
+            f"there is no key for {login.name}",
+            fix=f"create one in the console and set {variable}",
+            where=variable,
+        )
+    return key, os.environ.get(login.url_variable) or login.url
 
 
 def read_public_key(path: str, *, setting: str) -> str:

@@ -18,8 +18,7 @@ from typing import Any
 import yaml
 
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
-from graftwork.fleet.settings import SkyPilotSettings
-from graftwork.fleet.storage import (
+from graftwork.fleet.places.storage import (
     StoragePlace,
     UrlStorage,
     ask_to_stop,
@@ -27,6 +26,7 @@ from graftwork.fleet.storage import (
     ship,
     start_words,
 )
+from graftwork.fleet.settings import SkyPilotSettings
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -44,6 +44,7 @@ RunSky = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str, str]]
 
 class SkyPilotPlace(StoragePlace):
     name = "skypilot"
+    example = "{bucket: URL, accelerators: {A10G: 1.5}}"
 
     def __init__(self, settings: SkyPilotSettings, *, run: RunSky | None = None) -> None:
         self._settings = settings

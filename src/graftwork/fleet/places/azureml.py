@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
-from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.rest import RestClient
-from graftwork.fleet.settings import AzureMLSettings
-from graftwork.fleet.storage import (
+from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
+from graftwork.fleet.places.rest import RestClient
+from graftwork.fleet.places.storage import (
     MachinePrices,
     StoragePlace,
     ask_to_stop,
@@ -26,6 +25,7 @@ from graftwork.fleet.storage import (
     ship,
     start_words,
 )
+from graftwork.fleet.settings import AzureMLSettings
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -47,7 +47,21 @@ NO_GIT = dict.fromkeys(("mlflow.source.git.commit", "mlflow.source.git.branch", 
 
 class AzureMLPlace(StoragePlace):
     name = "azureml"
+    login = Login(
+        "Azure",
+        (("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET"),),
+        ".azure/azureProfile.json",
+        "Azure ML",
+        url="https://management.azure.com",
+    )
+    example = "{subscription: ID, resource_group: NAME, workspace: NAME}"
+    catalog = "azure-ml"
     ends_late = True
+
+    @classmethod
+    def open(cls, settings: AzureMLSettings, *, state: Path, prices: Iterable[Offer]) -> Self:
+        del state
+        return cls(settings, prices=prices)
 
     def __init__(self, settings: AzureMLSettings, *, prices: Iterable[Offer] = ()) -> None:
         self._settings = settings

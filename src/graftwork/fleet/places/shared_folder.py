@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
-from graftwork.fleet.hosts import ProcessConnection, send_files
 from graftwork.fleet.place import unknown_job
+from graftwork.fleet.places.hosts import ProcessConnection, send_files
 from graftwork.fleet.results import take_packed
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 

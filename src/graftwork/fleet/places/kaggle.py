@@ -18,10 +18,10 @@ from typing import IO, Any
 
 from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, read_bundle
 from graftwork.fleet.far_start import EXIT_FILE
-from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.place import LABEL, CloudPlace, Login, NotThere, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.places.storage import PIECE, START_SOURCE, choose_results
 from graftwork.fleet.results import parse_exit, take_files
 from graftwork.fleet.settings import KaggleSettings
-from graftwork.fleet.storage import PIECE, START_SOURCE, choose_results
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
@@ -40,8 +40,15 @@ PAGE = 100
 DOWNLOAD_SECONDS = 120.0
 
 
-class KagglePlace:
+class KagglePlace(CloudPlace):
     name = "kaggle"
+    login = Login(
+        "Kaggle",
+        (("KAGGLE_USERNAME", "KAGGLE_KEY"), ("KAGGLE_API_TOKEN",)),
+        ".kaggle/kaggle.json",
+        "jobs there",
+        url="https://www.kaggle.com",
+    )
     paid = False
 
     def __init__(self, settings: KaggleSettings) -> None:

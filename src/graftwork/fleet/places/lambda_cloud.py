@@ -5,24 +5,22 @@ when the machine is shut down from within. LAMBDA_API_KEY holds the key of the a
 another address of the API.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
-from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
-from graftwork.fleet.rented import RentedMachine, RentedPlace, read_public_key
-from graftwork.fleet.rest import RestClient, understood
+from graftwork.fleet.place import LABEL, Login, PlaceUnreachable, Refused
+from graftwork.fleet.places.rented import RentedMachine, RentedPlace, find_key, read_public_key
+from graftwork.fleet.places.rest import RestClient, understood
 from graftwork.fleet.settings import LambdaSettings
 from graftwork.process.http_client import may_pass
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, PlacedJob
 from graftwork.records.hardware import Offer
 
-BASE_URL = "https://cloud.lambda.ai"
 GONE = ("terminated", "preempted")
 QUOTA, CAPACITY = "global/quota-exceeded", "instance-operations/launch/insufficient-capacity"
 
@@ -30,7 +28,7 @@ QUOTA, CAPACITY = "global/quota-exceeded", "instance-operations/launch/insuffici
 class LambdaClient(RestClient):
     """The six requests that a place needs. Lambda takes one a second, and a launch every 12 seconds."""
 
-    def __init__(self, key: str, *, base_url: str, wait: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, key: str, base_url: str, *, wait: Callable[[float], None] = time.sleep) -> None:
         super().__init__("Lambda", base_url, key=key, wait=wait)
 
     def list_types(self) -> dict[str, dict[str, Any]]:
@@ -96,6 +94,20 @@ class LambdaClient(RestClient):
 
 class LambdaPlace(RentedPlace):
     name = "lambda"
+    login = Login(
+        "Lambda",
+        (("LAMBDA_API_KEY",),),
+        None,
+        "jobs there",
+        url="https://cloud.lambda.ai",
+        url_variable="LAMBDA_API_BASE_URL",
+    )
+    section = "lambda_cloud"
+    """`lambda` is a word of Python."""
+
+    @classmethod
+    def open(cls, settings: LambdaSettings, *, state: Path, prices: Iterable[Offer]) -> Self:
+        return cls(settings, state=state, prices=prices)
 
     def __init__(
         self,
@@ -111,15 +123,7 @@ class LambdaPlace(RentedPlace):
 
     @property
     def _client(self) -> LambdaClient:
-        if self._own_client is None:
-            key = os.environ.get("LAMBDA_API_KEY", "")
-            if not key:
-                raise Refused(
-                    "there is no key for Lambda",
-                    fix="create one in the console, below API keys, and set LAMBDA_API_KEY",
-                    where="LAMBDA_API_KEY",
-                )
-            self._own_client = LambdaClient(key, base_url=os.environ.get("LAMBDA_API_BASE_URL") or BASE_URL)
+        self._own_client = self._own_client or LambdaClient(*find_key(self.login))
         return self._own_client
 
     def offer(self) -> tuple[Offer, ...]:

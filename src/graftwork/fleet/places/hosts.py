@@ -480,7 +480,7 @@ def shared_connection() -> tuple[str, ...]:
 
 @cache
 def _script() -> bytes:
-    return Path(__file__).with_name("far_side.py").read_bytes()
+    return (Path(__file__).parents[1] / "far_side.py").read_bytes()
 
 
 def _read_back(stream: IO[bytes]) -> bytes:
