@@ -201,14 +201,6 @@ def test_a_release_damaged_during_signing_is_replaced_by_a_signed_one(far, store
     assert ReleaseStore.open(far).verify(release.id) == release
 
 
-def test_leftovers_of_a_killed_signer_are_not_pushed(far, store):
-    release = make(store)
-    (store.folder(release.id) / ".manifest.json.minisig.0123abcd.part").write_bytes(b"half")
-    assert push_over_ssh(store, release.id, target=target(far), alias="champion").sent
-    assert not list((far / release.id).glob(".*"))
-    assert not push_over_ssh(store, release.id, target=target(far)).sent
-
-
 def test_bytes_sent_are_reported_while_they_go(far, store, monkeypatch):
     release = make(store, weights=bytes(64 * 2**20))
     monkeypatch.setattr(ssh, "POLL_SECONDS", 0.002)

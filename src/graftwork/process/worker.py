@@ -6,7 +6,6 @@ in the job's folder, so that the parent can say what happened without parsing a 
 
 import _thread
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -29,6 +28,7 @@ from graftwork.files.disk import (
     make_folder,
     write_atomic,
 )
+from graftwork.files.locks import is_held, try_lock
 from graftwork.process.memory import explain_exhaustion, is_exhaustion
 from graftwork.records.base import Record
 from graftwork.records.errors import (
@@ -77,7 +77,7 @@ def lock_holder(folder: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        if not _is_held(descriptor):
+        if not is_held(descriptor):
             return None
         text = path.read_text().strip()
         return int(text) if text.isdigit() else -1
@@ -89,24 +89,11 @@ def _take(descriptor: int) -> bool:
     """Take the lock unless another worker has it; one that is only asked about is free in a moment."""
     deadline = time.monotonic() + _ASKED_SECONDS
     while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if _is_held(descriptor) or time.monotonic() >= deadline:
-                return False
-            time.sleep(_PAUSE_SECONDS)
-        else:
+        if try_lock(descriptor):
             return True
-
-
-def _is_held(descriptor: int) -> bool:
-    """Whether a worker has the lock. Those who ask share it, so they do not take each other for one."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
+        if is_held(descriptor) or time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
 
 
 PARENT_VARIABLE = "GRAFT_PARENT_PID"

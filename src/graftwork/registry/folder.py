@@ -6,7 +6,7 @@ Hugging Face Hub can load it. Signatures of the manifest are stored next to it.
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,7 +14,14 @@ from pydantic import ValidationError
 from graftwork.files.disk import create_file, explain_os_error, read_only_mode, sync_folder
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import PROMPT_FILE, Release
-from graftwork.registry.blobs import BLOBS, PART
+from graftwork.registry.blobs import (
+    BLOBS,
+    PART,
+    ProgressCallback,
+    ProgressCounter,
+    digest_with_progress,
+    no_progress,
+)
 from graftwork.registry.manifest import content_id
 from graftwork.registry.names import FILE, require_name
 from graftwork.registry.peft import find_weight_files, require_safetensors
@@ -68,27 +75,44 @@ def read_manifest(folder: Path) -> Release:
     """The manifest, checked against its id. The other files are not checked."""
     path = folder / MANIFEST
     try:
-        release = Release.from_json(path.read_bytes())
+        text = path.read_bytes()
     except FileNotFoundError as error:
         if not folder.exists():
             raise _not_here(folder) from error
         raise _damaged("there is no manifest", "it is written last: this is not a release", path) from error
-    except ValidationError as error:
-        raise _damaged("the manifest cannot be read", str(error).splitlines()[0], path) from error
     except OSError as error:
         raise explain_os_error(error, path) from error
-    if release.id != content_id(release):
-        raise _damaged("the manifest was changed", "its id is not the hash of its content", path)
+    return parse_manifest(text, lambda what, why: _damaged(what, why, path))
+
+
+Refusal = Callable[[str, str], Damaged]
+"""The error of one place where releases are, from what is wrong and why."""
+
+
+def parse_manifest(text: bytes, refuse: Refusal, *, named: str = "") -> Release:
+    """The manifest, checked against its id, and against the one that it is `named` by."""
+    try:
+        release = Release.from_json(text)
+    except ValidationError as error:
+        raise refuse("the manifest cannot be read", str(error).splitlines()[0]) from error
+    if release.id != content_id(release) or release.id != (named or release.id):
+        raise refuse("the manifest was changed", "its id is not the hash of its content")
     return release
+
+
+def require_own_files(release: Release, refuse: Refusal) -> None:
+    """Refuse a manifest that names a file which no release may have."""
+    for file in release.files:
+        if not FILE.fullmatch(file.path) or file.path in METADATA_FILES:
+            raise refuse(f"the manifest names {file.path[:80]!r}", "that is not a file of a release")
 
 
 def verify_release(folder: Path, *, progress: ProgressCallback = no_progress) -> Release:
     """Check every byte of the folder against its manifest, and that there are no other files."""
     release = read_manifest(folder)
+    require_own_files(release, lambda what, why: _damaged(what, why, folder))
     counter = ProgressCounter(progress, "check", sum(file.size for file in release.files))
     for file in release.files:
-        if not FILE.fullmatch(file.path) or file.path in METADATA_FILES:
-            raise _damaged(f"the manifest names {file.path!r}", "that is not a file of a release", folder)
         if (folder / file.path).is_symlink():
             raise _damaged(f"{file.path} is a link", "it could point anywhere", folder / file.path)
         _require_bytes(folder / file.path, file.sha256, counter)
@@ -101,11 +125,6 @@ def verify_release(folder: Path, *, progress: ProgressCallback = no_progress) ->
     else:
         require_safetensors(folder / find_weight_files(folder)[1])
     return release
-
-
-def release_files(folder: Path) -> list[Path]:
-    """The files of a verified release, sorted by name."""
-    return sorted(folder.iterdir())
 
 
 def _require_bytes(path: Path, sha256: str, counter: ProgressCounter) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from graftwork.files.disk import explain_os_error, file_mode, make_folder, write_atomic
+from graftwork.files.locks import is_held, try_lock
 from graftwork.records.errors import Busy
 from graftwork.registry.folder import MANIFEST
 from graftwork.registry.names import require_name
@@ -25,8 +26,6 @@ from graftwork.registry.names import require_name
 LOCK = ".lock"
 WAIT_SECONDS = 30.0
 READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
-LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
-"""Errors of a lock that another process has. Any other error does not show whether one has it."""
 
 
 @contextmanager
@@ -38,7 +37,7 @@ def shared_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[N
         yield
         return
     try:
-        _acquire(descriptor, fcntl.LOCK_SH, wait_seconds, root, "garbage is being collected")
+        _acquire(descriptor, root, "garbage is being collected", wait_seconds, shared=True)
         yield
     finally:
         os.close(descriptor)
@@ -52,7 +51,7 @@ def exclusive_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterato
     except OSError as error:
         raise explain_os_error(error, root / LOCK) from error
     try:
-        _acquire(descriptor, fcntl.LOCK_EX, wait_seconds, root, "a release is being made, promoted or loaded")
+        _acquire(descriptor, root, "a release is being made, promoted or loaded", wait_seconds, shared=False)
         yield
     finally:
         os.close(descriptor)
@@ -76,25 +75,21 @@ def _open(root: Path) -> int | None:
         return None
 
 
-def _acquire(descriptor: int, how: int, wait_seconds: float, root: Path, doing: str) -> None:
+def _acquire(descriptor: int, root: Path, doing: str, wait_seconds: float, *, shared: bool) -> None:
     deadline = time.monotonic() + wait_seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in LOCKED_ERRNOS:
-                # A file system without locks: what is in use cannot be known.
-                raise explain_os_error(error, root / LOCK) from error
+    try:
+        while not try_lock(descriptor, shared=shared):
             if time.monotonic() >= deadline:
                 raise Busy(
                     "the store of releases is in use",
                     why=f"{doing} since more than {wait_seconds:.0f} s",
                     fix="try again when that is done (`graft status`)",
                     where=str(root),
-                ) from error
+                )
             time.sleep(0.01)
-        else:
-            return
+    except OSError as error:
+        # A file system without locks: what is in use cannot be known.
+        raise explain_os_error(error, root / LOCK) from error
 
 
 LockState = Literal["free", "held", "unseen", "unreadable"]
@@ -147,10 +142,9 @@ def lock_manifest(manifest: Path) -> Iterator[LockState]:
 
 def _lock(descriptor: int) -> LockState:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return "held" if error.errno in LOCKED_ERRNOS else "unseen"
-    return "free"
+        return "free" if try_lock(descriptor) else "held"
+    except OSError:
+        return "unseen"
 
 
 def _lock_as_owner(manifest: Path) -> tuple[int, LockState]:
@@ -262,11 +256,8 @@ def _is_held(lock: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return is_held(descriptor)
     except OSError as error:
-        if error.errno not in LOCKED_ERRNOS:
-            raise explain_os_error(error, lock) from error
-        return True
+        raise explain_os_error(error, lock) from error
     finally:
         os.close(descriptor)
-    return False

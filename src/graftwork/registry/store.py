@@ -20,7 +20,8 @@ from graftwork.files.disk import (
     write_atomic,
 )
 from graftwork.records.errors import Damaged, GraftError
-from graftwork.records.release import PROMPT_FILE, Garbage, Release
+from graftwork.records.release import PROMPT_FILE, Garbage, Release, ReleaseFile
+from graftwork.records.units import MIB
 from graftwork.registry import locks
 from graftwork.registry.blobs import (
     BLOBS,
@@ -58,6 +59,17 @@ class StoreContents(NamedTuple):
     ids: tuple[str, ...]
     leased: frozenset[str]
     doubtful: frozenset[str] = frozenset()
+
+
+LARGEST_MANIFEST = 16 * MIB
+LARGEST_SIGNATURE = 64 * 2**10
+
+
+class ReceivedRelease(NamedTuple):
+    """`new` is false if the store already had the release."""
+
+    release: Release
+    new: bool
 
 
 InUse = Collection[str] | Callable[[StoreContents], Collection[str]]
@@ -144,6 +156,30 @@ class ReleaseStore:
             elif there == release:
                 add_missing_signatures(self.root, target, signatures)
         return there
+
+    def receive(
+        self,
+        release: Release,
+        *,
+        signatures: Mapping[str, bytes],
+        fetch: Callable[[ReleaseFile, Path], Path],
+        progress: ProgressCallback = no_progress,
+    ) -> ReceivedRelease:
+        """Store a release from elsewhere. `fetch` brings a file to a path and checks it.
+
+        Hold `shared_lock()` around this and the index entry. Of a release that is here only the signatures
+        are taken that it does not have.
+        """
+        if self.has(release.id):
+            return ReceivedRelease(
+                self.complete(release, signatures=signatures, progress=progress), new=False
+            )
+        with staging_folder(self.root) as folder:
+            sources: dict[str, Path | bytes] = {
+                file.path: fetch(file, folder / str(number)) for number, file in enumerate(release.files)
+            }
+            stored = self.put(release, sources=sources, signatures=signatures, progress=progress)
+            return ReceivedRelease(stored, new=True)
 
     def _is_better(self, folder: Path, release: Release, signature: bytes) -> bool:
         """Whether the trusted key made this signature but not the existing one."""

@@ -5,7 +5,6 @@ for the next process. The counts are in a small file that is mapped into memory:
 process is killed, so the next one knows how many exchanges were lost. A power cut may cost both.
 """
 
-import fcntl
 import logging
 import mmap
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from graftwork.files.disk import make_folder
+from graftwork.files.locks import require_lock
 from graftwork.records.base import Record
 from graftwork.records.interaction import Capture
 
@@ -67,8 +67,7 @@ class CaptureCounts:
         make_folder(folder)
         file = os.open(folder / COUNTS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Raises where another endpoint of the project counts here.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            require_lock(file, "another endpoint of the project counts here")
             data = os.pread(file, _SIZE, 0)
             totals = _parse(data) or CaptureTotals()
             if _parse(data) is None:

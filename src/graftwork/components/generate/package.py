@@ -137,7 +137,10 @@ def write_package(
     written = {name: text for name, text in files.items() if name not in handwritten}
     hashed = {name: text_hash(text) for name, text in sorted(written.items())}
     manifest = manifest.model_copy(update={"files": hashed})
-    _note_intended(out, manifest)
+    # One line for each attempt since the last complete package.
+    path = out / INTENDED_FILE
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    write_atomic(path, before + json.dumps(manifest.model_dump(mode="json")) + "\n")
     for name, text in written.items():
         write_atomic(out / name, text)
     for name, digests in known.items():
@@ -163,13 +166,6 @@ def _read_intended(out: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     return [PackageManifest.from_json(line).files for line in path.read_bytes().splitlines()]
-
-
-def _note_intended(out: Path, manifest: PackageManifest) -> None:
-    """One line for each attempt since the last complete package."""
-    path = out / INTENDED_FILE
-    before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    write_atomic(path, before + json.dumps(manifest.model_dump(mode="json")) + "\n")
 
 
 def _is_unchanged(path: Path, digests: set[str]) -> bool:

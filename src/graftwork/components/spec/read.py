@@ -80,14 +80,11 @@ class _Reader:
         seen: dict[str, yaml.Node] = {}
         for key_node, value in node.value:
             key = self._key(key_node)
-            if key in found and not self._is_merged(seen[key], node):
+            # Whether `<<` brought the key: it is written before the mapping, and may be given again.
+            if key in found and seen[key].start_mark.index >= node.start_mark.index:
                 self.report("key_twice", key_node, f"the key {key} occurs twice; the last one counts")
             found[key], seen[key] = value, key_node
         return found
-
-    def _is_merged(self, key: yaml.Node, mapping: yaml.Node) -> bool:
-        """Whether `<<` brought the key: it is written before the mapping, and may be given again."""
-        return bool(key.start_mark.index < mapping.start_mark.index)
 
     def _key(self, node: yaml.Node) -> str:
         if isinstance(node, yaml.ScalarNode):
@@ -387,7 +384,8 @@ def _write_node(node: SpecNode, path: tuple[int, ...], *, is_last: bool) -> str:
     expected = ".".join(map(str, path)) or ROOT_ID
     if split_title(title) != (node.name, node.tail) or "\n" in title or not _is_title(title, path):
         exact |= {"name": node.name, "tail": node.tail}
-        title = _as_title(node.name)
+        # A line that can stand for a name which cannot be a heading itself.
+        title = re.sub(r"[\[\]*`~\s]+", " ", node.name).strip() or UNTITLED
     body = node.body
     if not _is_plain_body(body, is_last=is_last):
         exact["body"], body = node.body, ""
@@ -410,11 +408,6 @@ def _write_node(node: SpecNode, path: tuple[int, ...], *, is_last: bool) -> str:
 def _is_title(title: str, path: tuple[int, ...]) -> bool:
     """The first line of a file must not look like a heading, nor be left out."""
     return bool(path) or not (NUMBERED.match(title) or _FENCE.match(title))
-
-
-def _as_title(name: str) -> str:
-    """A line that can stand for a name which cannot be a heading itself."""
-    return re.sub(r"[\[\]*`~\s]+", " ", name).strip() or UNTITLED
 
 
 def _is_plain_body(body: str, *, is_last: bool) -> bool:

@@ -86,7 +86,8 @@ class AzureMLPlace(StoragePlace):
             return job
         self.sent_bytes = ship(self._storage, Path(order.bundle), order.label).sent_bytes
         if secrets:
-            self._keep_secrets(order.label, secrets)
+            self._azure.forgotten.discard(order.label)
+            self._ask_vault("PUT", order.label, {"value": json.dumps(dict(secrets))})
         command = _ask(lambda: self._command(order, offer.instance, with_secrets=bool(secrets)))
         try:
             _ask(lambda: self._azure.jobs.create_or_update(command))
@@ -182,10 +183,6 @@ class AzureMLPlace(StoragePlace):
 
     def _vault(self) -> str:
         return self._azure.vault_address
-
-    def _keep_secrets(self, label: str, secrets: Mapping[str, str]) -> None:
-        self._azure.forgotten.discard(label)
-        self._ask_vault("PUT", label, {"value": json.dumps(dict(secrets))})
 
     def forget(self, label: str) -> None:
         if label not in self._azure.forgotten:

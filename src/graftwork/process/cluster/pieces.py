@@ -24,7 +24,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from graftwork.files.disk import make_folder
+from graftwork.files.disk import Journal, make_folder
 from graftwork.process.pool import work_in_order
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.version import __version__
@@ -36,6 +36,8 @@ Context = Any
 PACKAGE = Path(__file__).parents[2]
 JOURNALS = "journals"
 _LENGTH = 8
+LONGEST_PIECE = 2**32 - 1
+"""Bytes of one message to a process of this machine that passes pieces on."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,7 @@ def work_on(order: dict[str, str], shared: bytes, piece: bytes) -> None:
 def _note(order: dict[str, str], node: str, state: str) -> None:
     """In a file of this process: appending to one file is not safe on every network disk."""
     path = Path(order["folder"]) / JOURNALS / f"{node}-{os.getpid()}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = {"piece": order["piece"], "node": node, "state": state, "at": time.time()}
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    Journal(path).append({"piece": order["piece"], "node": node, "state": state, "at": time.time()})
 
 
 @dataclass(frozen=True)
@@ -142,21 +141,12 @@ def read_journals(folder: Path) -> MapReport:
     nodes: dict[str, int] = {}
     begun: dict[str, int] = {}
     for path in sorted((folder / JOURNALS).glob("*.jsonl")):
-        for line in _whole_lines(path):
+        for line in Journal(path).read():
             if line["state"] == "done":
                 nodes[line["node"]] = nodes.get(line["node"], 0) + 1
             else:
                 begun[line["piece"]] = begun.get(line["piece"], 0) + 1
     return MapReport(nodes, sum(count > 1 for count in begun.values()))
-
-
-def _whole_lines(path: Path) -> Iterable[dict[str, Any]]:
-    for text in path.read_text().splitlines():
-        try:
-            yield json.loads(text)
-        except ValueError:
-            # The process was killed while it wrote.
-            continue
 
 
 _prepared: dict[str, tuple[Callable[..., None], Context]] = {}

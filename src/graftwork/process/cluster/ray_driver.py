@@ -11,11 +11,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, Any
+from typing import Any
 
-from graftwork.process.cluster.pieces import describe_failure, refuse_code, unpack, work_on
+from graftwork.process.cluster.pieces import LONGEST_PIECE, describe_failure, refuse_code, unpack, work_on
+from graftwork.process.framing import read_messages
 from graftwork.records.errors import EnvironmentLacks, GraftError
 
 WAIT_SECONDS = 0.2
@@ -40,16 +42,16 @@ def main() -> int:
         events.flush()
 
     try:
-        _drive(sys.stdin.buffer, say)
+        _drive(read_messages(sys.stdin.buffer, "packet4", longest=LONGEST_PIECE), say)
     except GraftError as error:
         say(**error.as_json())
     return 0
 
 
-def _drive(stream: IO[bytes], say: Any) -> None:
+def _drive(messages: Iterator[bytes], say: Any) -> None:
     import ray
 
-    message = _read(stream)
+    message = next(messages, None)
     if message is None:
         return
     order, (shared,) = unpack(message)
@@ -59,7 +61,7 @@ def _drive(stream: IO[bytes], say: Any) -> None:
     try:
         check_nodes(ray, order["stamp"], order["folder"])
         say(cpus=int(ray.cluster_resources().get("CPU", 1)))
-        _Tasks(ray, order, shared, say).run(stream)
+        _Tasks(ray, order, shared, say).run(messages)
     finally:
         ray.shutdown()
 
@@ -85,14 +87,6 @@ def _list_heads(address: str) -> list[tuple[str, int]]:
         address = CURRENT_CLUSTER.read_text().strip() if CURRENT_CLUSTER.is_file() else ""
     host, _, port = address.rpartition(":")
     return [(host.strip("[]"), int(port))] if host and port.isdigit() else []
-
-
-def _read(stream: IO[bytes]) -> bytes | None:
-    size = stream.read(8)
-    if len(size) < 8:
-        return None
-    message = stream.read(int.from_bytes(size, "big"))
-    return message if len(message) == int.from_bytes(size, "big") else None
 
 
 def check_nodes(ray: Any, stamp: str, folder: str) -> None:
@@ -186,14 +180,14 @@ class _Tasks:
         self._arrived: SimpleQueue[bytes | None] = SimpleQueue()
         self._asked = time.monotonic()
 
-    def run(self, stream: IO[bytes]) -> None:
+    def run(self, messages: Iterator[bytes]) -> None:
         """Until the command closes the stream: it is done, or gone."""
-        threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(messages,), daemon=True).start()
         while self._take(wait=not self._running) and self._collect():
             pass
 
-    def _listen(self, stream: IO[bytes]) -> None:
-        while (message := _read(stream)) is not None:
+    def _listen(self, messages: Iterator[bytes]) -> None:
+        for message in messages:
             self._arrived.put(message)
         self._arrived.put(None)
 

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from graftwork.process.cluster.pieces import EngineLost, NodeRefused, code_stamp, pack
+from graftwork.process.framing import encode
 from graftwork.records import errors
 from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed, pip_install
 
@@ -148,7 +149,7 @@ class _Driver:
         message = pack(head, blob)
         assert self._child.stdin is not None
         try:
-            self._child.stdin.write(len(message).to_bytes(8, "big") + message)
+            self._child.stdin.write(encode(message, "packet4"))
             self._child.stdin.flush()
         except OSError:
             raise self._lost() from None

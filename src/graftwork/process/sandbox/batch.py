@@ -43,7 +43,7 @@ def run_batch(
 ) -> list[SandboxResult]:
     """`sandbox.limits` are those of one job."""
     count = max(1, at_once or count_cores())
-    size = _jobs_per_box(len(jobs), count) if can_share(sandbox) else 1
+    size = max(1, min(JOBS_PER_BOX, MOST_JOBS, -(-len(jobs) // count))) if can_share(sandbox) else 1
     parts = [range(first, min(first + size, len(jobs))) for first in range(0, len(jobs), size)]
     found: dict[int, SandboxResult] = {}
     with ThreadPoolExecutor(count, thread_name_prefix="sandbox") as pool:
@@ -55,10 +55,6 @@ def run_batch(
 def can_share(sandbox: Sandbox) -> bool:
     """Whether one sandbox can run several jobs apart from each other."""
     return sandbox.kind in _WITH_USERS and choose_uid() is not None
-
-
-def _jobs_per_box(jobs: int, at_once: int) -> int:
-    return max(1, min(JOBS_PER_BOX, MOST_JOBS, -(-jobs // at_once)))
 
 
 def _run_part(

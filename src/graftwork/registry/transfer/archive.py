@@ -14,19 +14,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from pydantic import ValidationError
-
 from graftwork.files.disk import create_file, explain_os_error, sync_folder
-from graftwork.records.errors import Damaged, GraftError
+from graftwork.records.errors import Damaged
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
 from graftwork.registry.blobs import ProgressCallback, ProgressCounter, no_progress
-from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
-from graftwork.registry.manifest import content_id
-from graftwork.registry.store import ReleaseStore, staging_folder
+from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE, parse_manifest
+from graftwork.registry.store import (
+    LARGEST_MANIFEST,
+    LARGEST_SIGNATURE,
+    ReceivedRelease,
+    ReleaseStore,
+    staging_folder,
+)
 
-LARGEST_MANIFEST = 16 * MIB
-LARGEST_SIGNATURE = 64 * 2**10
 MOST_FILES = 1000
 _PIECE = MIB
 _LARGEST_USTAR = 8**11
@@ -39,13 +40,6 @@ class ArchiveFile(NamedTuple):
     path: Path
     sha256: str
     bytes: int
-
-
-class ReceivedRelease(NamedTuple):
-    """`new` is false if the store already had the release."""
-
-    release: Release
-    new: bool
 
 
 def write_archive(
@@ -92,14 +86,17 @@ def read_archive(
 
 class UnpackedArchive(NamedTuple):
     release: Release
-    sources: dict[str, Path | bytes]
+    sources: dict[str, Path]
     signatures: dict[str, bytes]
 
     def put_into(self, store: ReleaseStore, *, progress: ProgressCallback = no_progress) -> ReceivedRelease:
         """Store the release. Hold `store.shared_lock()` around this and the index entry."""
-        new = not store.has(self.release.id)
-        put = store.put(self.release, sources=self.sources, signatures=self.signatures, progress=progress)
-        return ReceivedRelease(put, new)
+        return store.receive(
+            self.release,
+            signatures=self.signatures,
+            fetch=lambda file, _path: self.sources[file.path],
+            progress=progress,
+        )
 
 
 def _append(handle: IO[bytes], path: Path, name: str, counter: ProgressCounter) -> None:
@@ -144,7 +141,7 @@ def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where:
     release_id = first.name.partition("/")[0]
     release = _read_manifest(handle, first, release_id, where)
     wanted = {file.path: file for file in release.files}
-    sources: dict[str, Path | bytes] = {}
+    sources: dict[str, Path] = {}
     signatures: dict[str, bytes] = {}
     for member in members:
         top, _, name = member.name.partition("/")
@@ -169,13 +166,7 @@ def _read_manifest(handle: IO[bytes], member: tarfile.TarInfo, release_id: str, 
         raise _refuse("the manifest is too large", f"it may have {LARGEST_MANIFEST:,} bytes", where)
     data = handle.read(member.size)
     _skip_padding(handle, member.size)
-    try:
-        release = Release.from_json(data)
-    except ValidationError as error:
-        raise _refuse("the manifest cannot be read", str(error).splitlines()[0], where) from error
-    if release.id != release_id or release.id != content_id(release):
-        raise _refuse("the manifest was changed", "its id is not the hash of its content", where)
-    return release
+    return parse_manifest(data, lambda what, why: _refuse(what, why, where), named=release_id)
 
 
 def _take(
@@ -243,7 +234,7 @@ def _skip_padding(handle: IO[bytes], size: int) -> None:
     handle.seek(-size % tarfile.BLOCKSIZE, os.SEEK_CUR)
 
 
-def _refuse(what: str, why: str, where: object) -> GraftError:
+def _refuse(what: str, why: str, where: object) -> Damaged:
     return Damaged(
         what,
         why=why,

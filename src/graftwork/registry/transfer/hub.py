@@ -17,8 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
+from graftwork.files.disk import file_digest
 from graftwork.process.pool import CallThread
 from graftwork.records.errors import (
     Damaged,
@@ -27,19 +26,28 @@ from graftwork.records.errors import (
     UserMistake,
     needs_extra,
 )
-from graftwork.records.release import Release
+from graftwork.records.release import Release, ReleaseFile
 from graftwork.registry.blobs import (
     ProgressCallback,
     ProgressCounter,
     ProgressReader,
-    digest_with_progress,
     no_progress,
 )
-from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE
-from graftwork.registry.manifest import content_id
-from graftwork.registry.names import FILE
-from graftwork.registry.store import ReleaseStore, staging_folder
-from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
+from graftwork.registry.folder import (
+    MANIFEST,
+    METADATA_FILES,
+    MINISIGN,
+    SIGSTORE,
+    parse_manifest,
+    require_own_files,
+)
+from graftwork.registry.store import (
+    LARGEST_MANIFEST,
+    LARGEST_SIGNATURE,
+    ReceivedRelease,
+    ReleaseStore,
+    staging_folder,
+)
 from graftwork.text.messages import redact_variables
 
 
@@ -144,18 +152,15 @@ class Hub:
             }
             self._call(lambda: self._api.create_repo(self.repository, private=True, exist_ok=True))
             tag = release.id[:12]
-            tagged = self._tagged(tag)
+            # The commit of the tag.
+            refs = self._call(lambda: self._api.list_repo_refs(self.repository))
+            tagged = next((str(ref.target_commit) for ref in refs.tags if ref.name == tag), None)
             # Pushing an unsigned copy keeps the signatures that are there.
             metadata = self._signatures_there(metadata, tagged) | metadata
             commit = self._commit(release, folder, metadata, progress)
             self._require_hashes(release, folder, metadata, commit=commit)
         self._point(tag, commit, before=tagged)
         return HubRelease(release, self.repository, commit, tag)
-
-    def _tagged(self, tag: str) -> str | None:
-        """The commit of the tag."""
-        refs = self._call(lambda: self._api.list_repo_refs(self.repository))
-        return next((str(ref.target_commit) for ref in refs.tags if ref.name == tag), None)
 
     def _signatures_there(self, metadata: dict[str, bytes], tagged: str | None) -> dict[str, bytes]:
         """Signatures of the same manifest on the Hub; those at the tag of the release win."""
@@ -220,14 +225,8 @@ class Hub:
         path = self._download(MANIFEST, commit, folder, largest=LARGEST_MANIFEST)
         if path is None:
             raise self._damaged("there is no manifest at this revision", "it is not a release")
-        try:
-            release = Release.from_json(path.read_bytes())
-        except ValidationError as error:
-            raise self._damaged("the manifest cannot be read", str(error).splitlines()[0]) from error
-        if release.id != content_id(release):
-            raise self._damaged("the manifest was changed", "its id is not the hash of its content")
-        if any(not FILE.fullmatch(file.path) or file.path in METADATA_FILES for file in release.files):
-            raise self._damaged("the manifest names a file that no release may have", "it could be anywhere")
+        release = parse_manifest(path.read_bytes(), self._damaged)
+        require_own_files(release, self._damaged)
         return release, commit
 
     def pull(
@@ -243,29 +242,24 @@ class Hub:
             release, commit = self.read(revision, folder)
             allow(release)
             signatures = self._signatures(commit, folder)
-            if store.has(release.id):
-                return ReceivedRelease(
-                    store.complete(release, signatures=signatures, progress=progress), new=False
-                )
-            sources: dict[str, Path | bytes] = {}
-            total = sum(file.size for file in release.files)
-            fetched, checked = (
-                ProgressCounter(progress, "fetch", total),
-                ProgressCounter(no_progress, "check", total),
-            )
-            for number, file in enumerate(release.files):
-                path = self._download(file.path, commit, folder, largest=file.size, count=fetched)
-                if path is None or digest_with_progress(path, checked) != file.sha256:
+            total = 0 if store.has(release.id) else sum(file.size for file in release.files)
+            count = ProgressCounter(progress if total else no_progress, "fetch", total)
+            arrived = 0
+
+            def fetch(file: ReleaseFile, _path: Path) -> Path:
+                nonlocal arrived
+                path = self._download(file.path, commit, folder, largest=file.size, count=count)
+                if path is None or file_digest(path) != file.sha256:
                     raise self._damaged(
                         f"{file.path} is missing or does not match its hash in the manifest",
                         f"expected sha256 {file.sha256[:12]}…",
                     )
-                sources[file.path] = path
+                arrived += file.size
                 # The client reports no progress for small files.
-                fetched.reach(sum(done.size for done in release.files[: number + 1]))
-            return ReceivedRelease(
-                store.put(release, sources=sources, signatures=signatures, progress=progress), new=True
-            )
+                count.reach(arrived)
+                return path
+
+            return store.receive(release, signatures=signatures, fetch=fetch, progress=progress)
 
     def _require_hashes(
         self, release: Release, folder: Path, metadata: dict[str, bytes], *, commit: str

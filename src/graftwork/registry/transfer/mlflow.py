@@ -23,7 +23,7 @@ from graftwork.records.errors import (
 )
 from graftwork.records.release import Release
 from graftwork.records.report import Report
-from graftwork.registry.folder import MINISIGN, SIGSTORE, release_files
+from graftwork.registry.folder import MINISIGN, SIGSTORE
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.messages import redact_variables
 
@@ -86,7 +86,10 @@ def push_to_mlflow(
     with store.shared_lock():
         release, folder = store.verify(release_id), store.folder(release_id)
         with _explaining_mlflow(name):
-            _require_model(client, name, release)
+            _found_or_made(
+                lambda: client.get_registered_model(name),
+                lambda: client.create_registered_model(name, tags={"graftwork.project": release.project}),
+            )
             version = _find_version(client, name, release)
             new = version is None
             if version is not None:
@@ -111,13 +114,6 @@ def name_alias(alias: str) -> str:
     return f"alias-{name}" if _RESERVED_ALIAS.fullmatch(name) else name
 
 
-def _require_model(client: Any, name: str, release: Release) -> None:
-    _found_or_made(
-        lambda: client.get_registered_model(name),
-        lambda: client.create_registered_model(name, tags={"graftwork.project": release.project}),
-    )
-
-
 def _find_version(client: Any, name: str, release: Release) -> Any | None:
     # By its tag: MLflow finds no name that has a quote or a backslash in it.
     found = client.search_model_versions(f"tags.`{RELEASE}` = '{release.id}'")
@@ -134,9 +130,9 @@ def _send(client: Any, folder: Path, release: Release) -> Any:
         else client.create_run(experiment, tags=tracker_tags(release), run_name=f"release {release.id[:12]}")
     )
     run_id = run.info.run_id
-    paths = release_files(folder)
+    paths = sorted(folder.iterdir())
     there = _read_back(client, run_id) if begun else {}
-    if there or len(paths) < len(list(folder.iterdir())):
+    if there:
         for path in paths:
             if there.get(path.name) != file_digest(path):
                 client.log_artifact(run_id, str(path), ARTIFACTS)

@@ -12,19 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from graftwork.files.remote import has_buckets, open_url
 from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
 from graftwork.registry.blobs import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
-from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
-from graftwork.registry.manifest import content_id
-from graftwork.registry.names import FILE, NAME, require_name
-from graftwork.registry.store import ReleaseStore, staging_folder
-from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
+from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE, parse_manifest, require_own_files
+from graftwork.registry.names import NAME, require_name
+from graftwork.registry.store import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease, ReleaseStore
 from graftwork.text.messages import redact_login
 
 _PIECE = MIB
@@ -96,12 +92,10 @@ class RemoteStore:
         size = self._size(place)
         if size != file.size:
             found = "is not there" if size is None else f"has {size:,} bytes, not {file.size:,}"
-            raise self._damaged(f"{file.path} {found}", "the manifest names it")
+            raise self.refuse(f"{file.path} {found}", "the manifest names it")
         self._transfer(self._files.get_file, place, str(target), size=file.size, count=counted)
         if digest_with_progress(target, ProgressCounter(no_progress, "", 0)) != file.sha256:
-            raise self._damaged(
-                f"{file.path} does not match its hash in the manifest", "its hash is different"
-            )
+            raise self.refuse(f"{file.path} does not match its hash in the manifest", "its hash is different")
         return target
 
     def put_text(self, release_id: str, name: str, content: bytes) -> None:
@@ -123,7 +117,7 @@ class RemoteStore:
         if size is None:
             return None
         if size > largest:
-            raise self._damaged(f"{name} is too large", f"it may have {largest:,} bytes")
+            raise self.refuse(f"{name} is too large", f"it may have {largest:,} bytes")
         return bytes(self._call(lambda: self._files.cat_file(place)))
 
     def read(self, release_id: str) -> Release:
@@ -136,13 +130,7 @@ class RemoteStore:
                 fix="push it there first (`graft release push`)",
                 where=self.address,
             )
-        try:
-            release = Release.from_json(data)
-        except ValidationError as error:
-            raise self._damaged("the manifest cannot be read", str(error).splitlines()[0]) from error
-        if release.id != release_id or release.id != content_id(release):
-            raise self._damaged("the manifest was changed", "its id is not the hash of its content")
-        return release
+        return parse_manifest(data, self.refuse, named=release_id)
 
     def _require_bucket(self) -> None:
         bucket = self._root.partition("/")[0]
@@ -163,7 +151,7 @@ class RemoteStore:
 
     def _blob(self, sha256: str) -> str:
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            raise self._damaged(f"{sha256[:80]!r} is not a sha256", "blobs go by 64 hexadecimal digits")
+            raise self.refuse(f"{sha256[:80]!r} is not a sha256", "blobs go by 64 hexadecimal digits")
         return f"{self._root}/blobs/{sha256[:2]}/{sha256[2:]}"
 
     def _size(self, place: str) -> int | None:
@@ -218,7 +206,7 @@ class RemoteStore:
                 where=self.address,
             ) from error
 
-    def _damaged(self, what: str, why: str) -> Damaged:
+    def refuse(self, what: str, why: str) -> Damaged:
         return Damaged(
             what, why=why, fix="push the release again from a machine that has it", where=self.address
         )
@@ -255,30 +243,20 @@ def pull_release(
 ) -> ReceivedRelease:
     """Fetch into the store. Hold the store's `shared_lock()` around this and the entry in the index."""
     release = place.read(release_id)
-    for file in release.files:
-        if not FILE.fullmatch(file.path):
-            raise Damaged(
-                f"the manifest names {file.path[:80]!r}",
-                why="that is not a file of a release",
-                fix="push the release again from where it was made",
-                where=place.address,
-            )
+    require_own_files(release, place.refuse)
     signatures = {
         name: data
         for name in (MINISIGN, SIGSTORE)
         if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
     }
-    if store.has(release_id):
-        return ReceivedRelease(store.complete(release, signatures=signatures, progress=progress), new=False)
-    with staging_folder(store.root) as folder:
-        count = ProgressCounter(progress, "fetch", sum(file.size for file in release.files))
-        sources: dict[str, Path | bytes] = {
-            file.path: place.get_blob(file, folder / str(number), count=count)
-            for number, file in enumerate(release.files)
-        }
-        return ReceivedRelease(
-            store.put(release, sources=sources, signatures=signatures, progress=progress), new=True
-        )
+    total = 0 if store.has(release_id) else sum(file.size for file in release.files)
+    count = ProgressCounter(progress if total else no_progress, "fetch", total)
+    return store.receive(
+        release,
+        signatures=signatures,
+        fetch=lambda file, path: place.get_blob(file, path, count=count),
+        progress=progress,
+    )
 
 
 def _manifest_there(place: RemoteStore, release_id: str) -> Release | None:

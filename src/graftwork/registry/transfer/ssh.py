@@ -21,7 +21,6 @@ from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.blobs import ProgressCallback, ProgressCounter, no_progress
-from graftwork.registry.folder import release_files
 from graftwork.registry.names import require_alias
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import write_archive
@@ -147,7 +146,7 @@ def push_over_ssh(
         release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
         # The hashes in the manifest, not those of the folder, which may have changed since.
         known = {file.path: file.sha256 for file in release.files}
-        names = [path.name for path in release_files(folder)]
+        names = [path.name for path in sorted(folder.iterdir())]
         sums = "\n".join(f"{known.get(name) or file_digest(folder / name)}  {name}" for name in names)
         given = (target.folder, release.id, alias or "", sums)
         sent = _run(target, _HAVE, given) != "have"
