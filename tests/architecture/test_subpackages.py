@@ -37,7 +37,7 @@ ORDER = {
     "evaluations, fleet, generations, releases, reviews, runs < overview",
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
     "< app < serve",
-    "fleet": "calendar_settings, federated_settings, place < settings, far_side, far_start, "
+    "fleet": "place < settings, far_side, far_start, "
     "bootstrap, results, simulated_hosts < bundle, ledger < runner, control, image < places",
     "cycle": "cron < settings < state < decide, notices",
     "cli": "output < show < progress < command, fleet_hosts < fleet < data, evaluate, "

@@ -23,8 +23,7 @@ from graftwork.cycle.settings import CycleSettings
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.evaluate.gate.settings import NO_PRIMARY, GateSettings
 from graftwork.evaluate.settings import EvaluateSettings, choose_primary, require_evaluated, require_known
-from graftwork.fleet.federated_settings import FederatedSettings
-from graftwork.fleet.settings import FleetSettings
+from graftwork.fleet.settings import FederatedSettings, FleetSettings
 from graftwork.grading.metrics import OF_ANSWERS
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Record

@@ -14,11 +14,10 @@ from graftwork.components.spec.cases import (
     read_cases,
 )
 from graftwork.components.spec.check import check_file, check_tree, find_duplicates, list_requirements
-from graftwork.components.spec.component import load_plan, make_plan
+from graftwork.components.spec.component import Shape, fits, load_plan, make_plan, read_type
 from graftwork.components.spec.read import parse_spec
 from graftwork.components.spec.schemas import parse_any
 from graftwork.components.spec.tree import dependencies_of, diff_trees, parameters_of, requirements_of
-from graftwork.components.spec.types import Shape, fits, read_type
 from graftwork.records.errors import UserMistake
 
 CONVERTER = Path(__file__).parents[3] / "examples" / "converter" / "converter.tiki"

@@ -7,8 +7,7 @@ import pytest
 from sandbox_kinds import require_way
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind
-from graftwork.process.sandbox.batch import BatchJob, Prelude, can_share, run_batch
-from graftwork.process.sandbox.run import WAYS
+from graftwork.process.sandbox.run import WAYS, BatchJob, Prelude, can_share, run_batch
 
 PRELUDE = Prelude("harness", "import json\n\ndef show(value):\n    print(json.dumps(value))\n", ("json",))
 PATIENT = Limits(wall_seconds=120, cpu_seconds=120)

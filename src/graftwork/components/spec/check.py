@@ -26,6 +26,7 @@ from graftwork.components.spec.component import (
     describe_cycle,
     find_cycle,
     function_of,
+    read_type,
     resolve_names,
     to_identifier,
 )
@@ -43,7 +44,6 @@ from graftwork.components.spec.tree import (
     snake_case,
     unread_fields,
 )
-from graftwork.components.spec.types import read_type
 from graftwork.files.disk import file_digest
 from graftwork.records.base import Record
 

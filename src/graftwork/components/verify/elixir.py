@@ -25,7 +25,7 @@ from graftwork.components.verify.verifier import (
     read_result,
 )
 from graftwork.process.sandbox import Sandbox, SandboxResult
-from graftwork.process.sandbox.batch import BatchJob, Prelude, run_batch
+from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch
 from graftwork.records.units import MIB
 
 START = """

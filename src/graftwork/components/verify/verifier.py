@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import Field
 
 from graftwork.components.spec.cases import InputRule, PropertyCase, Stage
-from graftwork.components.spec.component import Component, ComponentPlan, result_shape
-from graftwork.components.spec.types import Shape, fits, read_type
+from graftwork.components.spec.component import Component, ComponentPlan, Shape, fits, read_type, result_shape
 from graftwork.grading.calls import PythonCall, is_right, same_value
 from graftwork.process.sandbox import Sandbox, SandboxResult
-from graftwork.process.sandbox.batch import BatchJob, Prelude, run_batch
+from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch
 from graftwork.records.base import Record, fingerprint
 
 

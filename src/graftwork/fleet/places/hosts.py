@@ -1,8 +1,9 @@
-"""Hosts that are there already: this machine (`local`) and others over plain SSH (`ssh`).
+"""Hosts that are there already: this machine (`local`), others over plain SSH (`ssh`), nodes of a cluster.
 
 In: an order with its bundle. Out: a job in `jobs/<label>` of the host's folder, which outlives the
-connection. Both run the commands of `far_side.py` with the host's Python: no daemon, no root, no container,
-nothing installed. Only files that the host does not have are sent.
+connection. All run the commands of `far_side.py` with the host's Python: no daemon, no root, no container,
+nothing installed. Only files that the host does not have are sent. What starts a job in a folder that all
+nodes of a cluster share is the work of the cluster.
 """
 
 import io
@@ -11,6 +12,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
@@ -503,3 +505,55 @@ def send_missing(connection: HostConnection, folder: Path, bundle: Bundle, missi
     by_hash = {file.sha256: (folder / name, file.size) for name, file in bundle.files.items()}
     connection.send({name: by_hash[name][0] for name in missing})
     return sum(by_hash[name][1] for name in missing)
+
+
+class SharedFolder:
+    def __init__(self, place: str, folder: str) -> None:
+        self._place = place
+        self.root = Path(folder).expanduser()
+        self._files = ProcessConnection(place, [sys.executable], root=str(self.root), far=False)
+
+    def job(self, label: str) -> Path:
+        return self.root / "jobs" / label
+
+    def lay_out(self, order: JobOrder) -> int:
+        """Put the bundle there; returns the bytes that were not there yet."""
+        folder = Path(order.bundle)
+        sent = send_files(self._files, folder, read_bundle(folder))
+        body = json.dumps({"label": order.label, "bundle": (folder / BUNDLE_FILE).read_text()}).encode()
+
+        def feed(stream: IO[bytes]) -> None:
+            stream.write(body)
+
+        self._files.run("prepare", feed=feed)
+        return sent
+
+    def has_ended(self, label: str) -> bool:
+        """Whether the job wrote how it ended."""
+        return self.status(label).phase == "ended" and (self.job(label) / "work/exit.json").exists()
+
+    def status(self, label: str) -> JobPoll:
+        """By the files of the job alone."""
+        return JobPoll.from_json(self._files.run("status", label))
+
+    def status_in_queue(self, label: str) -> JobPoll:
+        """Of a job that the cluster says is running."""
+        found = self.status(label)
+        phase = "running" if found.beat else "starting"
+        return found.model_copy(update={"phase": phase, "exit_code": None, "message": ""})
+
+    def log(self, label: str) -> str:
+        text: str = json.loads(self._files.run("log", label))
+        return text
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        if self.status(job.label).phase == "gone":
+            raise unknown_job(self._place, job.label)
+        take_packed(lambda packed: self._files.run("pack", job.label, into=packed), folder)
+
+    def bootstrap(self, label: str, *, python: str, seconds: float) -> list[str]:
+        """The command that runs the job on a node."""
+        folder = self.job(label)
+        words = [python or sys.executable, str(folder / "bundle" / "bootstrap.py")]
+        words += ["--work", str(folder / "work"), "--cache", str(self.root / "cache")]
+        return [*words, "--seconds", f"{seconds:.0f}"]

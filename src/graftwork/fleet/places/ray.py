@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.places.shared_folder import SharedFolder
+from graftwork.fleet.places.hosts import SharedFolder
 from graftwork.fleet.settings import RaySettings
 from graftwork.process.cluster.ray_tasks import require_ray
 from graftwork.records.errors import GraftError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
-from graftwork.fleet.places.shared_folder import SharedFolder
+from graftwork.fleet.places.hosts import SharedFolder
 from graftwork.fleet.settings import SlurmSettings
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer

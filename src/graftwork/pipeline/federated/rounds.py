@@ -8,7 +8,7 @@ running jobs in the ledger, finished rounds by their file.
 from pathlib import Path
 
 from graftwork.files.disk import make_folder, write_atomic
-from graftwork.fleet.federated_settings import FederatedSettings
+from graftwork.fleet.settings import FederatedSettings
 from graftwork.model.adapter_shape import WEIGHTS_FILE
 from graftwork.pipeline.federated.candidate import judge_round, merge_round, trained_tokens
 from graftwork.pipeline.federated.sites import FleetSites, SiteRun, Sites

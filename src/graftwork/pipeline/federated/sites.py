@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from graftwork.fleet.federated_settings import FederatedPlace
 from graftwork.fleet.places.hosts import HostsPlace
+from graftwork.fleet.settings import FederatedPlace
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import read_shape
 from graftwork.pipeline.fleet_jobs import (

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.fleet.federated_settings import FederatedPlace, FederatedSettings
+from graftwork.fleet.settings import FederatedPlace, FederatedSettings
 from graftwork.pipeline.federated.sites import SiteData, SiteRun, Sites
 from graftwork.pipeline.reporter import Reporter
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder, UserMistake

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.process.sandbox import Sandbox, SandboxResult, SandboxSettings, open_sandbox
-from graftwork.process.sandbox.batch import BatchJob, Prelude, run_batch
+from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
 from graftwork.text.tool_calls import read_calls
