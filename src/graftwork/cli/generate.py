@@ -81,18 +81,24 @@ def generate(
     if spec is None or engine is None:
         missing = "--spec" if spec is None else "--engine"
         raise UserMistake(f"{missing} is missing", fix="see `graft generate --help`", where=missing)
-    changes = {
-        "samples": samples,
-        "rounds": rounds,
-        "max_total_tokens": max_tokens,
-        "max_minutes": max_minutes,
-    }
+    changes = {"samples": samples, "rounds": rounds}
     chosen_stages = _read_stages(stages)
     if not json:
         _warn(spec, cases)
     with _settings(project, progress=not json) as (settings, work, on_progress):
         chosen = settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
-        request = ComponentRequest(spec, engine, out, chosen, cases, tuple(only or ()), chosen_stages, judge)
+        request = ComponentRequest(
+            spec,
+            engine,
+            out,
+            chosen,
+            cases,
+            tuple(only or ()),
+            chosen_stages,
+            judge,
+            max_total_tokens=max_tokens,
+            max_minutes=max_minutes,
+        )
         outcome = generate_components(request, work=work, on_progress=on_progress)
     if json:
         print_json({**outcome.model_dump(mode="json"), "ok": outcome.ok})

@@ -74,6 +74,8 @@ class ComponentRequest(NamedTuple):
     wanted: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = STAGES
     judged: bool = False
+    max_total_tokens: int | None = None
+    max_minutes: float | None = None
 
 
 class ChildModel:
@@ -116,6 +118,8 @@ def generate_components(
             request.stages,
             judge,
             sandbox=_sandbox_of(work),
+            max_total_tokens=request.max_total_tokens,
+            max_minutes=request.max_minutes,
             on_progress=on_progress,
         )
         return generate(job)

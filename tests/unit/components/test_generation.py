@@ -267,9 +267,8 @@ def test_an_endpoint_that_dies_is_named_with_the_component_and_the_run_resumes(t
 
 
 def test_a_spent_budget_stops_in_order_and_a_larger_one_resumes(tmp_path):
-    small = QUICK.model_copy(update={"max_total_tokens": 50})
     with pytest.raises(StoppedInOrder, match="50 tokens"):
-        generate(job(tmp_path, settings=small, verifier=TrustingVerifier()))
+        generate(job(tmp_path, max_total_tokens=50, verifier=TrustingVerifier()))
     assert generate(job(tmp_path, verifier=TrustingVerifier())).built == ("1.1", "1.2")
 
 

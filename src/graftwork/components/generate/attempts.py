@@ -260,9 +260,14 @@ class Budget:
     """Tokens of all runs together, and the minutes of this one."""
 
     def __init__(
-        self, settings: GenerateSettings, spent: int, *, clock: Callable[[], float] = time.monotonic
+        self,
+        max_tokens: int | None,
+        max_minutes: float | None,
+        *,
+        spent: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._clock = settings, clock
+        self._max_tokens, self._max_minutes, self._clock = max_tokens, max_minutes, clock
         self.tokens = spent
         self._began = clock()
         self._lock = threading.Lock()
@@ -273,7 +278,7 @@ class Budget:
 
     def require(self) -> None:
         """StoppedInOrder once it is spent."""
-        most, minutes = self._settings.max_total_tokens, self._settings.max_minutes
+        most, minutes = self._max_tokens, self._max_minutes
         if most is not None and self.tokens >= most:
             raise _stopped(
                 f"the budget of {most:,} tokens is spent", "run the same command with more --max-total-tokens"

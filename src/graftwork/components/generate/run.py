@@ -35,7 +35,6 @@ HANDLING = frozenset({"Raise", "Return", "Assert", "If", "Import", "ImportFrom",
 """Statements that stage 4 may add; besides them calls of a logger."""
 KEPT_SHARE = 0.5
 """Of the statements of stage 3, the share that stage 4 keeps word for word."""
-LESS_EVENTS = 1.0
 
 
 class StageState(Record):

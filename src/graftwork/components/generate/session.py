@@ -239,6 +239,10 @@ class GenerateJob(NamedTuple):
     verifier: SourceVerifier | None = None
     """Without one, the sandbox."""
     sandbox: SandboxSettings = SandboxSettings()
+    max_total_tokens: int | None = None
+    """Of all runs together, read and written."""
+    max_minutes: float | None = None
+    """Of this run."""
     on_progress: OnProgress = lambda _phase, _done, _total: None
 
 
@@ -256,7 +260,7 @@ def generate(job: GenerateJob) -> GenerationOutcome:
         if job.settings.hacks and job.plan.language == "python":
             tried = [each for each in job.plan.components if each.id in chosen]
             require_no_hack(find_accepted_hacks(tried, verifier, journal, on_progress=job.on_progress))
-        budget = Budget(job.settings, spent_tokens(journal))
+        budget = Budget(job.max_total_tokens, job.max_minutes, spent=spent_tokens(journal))
         attempts = Attempts(job.model, verifier, journal, job.settings, budget, on_progress=job.on_progress)
         builder = ComponentBuilder(
             job.plan,
