@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shlex
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
@@ -23,6 +22,7 @@ from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.hosts import SharedFolder
 from graftwork.fleet.settings import RaySettings
 from graftwork.process.cluster.ray_tasks import require_ray
+from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -226,12 +226,11 @@ class RayPlace:
         if self._settings.authentication == "none":
             return
         try:
-            with self._open("/api/jobs/", {}):
-                pass
-        except urllib.error.HTTPError:
+            status, _ = self._get("/api/jobs/", {})
+        except NoAnswer as error:
+            raise _unreachable(self._settings.jobs, str(error)) from None
+        if status >= 400:
             return
-        except OSError as error:
-            raise _unreachable(self._settings.jobs, str(getattr(error, "reason", error))) from None
         raise Refused(
             "this Ray cluster takes jobs from anybody who reaches it",
             why="it was started without RAY_AUTH_MODE=token",
@@ -243,9 +242,9 @@ class RayPlace:
         client = self._ask(lambda: self._client)
         assert client is not None
         try:
-            with self._open("/nodes?view=summary", self._headers()) as answer:
-                found: Iterable[dict[str, Any]] = json.load(answer)["data"]["summary"]
-        except (OSError, ValueError, KeyError) as error:
+            _, content = self._get("/nodes?view=summary", self._headers())
+            found: Iterable[dict[str, Any]] = json.loads(content)["data"]["summary"]
+        except (NoAnswer, ValueError, KeyError, TypeError) as error:
             raise PlaceUnreachable(
                 "the Ray cluster does not list its nodes",
                 why=str(error),
@@ -254,9 +253,10 @@ class RayPlace:
             ) from None
         return found
 
-    def _open(self, path: str, headers: dict[str, str]) -> Any:
+    def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         request = urllib.request.Request(self._settings.jobs.rstrip("/") + path, headers=headers)
-        return urllib.request.urlopen(request, timeout=ASK_SECONDS)
+        with HttpClient().send(request, seconds=ASK_SECONDS) as answer:
+            return answer.status, answer.read()
 
 
 class _Unknown(NotThere):
