@@ -13,7 +13,6 @@ import graftwork.fleet
 from graftwork.fleet.place import NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places import kaggle, skypilot
 from graftwork.fleet.places.ray import RayPlace
-from graftwork.fleet.places.storage import Shipped
 from graftwork.fleet.settings import RaySettings, SkyPilotSettings
 from graftwork.records.fleet import JobOrder
 
@@ -36,7 +35,7 @@ def test_a_job_that_skypilot_has_taken_is_never_refused_afterwards(errors, monke
         calls.append(words[1])
         return (1, "", errors) if "launch" in calls[:-1] else (0, json.dumps([]), "")
 
-    monkeypatch.setattr(skypilot, "ship", lambda *_files: Shipped((), 0))
+    monkeypatch.setattr(skypilot.SkyPilotPlace, "ship", lambda _place, _order: [])
     files = {"bucket": "s3://unused", "local_storage": "memory://unused"}
     settings = SkyPilotSettings(**files, accelerators={"A10": 1.0})
     order = JobOrder(job_id="1" * 12, label="x", run_id="run", bundle="", gpu="A10", seconds=60.0)

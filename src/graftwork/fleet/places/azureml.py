@@ -20,9 +20,7 @@ from graftwork.fleet.places.rest import RestClient
 from graftwork.fleet.places.storage import (
     MachinePrices,
     StoragePlace,
-    ask_to_stop,
     read_file,
-    ship,
     start_words,
 )
 from graftwork.fleet.settings import AzureMLSettings
@@ -84,7 +82,7 @@ class AzureMLPlace(StoragePlace):
         job = self._machines.placed(order.label, offer.instance)
         if self._get(order.label) is not None:
             return job
-        self.sent_bytes = ship(self._storage, Path(order.bundle), order.label).sent_bytes
+        self.ship(order)
         if secrets:
             self._azure.forgotten.discard(order.label)
             self._ask_vault("PUT", order.label, {"value": json.dumps(dict(secrets))})
@@ -152,7 +150,7 @@ class AzureMLPlace(StoragePlace):
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         """The flag lets the job write a checkpoint; to cancel it gives it no time."""
         if not at_once:
-            ask_to_stop(self._storage, job.label)
+            self.ask_to_stop(job.label)
             return
         with suppress(_JobIsOver, NotThere):
             _ask(lambda: self._azure.jobs.begin_cancel(job.label, polling=False))

@@ -6,6 +6,7 @@ those of the Jobs API; the job gets the token, to push.
 """
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,9 +18,6 @@ from typing import IO, Any
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.storage import (
     StoragePlace,
-    ask_to_stop,
-    shell_line,
-    ship,
     start_words,
 )
 from graftwork.fleet.settings import HuggingFaceSettings
@@ -78,7 +76,7 @@ class HuggingFacePlace(StoragePlace):
             return self._placed(existing[0])
         flavor = self._flavor_for(order)
         token = self._hub.token()
-        self.sent_bytes = ship(self._storage, Path(order.bundle), order.label).sent_bytes
+        self.ship(order)
         words = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
         words += ["--hub", self._settings.repository]
         with needs_extra("huggingface", why="the place `huggingface` is used"):
@@ -87,7 +85,7 @@ class HuggingFacePlace(StoragePlace):
         job = self._hub.ask(
             lambda api: api.run_job(
                 image=self._settings.image,
-                command=["bash", "-c", f"{CLIENT}; exec {shell_line(words)}"],
+                command=["bash", "-c", f"{CLIENT}; exec {shlex.join(words)}"],
                 secrets={**secrets, "HF_TOKEN": token},
                 flavor=flavor.name,
                 timeout=int(order.seconds) + SPARE_SECONDS,
@@ -128,8 +126,7 @@ class HuggingFacePlace(StoragePlace):
             with suppress(NotThere):
                 self._hub.ask(lambda api: api.cancel_job(job_id=found.id, namespace=self._namespace))
         else:
-            ask_to_stop(self._storage, job.label)
-            self._storage.flush()
+            self.ask_to_stop(job.label)
 
     def list(self) -> tuple[PlacedJob, ...]:
         jobs = self._hub.ask(lambda api: [*api.list_jobs(status=[*OPEN_STAGES], namespace=self._namespace)])

@@ -19,9 +19,7 @@ from graftwork.fleet.places.storage import (
     START,
     MachinePrices,
     StoragePlace,
-    ask_to_stop,
     read_file,
-    ship,
 )
 from graftwork.fleet.settings import SageMakerSettings
 from graftwork.records.errors import GraftError, needs_extra
@@ -88,9 +86,7 @@ class SageMakerPlace(StoragePlace):
         job = self._machines.placed(order.label, offer.instance)
         if self._describe(order.label) is not None:
             return job
-        shipped = ship(self._storage, Path(order.bundle), order.label)
-        self.sent_bytes = shipped.sent_bytes
-        listed = [{"prefix": self._bucket.url("blobs/")}, *shipped.blobs]
+        listed = [{"prefix": self._bucket.url("blobs/")}, *self.ship(order)]
         self._storage.write(f"jobs/{order.label}/blobs.manifest", json.dumps(listed).encode())
         if secrets:
             self._keep_secrets(order.label, secrets)
@@ -176,7 +172,7 @@ class SageMakerPlace(StoragePlace):
         """SageMaker sends TERM and allows two minutes: enough for a checkpoint either way."""
         if not at_once:
             with suppress(GraftError):
-                ask_to_stop(self._storage, job.label)
+                self.ask_to_stop(job.label)
         with suppress(_NotRunning, NotThere):
             _ask(lambda: self._aws.client("sagemaker").stop_training_job(TrainingJobName=job.label))
         if at_once:

@@ -7,6 +7,7 @@ through a bucket that the job mounts. Secrets are those of SkyPilot, passed in t
 
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,6 @@ from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
 from graftwork.fleet.places.storage import (
     StoragePlace,
     UrlStorage,
-    ask_to_stop,
-    shell_line,
-    ship,
     start_words,
 )
 from graftwork.fleet.settings import SkyPilotSettings
@@ -76,7 +74,7 @@ class SkyPilotPlace(StoragePlace):
         existing = [row for row in self._queue(finished=True) if row.get("job_name") == order.label]
         if existing:
             return self._placed(existing[0])
-        self.sent_bytes = ship(self._storage, Path(order.bundle), order.label).sent_bytes
+        self.ship(order)
         names = [word for name in sorted(secrets) for word in ("--secret", name)]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "task.yaml"
@@ -115,7 +113,7 @@ class SkyPilotPlace(StoragePlace):
             "name": order.label,
             "resources": resources,
             "file_mounts": {MOUNT: {"source": settings.bucket, "mode": "MOUNT"}},
-            "run": shell_line(words),
+            "run": shlex.join(words),
         }
 
     def show(self, job: PlacedJob) -> JobPoll | None:
@@ -141,7 +139,7 @@ class SkyPilotPlace(StoragePlace):
         if at_once:
             self._text("jobs", "cancel", "-y", str(found["job_id"]))
         else:
-            ask_to_stop(self._storage, job.label)
+            self.ask_to_stop(job.label)
 
     def list(self) -> tuple[PlacedJob, ...]:
         rows = self._queue(finished=False)

@@ -6,11 +6,9 @@ fills. How a job is started, shown and cancelled is the work of each place.
 """
 
 import io
-import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
@@ -139,47 +137,6 @@ class UrlStorage:
             ) from error
 
 
-@dataclass(frozen=True)
-class Shipped:
-    """What the start of a job needs to know."""
-
-    blobs: tuple[str, ...]
-    """The hashes of the bundle's files."""
-    sent_bytes: int
-
-
-def ship(storage: JobStorage, folder: Path, label: str) -> Shipped:
-    """Send the bundle; files that are there already are not sent again.
-
-    Raises `Refused` if that fails: a job is only made once its files are there.
-    """
-    try:
-        return _ship(storage, folder, label)
-    except PlaceUnreachable as error:
-        raise Refused(
-            f"the files of the job could not be sent: {error.what}",
-            why=f"{error.why}; no job was made" if error.why else "no job was made",
-            fix=error.fix or "try again later",
-            where=error.where,
-        ) from error
-
-
-def _ship(storage: JobStorage, folder: Path, label: str) -> Shipped:
-    bundle = read_bundle(folder)
-    there = storage.sizes(f"{BLOBS}/")
-    sent = 0
-    for name, file in sorted(bundle.files.items()):
-        blob = f"{BLOBS}/{file.sha256}"
-        if there.get(blob) != file.size:
-            storage.put(blob, folder / name)
-            there[blob] = file.size
-            sent += file.size
-    storage.write(f"jobs/{label}/in/{START}", START_SOURCE.read_bytes())
-    storage.write(f"jobs/{label}/in/{BUNDLE_FILE}", (folder / BUNDLE_FILE).read_bytes())
-    storage.flush()
-    return Shipped(tuple(sorted({file.sha256 for file in bundle.files.values()})), sent)
-
-
 def start_words(
     label: str, seconds: float, *, root: str, work: str, scratch: str = "/tmp/graftwork"
 ) -> list[str]:
@@ -190,15 +147,6 @@ def start_words(
     return [*words, "--seconds", f"{seconds:.0f}", "--label", label]
 
 
-def shell_line(words: list[str]) -> str:
-    return shlex.join(words)
-
-
-def ask_to_stop(storage: JobStorage, label: str) -> None:
-    """Leave the flag that the job looks for."""
-    storage.write(f"jobs/{label}/{STOP_FILE}", b"")
-
-
 def read_file(storage: JobStorage, name: str) -> bytes | None:
     """The content of a small file; None: there is no such file."""
     content = io.BytesIO()
@@ -207,19 +155,6 @@ def read_file(storage: JobStorage, name: str) -> bytes | None:
     except NotThere:
         return None
     return content.getvalue()
-
-
-def read_exit(storage: JobStorage, label: str) -> JobPoll | None:
-    """How the job ended, by its own account; None: it has not ended."""
-    return parse_exit(read_file(storage, f"jobs/{label}/out/{EXIT_FILE}"))
-
-
-def read_beat_of(storage: JobStorage, label: str) -> Beat | None:
-    content = read_file(storage, f"jobs/{label}/out/run/heartbeat.json")
-    try:
-        return Beat.from_json(content) if content is not None else None
-    except ValidationError:
-        return None
 
 
 def fetch_results(storage: JobStorage, label: str, folder: Path) -> bool:
@@ -255,21 +190,58 @@ class StoragePlace(CloudPlace):
         """What the provider says of the job; None: it has no such job."""
 
     def poll(self, job: PlacedJob) -> JobPoll:
-        shown = self.show(job)
+        shown, out = self.show(job), f"jobs/{job.label}/out"
         over = shown is not None and (shown.phase == "ended" or self.ends_late)
-        ended = read_exit(self._storage, job.label) if over else None
+        ended = parse_exit(read_file(self._storage, f"{out}/{EXIT_FILE}")) if over else None
         if shown is None or shown.phase == "ended" or ended is not None:
             self.forget_secrets(job.label)
         if shown is None:
             return JobPoll(phase="gone")
         if ended is not None:
             return ended
-        beat = read_beat_of(self._storage, job.label) if shown.phase == "running" else None
+        content = read_file(self._storage, f"{out}/run/heartbeat.json") if shown.phase == "running" else None
+        try:
+            beat = Beat.from_json(content) if content is not None else None
+        except ValidationError:
+            beat = None
         return shown.model_copy(update={"beat": beat})
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         if not fetch_results(self._storage, job.label, folder) and self.show(job) is None:
             raise unknown_job(self.name, job.label)
+
+    def ship(self, order: JobOrder) -> list[str]:
+        """Send the bundle, but for what is there already; the hashes of its files.
+
+        Raises `Refused` if that fails: a job is only made once its files are there.
+        """
+        folder, start = Path(order.bundle), f"jobs/{order.label}/in"
+        files = read_bundle(folder).files
+        self.sent_bytes = 0
+        try:
+            there = self._storage.sizes(f"{BLOBS}/")
+            for name, file in sorted(files.items()):
+                blob = f"{BLOBS}/{file.sha256}"
+                if there.get(blob) != file.size:
+                    self._storage.put(blob, folder / name)
+                    there[blob] = file.size
+                    self.sent_bytes += file.size
+            self._storage.write(f"{start}/{START}", START_SOURCE.read_bytes())
+            self._storage.write(f"{start}/{BUNDLE_FILE}", (folder / BUNDLE_FILE).read_bytes())
+            self._storage.flush()
+        except PlaceUnreachable as error:
+            raise Refused(
+                f"the files of the job could not be sent: {error.what}",
+                why=f"{error.why}; no job was made" if error.why else "no job was made",
+                fix=error.fix,
+                where=error.where,
+            ) from error
+        return sorted({file.sha256 for file in files.values()})
+
+    def ask_to_stop(self, label: str) -> None:
+        """Leave the flag that the job looks for."""
+        self._storage.write(f"jobs/{label}/{STOP_FILE}", b"")
+        self._storage.flush()
 
     def forget_secrets(self, label: str) -> None:
         """Where the place keeps any; the next call tries again."""
