@@ -1,6 +1,6 @@
 """Locks on open files, which the kernel frees when the last process that has them open dies.
 
-Whoever only asks shares the lock for a moment, so those who ask do not take each other for a holder.
+A process that only asks shares the lock for a moment, so two that ask do not take each other for a holder.
 """
 
 import errno
