@@ -298,7 +298,7 @@ def report(
 
     Example:  graft generate report after --against before
     """
-    from graftwork.components.generate.report import compare_rates
+    from graftwork.components.generate.session import compare_rates
     from graftwork.pipeline.components import read_rates
 
     rates = read_rates(out)

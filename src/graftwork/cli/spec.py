@@ -173,7 +173,6 @@ def diff(
 
     Example:  graft spec diff old.tiki new.tiki
     """
-    from graftwork.components.spec.diff import diff_trees
     from graftwork.components.spec.read import read_spec
     from graftwork.components.spec.tree import diff_trees
 

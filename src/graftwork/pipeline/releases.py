@@ -24,11 +24,11 @@ from graftwork.records.dataset import Dataset, InputFile
 from graftwork.records.errors import Busy, GraftError, UserMistake
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
 from graftwork.records.report import Decision, Verdict
+from graftwork.registry import index as registry
 from graftwork.registry.index import PlannedRollback, reachable_releases, select_retained
 from graftwork.registry.names import alias_of_model
 from graftwork.registry.signatures import SecretKey, load_public_key, sign_manifest
 from graftwork.registry.store import ReleaseStore, StoreContents
-from graftwork.store.schema import aliases as registry
 
 
 class Promoted(NamedTuple):

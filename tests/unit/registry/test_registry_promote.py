@@ -10,10 +10,10 @@ from registry_samples import PROJECT, WHEN
 from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.release import Release
 from graftwork.records.report import Decision
+from graftwork.registry import index as aliases
 from graftwork.registry.index import Change, alias_history, find_release, plan_rollback
 from graftwork.registry.names import NAME, require_name
 from graftwork.registry.settings import ReleaseSettings
-from graftwork.store.schema import aliases
 
 
 def promote(index, release, *, alias="champion", who="ada", when=WHEN, why="", **how):
