@@ -522,7 +522,7 @@ def lineage(
     """
     from graftwork.cli.show.releases import show_lineage
     from graftwork.pipeline.releases import to_dot, trace_release
-    from graftwork.registry.aliases import find_release
+    from graftwork.registry.index import find_release
 
     with opened(project) as work:
         graph = trace_release(work, find_release(work.releases, name), lines=lines)

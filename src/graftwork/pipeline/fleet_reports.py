@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graftwork.fleet.ledger import month_of
 from graftwork.pipeline.fleet_jobs import FleetRequest, RunQuote, quote_run
-from graftwork.pipeline.fleet_places import open_place, place_names, safety_of
+from graftwork.pipeline.fleet_places import open_place, place_names
 from graftwork.pipeline.fleet_plans import (
     BundleOptions,
     ChosenPlace,

@@ -25,7 +25,7 @@ from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS, STOP_SECONDS
 from graftwork.process.cluster.pieces import code_stamp
 from graftwork.process.cluster.ray_gang import LOST, machine_log
 from graftwork.process.cluster.ray_tasks import require_ray, to_error
-from graftwork.process.local_workers import LocalWorkers
+from graftwork.process.local_workers import LocalWorkers, WorkerHost
 from graftwork.process.worker import interruption_error
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings

@@ -20,11 +20,10 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, ValidationError
 
 from graftwork.files.disk import write_atomic
-from graftwork.fleet.calendar_settings import PlaceCalendarSettings, QuotaSettings
 from graftwork.fleet.control import Safety
 from graftwork.fleet.ledger import month_of
-from graftwork.fleet.manual import ManualPlace
-from graftwork.fleet.settings import CapSettings, FleetSettings
+from graftwork.fleet.places.manual import ManualPlace
+from graftwork.fleet.settings import CapSettings, FleetSettings, PlaceCalendarSettings, QuotaSettings
 from graftwork.pipeline.fit import FitRequest, question_of
 from graftwork.pipeline.open_project import OpenProject, use_project
 from graftwork.pipeline.reporter import NullReporter
