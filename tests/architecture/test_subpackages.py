@@ -34,7 +34,7 @@ ORDER = {
     "streamed < engine_choice, loop, reference, rollouts, unused_settings < run_setup, run_source < worker "
     "< multi_run",
     "api": "audits, components, models, plans < project < captures, cycle, datasets, endpoint, "
-    "evaluations, fleet, generations, releases, reviews, runs < overview",
+    "evaluations, fleet, generations, reviews, runs < overview, releases",
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "
     "< app < serve",
     "fleet": "place < settings, far_side, far_start, "

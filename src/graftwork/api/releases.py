@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.api.project import Project
+from graftwork.api.runs import Difference, flatten, list_differences
 from graftwork.pipeline.release_transfer import archive_path
 from graftwork.pipeline.release_transfer import export_release as write_release_archive
 from graftwork.pipeline.releases import LineageGraph as LineageGraph  # noqa: PLC0414
@@ -62,18 +63,10 @@ class VerifiedRelease(Record):
     signature_checked: bool
 
 
-class ReleaseDifference(Record):
-    section: str
-    name: str
-    a: Any
-    b: Any
-    same: bool
-
-
 class ReleaseComparison(Record):
     a: ReleaseEntry
     b: ReleaseEntry
-    rows: tuple[ReleaseDifference, ...]
+    rows: tuple[Difference, ...]
 
 
 def list_releases(project: Project, *, search: str = "", decision: str = "", page: int = 1) -> ReleasePage:
@@ -196,24 +189,13 @@ def compare_releases(project: Project, a: str, b: str) -> ReleaseComparison:
         raise UserMistake(
             "both are the same release", why=f"{a} and {b} name {first.release.id[:12]}", fix="choose another"
         )
-    rows = []
-    for section, values in (
-        ("metrics", _metrics_of),
-        ("made from", _sources_of),
-        ("settings", _settings_of),
-        ("versions", _versions_of),
-    ):
-        left, right = values(first), values(second)
-        rows += [
-            ReleaseDifference(
-                section=section,
-                name=key,
-                a=left.get(key),
-                b=right.get(key),
-                same=left.get(key) == right.get(key),
-            )
-            for key in dict.fromkeys((*left, *right))
-        ]
+    left, right = first.release, second.release
+    rows = [
+        *list_differences("metrics", _metrics_of(first), _metrics_of(second)),
+        *list_differences("made from", _sources_of(first), _sources_of(second)),
+        *list_differences("settings", flatten(left.settings), flatten(right.settings)),
+        *list_differences("versions", left.versions, right.versions),
+    ]
     return ReleaseComparison(a=first.entry, b=second.entry, rows=tuple(rows))
 
 
@@ -236,24 +218,6 @@ def _sources_of(view: ReleaseView) -> dict[str, Any]:
         "adapter": release.adapter_hash[:12],
         "size, bytes": view.size_bytes,
     }
-
-
-def _settings_of(view: ReleaseView) -> dict[str, Any]:
-    return dict(_flatten(view.release.settings))
-
-
-def _versions_of(view: ReleaseView) -> dict[str, Any]:
-    return dict(view.release.versions)
-
-
-def _flatten(value: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            found += _flatten(inner, f"{path}{key}.")
-        else:
-            found.append((f"{path}{key}", inner))
-    return found
 
 
 def _read_report(folder: Path, release: Release) -> Report | None:

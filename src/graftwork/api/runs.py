@@ -79,8 +79,8 @@ class RunView(Record):
     missing: tuple[str, ...] = ()
 
 
-class RunDifference(Record):
-    """A value of two runs. `better` is `a`, `b` or empty, where one is better."""
+class Difference(Record):
+    """A value of two runs or releases. `better` is `a`, `b` or empty, where one is better."""
 
     section: str
     name: str
@@ -93,7 +93,7 @@ class RunDifference(Record):
 class RunComparison(Record):
     a: RunLine
     b: RunLine
-    rows: tuple[RunDifference, ...]
+    rows: tuple[Difference, ...]
 
 
 def list_runs(project: Project, *, state: str = "", page: int = 1) -> RunPage:
@@ -179,22 +179,23 @@ def compare_runs(project: Project, a: str, b: str) -> RunComparison:
     """Plan, settings, measured figures and losses of two runs, side by side."""
     with project.open() as work:
         first, second = _require_run(work, a), _require_run(work, b)
-    rows = []
-    for section, values in (("measured", _measured), ("settings", _settings), ("plan", _planned)):
-        left, right = values(first), values(second)
-        for name in dict.fromkeys((*left, *right)):
-            one, other = left.get(name), right.get(name)
-            rows.append(
-                RunDifference(
-                    section=section,
-                    name=name,
-                    a=one,
-                    b=other,
-                    same=one == other,
-                    better=_better(name, one, other) if section == "measured" else "",
-                )
-            )
+    rows = [
+        *list_differences("measured", _measured(first), _measured(second)),
+        *list_differences(
+            "settings", flatten(first.plan.get("train", {})), flatten(second.plan.get("train", {}))
+        ),
+        *list_differences("plan", _planned(first), _planned(second)),
+    ]
     return RunComparison(a=to_line(first), b=to_line(second), rows=tuple(rows))
+
+
+def list_differences(section: str, left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
+    """Every value that one of the two has."""
+    pairs = ((name, left.get(name), right.get(name)) for name in dict.fromkeys((*left, *right)))
+    return [
+        Difference(section=section, name=name, a=a, b=b, same=a == b, better=_better(name, a, b))
+        for name, a, b in pairs
+    ]
 
 
 def stop_run(project: Project) -> bool:
@@ -304,10 +305,6 @@ def _measured(entry: RunEntry) -> dict[str, Any]:
     }
 
 
-def _settings(entry: RunEntry) -> dict[str, Any]:
-    return dict(_flatten(entry.plan.get("train", {})))
-
-
 def _planned(entry: RunEntry) -> dict[str, Any]:
     plan = _read_plan(entry)
     if plan is None:
@@ -323,14 +320,14 @@ def _planned(entry: RunEntry) -> dict[str, Any]:
     }
 
 
-def _flatten(value: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def flatten(value: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Settings by their path, such as `examine.every`."""
+    flat: dict[str, Any] = {}
     for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            found += _flatten(inner, f"{path}{key}.")
-        else:
-            found.append((f"{path}{key}", inner))
-    return found
+        flat |= (
+            flatten(inner, f"{path}{key}.") if isinstance(inner, dict) and inner else {f"{path}{key}": inner}
+        )
+    return flat
 
 
 def residuals_of(view: RunView) -> tuple[Residual, ...]:
