@@ -753,7 +753,7 @@ def _of_user(names: Collection[str]) -> Callable[[Capture], bool]:
     def is_theirs(capture: Capture) -> bool:
         if capture.user in names or capture.request.get("user") in names:
             return True
-        # A request without a session is in the session of its user; older captures name no other user.
+        # A request without a session is in the session of its user.
         return capture.user is None and capture.session in names
 
     return is_theirs

@@ -264,7 +264,7 @@ class Audit(Record):
     examples: tuple[ReadableRow, ...] = ()
     label_noise: LabelNoise = LabelNoise()
     usage: tuple[UsageDay, ...] = ()
-    """What the calls used by day, role and model; empty in records older than the field."""
+    """What the calls used by day, role and model."""
     lengths_counted: bool = False
     """Whether the tokens of rows were counted by a tokenizer; else they are estimated from characters."""
 

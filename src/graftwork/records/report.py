@@ -135,7 +135,7 @@ class Generation(Record):
     """The case of each timed request, where that was noted."""
     timed_group: str = ""
     """Subjects with the same group were timed in turn, request by request: their times can be compared in
-    pairs. Empty where a subject was timed by itself, as in records older than the field."""
+    pairs. Empty where a subject was timed by itself."""
     times: dict[str, float] = {}
     """Seconds besides answering: loading the model, recording passes on a card."""
 
@@ -167,7 +167,7 @@ class Metric(Record):
     why_failed: str = ""
     """The grader's error at the first of them."""
     failed_cases: tuple[str, ...] = ()
-    """Which cases those are; empty in records older than the field."""
+    """Which cases those are."""
     vacuous: str = ""
     """Why the figure proves nothing: no case is of the kind that the metric is about. Empty where one is."""
 
@@ -186,7 +186,7 @@ class Comparison(Record):
     high: float
     p_value: float
     test: str = ""
-    """Which test p comes of, as the report names it; empty in records older than the field."""
+    """Which test p comes of, as the report names it."""
     clusters: int = 0
     """Sessions that were compared as units; 0 where every pair is independent."""
     margin: float | None = None
@@ -316,7 +316,7 @@ class Wear(Record):
     candidates: int
     """Different candidates that were measured on these cases; the same one again chooses nothing."""
     look: int = 0
-    """Which look at these questions this is, in whichever set; 0 in records older than the field."""
+    """Which look at these questions this is, in whichever set."""
     confidence: float
     """The confidence that bounds must have at this look, so that all looks together keep their promise."""
     chance_gain: float | None
@@ -356,7 +356,7 @@ class Report(Record):
     confusions: tuple[Confusion, ...] = ()
     """Which label is taken for which, for each check that compares labels and each subject that was asked."""
     wear: Wear | None = None
-    """How far these cases can still be trusted; None in records older than the field."""
+    """How far these cases can still be trusted."""
     remarks: tuple[str, ...] = ()
     """What one should know of the subjects before comparing them: which of its rows the log shows."""
     source: str = ""

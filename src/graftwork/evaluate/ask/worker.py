@@ -309,16 +309,10 @@ def identify(job: EvalJob) -> str:
             # Base weights are large and proven elsewhere; sizes catch an exchanged folder.
             "base": asked
             or sorted((file.name, file.stat().st_size) for file in base.iterdir() if file.is_file()),
-            "job": job.model_dump(mode="json", exclude=NOT_DECIDING | _unset_prompts(job)),
+            "job": job.model_dump(mode="json", exclude=NOT_DECIDING),
             "answered_by": answered_by(job),
         }
     )
-
-
-def _unset_prompts(job: EvalJob) -> set[str]:
-    """Fields that older jobs do not have, where they say nothing: their answers stay valid."""
-    given = {"instruction": job.instruction, "logged_system": job.logged_system or None}
-    return {name for name, value in given.items() if value is None}
 
 
 def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:

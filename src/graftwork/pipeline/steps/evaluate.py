@@ -12,7 +12,6 @@ from graftwork.evaluate.cases import (
     read_cases,
     write_cases,
 )
-from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.subjects import (
     CHAMPION,
     LOGGED_PROMPT,
@@ -201,7 +200,7 @@ def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
 def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     """The settings, and what the project's own metrics say now: they are code next to graft.yaml."""
     settings = work.settings.evaluate
-    asked = settings.model_dump(mode="json", exclude=_at_their_defaults(settings))
+    asked = settings.model_dump(mode="json")
     named = [check.metric for check in settings.checks if is_own(check.metric)]
     own = {name: hash_own(name, folder=work.project.root) for name in named}
     asked = {**asked, "own": own} if own else asked
@@ -210,15 +209,6 @@ def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     without = find_without_repaired(work)
     trained = find_trained(work, without) if without is not None else None
     return {**asked, "without_repaired": trained.adapter_hash} if trained is not None else asked
-
-
-NEWER_SETTINGS = ("costs", "prompt", "cases")
-"""Settings that are left out where nothing is set: evaluations from before they were there stay valid."""
-
-
-def _at_their_defaults(settings: EvaluateSettings) -> set[str]:
-    fields = type(settings).model_fields
-    return {name for name in NEWER_SETTINGS if getattr(settings, name) == fields[name].default}
 
 
 def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:
