@@ -15,6 +15,7 @@ from graftwork.api.captures import Traffic, summarize_traffic
 from graftwork.api.cycle import find_waiting_step, next_sessions, read_week
 from graftwork.api.project import Project
 from graftwork.api.runs import RunLine, to_line
+from graftwork.cycle.state import CoordinatorState
 from graftwork.pipeline.fleet_reports import CostSummary, summarize_costs
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import read_verdict
@@ -79,17 +80,6 @@ class LastFailure(Record):
     fix: str = ""
 
 
-class CycleGlance(Record):
-    """Where the training cycle is."""
-
-    number: int
-    model: str
-    step: str
-    waits_for: str | None = None
-    """The step that a person has to approve."""
-    paused_by: str = ""
-
-
 class Overview(Record):
     project: str
     base: str
@@ -111,8 +101,10 @@ class Overview(Record):
     challenger: str | None
     """The challenger's alias and share, where graft.yaml sets up an experiment."""
     working: bool
-    cycle: CycleGlance | None = None
+    cycle: CoordinatorState
     """The open cycle of `graft up`, or why none goes on."""
+    waits_for: str | None
+    """The step of the cycle that a person has to approve."""
 
 
 class Freshness(Record):
@@ -126,6 +118,7 @@ def read_overview(project: Project) -> Overview:
     with project.open() as work:
         patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
         split, recent = work.settings.serve.split, work.runs.list(limit=RECENT_RUNS)
+        cycle = work.cycles.read()
         return Overview(
             project=work.settings.project,
             base=work.settings.base,
@@ -144,24 +137,9 @@ def read_overview(project: Project) -> Overview:
             traffic=summarize_traffic(work.captures.recent(limit=RECENT_CAPTURES)),
             challenger=f"{split.challenger} gets {split.share:.0%} of the sessions" if split else None,
             working=lock_holder(work.project.state / "pipeline") is not None,
-            cycle=_glance_at_cycle(work),
+            cycle=cycle,
+            waits_for=find_waiting_step(cycle, work.settings.cycle),
         )
-
-
-def _glance_at_cycle(work: OpenProject) -> CycleGlance | None:
-    """None where no cycle is open and nothing is paused."""
-    state = work.cycles.read()
-    opened = state.open_cycle
-    if opened is None and state.paused is None:
-        return None
-    step = opened.current if opened is not None else None
-    return CycleGlance(
-        number=opened.number if opened is not None else 0,
-        model=opened.model if opened is not None else "",
-        step=step.name if step is not None else "",
-        waits_for=find_waiting_step(state, work.settings.cycle),
-        paused_by=state.paused.who if state.paused is not None else "",
-    )
 
 
 def check_freshness(project: Project) -> Freshness:
