@@ -44,7 +44,7 @@ from graftwork.records.routing import (
 )
 from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
 
-CONVERTER = Path(__file__).parents[1] / "examples" / "converter"
+CONVERTER = Path(__file__).parents[3] / "examples" / "converter"
 DAY = 86400.0
 SETTINGS = """\
 cycle: {schedule: "0 2 * * *", when: {new_rows: 500}, approve: [promote]}
