@@ -10,8 +10,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
+from graftwork.pipeline.stdio import protocol_schema
 from graftwork.process.framing import encode, read_messages
-from graftwork.records.worker_protocol import protocol_schema
 
 WORKER = [sys.executable, "-m", "graftwork.cli.main", "worker", "--stdio"]
 SCHEMA = jsonschema_rs.validator_for(protocol_schema())

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.pipeline.week import WeekRequest
     from graftwork.records.correction import Corrections, JudgeLabel, RepairOutcome, RepairPlan, ReviewItem
-    from graftwork.records.costs import Savings
     from graftwork.records.dataset import Audit
+    from graftwork.records.interaction import Savings
     from graftwork.records.live import CanaryReport, PromptDrift, ShadowSummary
     from graftwork.records.routing import EscalationForecast, EscalationLive, TrainedRouter
     from graftwork.records.week import WeekSchedule

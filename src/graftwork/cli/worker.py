@@ -31,7 +31,7 @@ def worker(
     import sys
 
     if schema:
-        from graftwork.records.worker_protocol import protocol_schema
+        from graftwork.pipeline.stdio import protocol_schema
 
         sys.stdout.write(json.dumps(protocol_schema(), indent=2) + "\n")
         return

@@ -13,7 +13,7 @@ from graftwork.evaluate.comparison import cluster_cases
 from graftwork.evaluate.statistics.intervals import Interval, clopper_pearson, quantile_interval
 from graftwork.evaluate.statistics.means import RESAMPLES, bootstrap_mean, score_mean, widened_tail
 from graftwork.grading.metrics import COST_PER_SUCCESS, DOLLARS, LATENCY_P95, TOKENS_PER_TASK
-from graftwork.records.costs import TokenPrice
+from graftwork.records.interaction import TokenPrice
 from graftwork.records.report import Answer, Case, Generation, Metric
 
 PERCENTILE = 0.95

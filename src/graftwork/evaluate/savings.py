@@ -13,7 +13,7 @@ from typing import NamedTuple
 from graftwork.evaluate.statistics.means import bootstrap_mean
 from graftwork.grading.metrics import show_dollars
 from graftwork.records.base import Figure
-from graftwork.records.costs import Hosting, Savings, TokenPrice, UsageDay
+from graftwork.records.interaction import Hosting, Savings, TokenPrice, UsageDay
 
 DAYS_PER_MONTH = 365.25 / 12
 CHARACTERS_PER_TOKEN = (5.0, 4.0, 3.0)

@@ -14,10 +14,16 @@ from pydantic import ValidationError
 
 from graftwork.files.disk import explain_os_error, require_digest, write_atomic
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import CORRECTED_FIELDS, AnswerOrigin, CaptureOrigin, Message, Origin
+from graftwork.records.interaction import (
+    CORRECTED_FIELDS,
+    AnswerOrigin,
+    CallUsage,
+    CaptureOrigin,
+    Message,
+    Origin,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

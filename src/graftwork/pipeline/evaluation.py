@@ -60,10 +60,10 @@ from graftwork.plan.serving.answer import make_question, serve
 from graftwork.plan.serving.question import ServeAnswer, ServeLoad, say_seconds
 from graftwork.process.sandbox import open_sandbox
 from graftwork.records.base import Figure, Record, fingerprint
-from graftwork.records.costs import CallUsage, Hosting, Savings, TokenPrice, UsageDay
 from graftwork.records.dataset import Audit, Dataset
 from graftwork.records.errors import GraftError
 from graftwork.records.hardware import Machine, Offer
+from graftwork.records.interaction import CallUsage, Hosting, Savings, TokenPrice, UsageDay
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
 
 HOURS_PER_MONTH = 730.5

@@ -3,8 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Figure, Record
-from graftwork.records.costs import CallUsage, UsageDay
-from graftwork.records.interaction import AnswerOrigin, CaptureOrigin, Message, Origin
+from graftwork.records.interaction import AnswerOrigin, CallUsage, CaptureOrigin, Message, Origin, UsageDay
 
 Split = Literal["train", "validation", "test", "rl"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

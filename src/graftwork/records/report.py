@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from graftwork.records import errors
 from graftwork.records.base import Record
-from graftwork.records.costs import CallUsage
-from graftwork.records.interaction import Message, Origin
+from graftwork.records.interaction import CallUsage, Message, Origin
 
 
 class Case(Record):

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from graftwork.records.base import Record
-from graftwork.records.costs import Savings
 from graftwork.records.dataset import Audit, Dataset
+from graftwork.records.interaction import Savings
 from graftwork.records.job import Vitals
 from graftwork.records.live import PromptDrift
 from graftwork.records.plan import Plan

@@ -19,7 +19,7 @@ from graftwork.evaluate.gate.settings import GateRule, Win
 from graftwork.evaluate.savings import Volume, find_savings
 from graftwork.grading.metrics import COST_PER_SUCCESS, LATENCY_P95, TOKENS_PER_TASK, show, show_dollars
 from graftwork.records.base import Figure
-from graftwork.records.costs import Hosting, TokenPrice, UsageDay
+from graftwork.records.interaction import Hosting, TokenPrice, UsageDay
 from graftwork.records.report import Answer, Generation, Metric, Report, SubjectReport
 
 MINI = TokenPrice(model="mini", usd_per_million_input=1.0, usd_per_million_output=4.0)

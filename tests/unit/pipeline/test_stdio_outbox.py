@@ -7,8 +7,13 @@ import threading
 import pytest
 
 from graftwork.pipeline import stdio as outbox
-from graftwork.pipeline.stdio import MessageOutbox
-from graftwork.records.worker_protocol import CheckpointMessage, DoneMessage, LogMessage, ProgressMessage
+from graftwork.pipeline.stdio import (
+    CheckpointMessage,
+    DoneMessage,
+    LogMessage,
+    MessageOutbox,
+    ProgressMessage,
+)
 
 
 class Pipe:

@@ -8,8 +8,8 @@ from report_sample import make_answers, make_audit, make_page, make_verdict, rat
 
 from graftwork.pipeline.table import STEPS
 from graftwork.records.base import Figure
-from graftwork.records.costs import Savings
 from graftwork.records.dataset import Finding
+from graftwork.records.interaction import Savings
 from graftwork.records.live import DriftShare, GroupDrift, PromptDrift
 from graftwork.records.routing import (
     EscalationCurve,

@@ -28,7 +28,7 @@ from graftwork.grading.metrics import (
     name_of,
     show_dollars,
 )
-from graftwork.records.costs import Savings
+from graftwork.records.interaction import Savings
 from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport, Verdict
 from graftwork.text.wording import plural
 

@@ -9,8 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from graftwork.data.audit.findings import AuditFacts
-from graftwork.records.costs import UsageDay
-from graftwork.records.interaction import Interaction
+from graftwork.records.interaction import Interaction, UsageDay
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

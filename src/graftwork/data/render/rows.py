@@ -27,10 +27,9 @@ from graftwork.data.render.rendered import (
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import encode_messages, encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, write_atomic
-from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Split
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Interaction, Message
+from graftwork.records.interaction import CallUsage, Interaction, Message
 from graftwork.text.redact import publish_text
 
 Count = Callable[[Sequence[Message], str], int]

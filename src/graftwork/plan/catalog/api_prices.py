@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, normalise, read_table
-from graftwork.records.costs import TokenPrice
+from graftwork.records.interaction import TokenPrice
 
 COLUMNS = ColumnParsers(
     needed=("model", "provider", "usd_per_million_input", "usd_per_million_output", "source", "dated"),
