@@ -403,13 +403,10 @@ class LambdaCase(RentedCase):
         from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace
         from graftwork.fleet.settings import LambdaSettings
 
-        settings = LambdaSettings(
-            ssh_key="mine",
-            user=getpass.getuser(),
-            ssh_port=self.port,
-            python=self.python,
-            folder=str(self.root / "machine"),
-        )
+        settings = LambdaSettings(ssh_key="mine", python=self.python)
+        machine = {"user": getpass.getuser(), "ssh_port": self.port, "folder": str(self.root / "machine")}
+        for name, value in machine.items():
+            self.monkeypatch.setattr(LambdaPlace, name, value)
         base_url = os.environ["LAMBDA_API_BASE_URL"]
         client = LambdaClient(os.environ["LAMBDA_API_KEY"], base_url=base_url, wait=lambda _seconds: None)
         return self.make_place(LambdaPlace, settings, client)
@@ -447,9 +444,8 @@ class RunPodCase(RentedCase):
         from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
         from graftwork.fleet.settings import RunPodSettings
 
-        settings = RunPodSettings(
-            public_key=str(self.root / "key.pub"), python=self.python, folder=str(self.root / "machine")
-        )
+        settings = RunPodSettings(public_key=str(self.root / "key.pub"), python=self.python)
+        self.monkeypatch.setattr(RunPodPlace, "folder", str(self.root / "machine"))
         base_url = os.environ["RUNPOD_API_BASE_URL"]
         client = RunPodClient(os.environ["RUNPOD_API_KEY"], base_url=base_url, wait=lambda _seconds: None)
         return self.make_place(RunPodPlace, settings, client)

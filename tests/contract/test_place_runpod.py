@@ -40,10 +40,11 @@ def provider():
 
 
 @pytest.fixture
-def settings(tmp_path):
+def settings(tmp_path, monkeypatch):
     key = tmp_path / "key.pub"
     key.write_text("ssh-ed25519 AAAA me@here\n")
-    return RunPodSettings(public_key=str(key), python=sys.executable, folder=str(tmp_path / "pod"))
+    monkeypatch.setattr(RunPodPlace, "folder", str(tmp_path / "pod"))
+    return RunPodSettings(public_key=str(key), python=sys.executable)
 
 
 def make_place(url, settings, tmp_path, key=KEY):

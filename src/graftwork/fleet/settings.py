@@ -153,7 +153,6 @@ class RunPodSettings(Record):
         True, description="Let the pod end itself after the time limit, by runpodctl in the image."
     )
     python: str = Field("python3", description="Python 3.11 or later in the image.")
-    folder: str = Field("/root/graftwork", description="Where the job works in the pod.")
     disk_gb: int = Field(40, ge=10, description="Disk of the pod in GB.")
     public_key: Annotated[str, NotSecret("the path of a public key")] = Field(
         "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the pod."
@@ -170,10 +169,7 @@ class LambdaSettings(Record):
         "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the instance."
     )
     regions: tuple[str, ...] = Field((), description="Regions that may be used; default: all.")
-    user: str = Field("ubuntu", pattern=r"^[a-z_][a-z0-9_-]*$", description="The user of the image.")
-    ssh_port: int = Field(22, ge=1, le=65535, description="Port of sshd on the instance.")
     python: str = Field("python3", description="Python 3.11 or later in the image.")
-    folder: str = Field("/home/ubuntu/graftwork", description="Where the job works on the instance.")
 
 
 class AzureMLSettings(Record):

@@ -94,6 +94,8 @@ class LambdaClient(RestClient):
 
 class LambdaPlace(RentedPlace):
     name = "lambda"
+    user, ssh_port = "ubuntu", 22
+    folder = "/home/ubuntu/graftwork"
     login = Login(
         "Lambda",
         (("LAMBDA_API_KEY",),),
@@ -117,7 +119,7 @@ class LambdaPlace(RentedPlace):
         prices: Iterable[Offer] = (),
         client: LambdaClient | None = None,
     ) -> None:
-        super().__init__(state=state, python=settings.python, folder=settings.folder)
+        super().__init__(state=state, python=settings.python)
         self._settings, self._own_client = settings, client
         self._cards = {offer.instance: offer.gpu for offer in prices}
 
@@ -225,8 +227,8 @@ class LambdaPlace(RentedPlace):
         has_address = status in ("active", "unhealthy") and instance.get("ip")
         return RentedMachine(
             self._placed(instance),
-            address=f"{self._settings.user}@{instance['ip']}" if has_address else "",
-            port=self._settings.ssh_port,
+            address=f"{self.user}@{instance['ip']}" if has_address else "",
+            port=self.ssh_port,
             failure=f"the instance is {status}" if status in ("unhealthy", "terminating") else "",
         )
 

@@ -34,9 +34,11 @@ class RentedPlace(CloudPlace):
 
     login: Login
     paid = True
+    folder: str
+    """Where a job works on the machine."""
 
-    def __init__(self, *, state: Path, python: str, folder: str) -> None:
-        self._state, self._python, self._folder = state, python, folder
+    def __init__(self, *, state: Path, python: str) -> None:
+        self._state, self._python = state, python
         self.sent_bytes = 0
 
     @abstractmethod
@@ -123,7 +125,7 @@ class RentedPlace(CloudPlace):
         options = ("-p", str(machine.port), *ALIVE, *shared_connection(), *known)
         words = [*ssh_command(*options), machine.address, self._python]
         connection = ProcessConnection(
-            machine_id, words, root=self._folder, far=True, address=machine.address
+            machine_id, words, root=self.folder, far=True, address=machine.address
         )
         return HostsPlace(self.name, {machine_id: connection})
 

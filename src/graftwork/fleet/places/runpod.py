@@ -67,6 +67,7 @@ class RunPodClient(RestClient):
 
 class RunPodPlace(RentedPlace):
     name = "runpod"
+    folder = "/root/graftwork"
     login = Login(
         "RunPod",
         (("RUNPOD_API_KEY",),),
@@ -82,7 +83,7 @@ class RunPodPlace(RentedPlace):
         return cls(settings, state=state)
 
     def __init__(self, settings: RunPodSettings, *, state: Path, client: RunPodClient | None = None) -> None:
-        super().__init__(state=state, python=settings.python, folder=settings.folder)
+        super().__init__(state=state, python=settings.python)
         self._settings, self._own_client = settings, client
 
     @property
