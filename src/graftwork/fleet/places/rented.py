@@ -124,9 +124,7 @@ class RentedPlace(CloudPlace):
         )
         options = ("-p", str(machine.port), *ALIVE, *shared_connection(), *known)
         words = [*ssh_command(*options), machine.address, self._python]
-        connection = ProcessConnection(
-            machine_id, words, root=self.folder, far=True, address=machine.address
-        )
+        connection = ProcessConnection(machine_id, words, root=self.folder, far=True, address=machine.address)
         return HostsPlace(self.name, {machine_id: connection})
 
 
