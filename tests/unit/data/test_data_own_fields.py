@@ -11,6 +11,7 @@ from graftwork.data.ingest.read import read_file
 from graftwork.data.prepare import audit_files
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import iterate_drops, read_rows
+from graftwork.project.init import find_own_fields
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import UserMistake
 
@@ -49,6 +50,15 @@ def test_a_mapping_without_texts_takes_only_the_fields_of_a_chat_row_with_calls(
     assert "run_sql" in read.reply
     assert "run_sql" in read.messages[0].content
     assert (read.status, read.session, read.reward) == ("ok", "7", 4.0)
+
+
+def test_ratings_within_a_feedback_object_are_own_fields(tmp_path):
+    row = chat("A?", "B.", feedback={"csat": 2, "resolved": "no"}, reviews={"tone": 4})
+    plain = read_one(tmp_path, row)
+    assert plain.extra == {"feedback.csat": 2, "feedback.resolved": "no", "reviews.tone": 4}
+    mapped = [field.name for field in find_own_fields([plain], formats=["chat"]) if field.mapped]
+    assert mapped == ["feedback.csat"]
+    assert read_one(tmp_path, row, mapping={"reward": "feedback.csat"}).reward == 2.0
 
 
 def test_a_mapped_score_that_is_no_number_names_the_row_and_the_field(tmp_path):

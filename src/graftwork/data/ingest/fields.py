@@ -173,8 +173,7 @@ _MOST_NESTED = 30
 _READ_ELSEWHERE = frozenset(
     (
         *("execution", "llm", "task", "request", "response", "body", "conversation", "exchanges"),
-        *("interactions", "episodes", "decisions", "code_patterns", "patterns", "reward_signals"),
-        *("rewards", "feedback", "reviewer_feedback", "reviews"),
+        *("interactions", "episodes", "decisions", "code_patterns", "patterns"),
     )
 )
 SCORES = ("reward", "score")

@@ -314,7 +314,7 @@ def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
             except BadRow as error:
                 raise BadRow(str(error) if key in str(error) else f"in `{key}`: {error}") from None
     if row.get("messages") is not None:
-        found.append(_own(read_chat(row, origin), {}, facts))
+        found.append(_own(read_chat(_without_judgments(row), origin), {}, facts))
     if not found:
         raise BadRow("the session holds no exchange")
     base = facts["id"]
@@ -326,7 +326,7 @@ def _has_list(row: dict[str, Any]) -> bool:
 
 
 def _take_session_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
-    facts = take_facts({key: value for key, value in row.items() if key not in _REWARDS}, origin)
+    facts = take_facts(_without_judgments(row), origin)
     session = take_fact(first_of(row, "session_id", "id"))
     facts["session"] = facts["session"] or session
     facts["id"] = take_fact(row.get("id")) or facts["session"] or str(origin)
@@ -334,6 +334,11 @@ def _take_session_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
     facts["reward"] = _take_rewards(row)
     facts["status"] = _take_verdict(row) or facts["status"]
     return facts
+
+
+def _without_judgments(row: dict[str, Any]) -> dict[str, Any]:
+    """Rewards and feedback belong to sessions and their exchanges; of a single row they are own fields."""
+    return {key: value for key, value in row.items() if key not in (*_REWARDS, *_FEEDBACK)}
 
 
 def _own(found: Interaction, item: dict[str, Any], session: dict[str, Any]) -> Interaction:
@@ -361,7 +366,7 @@ def _read_exchange(item: dict[str, Any], origin: Origin, key: str) -> Interactio
     read = next((read for fits, read in _SINGLE if fits(item)), None)
     if read is None:
         raise BadRow(f"`{key}` must hold messages, or prompt and completion")
-    return read({name: value for name, value in item.items() if name not in _REWARDS}, origin)
+    return read(_without_judgments(item), origin)
 
 
 def _read_decision(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
