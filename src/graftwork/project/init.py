@@ -439,7 +439,9 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         proposal=proposal,
         fields=fields,
         rows_read=len(found.rows),
-        drops_rated=settings.rated_bad_below is not None,
+        drops_rated=any(
+            field.taken_for == "score" and (field.mapped or field.name == "reward") for field in fields
+        ),
         rows_usable=len(rows),
         estimated=_say_estimate(proposal, base=base, is_whole=clean is not None),
     )
