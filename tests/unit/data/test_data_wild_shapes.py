@@ -111,6 +111,18 @@ def test_an_object_around_a_list_of_rows_is_read_row_by_row(tmp_path, more, inde
     assert find_format({**more, "samples": samples}) == "chat"
 
 
+@pytest.mark.parametrize("key", ["conversations", "conversation"])
+def test_a_list_of_whole_conversations_is_no_list_of_turns(key):
+    row = {"messages": [user("q"), assistant("a")]}
+    asked = {
+        "request": {"model": "m", "messages": [user("q")]},
+        "response": {"choices": [{"message": assistant("a")}]},
+    }
+    for inner in (row, asked):
+        assert [result.reply for result in read({"version": 3, key: [inner, inner]})] == ["a", "a"]
+    assert find_format({key: [{"from": "human", "value": "q"}]}) == "sharegpt"
+
+
 # Conversations of other APIs and libraries
 
 GEMINI = [

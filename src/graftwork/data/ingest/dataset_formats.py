@@ -102,8 +102,14 @@ def _take_steps(steps: list[Any]) -> list[LogTurn]:
     return turns
 
 
+_WHOLE = frozenset(("messages", "conversations", "conversation", "request"))
+"""Keys of a whole conversation, which no turn has."""
+
+
 def fits_sharegpt(row: dict[str, Any]) -> bool:
-    return first_of(row, "conversations", "conversation") is not None
+    listed = first_of(row, "conversations", "conversation")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return listed is not None and (not isinstance(first, dict) or _WHOLE.isdisjoint(first))
 
 
 def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
