@@ -1,1 +1,1 @@
-"""One map over many pieces on the nodes of a cluster: Ray tasks or a Slurm array."""
+"""One map over many pieces on the nodes of a Ray cluster, or on this machine."""
