@@ -190,21 +190,21 @@ class StoragePlace(CloudPlace):
         """What the provider says of the job; None: it has no such job."""
 
     def poll(self, job: PlacedJob) -> JobPoll:
-        shown, out = self.show(job), f"jobs/{job.label}/out"
-        over = shown is not None and (shown.phase == "ended" or self.ends_late)
+        status, out = self.show(job), f"jobs/{job.label}/out"
+        over = status is not None and (status.phase == "ended" or self.ends_late)
         ended = parse_exit(read_file(self._storage, f"{out}/{EXIT_FILE}")) if over else None
-        if shown is None or shown.phase == "ended" or ended is not None:
+        if status is None or status.phase == "ended" or ended is not None:
             self.forget_secrets(job.label)
-        if shown is None:
+        if status is None:
             return JobPoll(phase="gone")
         if ended is not None:
             return ended
-        content = read_file(self._storage, f"{out}/run/heartbeat.json") if shown.phase == "running" else None
+        content = read_file(self._storage, f"{out}/run/heartbeat.json") if status.phase == "running" else None
         try:
             beat = Beat.from_json(content) if content is not None else None
         except ValidationError:
             beat = None
-        return shown.model_copy(update={"beat": beat})
+        return status.model_copy(update={"beat": beat})
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         if not fetch_results(self._storage, job.label, folder) and self.show(job) is None:
@@ -219,12 +219,12 @@ class StoragePlace(CloudPlace):
         files = read_bundle(folder).files
         self.sent_bytes = 0
         try:
-            there = self._storage.sizes(f"{BLOBS}/")
+            sizes = self._storage.sizes(f"{BLOBS}/")
             for name, file in sorted(files.items()):
                 blob = f"{BLOBS}/{file.sha256}"
-                if there.get(blob) != file.size:
+                if sizes.get(blob) != file.size:
                     self._storage.put(blob, folder / name)
-                    there[blob] = file.size
+                    sizes[blob] = file.size
                     self.sent_bytes += file.size
             self._storage.write(f"{start}/{START}", START_SOURCE.read_bytes())
             self._storage.write(f"{start}/{BUNDLE_FILE}", (folder / BUNDLE_FILE).read_bytes())

@@ -248,10 +248,10 @@ def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) 
         database, port = find_server(project.database_url) or (None, None)
         need(database, port, "the database")
     for login in _logins():
-        held = next((group for group in login.groups if all(map(environment.get, group))), None)
-        if held is not None and login.url:
+        variables = next((group for group in login.groups if all(map(environment.get, group))), None)
+        if variables is not None and login.url:
             address = urlsplit(environment.get(login.url_variable) or login.url)
-            need(address.hostname, address.port, f"the account in {' and '.join(held)}")
+            need(address.hostname, address.port, f"the account in {' and '.join(variables)}")
     return tuple(found.values())
 
 
