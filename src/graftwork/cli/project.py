@@ -100,12 +100,12 @@ def _show(proposal: "Proposal", started: "Started") -> None:
 
 def describe_counts(proposal: "Proposal", started: "Started") -> str:
     """How many rows each step leaves, and what says more about the others."""
-
     read, usable, kept = started.rows_read, started.rows_usable, proposal.rows
     text = f"{read:,} rows read, {usable:,} usable"
     if usable < read:
         faults = "faulty, rated low" if started.drops_rated else "faulty"
-        text += f" ({read - usable:,} are {faults} or repeat others: `graft data audit`)"
+        are, repeat = ("is", "repeats another") if read - usable == 1 else ("are", "repeat others")
+        text += f" ({read - usable:,} {are} {faults} or {repeat}: `graft data audit`)"
     if kept < usable:
         text += f", {kept:,} after the split ({usable - kept:,} set aside: `graft data prepare`)"
     if started.estimated:

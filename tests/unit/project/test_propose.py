@@ -408,6 +408,8 @@ def test_the_counts_say_what_each_step_leaves(tmp_path):
         "368 rows read, 255 usable (113 are faulty or repeat others: `graft data audit`), "
         "252 after the split (3 set aside: `graft data prepare`)"
     )
+    one = counts.model_copy(update={"rows_read": 256})
+    assert "255 usable (1 is faulty or repeats another: " in describe_counts(one.proposal, one)
     rated = counts.model_copy(update={"drops_rated": True})
     assert "(113 are faulty, rated low or repeat others: " in describe_counts(rated.proposal, rated)
 
