@@ -28,15 +28,39 @@ Catalog = Annotated[
     Path | None,
     typer.Option("--catalog", help="Folder with your own models.csv, gpus.csv, … Default: $GRAFT_CATALOG."),
 ]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="A name in the catalog, a folder or a config.json. Default: the project's base."
+    ),
+]
+Method = Annotated[
+    Literal["qlora", "lora", "dora", "full"] | None,
+    typer.Option(
+        "--method", help="Default: the method of the project, otherwise qlora.", rich_help_panel=RUN
+    ),
+]
+Seq = Annotated[
+    str | None,
+    typer.Option(
+        "--seq",
+        help="Tokens per row, or `data` for the lengths in the project's dataset.",
+        rich_help_panel=RUN,
+    ),
+]
+Rows = Annotated[int | None, typer.Option("--rows", help="Rows per epoch.", min=1, rich_help_panel=RUN)]
+Epochs = Annotated[
+    float | None,
+    typer.Option("--epochs", help="Number of epochs.", min=0.001, rich_help_panel=RUN),
+]
+Batch = Annotated[
+    int | None, typer.Option("--batch", help="Rows per optimizer step.", min=1, rich_help_panel=RUN)
+]
+Rank = Annotated[int | None, typer.Option("--rank", help="Adapter rank.", min=1, rich_help_panel=RUN)]
 
 
 def fit(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", help="A name in the catalog, a folder or a config.json. Default: the project's base."
-        ),
-    ] = None,
+    model: ModelName = None,
     method: Annotated[
         str | None, typer.Option("--method", help="lora, qlora, dora or full.", rich_help_panel=RUN)
     ] = None,
@@ -46,26 +70,11 @@ def fit(
     engine: Annotated[
         str, typer.Option("--engine", help="graft, or hf for transformers and PEFT.", rich_help_panel=RUN)
     ] = "graft",
-    seq: Annotated[
-        str | None,
-        typer.Option(
-            "--seq",
-            help="Tokens per row, or `data` for the lengths in the project's dataset.",
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option("--rows", min=1, help="Rows per epoch.", rich_help_panel=RUN)
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option("--epochs", min=0.001, help="Number of epochs.", rich_help_panel=RUN)
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Rows per optimizer step.", rich_help_panel=RUN)
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option("--rank", min=1, help="Adapter rank.", rich_help_panel=RUN)
-    ] = None,
+    seq: Seq = None,
+    rows: Rows = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    rank: Rank = None,
     optimizer: Annotated[
         str,
         typer.Option(
@@ -139,9 +148,7 @@ def fit(
         Path | None,
         typer.Option("--write", help="Write settings for graft, DeepSpeed and accelerate to this folder."),
     ] = None,
-    catalog: Annotated[
-        Path | None, typer.Option("--catalog", help="Folder with your own catalog. Default: $GRAFT_CATALOG.")
-    ] = None,
+    catalog: Catalog = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
@@ -230,12 +237,7 @@ def serve(
         float | None, typer.Option("--limit", min=0.01, help="Latency limit for an answer, in seconds.")
     ] = None,
     memory: Annotated[float | None, typer.Option("--memory", min=0.1, help="Memory limit in GiB.")] = None,
-    catalog: Annotated[
-        Path | None,
-        typer.Option(
-            "--catalog", help="Folder with your own models.csv, gpus.csv, … Default: $GRAFT_CATALOG."
-        ),
-    ] = None,
+    catalog: Catalog = None,
     json: Json = False,
 ) -> None:
     """Estimate serving: memory, latency, users, quantizations that meet the limit, number of adapters.
@@ -275,36 +277,6 @@ def serve(
 
 ANY_CARD = "H100 SXM"
 
-RUN = "The run"
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="A name in the catalog, a folder or a config.json. Default: the project's base."
-    ),
-]
-Method = Annotated[
-    Literal["qlora", "lora", "dora", "full"] | None,
-    typer.Option(
-        "--method", help="Default: the method of the project, otherwise qlora.", rich_help_panel=RUN
-    ),
-]
-Seq = Annotated[
-    str | None,
-    typer.Option(
-        "--seq",
-        help="Tokens per row, or `data` for the lengths in the project's dataset.",
-        rich_help_panel=RUN,
-    ),
-]
-Rows = Annotated[int | None, typer.Option("--rows", help="Rows per epoch.", min=1, rich_help_panel=RUN)]
-Epochs = Annotated[
-    float | None,
-    typer.Option("--epochs", help="Number of epochs.", min=0.001, rich_help_panel=RUN),
-]
-Batch = Annotated[
-    int | None, typer.Option("--batch", help="Rows per optimizer step.", min=1, rich_help_panel=RUN)
-]
-Rank = Annotated[int | None, typer.Option("--rank", help="Adapter rank.", min=1, rich_help_panel=RUN)]
 Engine = Annotated[
     Literal["graft", "hf"],
     typer.Option("--engine", help="graft, or hf for transformers and PEFT.", rich_help_panel=RUN),
@@ -659,9 +631,7 @@ def lint(
     lengths: Annotated[
         str | None, typer.Option("--lengths", help="Tokens per row: a number, or a file of numbers.")
     ] = None,
-    catalog: Annotated[
-        Path | None, typer.Option("--catalog", help="Folder with your own catalog. Default: $GRAFT_CATALOG.")
-    ] = None,
+    catalog: Catalog = None,
     json: Json = False,
 ) -> None:
     """Check a training configuration for settings that look right and are not.
