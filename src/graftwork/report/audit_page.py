@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from graftwork.records.dataset import Audit, Cluster, Finding, LengthHistogram
 from graftwork.records.interaction import Origin
 from graftwork.report import templates
-from graftwork.report.svg import Scale, draw_nothing, drawing, element, label, line, round_ticks
+from graftwork.report.svg import Scale, draw_both, draw_nothing, drawing, element, label, line, round_ticks
 from graftwork.report.templates import number, open_templates
 from graftwork.text.wording import duration, plural
 
@@ -66,7 +66,6 @@ def _draw_bar(i: int, counts: Mapping[str, Sequence[int]], *, x: Scale, y: Scale
     return parts
 
 
-WIDE, NARROW = 760.0, 340.0
 FIRST_EXAMPLES = 3
 MOST_LINES = 200
 MOST_BARS = 12
@@ -220,8 +219,7 @@ def _draw(audit: Audit, of: Literal["prompt", "reply"]) -> Markup:
         title = f"Length of the {'prompts' if of == 'prompt' else 'replies'}"
         return draw_buckets(audit.length_edges, counts, title=title, unit="characters", width=width)
 
-    both = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
-    return both.format(draw(WIDE), draw(NARROW))
+    return draw_both(draw)
 
 
 def _name_lines(rows: Iterable[Origin]) -> list[dict[str, str]]:

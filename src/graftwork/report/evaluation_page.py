@@ -18,9 +18,8 @@ from markupsafe import Markup
 from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Comparison, Metric, Report, SliceFigure, SubjectReport
 from graftwork.report import templates
-from graftwork.report.svg import PlotInterval, Scale, draw_nothing, drawing, element, label, line
+from graftwork.report.svg import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
 from graftwork.report.templates import name_of, open_templates
-from graftwork.report.training import BOTH, NARROW, WIDE
 from graftwork.text.wording import plural
 
 LINE = 17.0
@@ -256,7 +255,7 @@ def draw_metrics(report: Report) -> Markup:
         ]
         if shown:
             rows.append(MetricRow(templates.name_of(name), shown))
-    return BOTH.format(draw_intervals(rows, width=WIDE), draw_intervals(rows, width=NARROW))
+    return draw_both(lambda width: draw_intervals(rows, width=width))
 
 
 def _names(report: Report) -> list[str]:

@@ -25,7 +25,7 @@ from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.report import plots, svg, templates
 from graftwork.report.escalation import show_escalation
 from graftwork.report.templates import open_templates
-from graftwork.report.training import BOTH, NARROW, WIDE, show_training
+from graftwork.report.training import show_training
 from graftwork.text.wording import duration, plural
 
 
@@ -151,7 +151,6 @@ def render_report(page: ReportPage) -> str:
 
 
 def _figures(page: ReportPage) -> dict[str, Markup]:
-    """Each plot twice, for a desk and for a phone; the style shows the one that fits."""
     metrics = page.report.candidate.metrics
     limits = {rule.metric: rule.limit for rule in page.verdict.rules if rule.limit and rule.limit <= 1}
     rates = [m for m in metrics.values() if m.kind == "rate" and m.name in page.report.baseline.metrics]
@@ -163,7 +162,7 @@ def _figures(page: ReportPage) -> dict[str, Markup]:
         "lengths": lambda w: plots.draw_lengths(lengths, width=w),
         "metrics": lambda w: svg.draw_before_after(before_after, width=w),
     }
-    return {name: BOTH.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()}
+    return {name: svg.draw_both(draw) for name, draw in draws.items()}
 
 
 def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> svg.BeforeAfter:

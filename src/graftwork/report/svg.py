@@ -5,7 +5,7 @@ drawing serves light and dark. Does not know what is drawn.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,12 @@ def drawing(
         class_=f"plot {class_}".strip(),
         viewBox=f"0 0 {_write(width)} {_write(height)}",
     )
+
+
+def draw_both(draw: Callable[[float], Markup], *, wide: float = 760.0, narrow: float = 340.0) -> Markup:
+    """A drawing twice, for a desk and for a phone; the style shows the one that fits."""
+    pair = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
+    return pair.format(draw(wide), draw(narrow))
 
 
 def draw_nothing(title: str, width: float) -> Markup:

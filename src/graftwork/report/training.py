@@ -18,11 +18,9 @@ from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks
 from graftwork.report.templates import open_templates
 from graftwork.text.wording import duration
 
-WIDE, NARROW = 760.0, 340.0
 LOSS = "loss"
 MOST_SHOWN = 2_000
 """Characters of an answer."""
-BOTH = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
 
 
 class LabelledPlot(NamedTuple):
@@ -51,7 +49,7 @@ def show_training(
         name, spots = templates.name_of(others[0].metric), _spots(others, outcome.best_step)
         draws["looks"] = lambda w: draw_looks(spots, name=name, last=outcome.steps, width=w)
     return {
-        "figure": {name: BOTH.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()},
+        "figure": {name: svg.draw_both(draw) for name, draw in draws.items()},
         "courses": [
             *_step_courses(steps, restarts),
             *measure_courses(steps, restarts),

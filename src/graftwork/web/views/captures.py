@@ -7,7 +7,17 @@ from starlette.routing import Route
 
 from graftwork.api import captures
 from graftwork.api.captures import Traffic
-from graftwork.report.svg import Scale, draw_nothing, drawing, element, label, line, round_ticks, tick_text
+from graftwork.report.svg import (
+    Scale,
+    draw_both,
+    draw_nothing,
+    drawing,
+    element,
+    label,
+    line,
+    round_ticks,
+    tick_text,
+)
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 SECTION = "/captures"
@@ -24,8 +34,7 @@ def index(request: Request) -> Response:
         section=SECTION,
         found=captures.list_captures(project, text=text, release=release, page=number_in(request, "page")),
         traffic=traffic,
-        figure=draw_days(traffic, width=860),
-        narrow=draw_days(traffic, width=340),
+        figure=draw_both(lambda width: draw_days(traffic, width=width), wide=860),
         totals=captures.read_capture_totals(project),
         text=text,
         release=release,

@@ -1,7 +1,7 @@
 """Training runs: the list, one run with curves that grow while it works, events, and two runs compared."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from markupsafe import Markup
@@ -55,10 +55,10 @@ def run(request: Request) -> Response:
         section=SECTION,
         view=view,
         status=view.status,
-        loss=_both(lambda width: draw_loss(view, width=width)),
+        loss=svg.draw_both(lambda width: draw_loss(view, width=width)),
         courses=[*measure_courses(view.steps, ()), *machine_courses(view.vitals, view.steps)],
         looks=_draw_looks(view),
-        plan_figure=_both(
+        plan_figure=svg.draw_both(
             lambda width: svg.draw_plan([plot_residual(r) for r in residuals], width=width), wide=HALF
         )
         if residuals
@@ -94,7 +94,7 @@ def _draw_looks(view: runs.RunView) -> list[tuple[str, Markup]]:
     last = max((step.step for step in view.steps), default=1)
     for metric in dict.fromkeys(look.metric for look in view.looks if look.metric != "loss"):
         points = _spots([look for look in view.looks if look.metric == metric])
-        found.append((metric, _both(partial(_draw_look, points, metric, last), wide=HALF)))
+        found.append((metric, svg.draw_both(partial(_draw_look, points, metric, last), wide=HALF)))
     return found
 
 
@@ -121,10 +121,6 @@ def draw_both_losses(curves: Sequence[Sequence[TrainStep]], *, width: float) -> 
 
 def _draw_look(points: Sequence[plots.EvaluationPoint], metric: str, last: int, width: float) -> Markup:
     return plots.draw_looks(points, name=metric, last=last, width=width)
-
-
-def _both(draw: Callable[[float], Markup], *, wide: float = 760.0) -> Markup:
-    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(draw(wide), draw(340.0))
 
 
 def curve(request: Request) -> Response:
@@ -195,7 +191,7 @@ def compare(request: Request) -> Response:
 def _draw_comparison(project: Project, names: Sequence[str]) -> Markup | None:
     """None where one of the runs has no step."""
     curves = [runs.read_run_curve(project, name) for name in names]
-    return _both(lambda width: draw_both_losses(curves, width=width)) if all(curves) else None
+    return svg.draw_both(lambda width: draw_both_losses(curves, width=width)) if all(curves) else None
 
 
 ROUTES = [

@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,6 +19,7 @@ from graftwork.api.cycle import (
 )
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.week import Scenario, WeekSchedule
+from graftwork.report.svg import draw_both
 from graftwork.report.week_page import draw_legend, draw_week
 from graftwork.web.rendering import project_of, render, text_in
 
@@ -39,14 +41,17 @@ def index(request: Request) -> Response:
         title="Week",
         section=SECTION,
         week=week,
-        figure=draw_week(week) if week else None,
-        narrow=draw_week(week, width=420) if week else None,
+        figure=_draw(week) if week else None,
         legend=draw_legend(week) if week else None,
         command=shlex.join(command),
         scenario=scenario,
         scenarios=SCENARIOS,
         seconds=seconds,
     )
+
+
+def _draw(week: WeekSchedule) -> Markup:
+    return draw_both(lambda width: draw_week(week, width=width), wide=980, narrow=420)
 
 
 def attempt(request: Request) -> Response:
@@ -79,8 +84,7 @@ def attempt(request: Request) -> Response:
         trial=trial,
         shown=shown,
         rows=compare_models(trial.before, shown) if trial and shown else [],
-        figure=draw_week(shown) if shown else None,
-        narrow=draw_week(shown, width=420) if shown else None,
+        figure=_draw(shown) if shown else None,
         legend=draw_legend(shown) if shown else None,
         error=error,
         scenario=scenario,
