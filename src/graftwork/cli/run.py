@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from graftwork.pipeline.open_project import OpenProject
     from graftwork.pipeline.runs import Event
     from graftwork.pipeline.status import (
-        AutoscaleStatus,
         EndpointStatus,
         ProjectStatus,
         RunStatus,
@@ -210,22 +209,6 @@ def _print_endpoint(endpoint: "EndpointStatus") -> None:
     colour = {"ok": "green", "starting": "cyan", "down": "red", "other": "yellow"}.get(endpoint.state, "dim")
     text = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
     print_line(stdout, text + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
-    if endpoint.autoscale is not None:
-        print_line(stdout, describe_autoscale(endpoint.autoscale), soft_wrap=True)
-
-
-def describe_autoscale(found: "AutoscaleStatus") -> str:
-    from graftwork.grading.metrics import show_dollars
-
-    share = found.idle_seconds / found.replica_seconds if found.replica_seconds else 0.0
-    memory = "" if found.idle_memory_gib is None else f" with {found.idle_memory_gib:.2f} GiB"
-    cost = "" if found.idle_usd is None else f", {show_dollars(found.idle_usd)}"
-    return (
-        f"autoscale: {plural(found.replicas, 'replica')} ({found.min} to {found.max}), {found.idle_now} idle "
-        f"now{memory}; idle for {duration(found.idle_seconds)} so far ({share:.0%} of all replicas' time"
-        f"{cost})"
-    )
-
 
 def _print_losses(totals: "CaptureTotals | None") -> None:
 

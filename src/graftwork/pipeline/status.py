@@ -150,21 +150,6 @@ class NextRun(Record):
     """The range of the whole run by its plan."""
 
 
-class AutoscaleStatus(Record):
-    """Replicas that the load has started and stopped, and what idle ones cost since the endpoint started."""
-
-    replicas: int
-    min: int
-    max: int
-    started: int
-    stopped: int
-    replica_seconds: float
-    idle_seconds: float
-    idle_now: int
-    idle_memory_gib: float | None = None
-    idle_usd: float | None = None
-
-
 class EndpointStatus(Record):
     """`state` is what /health says (ok, starting, down), or off where nothing answers, or other."""
 
@@ -172,8 +157,6 @@ class EndpointStatus(Record):
     state: str
     aliases: dict[str, str] = {}
     reason: str = ""
-    autoscale: AutoscaleStatus | None = None
-    """None where the number of replicas is fixed."""
 
 
 class RunStatus(Record):
@@ -326,7 +309,6 @@ def _read_health(url: str, body: bytes) -> EndpointStatus:
             state=state,
             aliases=health.get("aliases", {}),
             reason="; ".join(reason for reason in reasons if reason),
-            autoscale=AutoscaleStatus(**scaled) if (scaled := health.get("autoscale")) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return EndpointStatus(url=url, state="other", reason="something else than graftwork answers there")

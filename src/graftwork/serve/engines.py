@@ -5,8 +5,6 @@ end with their last answer.
 """
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from graftwork.files.disk import make_folder
@@ -26,17 +24,11 @@ class EngineSet:
         self._module = module or ENGINE_MODULES[settings.engine.kind]
         self._engines: dict[str, EngineSettings] = {}
         """The settings of each replica by its name."""
-        self._scale: int | None = None
-        """Replicas that autoscaling wants; None as many as the settings say."""
-        if settings.engine.autoscale is not None:
-            self._scale = settings.engine.autoscale.min
-        replicas = [self._open(engine, weight) for engine, weight in self._wanted()]
+        replicas = [self._open(engine, weight) for engine, weight in settings.engine.split_replicas()]
         self.pool = ReplicaPool(replicas, settings.failover, burst=settings.queue_limit)
         self.endpoints: dict[str, ReplicaPool] = {}
         self._opened: dict[str, FallbackEndpoint] = {}
         self._retired: set[asyncio.Task[None]] = set()
-        self.on_retired: Callable[[str], None] = lambda _url: None
-        """Gets the URL of a server when the replica that used it has ended."""
 
     async def start(self) -> None:
         """Start all engines; returns when the first replica answers. Raises if no replica starts."""
@@ -59,26 +51,9 @@ class EngineSet:
         self._revise_replicas()
         self._revise_endpoints()
 
-    def scale_to(self, replicas: int) -> None:
-        """Start or stop replicas until there are so many. Those that stop finish their answers first."""
-        self._scale = replicas
-        self._revise_replicas()
-
-    @property
-    def urls(self) -> list[str]:
-        """The servers that autoscaling may use, in their order."""
-        return [str(engine.url) for engine, _ in self._settings.engine.split_replicas() if engine.url]
-
-    @property
-    def scale(self) -> int:
-        return len(self._wanted())
-
-    def _wanted(self) -> list[tuple[EngineSettings, float]]:
-        return self._settings.engine.split_replicas()[: self._scale]
-
     def _revise_replicas(self) -> None:
         unused = sorted(self.pool.replicas, key=lambda r: (r.engine.state != "ready", r.retiring))
-        for engine, weight in self._wanted():
+        for engine, weight in self._settings.engine.split_replicas():
             kept = next((r for r in unused if self._engines[r.name] == engine), None)
             if kept is None:
                 self.pool.add(self._open(engine, weight))
@@ -87,17 +62,7 @@ class EngineSet:
                 kept.weight, kept.retiring = weight, False
         for replica in unused:
             if not replica.retiring:
-                self.pool.retire(
-                    replica,
-                    seconds=self._settings.drain_seconds,
-                    on_end=partial(self._free, replica.name),
-                )
-
-    def _free(self, name: str) -> None:
-        """A replica has ended: its name, its folder and its server are not used any more."""
-        engine = self._engines.pop(name, None)
-        if engine is not None and engine.url:
-            self.on_retired(str(engine.url))
+                self.pool.retire(replica, seconds=self._settings.drain_seconds, on_end=self._engines.pop)
 
     def _revise_endpoints(self) -> None:
         wanted = self._settings.failover.endpoints

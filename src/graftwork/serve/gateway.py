@@ -21,7 +21,6 @@ from graftwork.serve.api.completions import COMPLETIONS
 from graftwork.serve.api.embeddings import EMBEDDINGS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
-from graftwork.serve.autoscaler import Autoscaler
 from graftwork.serve.budgets import Reservation, most_tokens
 from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.cors import allow_origins, is_preflight
@@ -84,7 +83,6 @@ class Gateway(AnswerService):
         self.feedback = None
         if feedback is not None and captures is not None:
             self.feedback = FeedbackEndpoint(feedback, captures=captures)
-        self.scaler: Autoscaler | None = None
         self._traces = None
         if read_traces is not None and captures is not None and settings.traces:
             most = settings.traces_max_unpacked_bytes
@@ -208,8 +206,6 @@ class Gateway(AnswerService):
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
             if self._keys.required:
                 health["keys"] = {key.name: key.usage.describe() for key in self._keys.holders}
-            if self.scaler is not None:
-                health["autoscale"] = self.scaler.describe()
             if self.shadow is not None:
                 health["shadow"] = dict(self.shadow.counts)
             if routes.experiment is not None or routes.experiment_off:
@@ -224,7 +220,6 @@ class Gateway(AnswerService):
         gauges = {
             "graft_engine_up": float(engine["state"] == "ready"),
             "graft_engine_restarts_total": float(engine["restarts"]),
-            **({} if self.scaler is None else self.scaler.gauges()),
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
             **({} if self._captures is None else {"graft_captures_waiting": float(self._captures.waiting)}),
         }

@@ -211,15 +211,16 @@ class ReplicaPool:
         self.replicas.append(replica)
         self._run(self._start_later(asyncio.create_task(replica.engine.start()), replica))
 
-    def retire(self, replica: Replica, *, seconds: float, on_end: Callable[[], object]) -> None:
-        """Once another replica answers, end it with its last answer, at the latest after `seconds`.
+    def retire(self, replica: Replica, *, seconds: float, on_end: Callable[[str], object]) -> None:
+        """Once another replica answers, end it with its last answer, at the latest after `seconds`; then
+        `on_end` gets its name.
 
         Until it leaves the pool, setting `retiring` to False keeps it.
         """
         replica.retiring = True
         self._run(self._retire(replica, seconds, on_end))
 
-    async def _retire(self, replica: Replica, seconds: float, on_end: Callable[[], object]) -> None:
+    async def _retire(self, replica: Replica, seconds: float, on_end: Callable[[str], object]) -> None:
         while replica.engine.state == "ready" and not self._has_successor(replica):
             await asyncio.sleep(_IDLE_SECONDS)
             if not replica.retiring or replica not in self.replicas:
@@ -229,7 +230,7 @@ class ReplicaPool:
             await _wait_idle(replica, seconds)
         finally:
             await replica.engine.stop()
-            on_end()
+            on_end(replica.name)
 
     def _has_successor(self, replica: Replica) -> bool:
         """Whether a replica that stays is ready and holds the adapters that were loaded meanwhile."""

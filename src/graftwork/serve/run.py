@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
 from graftwork.records.units import MIB
-from graftwork.serve.autoscaler import Autoscaler
 from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
@@ -123,26 +122,22 @@ async def serve(
         watcher=watcher,
         folder=folder,
     )
-    if settings.engine.autoscale is not None:
-        gateway.scaler = Autoscaler(settings.engine.autoscale, engines=engines)
     listeners = list_listeners(gateway, settings)
-    following: list[asyncio.Task[None]] = []
+    reloading: asyncio.Task[None] | None = None
     with hold_lock(folder), _handling_signals(stop, reloader.asked):
         async with operations.running(gateway, keys, project.load_keys, folder=folder):
             try:
                 port, *_ = [await _listen(listener, operations.tls) for listener in listeners]
-                if not await _unless_stopped(_start_engines(engines, gateway.scaler), stop):
+                if not await _unless_stopped(engines.start(), stop):
                     return
                 await watcher.refresh()
                 on_ready(_url(settings.host, port, tls=operations.tls is not None))
-                following.append(asyncio.create_task(reloader.follow()))
-                if gateway.scaler is not None:
-                    following.append(asyncio.create_task(gateway.scaler.follow()))
+                reloading = asyncio.create_task(reloader.follow())
                 await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
             finally:
-                for task in following:
-                    task.cancel()
-                await asyncio.gather(*following, return_exceptions=True)
+                if reloading is not None:
+                    reloading.cancel()
+                    await asyncio.gather(reloading, return_exceptions=True)
                 # In this order: finish the answers, stop the engine, flush the captures, stop the servers.
                 await gateway.drain(reloader.settings.drain_seconds)
                 if gateway.shadow is not None:
@@ -152,14 +147,6 @@ async def serve(
                 await engines.stop()
                 if captures is not None:
                     await asyncio.to_thread(captures.close)
-                if gateway.scaler is not None:
-                    await gateway.scaler.close()
-
-
-async def _start_engines(engines: EngineSet, scaler: Autoscaler | None) -> None:
-    if scaler is not None:
-        await scaler.start()
-    await engines.start()
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -11,7 +11,7 @@ from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
 from graftwork.serve.chain_settings import ChainSettings, require_sound_chains
-from graftwork.serve.failover.settings import AutoscaleSettings, FailoverSettings, ReplicaSettings
+from graftwork.serve.failover.settings import FailoverSettings, ReplicaSettings
 from graftwork.serve.family_settings import FamilySettings
 from graftwork.serve.operation_settings import OperationSettings
 from graftwork.text.redact import EndpointUrl, VariableName
@@ -190,12 +190,6 @@ class EngineSettings(Record):
         "`[{url: …, weight: 2}, {url: …}]`.",
     )
 
-    autoscale: AutoscaleSettings | None = Field(
-        default=None,
-        description="Start and stop replicas by load. A number of `replicas` is not needed then; listed "
-        "servers are used in their order. None: as many as `replicas` says.",
-    )
-
     model: str | None = Field(
         default=None,
         description="endpoint: the model to ask for. vllm, sglang: the name of the base there; None asks the "
@@ -227,13 +221,6 @@ class EngineSettings(Record):
             raise ValueError(f"{self.kind} runs here: `replicas` is a number of processes")
         if self.url is not None and self.replicas != 1:
             raise ValueError("one `url` is one replica: give `replicas` as a list of servers")
-        if self.autoscale is not None:
-            if listed != bool(self.autoscale.command):
-                raise ValueError(
-                    "autoscale starts processes here, or runs `command` for the servers that `replicas` lists"
-                )
-            if listed and self.autoscale.max > len(self.replicas):  # type: ignore[arg-type]
-                raise ValueError(f"autoscale.max is {self.autoscale.max}, and `replicas` lists fewer servers")
         if self.device != "auto" and self.kind != "embedded":
             raise ValueError("`device` is a setting of the embedded engine")
         if self.kind == "endpoint" and ((self.url is None and not listed) or self.model is None):
@@ -241,15 +228,11 @@ class EngineSettings(Record):
         return self
 
     def split_replicas(self) -> "list[tuple[EngineSettings, float]]":
-        """The settings of each replica, and its weight; all that autoscaling may start."""
+        """The settings of each replica, and its weight."""
         if isinstance(self.replicas, int):
-            single = self.model_copy(update={"replicas": 1, "autoscale": None})
-            return [(single, 1.0)] * (self.replicas if self.autoscale is None else self.autoscale.max)
+            return [(self.model_copy(update={"replicas": 1}), 1.0)] * self.replicas
         return [
-            (
-                self.model_copy(update={"url": replica.url, "replicas": 1, "autoscale": None}),
-                replica.weight,
-            )
+            (self.model_copy(update={"url": replica.url, "replicas": 1}), replica.weight)
             for replica in self.replicas
         ]
 

@@ -563,7 +563,7 @@ def test_a_replica_that_is_replaced_answers_until_the_new_one_is_ready(run):
             ended = asyncio.Event()
             old, new = fleet.pool.replicas
             new.engine.change("starting")
-            fleet.pool.retire(old, seconds=DEADLINE, on_end=ended.set)
+            fleet.pool.retire(old, seconds=DEADLINE, on_end=lambda _name: ended.set())
             for _ in range(3):
                 status, headers, _ = await fleet.ask()
                 assert (status, served_by(headers)) == (200, "1")
@@ -583,7 +583,7 @@ def test_a_replica_that_is_wanted_again_before_it_ended_stays(run):
         async with open_fleet(2) as fleet:
             old, new = fleet.pool.replicas
             new.engine.change("starting")
-            fleet.pool.retire(old, seconds=DEADLINE, on_end=lambda: None)
+            fleet.pool.retire(old, seconds=DEADLINE, on_end=lambda _name: None)
             await fleet.ask()
             old.retiring = False
             await until(lambda: not fleet.pool._tasks)
@@ -608,6 +608,53 @@ def test_fewer_replicas_keep_those_that_are_ready_and_free_a_name_when_its_engin
         down.outstanding = 0
         await until(lambda: set(engines._engines) == {"2"})
         assert down.engine.state == "stopped"
+
+    run(main)
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_replica_that_is_not_needed_any_more_while_it_starts_leaves_no_process(run, tmp_path, launched):
+    two = ServeSettings.model_validate({"engine": {"replicas": 2}})
+
+    async def main():
+        engines = EngineSet(
+            EngineJob(folder=str(tmp_path), base_folder="none"),
+            ServeSettings(),
+            module="graftwork.serve.stub_engine",
+        )
+        await engines.start()
+        try:
+            engines.revise(two)
+            added = engines.pool.replicas[1].engine
+            if launched:
+                await until(lambda: added._process is not None)
+            engines.revise(ServeSettings())
+            await until(lambda: set(engines._engines) == {"1"} and not engines.pool._tasks)
+            assert added.state == "stopped"
+            assert added._watch is None
+            assert added._process is None or added._process.returncode is not None
+        finally:
+            await engines.stop()
+
+    run(main)
+
+
+def test_an_engine_ends_although_the_wait_for_its_end_is_cancelled(run, tmp_path):
+    async def main():
+        engines = EngineSet(
+            EngineJob(folder=str(tmp_path), base_folder="none"),
+            ServeSettings(),
+            module="graftwork.serve.stub_engine",
+        )
+        await engines.start()
+        engine = engines.pool.replicas[0].engine
+        stopping = asyncio.create_task(engine.stop())
+        while engine.state != "stopped":
+            await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        assert engine._process.returncode is not None
 
     run(main)
 

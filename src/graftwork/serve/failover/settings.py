@@ -21,44 +21,6 @@ class ReplicaSettings(Record):
     )
 
 
-class AutoscaleSettings(Record):
-    """Replicas that are started and stopped by the number of requests under way."""
-
-    min: int = Field(default=1, ge=1, le=64, description="Replicas that always run.")
-
-    max: int = Field(ge=1, le=64, description="Maximum number of replicas.")
-
-    queue: float = Field(
-        default=4.0,
-        gt=0,
-        description="Requests under way for each replica. With more, another replica is started.",
-    )
-
-    up_seconds: float = Field(default=2.0, ge=0, description="How long there must be more before one starts.")
-
-    idle_seconds: float = Field(
-        default=60.0, ge=0, description="How long fewer replicas must suffice before one is stopped."
-    )
-
-    command: Annotated[tuple[str, ...], NotSecret("a program, with secrets in its environment")] = Field(
-        default=(),
-        description="vllm, sglang, endpoint: the program that is run with `start URL` before a listed server "
-        "is used and with `stop URL` when it is not needed any more. Exit code 0 means done.",
-    )
-
-    command_seconds: float = Field(default=600.0, gt=0, description="How long the program may take.")
-
-    usd_per_hour: float | None = Field(
-        default=None, ge=0, description="What one replica costs, to show what idle ones cost."
-    )
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min ({self.min}) is above max ({self.max})")
-        return self
-
-
 class FallbackEndpoint(Record):
     """An OpenAI-compatible API that answers when nothing here can."""
 
