@@ -1,7 +1,7 @@
 """What the gateway adds to a request, next to a plain proxy on asyncio streams and json.
 
 Processes: our gateway over its stand-in engine, without captures, with them, and with everything: a key to
-check, captures, two replicas with prefix affinity, and a fallback chain; and the peer, which relays to the
+check, captures, two replicas, and a fallback chain; and the peer, which relays to the
 same engine and checks, routes, counts and captures nothing. One client asks all of them in turn over kept
 connections, in rounds, so that a busy machine is equally unfair to each. Requests share their system prompt;
 each has a question of its own. CPU is user and system time of all threads of the process, by the kernel's

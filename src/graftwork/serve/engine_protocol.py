@@ -52,7 +52,6 @@ class EngineStatus(TypedDict):
     retries: NotRequired[int]
     retries_refused: NotRequired[int]
     """Retries that the budget did not allow."""
-    hedges: NotRequired[int]
 
 
 class ReplyStream(Protocol):

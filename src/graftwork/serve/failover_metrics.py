@@ -26,7 +26,6 @@ def render_failover(status: EngineStatus, fallbacks: FallbackCounts) -> str:
             lines += render_counts(name, ("replica",), [((r["name"],), read(r)) for r in replicas])
     lines += render_counts("graft_retries_total", (), [((), status.get("retries", 0))])
     lines += render_counts("graft_retries_refused_total", (), [((), status.get("retries_refused", 0))])
-    lines += render_counts("graft_hedges_total", (), [((), status.get("hedges", 0))])
     if fallbacks:
         lines += render_counts("graft_fallbacks_total", ("model", "to", "why"), fallbacks.items())
     return "".join(f"{line}\n" for line in lines)

@@ -21,7 +21,7 @@ from graftwork.serve.engine_protocol import (
     ReplyStream,
     ServingEngine,
 )
-from graftwork.serve.failover.balance import RetryBudget, choose_replica, make_seed, prefix_key
+from graftwork.serve.failover.balance import RetryBudget, choose_replica
 from graftwork.serve.failover.breaker import BreakerLimits, CircuitBreaker
 from graftwork.serve.failover.chain import NoReplica, failure_code, is_replica_fault
 from graftwork.serve.failover.settings import FailoverSettings
@@ -71,7 +71,6 @@ class Replica:
 
     def __init__(self, name: str, engine: ReplicaEngine, *, weight: float, limits: BreakerLimits) -> None:
         self.name, self.engine, self.weight = name, engine, weight
-        self.seed = make_seed(name)
         self.breaker = CircuitBreaker(limits)
         self.outstanding = 0
         self.assigned = 0
@@ -119,7 +118,6 @@ class ReplicaPool:
         self._settings = settings
         self._folders: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.hedges = 0
         for replica in self.replicas:
             self._watch(replica)
 
@@ -158,7 +156,6 @@ class ReplicaPool:
             "replicas": shown,
             "retries": self.budget.spent,
             "retries_refused": self.budget.refused,
-            "hedges": self.hedges,
         }
 
     def _note_state(self, replica: Replica, state: EngineState) -> None:
@@ -312,26 +309,21 @@ class ReplicaPool:
     async def _ask(self, call: ChatCall, model: str, attempt: Attempt[T]) -> T:
         """Ask one replica, and others if it fails. Raises the last error."""
         self.budget.deposit()
-        key = None
-        if len(self.replicas) > 1 and self._settings.prefix_affinity:
-            key = prefix_key(model, call.messages)
-        replica = self._choose(model, key)
+        replica = self._choose(model)
         if replica is None:
             raise NoReplica(self._explain_absence(model))
         tried: list[Replica] = []
         while True:
             try:
-                if self._settings.hedge_after_ms is None:
-                    return await attempt(replica, call, model)
-                return await self._hedge(replica, lambda r: attempt(r, call, model), model=model)
+                return await attempt(replica, call, model)
             except (OSError, ApiError) as error:
                 tried.append(replica)
-                other = await self._choose_again(error, model, key, tried)
+                other = await self._choose_again(error, model, tried)
                 if other is None:
                     raise
                 replica = other
 
-    def _choose(self, model: str, key: int | None, tried: Sequence[Replica] = ()) -> Replica | None:
+    def _choose(self, model: str, tried: Sequence[Replica] = ()) -> Replica | None:
         ready = [
             replica
             for replica in self.replicas
@@ -341,48 +333,21 @@ class ReplicaPool:
         if not allowed and not self._settings.fallback and not tried:
             allowed = ready  # there is no other answer: asking costs less than refusing
         allowed = [replica for replica in allowed if not replica.retiring] or allowed
-        return choose_replica(allowed, key=key, slack=self._settings.affinity_slack) if allowed else None
+        return choose_replica(allowed) if allowed else None
 
-    async def _choose_again(
-        self, error: Exception, model: str, key: int | None, tried: list[Replica]
-    ) -> Replica | None:
+    async def _choose_again(self, error: Exception, model: str, tried: list[Replica]) -> Replica | None:
         """The replica to ask after a failure; None to give up."""
         if failure_code(error) is None or len(tried) > self._settings.retries:
             return None
-        other = self._choose(model, key, tried)
+        other = self._choose(model, tried)
         if other is None and not _may_repeat(error):
             return None
         if not self.budget.withdraw():
             return None
         if other is None:
             await asyncio.sleep(_PAUSE_SECONDS * (0.5 + random.random()))
-            other = self._choose(model, key)
+            other = self._choose(model)
         return other
-
-    async def _hedge(self, first: Replica, attempt: Callable[[Replica], Awaitable[T]], *, model: str) -> T:
-        """Ask a second replica if the first is silent; the first answer counts and the other is cancelled."""
-        assert self._settings.hedge_after_ms is not None
-        running = {asyncio.ensure_future(attempt(first))}
-        try:
-            done, _ = await asyncio.wait(running, timeout=self._settings.hedge_after_ms / 1000)
-            if not done:
-                second = self._choose(model, None, [first])
-                if second is not None and self.budget.withdraw():
-                    self.hedges += 1
-                    running.add(asyncio.ensure_future(attempt(second)))
-            while True:
-                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                won = next((task for task in done if task.exception() is None), None)
-                if won is not None or done == running:
-                    break
-                running -= done
-            winner = won or next(iter(done))
-            running.discard(winner)
-            return winner.result()
-        finally:
-            for task in running:
-                task.add_done_callback(_discard)
-                task.cancel()
 
     async def _complete(self, replica: Replica, call: ChatCall, model: str) -> PieceData:
         permit = replica.begin()
@@ -402,7 +367,7 @@ class ReplicaPool:
 
     async def _complete_copy(self, call: ChatCall, model: str) -> PieceData:
         """Ask one replica once, without its circuit breaker and the budget of retries."""
-        replica = self._choose(model, None)
+        replica = self._choose(model)
         if replica is None:
             raise NoReplica(self._explain_absence(model))
         replica.outstanding += 1
@@ -467,14 +432,6 @@ async def _wait_idle(replica: Replica, seconds: float) -> None:
 
 def _has_succeeded(task: "asyncio.Task[None]") -> bool:
     return task.done() and task.exception() is None
-
-
-def _discard(task: "asyncio.Future[Any]") -> None:
-    """A task whose answer is not needed any more."""
-    if not task.cancelled() and task.exception() is None:
-        result = task.result()
-        if isinstance(result, ReplicaStream):
-            result.close()
 
 
 def breaker_limits(settings: FailoverSettings) -> BreakerLimits:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.serve.failover.balance import RetryBudget, choose_replica, make_seed, prefer, prefix_key
+from graftwork.serve.failover.balance import RetryBudget, choose_replica
 from graftwork.serve.failover.breaker import BreakerLimits, CircuitBreaker
 from graftwork.serve.failover.chain import NoReplica, failure_code, find_chain, is_replica_fault
 from graftwork.serve.failover.settings import FailoverSettings
@@ -161,14 +161,13 @@ def test_a_budget_that_is_spent_fills_again_with_requests():
 
 @dataclass
 class Load:
-    seed: int
     weight: float = 1.0
     outstanding: int = 0
     assigned: int = 0
 
 
 def make_loads(weights):
-    return [Load(make_seed(str(number)), weight) for number, weight in enumerate(weights, 1)]
+    return [Load(weight) for weight in weights]
 
 
 weights = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=6)
@@ -194,51 +193,6 @@ def test_running_requests_are_spread_by_weight(values, count):
         for other in loads:
             most = other.outstanding / other.weight + 1 / load.weight
             assert load.outstanding / load.weight <= most + 1e-9
-
-
-@given(weights, st.integers(0, 2**32 - 1), st.integers(0, 5))
-def test_a_prompt_keeps_its_replica_when_another_one_leaves(values, key, gone):
-    loads = make_loads(values)
-    preferred = prefer(loads, key)
-    left = [load for number, load in enumerate(loads) if number != gone]
-    if preferred in left:
-        assert prefer(left, key) is preferred
-
-
-@given(weights, st.integers(0, 2**32 - 1), st.integers(1, 200))
-def test_a_popular_prompt_leaves_its_replica_before_it_is_overloaded(values, key, count):
-    loads = make_loads(values)
-    for number in range(count):
-        chosen = choose_replica(loads, key=key, slack=1.25)
-        chosen.outstanding += 1
-        fair = 1.25 * (number + 1) * chosen.weight / sum(values)
-        least = min(load.outstanding / load.weight for load in loads)
-        assert chosen.outstanding <= fair + 1 or chosen.outstanding - 1 <= least * chosen.weight + 1e-9
-
-
-def test_an_idle_pool_gives_a_prompt_to_the_same_replica_each_time():
-    loads = make_loads([1, 1, 1, 1])
-    key = prefix_key(
-        "champion", [{"role": "system", "content": "Be short."}, {"role": "user", "content": "a"}]
-    )
-    same = prefix_key(
-        "champion", [{"role": "system", "content": "Be short."}, {"role": "user", "content": "b"}]
-    )
-    assert key == same is not None
-    assert len({choose_replica(loads, key=key).seed for _ in range(20)}) == 1
-
-
-def test_prompts_are_spread_over_the_replicas_by_weight():
-    loads = make_loads([1, 1, 2])
-    keys = [prefix_key("m", [{"role": "system", "content": f"prompt {n}"}]) for n in range(4000)]
-    counts = [sum(prefer(loads, key) is load for key in keys) for load in loads]
-    assert abs(counts[0] - 1000) < 150
-    assert abs(counts[2] - 2000) < 150
-
-
-@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "hi"}]])
-def test_without_a_system_prompt_there_is_no_affinity(messages):
-    assert prefix_key("champion", messages) is None
 
 
 # -- chains --------------------------------------------------------------------------------------

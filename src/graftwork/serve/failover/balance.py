@@ -1,23 +1,11 @@
-"""Chooses the replica of a request: by load and weight, or by its prompt as long as that is fair.
+"""Chooses the replica of a request by load and weight; a budget limits retries."""
 
-A prompt's replica is found by rendezvous hashing, so that it stays the same while other replicas come and go.
-It is left when it has more than its fair share of the running requests. A budget limits retries.
-"""
-
-import math
-import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Protocol, TypeVar
-
-_MASK = 2**64 - 1
 
 
 class LoadedReplica(Protocol):
     """What the choice depends on."""
-
-    @property
-    def seed(self) -> int: ...
 
     @property
     def weight(self) -> float: ...
@@ -36,53 +24,13 @@ class LoadedReplica(Protocol):
 R = TypeVar("R", bound=LoadedReplica)
 
 
-def make_seed(name: str) -> int:
-    return zlib.crc32(name.encode()) * 0x9E3779B97F4A7C15 & _MASK
-
-
-def prefix_key(model: str, messages: Sequence[dict[str, str]]) -> int | None:
-    """A number that requests share if they have model and system prompt in common; None without one."""
-    if not messages or messages[0].get("role") not in ("system", "developer"):
-        return None
-    return zlib.crc32(messages[0]["content"].encode(errors="surrogatepass"), zlib.crc32(model.encode()))
-
-
-def choose_replica(candidates: Sequence[R], *, key: int | None = None, slack: float = 1.25) -> R:
-    """One of the candidates, of which there must be at least one."""
-    if len(candidates) == 1:
-        return candidates[0]
-    if key is not None:
-        preferred = prefer(candidates, key)
-        total, weight = 1, 0.0
-        for replica in candidates:
-            total += replica.outstanding
-            weight += replica.weight
-        if preferred.outstanding + 1 <= math.ceil(slack * total * preferred.weight / weight):
-            return preferred
-    return min(candidates, key=_load)
-
-
-def prefer(candidates: Sequence[R], key: int) -> R:
-    """The replica of a prompt, by weighted rendezvous hashing."""
-    return max(candidates, key=lambda replica: replica.weight * _score(key ^ replica.seed))
+def choose_replica(candidates: Sequence[R]) -> R:
+    """The least loaded of the candidates, of which there must be at least one."""
+    return candidates[0] if len(candidates) == 1 else min(candidates, key=_load)
 
 
 def _load(replica: LoadedReplica) -> tuple[float, float]:
     return replica.outstanding / replica.weight, replica.assigned / replica.weight
-
-
-@lru_cache(maxsize=4096)
-def _score(value: int) -> float:
-    """Drawn so that the highest of several, each times its weight, is each with the share of its weight."""
-    return -1 / math.log(_draw(value))
-
-
-def _draw(value: int) -> float:
-    """A number between 0 and 1, both excluded, that looks random."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-    value ^= value >> 31
-    return ((value >> 12) + 0.5) / 2**52
 
 
 class RetryBudget:

@@ -35,7 +35,7 @@ class FallbackEndpoint(Record):
 
 
 class FailoverSettings(Record):
-    """Health probes, circuit breakers, retries, fallbacks and hedging."""
+    """Health probes, circuit breakers, retries and fallbacks."""
 
     fallback: dict[str, tuple[str, ...]] = Field(
         default={},
@@ -64,7 +64,7 @@ class FailoverSettings(Record):
         default=0.2,
         ge=0,
         le=1,
-        description="Retries and hedges as a share of the requests, beyond a burst of `queue_limit`.",
+        description="Retries as a share of the requests, beyond a burst of `queue_limit`.",
     )
 
     attempt_timeout_seconds: float | None = Field(
@@ -115,25 +115,6 @@ class FailoverSettings(Record):
         default=1800.0,
         gt=0,
         description="How long an engine may take from its start to its first answer; then it is killed.",
-    )
-
-    prefix_affinity: bool = Field(
-        default=True,
-        description="Requests with the same system prompt prefer the same replica, which has read it.",
-    )
-
-    affinity_slack: float = Field(
-        default=1.25,
-        ge=1,
-        description="A replica takes up to this many times its fair share of the running requests before "
-        "others help with its prompts.",
-    )
-
-    hedge_after_ms: float | None = Field(
-        default=None,
-        gt=0,
-        description="Ask a second replica when the first has sent nothing for this long; the first answer "
-        "counts. None: never.",
     )
 
     @model_validator(mode="after")
