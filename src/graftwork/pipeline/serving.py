@@ -50,10 +50,9 @@ from graftwork.serve.captures import ServedExchange, redact_name
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.family import Family
 from graftwork.serve.keys import DEFAULT_SCOPES, ApiKey, digest_secret, make_secret
-from graftwork.serve.operation_settings import OperationSettings
 from graftwork.serve.otlp import BadTrace, TracedCalls
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
-from graftwork.serve.settings import EscalateSettings, ServeSettings, require_upstream_keys
+from graftwork.serve.settings import EscalateSettings, OperationSettings, ServeSettings, require_upstream_keys
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.redact import Redactor
 from graftwork.text.validation import explain_error

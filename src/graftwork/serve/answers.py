@@ -56,7 +56,7 @@ from graftwork.serve.http_messages import (
 from graftwork.serve.keys import KeyHolder
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.prefix import PrefixReader
-from graftwork.serve.request_log import FinishedRequest, RequestObserver
+from graftwork.serve.request_log import FinishedRequest
 from graftwork.serve.routing import RETRY, Routes
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow
@@ -89,7 +89,8 @@ class AnswerService:
         self._routes = routes
         self._captures = captures
         self.metrics = Metrics()
-        self.observers: tuple[RequestObserver, ...] = ()
+        self.observe: Callable[[FinishedRequest], None] | None = None
+        """Gets each finished request. Must return at once."""
         self.fallbacks: Fallbacks | None = None
         self.escalator: Escalator | None = None
         self.shadow: Shadow | None = None
@@ -121,7 +122,7 @@ class AnswerService:
             direct=direct,
         )
         running.route, running.key, running.body_bytes = route, client.key, len(request.body)
-        running.path, running.traceparent = request.path, request.headers.get("traceparent")
+        running.path = request.path
         if running.fallback:
             self._count_fallback(running)
         if running.assignment is not None:
@@ -185,7 +186,6 @@ class AnswerService:
                 raise ApiError(503, f"the endpoint {call.model} is not ready", code="engine_down")
         running = self._begin(call, client, direct=direct)
         running.chain = mark
-        running.traceparent = f"00-{mark.trace}-{running.capture_id[:16]}-01"
         try:
             async with asyncio.timeout(self._seconds_left(running)):
                 result = await self._ask(running)
@@ -543,8 +543,8 @@ class AnswerService:
         running.key.usage.add_tokens(running.count_tokens())
         if running.reservation is not None:
             running.reservation.release()
-        if self.observers:
-            self._observe(running.to_finished(elapsed))
+        if self.observe is not None:
+            self.observe(running.to_finished(elapsed))
         if running.assignment is not None and running.finish_reason == "error":
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
         self._streaming.discard(running.capture_id)
@@ -553,10 +553,6 @@ class AnswerService:
             self._captures.offer(exchange, expected=True)
             if self.shadow is not None and running.chain is None:
                 self.shadow.offer(running.call, exchange, running.names)
-
-    def _observe(self, request: FinishedRequest) -> None:
-        for observer in self.observers:
-            observer.note(request)
 
 
 def _require_text(text: str) -> None:

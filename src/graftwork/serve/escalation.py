@@ -7,14 +7,15 @@ budget allows the large model. The gateway asks the models.
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from graftwork.serve.api.call import PieceData
-from graftwork.serve.background import DaemonThreads
 from graftwork.serve.budgets import DAY_SECONDS
 from graftwork.serve.engine_protocol import BASE
 from graftwork.serve.prefix import PrefixReader
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from graftwork.serve.exchange import RunningExchange
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MINUTE = 60.0
 CHECK_SECONDS = 2.0
@@ -152,6 +155,51 @@ def mean_logprob(piece: PieceData, *, first: int | None = None) -> float | None:
 
 def mean_of(logprobs: Sequence[float]) -> float | None:
     return math.fsum(logprobs) / len(logprobs) if logprobs else None
+
+
+class DaemonThreads(Generic[T]):
+    """Runs calls that may hang: they block neither asyncio's threads nor the end of the process."""
+
+    def __init__(self, most: int, *, name: str) -> None:
+        self._most, self._name = most, name
+        self._waiting: dict[Future[T], Callable[[], T]] = {}
+        self._changed = threading.Condition()
+        self._started = self._busy = 0
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Waits for nothing. A call that is cancelled before it runs is forgotten at once."""
+        future: Future[T] = Future()
+        with self._changed:
+            self._waiting[future] = work
+            if len(self._waiting) > self._started - self._busy and self._started < self._most:
+                self._started += 1
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._changed.notify()
+        # Where all threads hang, nobody would ever take it out.
+        future.add_done_callback(self._forget)
+        return future
+
+    def _forget(self, future: Future[T]) -> None:
+        if future.cancelled():
+            with self._changed:
+                self._waiting.pop(future, None)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                future = next(iter(self._waiting))
+                work = self._waiting.pop(future)
+                self._busy += 1
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, work
+            with self._changed:
+                self._busy -= 1
 
 
 class CheckThreads:

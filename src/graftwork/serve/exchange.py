@@ -71,7 +71,6 @@ class RunningExchange:
     queue_seconds: float | None = None
     body_bytes: int = 0
     path: str = ""
-    traceparent: str | None = None
     route: str = ""
     """The member of the family that answers, and why; for the response header."""
     is_held: bool = False
@@ -205,7 +204,6 @@ class RunningExchange:
             stream=self.call.stream,
             max_tokens=self.call.max_tokens,
             temperature=self.call.temperature,
-            traceparent=self.traceparent,
         )
 
     def to_exchange(self, elapsed: float) -> ServedExchange:

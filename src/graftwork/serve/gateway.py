@@ -122,7 +122,7 @@ class Gateway(AnswerService):
         self._keys.require(head).require(_SCOPES.get(head.path, "models"))
 
     async def _handle(self, request: Request) -> Answer:
-        if not self.observers or request.path in APIS:
+        if self.observe is None or request.path in APIS:
             return await self._dispatch(request)
         at, started, status, error = time.time(), time.perf_counter(), 500, None
         try:
@@ -251,8 +251,7 @@ class Gateway(AnswerService):
                 label = running.head.release
         except ApiError as error:
             self.metrics.count_request(label, error.status)
-            if self.observers:
-                self._note_request(request, at=at, started=started, status=error.status, error=error)
+            self._note_request(request, at=at, started=started, status=error.status, error=error)
             if running is not None and running.asked and error.code == "timeout":
                 running.key.usage.add_tokens(running.count_tokens())
             if running is not None and error.status >= 500:
@@ -265,8 +264,7 @@ class Gateway(AnswerService):
                 running.disconnected = True
                 running.key.usage.add_tokens(running.count_tokens())
                 self._note_failure(running)
-            if self.observers:
-                self._note_request(request, at=at, started=started, status=CLIENT_LEFT)
+            self._note_request(request, at=at, started=started, status=CLIENT_LEFT)
             raise
         finally:
             # An answer gives the tokens back when it has been sent.
@@ -327,8 +325,10 @@ class Gateway(AnswerService):
         self, request: Request, *, at: float, started: float, status: int, error: ApiError | None = None
     ) -> None:
         """Report a request without an answer of a model."""
+        if self.observe is None:
+            return
         holder = self._keys.find(request)
-        self._observe(
+        self.observe(
             FinishedRequest(
                 at=at,
                 seconds=time.perf_counter() - started,
@@ -337,16 +337,13 @@ class Gateway(AnswerService):
                 status=status,
                 key="" if holder is None else holder.name,
                 error=None if error is None else error.code or str(error.status),
-                traceparent=request.headers.get("traceparent"),
             )
         )
 
     def _note_refused(self, path: str, error: ApiError) -> None:
-        self._observe(
-            FinishedRequest(
-                time.time(), 0.0, "", _name_path(path), error.status, error=error.code or "refused"
-            )
-        )
+        if self.observe is not None:
+            why = error.code or "refused"
+            self.observe(FinishedRequest(time.time(), 0.0, "", _name_path(path), error.status, error=why))
 
 
 def _name_path(path: str) -> str:

@@ -1,24 +1,22 @@
-"""What runs next to the gateway: watching keys and certificates, the admin listener, access log and spans.
+"""What runs next to the gateway: watching keys, the admin listener, TLS, the access log.
 
 In: the settings and a gateway. Out: a context that has all of it running, and ends it.
 """
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from graftwork.records.errors import UserMistake
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.key_usage import UsageFile
 from graftwork.serve.keys import KeyRing, LoadKeys, follow_keys, is_usable
 from graftwork.serve.request_log import AccessLog, log_as_json
 from graftwork.serve.settings import ServeSettings, find_api_key
-from graftwork.serve.spans import SpanExporter, read_headers
-from graftwork.serve.tls import CertificateFiles, follow_certificate, open_tls
-
-_CERTIFICATE_SECONDS = 1.0
 
 
 class Listener(NamedTuple):
@@ -50,12 +48,9 @@ class Operations:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        self._files: CertificateFiles | None = None
         self.tls = None
         if settings.tls_certificate is not None and settings.tls_key is not None:
-            self._files = CertificateFiles(Path(settings.tls_certificate), Path(settings.tls_key))
-            self._known = self._files.state()
-            self.tls = open_tls(self._files)
+            self.tls = open_tls(settings.tls_certificate, settings.tls_key)
 
     @asynccontextmanager
     async def running(
@@ -69,24 +64,29 @@ class Operations:
         async with AsyncExitStack() as stack:
             if settings.log_format == "json":
                 stack.enter_context(log_as_json())
-            observers: list[AccessLog | SpanExporter] = []
             if settings.access_log:
-                observers.append(AccessLog(as_json=settings.log_format == "json"))
-            if settings.spans is not None:
-                headers = read_headers(settings.spans.headers_env)
-                observers.append(
-                    SpanExporter(settings.spans.url, service=settings.spans.service, headers=headers)
-                )
-            for observer in observers:
-                observer.start()
-                stack.push_async_callback(asyncio.to_thread, observer.close)
-            gateway.observers = tuple(observers)
+                access_log = AccessLog(as_json=settings.log_format == "json")
+                access_log.start()
+                stack.push_async_callback(asyncio.to_thread, access_log.close)
+                gateway.observe = access_log.note
             stack.push_async_callback(usage.save)
-            watching = [follow_keys(keys, load, seconds=settings.key_refresh_seconds), usage.follow()]
-            if self.tls is not None and self._files is not None:
-                watching.append(
-                    follow_certificate(self.tls, self._files, known=self._known, seconds=_CERTIFICATE_SECONDS)
-                )
-            for work in watching:
+            for work in (follow_keys(keys, load, seconds=settings.key_refresh_seconds), usage.follow()):
                 stack.callback(asyncio.create_task(work).cancel)
             yield
+
+
+def open_tls(certificate: str, key: str) -> ssl.SSLContext:
+    """The context of a server with the PEM files of a certificate and its key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise UserMistake(
+            "the TLS certificate cannot be used",
+            why=getattr(error, "reason", None) or error.strerror or str(error),
+            fix="name the PEM files of a certificate chain and of its key, without a passphrase",
+            where=certificate,
+        ) from error
+    return context

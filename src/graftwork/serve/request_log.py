@@ -6,15 +6,19 @@ In: finished requests. Out: a line for each on standard error, as text or JSON, 
 
 import logging
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol, TextIO
+from typing import Generic, NamedTuple, TextIO, TypeVar
 
 import orjson
 
-from graftwork.serve.background import BackgroundBatches
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CLIENT_LEFT = 499
 """The status in logs of a request whose client left before its answer."""
@@ -44,14 +48,55 @@ class FinishedRequest(NamedTuple):
     stream: bool = False
     max_tokens: int | None = None
     temperature: float | None = None
-    traceparent: str | None = None
-    """The trace that the client's request belongs to, as its header states it."""
 
 
-class RequestObserver(Protocol):
-    """Gets finished requests. Must return at once."""
+class BackgroundBatches(Generic[T]):
+    """`work` gets what was offered since it was called last. Items beyond `limit` are dropped and counted."""
 
-    def note(self, request: FinishedRequest) -> None: ...
+    def __init__(
+        self, work: Callable[[list[T]], None], *, name: str, limit: int = 4096, seconds: float = 0.2
+    ) -> None:
+        self._work = work
+        self._limit = limit
+        self._seconds = seconds
+        self._waiting: deque[T] = deque()
+        self._wake = threading.Event()
+        self.closing = threading.Event()
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def offer(self, item: T) -> None:
+        """Returns at once in every case."""
+        if len(self._waiting) >= self._limit:
+            self.dropped += 1
+            return
+        self._waiting.append(item)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self, *, seconds: float = 5.0) -> None:
+        """Work on what waits, then end; gives up after `seconds`."""
+        self.closing.set()
+        self._wake.set()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self.closing.wait(self._seconds)
+            self._wake.clear()
+            ending = self.closing.is_set()
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            try:
+                if batch:
+                    self._work(batch)
+            except Exception as error:
+                log.warning("%s: %s", self._thread.name, type(error).__name__)
+            if ending and not self._waiting:
+                return
 
 
 class AccessLog:
@@ -76,7 +121,6 @@ class AccessLog:
 
 def _encode_json(request: FinishedRequest) -> str:
     fields = {name: value for name, value in request._asdict().items() if value not in (None, "")}
-    fields.pop("traceparent", None)
     fields["at"] = _format_time(request.at)
     return orjson.dumps({"event": "request", **fields}).decode()
 

@@ -6,14 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.records.base import Record
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
 from graftwork.serve.chain_settings import ChainSettings, require_sound_chains
 from graftwork.serve.failover.settings import FailoverSettings, ReplicaSettings
 from graftwork.serve.family_settings import FamilySettings
-from graftwork.serve.operation_settings import OperationSettings
 from graftwork.text.redact import EndpointUrl, VariableName
 
 
@@ -122,6 +121,7 @@ class EscalateSettings(Record):
         return self
 
 
+CertificatePath = Annotated[str, NotSecret("the path of a file")]
 ChainName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 EngineKind = Literal["embedded", "llamacpp", "vllm", "sglang", "endpoint"]
 
@@ -235,6 +235,81 @@ class EngineSettings(Record):
             (self.model_copy(update={"url": replica.url, "replicas": 1}), replica.weight)
             for replica in self.replicas
         ]
+
+
+class OperationSettings(Record):
+    """What an operator sets; `ServeSettings` has these too."""
+
+    key_refresh_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        description="Seconds until a created key works and a revoked one stops.",
+    )
+
+    admin_host: str | None = Field(
+        default=None,
+        description="Address of the admin listener. None: 127.0.0.1. Anything but this machine itself needs "
+        "keys, as for `host`.",
+    )
+
+    admin_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of a separate listener for /metrics and the details of /health, which `port` "
+        "then no longer shows. None: no such listener.",
+    )
+
+    tls_certificate: CertificatePath | None = Field(
+        default=None,
+        description="PEM file with the certificate and its chain: the endpoint speaks HTTPS.",
+    )
+
+    tls_key: CertificatePath | None = Field(
+        default=None,
+        description="PEM file with the key of the certificate, without a passphrase.",
+    )
+
+    cors_origins: tuple[str, ...] = Field(
+        default=(),
+        description="Origins whose web pages may call the endpoint, such as https://app.example.org.",
+    )
+
+    access_log: bool = Field(
+        default=False,
+        description="Write a line for each request to standard error, without prompts, answers and queries.",
+    )
+
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="The form of log lines on standard error.",
+    )
+
+    capture_journal_mib: float = Field(
+        default=64,
+        gt=0,
+        description="Size of the file that keeps captures while the database is slow or fails; beyond it "
+        "they are lost and counted.",
+    )
+
+    capture_keep_days: float | None = Field(
+        default=None,
+        gt=0,
+        description="Captures that are older are deleted, with their feedback. None keeps all.",
+    )
+
+    capture_keep_mib: float | None = Field(
+        default=None,
+        gt=0,
+        description="The oldest captures are deleted, with their feedback, when all take more. None: no "
+        "limit.",
+    )
+
+    @model_validator(mode="after")
+    def _has_both_files(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("TLS needs both `tls_certificate` and `tls_key`")
+        return self
 
 
 class ServeSettings(OperationSettings):

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.serve import escalation
-from graftwork.serve.background import DaemonThreads
 from graftwork.serve.budgets import DAY_SECONDS
-from graftwork.serve.escalation import MINUTE, EscalationBudget, Escalator
+from graftwork.serve.escalation import MINUTE, DaemonThreads, EscalationBudget, Escalator
 from graftwork.serve.key_usage import UsageFile
 from graftwork.serve.keys import KeyRing
 from graftwork.serve.settings import EscalateSettings

@@ -7,10 +7,10 @@ import json
 import logging
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -21,32 +21,20 @@ from serve_harness import DEADLINE, RELEASE, ListSink, open_house, raw
 from free_ports import free_port
 from graftwork.pipeline.status import ask_endpoint
 from graftwork.records.errors import UserMistake
-from graftwork.serve.background import BackgroundBatches
 from graftwork.serve.capture_journal import read_totals
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import Response
 from graftwork.serve.http_server import Server
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
-from graftwork.serve.operations import Operations, list_listeners, open_keys
-from graftwork.serve.otlp import parse_json
-from graftwork.serve.request_log import AccessLog, FinishedRequest, log_as_json
+from graftwork.serve.operations import Operations, list_listeners, open_keys, open_tls
+from graftwork.serve.request_log import AccessLog, BackgroundBatches, log_as_json
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.spans import SpanExporter, encode_spans, read_headers
-from graftwork.serve.tls import CertificateFiles, follow_certificate, open_tls
 
 SECRET_PROMPT = "my secret prompt"
 BODY = json.dumps({"messages": [{"role": "user", "content": SECRET_PROMPT}]}).encode()
 JSON = (("content-type", "application/json"),)
-
-
-class Noted:
-    def __init__(self):
-        self.requests = []
-
-    def note(self, request):
-        self.requests.append(request)
 
 
 async def chat(port, body=BODY, headers=JSON, path="/v1/chat/completions"):
@@ -134,21 +122,11 @@ def write_certificate(folder, name="one"):
         .sign(key, hashes.SHA256())
     )
     encoding = serialization.Encoding.PEM
-    files = CertificateFiles(folder / "cert.pem", folder / "key.pem")
+    files = SimpleNamespace(certificate=folder / "cert.pem", key=folder / "key.pem")
     plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     files.key.write_bytes(key.private_bytes(encoding, *plain))
     files.certificate.write_bytes(certificate.public_bytes(encoding))
     return files
-
-
-async def served_name(port):
-    """The subject of the certificate that a new connection gets."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-    data = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.close()
-    return x509.load_der_x509_certificate(data).subject.rfc4514_string()
 
 
 @asynccontextmanager
@@ -156,38 +134,12 @@ async def tls_server(files):
     async def answer(_request):
         return Response(200, b"{}")
 
-    known, context = files.state(), open_tls(files)
     server = Server(answer)
-    port = await server.listen(tls=context)
-    following = asyncio.create_task(follow_certificate(context, files, known=known, seconds=0.01))
+    port = await server.listen(tls=open_tls(str(files.certificate), str(files.key)))
     try:
         yield port
     finally:
-        following.cancel()
         await server.close()
-
-
-def test_a_renewed_certificate_is_served_without_a_restart(run, tmp_path):
-    async def main():
-        async with tls_server(write_certificate(tmp_path, "one")) as port:
-            assert await served_name(port) == "CN=one"
-            write_certificate(tmp_path, "two")
-            async with asyncio.timeout(DEADLINE):
-                while await served_name(port) != "CN=two":
-                    await asyncio.sleep(0.01)
-
-    run(main)
-
-
-def test_a_certificate_that_does_not_fit_its_key_leaves_the_old_one_in_place(run, tmp_path, caplog):
-    async def main():
-        files = write_certificate(tmp_path, "one")
-        async with tls_server(files) as port:
-            files.certificate.write_text("half of a cert")
-            await until(lambda: "cannot be used" in caplog.text)
-            assert await served_name(port) == "CN=one"
-
-    run(main)
 
 
 def test_https_answers_and_plain_http_does_not(run, tmp_path):
@@ -283,7 +235,7 @@ def test_the_access_log_has_every_request_and_no_text_of_a_client(run, as_json):
         log = AccessLog(as_json=as_json, stream=lines)
         log.start()
         async with open_house(ListSink(), keys=KeyRing("right-key")) as house:
-            house.gateway.observers = (log,)
+            house.gateway.observe = log.note
             key = ("authorization", "Bearer right-key")
             streamed = json.dumps({**json.loads(BODY), "stream": True}).encode()
             for body in (BODY, streamed, b"{"):
@@ -310,12 +262,12 @@ def test_the_access_log_has_every_request_and_no_text_of_a_client(run, as_json):
 
 def test_a_request_that_fails_in_an_unexpected_way_is_logged_as_500(run):
     async def main():
-        noted = Noted()
+        noted = []
         async with open_house() as house:
-            house.gateway.observers = (noted,)
+            house.gateway.observe = noted.append
             house.engine.describe = lambda: 1 / 0
             assert (await get(house.port, "/health"))[0].status == 500
-            assert [request.status for request in noted.requests] == [500]
+            assert [request.status for request in noted] == [500]
 
     run(main)
 
@@ -371,102 +323,6 @@ def test_metrics_have_histograms_of_times_and_tokens_and_what_keys_used(run):
         assert f'graft_{name}_bucket{{le="+Inf"}} 1' in text
     assert 'graft_key_requests_total{key="serve.api_key_env"} 1' in text
     assert "graft_queue_seconds_count 0" in text
-
-
-# -- spans -------------------------------------------------------------------------------------
-
-
-class Collector:
-    """Takes OTLP over HTTP, or answers with a status."""
-
-    def __init__(self):
-        self.bodies = []
-        self.status = 200
-        self.headers = {}
-
-    async def answer(self, request):
-        self.headers = request.headers
-        if self.status == 200:
-            self.bodies.append(parse_json(request.body))
-        return Response(self.status, b"{}")
-
-    def spans(self):
-        return [
-            span
-            for body in self.bodies
-            for resource in body["resourceSpans"]
-            for scope in resource["scopeSpans"]
-            for span in scope["spans"]
-        ]
-
-
-def attributes(span):
-    return {pair["key"]: next(iter(pair["value"].values())) for pair in span["attributes"]}
-
-
-def test_each_answer_is_a_span_of_the_clients_trace_without_its_text(run):
-    async def main():
-        collector = Collector()
-        server = Server(collector.answer)
-        port = await server.listen()
-        url = f"http://127.0.0.1:{port}/v1/traces"
-        exporter = SpanExporter(url, service="svc", headers={"authorization": "Bearer c"})
-        exporter.start()
-        async with open_house(ListSink()) as house:
-            house.gateway.observers = (exporter,)
-            parent = ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")
-            await chat(house.port, BODY, (*JSON, parent))
-            await chat(house.port, b'{"model": "nobody", "messages": []}')
-            await get(house.port, "/v1/models")
-            await until(lambda: len(collector.spans()) == 2)
-        await asyncio.to_thread(exporter.close)
-        await server.close()
-        assert exporter.sent == 2
-        return collector
-
-    collector = run(main)
-    assert collector.headers["authorization"] == "Bearer c"
-    good, bad = collector.spans()
-    assert (good["traceId"], good["parentSpanId"]) == ("a" * 32, "b" * 16)
-    assert (good["name"], good["kind"]) == ("chat champion", 2)
-    found = attributes(good)
-    assert found["gen_ai.response.model"] == RELEASE
-    assert found["gen_ai.operation.name"] == "chat"
-    assert int(found["gen_ai.usage.output_tokens"]) > 0
-    assert int(good["endTimeUnixNano"]) > int(good["startTimeUnixNano"])
-    assert bad["status"] == {"code": 2}
-    assert SECRET_PROMPT not in json.dumps(collector.bodies)
-
-
-def test_a_collector_that_fails_costs_spans_and_no_answer(run):
-    async def main():
-        collector = Collector()
-        collector.status = 400
-        server = Server(collector.answer)
-        port = await server.listen()
-        exporter = SpanExporter(f"http://127.0.0.1:{port}/v1/traces", service="svc", headers={})
-        exporter.start()
-        async with open_house() as house:
-            house.gateway.observers = (exporter,)
-            for _ in range(3):
-                assert (await chat(house.port))[0].status == 200
-            await until(lambda: exporter.dropped == 3)
-        await asyncio.to_thread(exporter.close)
-        await server.close()
-
-    run(main)
-
-
-def test_spans_are_read_back_by_our_own_intake():
-    request = FinishedRequest(time.time(), 0.5, "POST", "/v1/chat/completions", 200, model="m", release="r")
-    body = parse_json(encode_spans([request], service="svc"))
-    assert len(body["resourceSpans"][0]["scopeSpans"][0]["spans"]) == 1
-
-
-def test_headers_for_the_collector_have_the_form_of_opentelemetry(monkeypatch):
-    monkeypatch.setenv("OTLP_HEADERS", "Authorization=Bearer%20x, x-team = a=b,nonsense")
-    assert read_headers("OTLP_HEADERS") == {"authorization": "Bearer x", "x-team": "a=b"}
-    assert read_headers(None) == {}
 
 
 # -- the whole endpoint ------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine, ListSink
@@ -122,9 +121,8 @@ class Fleet:
     pool: ReplicaPool
     gateway: Gateway
 
-    async def ask(self, text="hello", *, model="champion", system=None, headers=(), **more):
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": text})
+    async def ask(self, text="hello", *, model="champion", headers=(), **more):
+        messages = [{"role": "user", "content": text}]
         body = json.dumps({"model": model, "messages": messages, **more}).encode()
         reply = await self.http.send("POST", "/v1/chat/completions", body=body, headers=(*JSON, *headers))
         data = await reply.read()
@@ -454,7 +452,7 @@ def test_a_name_that_only_the_client_knows_reaches_no_header_metric_or_log(run):
         routes = Routes(loaded=False)
         chain = {"*": ["remote"], "gruß; ok": ["remote"]}
         async with open_fleet(1, endpoints=["remote"], routes=routes, fallback=chain) as fleet:
-            fleet.gateway.observers = (SimpleNamespace(note=noted.append),)
+            fleet.gateway.observe = noted.append
             for name in ("a\r\nset-cookie: x", "a b", "é", "x" * 131):
                 assert (await fleet.ask(model=name))[0] == 503
             noted.clear()

@@ -89,12 +89,13 @@ def test_an_endpoint_with_a_certificate_of_its_own_is_asked_for_its_counts_and_m
     sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
     from test_serve_operations import write_certificate
 
-    from graftwork.serve.tls import open_tls
+    from graftwork.serve.operations import open_tls
 
     files = write_certificate(tmp_path)
     settings = (empty_project / "graft.yaml").read_text()
     models = json.dumps({"data": [{"id": "served-model"}]})
-    with answering({"/metrics": make_metrics(), "/v1/models": models}, open_tls(files)) as port:
+    tls = open_tls(str(files.certificate), str(files.key))
+    with answering({"/metrics": make_metrics(), "/v1/models": models}, tls) as port:
         serve_settings = (
             f"serve: {{port: {port}, tls_certificate: {files.certificate}, tls_key: {files.key}}}\n"
         )
