@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import stub
 from results import save_results
 
 from graftwork.records.interaction import Capture
@@ -70,7 +71,7 @@ def run_gateway(folder: str, *, captures: bool, armed: bool = False) -> None:
             resolve_aliases=lambda: {"champion": RELEASE}, captures=NoSink() if captures else None
         ),
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
-        engine_module="graftwork.serve.stub_engine",
+        engine_module=stub.MODULE,
     )
     run(serving)
 

@@ -13,6 +13,9 @@ import pytest
 # Samples of releases and the in-memory index, which tests of all kinds use.
 sys.path.insert(0, str(Path(__file__).parent / "unit" / "registry"))
 sys.path.insert(0, str(Path(__file__).parent / "unit" / "fleet"))
+# What takes the place of parts of the product, in processes of their own too.
+sys.path.insert(0, str(Path(__file__).parent / "stand_ins"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
 
 import preloaded
 from skips import AllowedSkips

@@ -59,7 +59,7 @@ async def serving(work, settings, talk):
             project=ServedProject(resolve_aliases=work.releases.aliases, captures=sink, feedback=sink),
             on_ready=ready.set_result,
             stop=stop,
-            engine_module="graftwork.serve.stub_engine",
+            engine_module="stub_engine",
         )
     )
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)

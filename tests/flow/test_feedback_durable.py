@@ -36,7 +36,7 @@ with use_project(open_project(Path(root)), NullReporter()) as work:
         engine_job=EngineJob(folder=folder, base_folder="none"),
         project=ServedProject(resolve_aliases=dict, captures=sink, feedback=sink),
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
-        engine_module="graftwork.serve.stub_engine",
+        engine_module="stub_engine",
     ))
 """
 

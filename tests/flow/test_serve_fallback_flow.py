@@ -115,7 +115,7 @@ def test_a_remote_api_answers_while_the_engine_is_dead_and_the_engine_once_it_is
                 "probe_seconds": 0.1,
                 "frozen_seconds": 0.5,
             }
-            stub = "graftwork.serve.stub_engine"
+            stub = "stub_engine"
             async with serving(tmp_path, tiny_base, module=stub, failover=failover) as http:
                 async with asyncio.timeout(DEADLINE):
                     pid, answer = await freeze_engine(http)  # it restarts in a moment if it is killed

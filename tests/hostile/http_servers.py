@@ -124,12 +124,15 @@ def serve_ours(engine_socket: str, port: int) -> None:
 
 
 def serve_engine(path: str) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
+    from stub_engine import StubEngine
+
     from graftwork.serve.engine_handler import make_handler
     from graftwork.serve.http_server import Server
-    from graftwork.serve.stub_engine import StubEngine
+    from graftwork.serve.prompt_releases import PromptReleases
 
     async def main() -> None:
-        await Server(make_handler(StubEngine([RELEASE]))).listen_unix(path)
+        await Server(make_handler(StubEngine([RELEASE]), PromptReleases())).listen_unix(path)
         await asyncio.Event().wait()
 
     run(main())

@@ -525,7 +525,7 @@ class Frozen:
         (folder / "engine").mkdir()
         self.supervisor = EngineSupervisor(
             EngineJob(folder=str(folder / "engine"), base_folder="none", adapters={RELEASE: "none"}),
-            module="graftwork.serve.stub_engine",
+            module="stub_engine",
             probe=ProbeTimes(every=0.02, frozen_after=FROZEN_AFTER, killed_after=killed_after),
             on_change=self._note,
         )

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stub_engine import StubEngine
+
 from graftwork.serve.captures import CaptureLimits, CaptureWriter
 from graftwork.serve.engine_handler import make_handler
 from graftwork.serve.gateway import Gateway
@@ -15,7 +17,6 @@ from graftwork.serve.keys import KeyRing
 from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.stub_engine import StubEngine
 from graftwork.serve.supervisor import EngineClient
 
 RELEASE = "a1b2c3d4e5f60718"

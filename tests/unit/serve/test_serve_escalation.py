@@ -10,6 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import ValidationError
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house
+from stub_engine import StubEngine
 from tool_template import ASK, TOOLS
 
 from graftwork.data.ingest.log_formats import read_captured
@@ -22,7 +23,6 @@ from graftwork.serve.keys import KeyRing
 from graftwork.serve.operations import Operations
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
-from graftwork.serve.stub_engine import StubEngine
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, split_tools, write_calls
 
 GOOD, BAD = "answer as JSON", "say anything"

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 from openai import AsyncOpenAI
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house
+from stub_engine import StubEngine
 
 from graftwork.serve.engine_protocol import ReplyPiece
 from graftwork.serve.escalation import Escalator, PrefixVerdict
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.http_client import Client
 from graftwork.serve.settings import EscalateSettings, ServeSettings
-from graftwork.serve.stub_engine import StubEngine
 
 GOOD, BAD, LATE = "fine", "wrong", "turns"
 ANSWERS = {GOOD: list("yes it is so, all of it"), BAD: list("no and this is long"), LATE: list("yes but no!")}

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from openai import AsyncOpenAI
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
+from stub_engine import StubEngine
 
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
@@ -16,7 +17,6 @@ from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import EscalateSettings, ServeSettings, ShadowSettings, SplitSettings
 from graftwork.serve.shadow import Shadow
-from graftwork.serve.stub_engine import StubEngine
 
 BOTH = {"champion": RELEASE, "challenger": OTHER}
 SPLIT = SplitSettings(share=0.5)

@@ -355,7 +355,7 @@ def test_a_whole_endpoint_has_keys_tls_and_an_admin_listener(run, tmp_path, capf
                 project=project,
                 on_ready=ready.set_result,
                 stop=stop,
-                engine_module="graftwork.serve.stub_engine",
+                engine_module="stub_engine",
             )
         )
         await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)

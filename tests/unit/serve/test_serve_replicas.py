@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine, ListSink
+from stub_engine import StubEngine
 
 from graftwork.records.errors import WorkerFailed
 from graftwork.serve.api.call import ChatLimits
@@ -29,7 +30,6 @@ from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.replica_pool import Replica, ReplicaPool, breaker_limits
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import FamilySettings, ServeSettings, SplitSettings
-from graftwork.serve.stub_engine import StubEngine
 from graftwork.serve.supervisor import EngineClient
 
 JSON = (("content-type", "application/json"),)
@@ -581,7 +581,7 @@ def test_a_replica_that_is_not_needed_any_more_while_it_starts_leaves_no_process
         engines = EngineSet(
             EngineJob(folder=str(tmp_path), base_folder="none"),
             ServeSettings(),
-            module="graftwork.serve.stub_engine",
+            module="stub_engine",
         )
         await engines.start()
         try:
@@ -605,7 +605,7 @@ def test_an_engine_ends_although_the_wait_for_its_end_is_cancelled(run, tmp_path
         engines = EngineSet(
             EngineJob(folder=str(tmp_path), base_folder="none"),
             ServeSettings(),
-            module="graftwork.serve.stub_engine",
+            module="stub_engine",
         )
         await engines.start()
         engine = engines.pool.replicas[0].engine

@@ -23,7 +23,7 @@ from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.run import run as run_loop
 from graftwork.serve.settings import ServeSettings
 
-STUB = "graftwork.serve.stub_engine"
+STUB = "stub_engine"
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 
 
@@ -260,7 +260,7 @@ from graftwork.serve.settings import ServeSettings
 job = EngineJob(folder=sys.argv[1], base_folder="none", adapters={"r1r1r1r1": "none"})
 project = ServedProject(resolve_aliases=lambda: {"champion": "r1r1r1r1"})
 run(serve(ServeSettings(port=0), engine_job=job, project=project,
-          on_ready=lambda url: print(url, flush=True), engine_module="graftwork.serve.stub_engine"))
+          on_ready=lambda url: print(url, flush=True), engine_module="stub_engine"))
 print("ended", flush=True)
 """
 

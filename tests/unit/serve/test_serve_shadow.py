@@ -7,12 +7,12 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import ValidationError
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
+from stub_engine import StubEngine
 
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings, ShadowSettings
 from graftwork.serve.shadow import Shadow
-from graftwork.serve.stub_engine import StubEngine
 
 ROUTES = Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE, "challenger": OTHER})
 

@@ -60,7 +60,7 @@ class Endpoint:
                 project=project,
                 on_ready=ready.set_result,
                 stop=stop,
-                engine_module="graftwork.serve.stub_engine",
+                engine_module="stub_engine",
             )
         )
         await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)

@@ -1,6 +1,6 @@
-"""An engine without a model for tests, benchmarks and trying out clients: answers `[model] last question`.
+"""An engine without a model: answers `[model] last question`.
 
-Run as `python -m graftwork.serve.stub_engine JOB.json`.
+Run as `python -m stub_engine JOB.json`, with this folder in PYTHONPATH.
 """
 
 import asyncio
