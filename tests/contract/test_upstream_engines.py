@@ -16,7 +16,7 @@ from graftwork.serve.http_server import Server
 from graftwork.serve.settings import EngineSettings
 from graftwork.serve.upstream_client import UpstreamClient
 from graftwork.serve.upstream_engine import UpstreamBackend
-from graftwork.serve.upstream_server import server_command
+from graftwork.serve.upstream_server import lora_rank, server_command
 
 KEY = "upstream-key-0123456789"
 
@@ -279,3 +279,17 @@ def test_a_server_that_takes_the_connection_and_is_silent_does_not_hang_the_star
 
     run(main)
     assert asked == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "rank"),
+    [
+        ({"r": 12}, 16),
+        ({"r": 4, "rank_pattern": {"q_proj": 33}}, 64),
+        ({"r": 1000}, None),
+        ({"lora_bias": True}, None),
+    ],
+)
+def test_vllm_reserves_memory_for_the_next_rank_that_it_knows(tmp_path, config, rank):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 12, **config}))
+    assert lora_rank(tmp_path) == rank

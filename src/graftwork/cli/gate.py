@@ -38,7 +38,7 @@ Session = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option(
-        help="Judge the adapter as served by this engine (llamacpp, vllm), set up as in serve.engine.",
+        help="Judge the adapter as served by this engine (llamacpp), set up as in serve.engine.",
         metavar="KIND",
     ),
 ]

@@ -15,11 +15,11 @@ not know whether it exists.
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
                                          and `,concurrency=16` asks so many questions at a time
-    engine:NAME, engine:NAME/PRECISION   the adapter through another engine: llamacpp, vllm
+    engine:NAME, engine:NAME/PRECISION   the adapter through another engine: llamacpp
     engine:NAME@SUBJECT                  another subject through it, such as engine:llamacpp@champion
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from graftwork.inference.embedded import EMBEDDED
 from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
-from graftwork.inference.selection import PRECISIONS, VLLM, agree_on_engine, is_alone
+from graftwork.inference.selection import agree_on_engine, is_alone
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.release import GgufPrecision, PromptVariant
@@ -37,7 +37,7 @@ from graftwork.text.redact import is_variable_name
 Kind = Literal[
     "base", "prompt", "logged_prompt", "adapter", "folder", "run", "model", "release", "log", "endpoint"
 ]
-ENGINES: dict[str, tuple[str, ...]] = {LLAMACPP: get_args(GgufPrecision), VLLM: PRECISIONS}
+ENGINES: dict[str, tuple[str, ...]] = {LLAMACPP: get_args(GgufPrecision)}
 """Engines that a subject can name, and the precisions of each."""
 PROMPTED = "base+prompt"
 LOGGED_PROMPT = "base+logged_prompt"
@@ -230,33 +230,26 @@ class Lineup:
         return (self.baseline, self.candidate, *champion, *self.others, *self.references)
 
 
-def settle_engine(subjects: Sequence[Subject]) -> Callable[[Subject], Subject]:
-    """Gives each subject back with the engine that all models among these are asked with.
+def settle_engine(subject: Subject) -> Subject:
+    """The subject with the engine that all models are asked with.
 
     A subject that names its engine keeps it. Answers of two engines differ a little with the same weights:
     a comparison of base and adapter would take that for what training did. Answers of another engine are
     not reused.
     """
-    jobs = [subject.job for subject in subjects if subject.job is not None and not subject.job.engine]
-    engine = agree_on_engine(jobs)
-
-    def settled(subject: Subject) -> Subject:
-        if subject.job is None or subject.job.endpoint is not None or subject.job.engine:
-            return subject
-        return replace(subject, job=subject.job.model_copy(update={"engine": engine}))
-
-    return settled
+    if subject.job is None or subject.job.endpoint is not None or subject.job.engine:
+        return subject
+    return replace(subject, job=subject.job.model_copy(update={"engine": agree_on_engine()}))
 
 
 def with_one_engine(lineup: Lineup) -> Lineup:
     """The same subjects, all models among them asked with the same engine."""
-    settled = settle_engine(lineup.all)
     return Lineup(
-        baseline=settled(lineup.baseline),
-        candidate=settled(lineup.candidate),
-        champion=settled(lineup.champion) if lineup.champion is not None else None,
-        others=tuple(settled(subject) for subject in lineup.others),
-        references=tuple(settled(subject) for subject in lineup.references),
+        baseline=settle_engine(lineup.baseline),
+        candidate=settle_engine(lineup.candidate),
+        champion=settle_engine(lineup.champion) if lineup.champion is not None else None,
+        others=tuple(settle_engine(subject) for subject in lineup.others),
+        references=tuple(settle_engine(subject) for subject in lineup.references),
     )
 
 

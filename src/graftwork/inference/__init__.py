@@ -1,1 +1,1 @@
-"""Engines that answer prompts: embedded, vLLM and OpenAI-compatible endpoints. Knows no case and no grade."""
+"""Engines that answer prompts: embedded, llama.cpp and endpoints. Knows no case and no grade."""

@@ -154,7 +154,7 @@ def _subjects(work: OpenProject, pair: tuple[Release, Release], cases: Sequence[
         open_store(work).verify(release.id)
         named = parse_subject(f"release:{release.id}")
         subjects.append(resolve_subject(work, named, asking=asking, outcome=None))
-    return tuple(map(settle_engine(subjects), subjects))
+    return tuple(map(settle_engine, subjects))
 
 
 def _ask(

@@ -1,4 +1,4 @@
-"""The gate for an engine: may these weights be served by llama.cpp, vLLM or another engine than our own?
+"""The gate for an engine: may these weights be served by llama.cpp?
 
 In: an open project and the engine as `serve.engine` names it. Out: a verdict by the project's own rules, kept
 by the hash of the adapter or prompt and the engine's name, version and precision.
@@ -33,8 +33,8 @@ from graftwork.records.run import TrainOutcome
 from graftwork.registry.index import find_release
 from graftwork.serve.settings import EngineSettings
 
-GATED = ("llamacpp", "vllm")
-"""Engines that can answer the held-out cases."""
+GATED = ("llamacpp",)
+"""Engines other than the embedded one that can answer the held-out cases."""
 
 
 def gate_engine(
@@ -84,5 +84,4 @@ def gate_engine(
 
 
 def _through(engine: EngineSettings, asked: str) -> NamedSubject:
-    precision = f"/{engine.precision}" if engine.kind == "llamacpp" else ""
-    return parse_subject(f"engine:{engine.kind}{precision}@{asked}")
+    return parse_subject(f"engine:{engine.kind}/{engine.precision}@{asked}")

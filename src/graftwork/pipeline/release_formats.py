@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from graftwork.files.disk import atomic_folder, file_digest, write_atomic
-from graftwork.inference.vllm_engine import lora_rank
 from graftwork.model.base import copy_base, verify_base
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.gguf.cache import ADAPTER_FILES
@@ -23,6 +22,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision, Release
 from graftwork.registry.index import find_release
+from graftwork.serve.upstream_server import lora_rank
 
 EXPORT_FILE = "graftwork_export.json"
 ProgramFormat = Literal["ollama", "vllm"]

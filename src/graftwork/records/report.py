@@ -79,7 +79,7 @@ class EvalJob(Record):
     batches: tuple[tuple[int, tuple[str, ...]], ...] | None = None
     """The share of one process: which answer, to which cases; None asks all that is missing."""
     engine: str = ""
-    """Who answers: `graftwork`, or `vllm` with its version; empty lets the worker find it."""
+    """Who answers: `graftwork`, or `llamacpp` with its version; empty lets the worker find it."""
     instruction: str | None = None
     """The system prompt of every case in place of its own."""
     logged_system: bool = False

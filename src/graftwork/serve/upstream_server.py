@@ -5,6 +5,7 @@ server ends with this process.
 """
 
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 
 from graftwork.files.disk import append_to
-from graftwork.inference.vllm_engine import KEEPS_TO_ITSELF, lora_rank
+from graftwork.model.adapter_shape import CONFIG_FILE
 from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed
 from graftwork.serve.engine_protocol import EngineJob
@@ -27,6 +28,27 @@ _RUN_TIED = (
     "sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 """Runs a module in a process that ends when its parent does, even after kill -9."""
+NOT_SERVED = (
+    "use_dora",
+    "modules_to_save",
+    "lora_bias",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "use_bdlora",
+    "use_qalora",
+)
+"""What vLLM refuses in an adapter, as PEFT calls it."""
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM lays out memory for; an adapter takes the next one above its own."""
+KEEPS_TO_ITSELF = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # Else it looks for this machine's address by way of a public name server.
+    "VLLM_HOST_IP": "127.0.0.1",
+}
 
 
 def server_command(job: EngineJob, *, port: int) -> list[str]:
@@ -59,14 +81,13 @@ class UpstreamServer:
         self.url = f"http://127.0.0.1:{port}/v1"
         self._log = Path(job.folder) / LOG_FILE
         allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "HF_HUB_OFFLINE": "1"}
-        quiet = {name: value for name, value in KEEPS_TO_ITSELF.items() if "MULTIPROCESSING" not in name}
         with append_to(self._log) as log:
             self._process = subprocess.Popen(
                 server_command(job, port=port),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **quiet, **allowed, PARENT_VARIABLE: str(os.getpid())},
+                env={**os.environ, **KEEPS_TO_ITSELF, **allowed, PARENT_VARIABLE: str(os.getpid())},
                 start_new_session=True,
             )
 
@@ -99,3 +120,16 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def lora_rank(folder: Path) -> int | None:
+    """The memory that vLLM must reserve for the adapter; None for one that it cannot serve."""
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
+    if not plain or any(config.get(name) for name in NOT_SERVED):
+        return None
+    largest = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
+    return next((rank for rank in RANKS if rank >= largest), None)

@@ -111,7 +111,7 @@ def test_on_a_card_base_and_adapter_share_a_process(subjects):
     assert share_engine(placed(device="cuda"))
     assert not share_engine(placed(device="cpu"))
     assert not share_engine(placed(device="cuda", shards=2))
-    assert not share_engine(placed(device="cuda", engine="vllm 0.32"))
+    assert not share_engine(placed(device="cuda", engine="llamacpp 0.2"))
 
 
 def test_subjects_timed_in_turn_have_the_times_of_the_same_cases(tmp_path, subjects):

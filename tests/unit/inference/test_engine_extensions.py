@@ -47,7 +47,7 @@ def installed(monkeypatch):
 
 def test_an_engine_of_a_package_is_opened_with_what_it_shall_load(monkeypatch):
     monkeypatch.setenv("GRAFT_ENGINE", "echo")
-    assert agree_on_engine([]) == "echo"
+    assert agree_on_engine() == "echo"
     engine = open_engine("echo 1.0", EngineSource(Path("base"), precision="float16", fingerprint="f"))
     assert engine.facts == EngineFacts("echo", "float16", "f", {})
 

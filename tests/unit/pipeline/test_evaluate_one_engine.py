@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
 from graftwork.evaluate.ask.answers import KeptAnswers, answer_key
 from graftwork.evaluate.subjects import Lineup, Subject, with_one_engine
-from graftwork.inference import selection
 from graftwork.pipeline.evaluation import forget_subjects
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob
@@ -40,26 +38,20 @@ def with_adapter(root, name, **config):
     return make_subject(root, name, adapter_folder=str(folder))
 
 
-@pytest.fixture(autouse=True)
-def vllm_is_there(monkeypatch):
-    monkeypatch.delenv("GRAFT_VLLM", raising=False)
-    monkeypatch.setattr(selection.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(selection, "vllm_version", lambda: "0.32.0")
-
-
 def engines_of(lineup):
     return {s.name: s.job.engine for s in with_one_engine(lineup).all if s.job is not None}
 
 
-def test_one_adapter_that_vllm_cannot_serve_moves_all_to_our_own_engine(tmp_path):
-    base, plain = make_subject(tmp_path, "base"), with_adapter(tmp_path, "adapter")
+def test_all_models_are_asked_with_the_engine_that_the_environment_names(tmp_path, monkeypatch):
+    base, adapter = make_subject(tmp_path, "base"), with_adapter(tmp_path, "adapter")
+    named = make_subject(tmp_path, "named", engine="llamacpp 0.2")
     away = make_subject(tmp_path, "away", endpoint=Endpoint(url="http://h/v1", model="m"))
     log = Subject("log", tmp_path / "log")
-    lineup = Lineup(base, plain, references=(away, log))
-    assert engines_of(lineup) == {"base": "vllm 0.32.0", "adapter": "vllm 0.32.0", "away": ""}
-    dora = with_adapter(tmp_path, "dora", use_dora=True)
-    mixed = Lineup(base, plain, champion=dora, references=(away,))
-    assert set(engines_of(mixed).values()) == {"graftwork", ""}
+    lineup = Lineup(base, adapter, others=(named,), references=(away, log))
+    fixed = {"named": "llamacpp 0.2", "away": ""}
+    assert engines_of(lineup) == {"base": "graftwork", "adapter": "graftwork", **fixed}
+    monkeypatch.setenv("GRAFT_ENGINE", "echo")
+    assert engines_of(lineup) == {"base": "echo", "adapter": "echo", **fixed}
 
 
 def test_asked_again_the_answers_of_this_engine_are_forgotten_in_every_precision(tmp_path):

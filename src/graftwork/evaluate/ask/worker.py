@@ -20,7 +20,7 @@ from graftwork.evaluate.cases import asked_messages, read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic
 from graftwork.inference.embedded import EmbeddedEngine
 from graftwork.inference.engine import MeasuringEngine
-from graftwork.inference.selection import ADAPTER, answered_by, is_vllm, open_engine, settle, source_of
+from graftwork.inference.selection import ADAPTER, answered_by, open_engine, settle, source_of
 from graftwork.process.heartbeat import Heart, read_beat
 from graftwork.process.worker import (
     ERROR_FILE,
@@ -49,9 +49,7 @@ def share_out(
 
     `alone`: each has a machine of its own, with all of its threads.
     """
-    # vLLM reserves a card for itself: a second one finds no room on it.
-    most = min(job.shards, cards) if cards and is_vllm(job) else job.shards
-    count = min(most, len(batches))
+    count = min(job.shards, len(batches))
     threads = job.threads if alone else max((job.threads or _processors()) // max(count, 1), 1)
     return [
         job.model_copy(
@@ -127,17 +125,8 @@ def _start(shard: EvalJob) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **_card_for(shard), PARENT_VARIABLE: str(os.getpid())},
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
         )
-
-
-def _card_for(shard: EvalJob) -> dict[str, str]:
-    """vLLM takes the first card that it sees: it is shown only the one that is meant for it."""
-    _, _, number = shard.device.partition(":")
-    if not number or not is_vllm(shard):
-        return {}
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return {"CUDA_VISIBLE_DEVICES": visible[int(number)] if visible else number}
 
 
 def _watch(
