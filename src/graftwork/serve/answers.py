@@ -6,7 +6,6 @@ it has ended. Knows nothing of paths, keys or bodies: `gateway.py` is in front o
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -42,8 +41,6 @@ from graftwork.serve.escalation import (
     mean_logprob,
 )
 from graftwork.serve.exchange import RunningExchange, ask_engine, begin_exchange
-from graftwork.serve.failover.chain import NoReplica, failure_code
-from graftwork.serve.failover_metrics import FallbackCounts
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget
 from graftwork.serve.http_messages import (
     JSON_TYPE,
@@ -56,6 +53,7 @@ from graftwork.serve.http_messages import (
 from graftwork.serve.keys import KeyHolder
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.prefix import PrefixReader
+from graftwork.serve.replica_pool import NoReplica, failure_code
 from graftwork.serve.request_log import FinishedRequest
 from graftwork.serve.routing import RETRY, Routes
 from graftwork.serve.settings import ServeSettings
@@ -96,7 +94,6 @@ class AnswerService:
         self.shadow: Shadow | None = None
         self.chains: Mapping[str, ChainSettings] = {}
         self.chain_checks: Mapping[str, StepCheck] = {}
-        self._fallback_counts: FallbackCounts = Counter()
         self.draining = False
         self._idle = asyncio.Event()
         self._finishing: dict[str, asyncio.Task[None]] = {}
@@ -392,7 +389,7 @@ class AnswerService:
         return True
 
     def _count_fallback(self, running: RunningExchange) -> None:
-        self._fallback_counts[running.shown_model, running.head.release, running.why] += 1
+        self.metrics.fell_back[running.shown_model, running.head.release, running.why] += 1
 
     def _seconds_left(self, running: RunningExchange) -> float:
         longest = self._settings.request_timeout_seconds

@@ -17,7 +17,6 @@ from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_check
 from graftwork.records.base import Record
 from graftwork.records.interaction import Message
 from graftwork.serve.api.call import CallData, CallDelta, ChatCall, LogprobData, PieceData
-from graftwork.serve.failover.breaker import BreakerState
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.settings import EngineKind, EngineSettings
 
@@ -30,6 +29,8 @@ FAILURE = "failure"
 EngineState = Literal["starting", "ready", "frozen", "unreachable", "down", "stopped"]
 """`frozen`: its process does not answer. `unreachable`: the server behind it does not."""
 
+CircuitState = Literal["closed", "open", "half_open"]
+
 
 class ReplicaStatus(TypedDict):
     name: str
@@ -37,7 +38,7 @@ class ReplicaStatus(TypedDict):
     reason: str
     restarts: int
     pid: int | None
-    circuit: BreakerState
+    circuit: CircuitState
     outstanding: int
     requests: int
     failures: int

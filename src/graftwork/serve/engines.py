@@ -10,9 +10,8 @@ from pathlib import Path
 from graftwork.files.disk import make_folder
 from graftwork.process.pool import count_cores
 from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
-from graftwork.serve.failover.settings import FallbackEndpoint
-from graftwork.serve.replica_pool import Replica, ReplicaPool, breaker_limits
-from graftwork.serve.settings import EngineSettings, ServeSettings
+from graftwork.serve.replica_pool import Replica, ReplicaPool
+from graftwork.serve.settings import EngineSettings, FallbackEndpoint, ServeSettings
 from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
 
 
@@ -113,7 +112,7 @@ class EngineSet:
             start_within=failover.start_seconds,
         )
         engine = EngineSupervisor(job, module=module, probe=probe, name=shown)
-        return Replica(name, engine, weight=weight, limits=breaker_limits(failover))
+        return Replica(name, engine, weight=weight, settings=failover)
 
     def _apply_limits(self, replicas: int) -> EngineJob:
         settings = self._settings

@@ -19,11 +19,11 @@ from graftwork.serve.captures import EscalatedAnswer, ServedExchange
 from graftwork.serve.chains import ChainMark, add_usage
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
-from graftwork.serve.failover.chain import failure_code
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.http_messages import ApiError, Headers
 from graftwork.serve.keys import ANYONE, KeyHolder
 from graftwork.serve.prefix import PrefixReader
+from graftwork.serve.replica_pool import failure_code
 from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, Routes, choose_release
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from graftwork.serve.engine_protocol import ServingEngine
-from graftwork.serve.failover.chain import find_chain
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import Routes
 
+ANY_MODEL = "*"
 _NAME = re.compile(r"[\w./-]{1,130}", re.ASCII)
 
 
@@ -84,6 +84,12 @@ class Fallbacks:
         except ApiError:
             return None
         return FallbackTarget(release, self._engine, release, passed)
+
+
+def find_chain(chains: Mapping[str, tuple[str, ...]], model: str, *aliases: str) -> tuple[str, ...]:
+    """Who answers instead of the model, in order. Its own chain goes before those of its other names."""
+    found = next((chains[name] for name in (model, *aliases, ANY_MODEL) if name in chains), ())
+    return tuple(name for name in found if name != model)
 
 
 def describe_fallback(model: str, why: str) -> str:

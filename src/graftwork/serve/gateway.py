@@ -26,7 +26,6 @@ from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.cors import allow_origins, is_preflight
 from graftwork.serve.deadline import with_deadline
 from graftwork.serve.engine_protocol import ServingEngine
-from graftwork.serve.failover_metrics import render_failover
 from graftwork.serve.feedback import FeedbackEndpoint, FeedbackSink
 from graftwork.serve.http_messages import (
     JSON_TYPE,
@@ -38,7 +37,7 @@ from graftwork.serve.http_messages import (
 )
 from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.keys import KeyHolder, KeyRing, Scope, render_keys
-from graftwork.serve.metrics import Metrics
+from graftwork.serve.metrics import Metrics, render_replicas
 from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
 from graftwork.serve.routing import RETRY, Routes
@@ -223,7 +222,7 @@ class Gateway(AnswerService):
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
             **({} if self._captures is None else {"graft_captures_waiting": float(self._captures.waiting)}),
         }
-        more = render_failover(engine, self._fallback_counts) + render_keys(self._keys)
+        more = render_replicas(engine) + render_keys(self._keys)
         text = (self.metrics.render(gauges) + more).encode()
         return Response(200, text, (("content-type", "text/plain; version=0.0.4"),))
 

@@ -2,8 +2,10 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+
+from graftwork.serve.engine_protocol import EngineStatus, ReplicaStatus
 
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -47,6 +49,8 @@ class Metrics:
     """Answers that failed a check, by check and by what became of them."""
     chained: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Requests to chains by chain and by what became of them."""
+    fell_back: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Requests by the model that was asked for, the release that answered instead, and why."""
     disconnects: int = 0
     in_flight: int = 0
     answer_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
@@ -84,6 +88,7 @@ class Metrics:
             ("graft_routed_total", ("model", "by"), self.routed),
             ("graft_escalations_total", ("check", "outcome"), self.escalated),
             ("graft_chains_total", ("chain", "outcome"), self.chained),
+            ("graft_fallbacks_total", ("model", "to", "why"), self.fell_back),
         ):
             if counts:
                 lines += render_counts(name, labels, counts.items())
@@ -91,6 +96,25 @@ class Metrics:
         for name, value in {**own, **gauges}.items():
             lines += render_counts(name, (), [((), value)])
         return "\n".join(lines) + "\n"
+
+
+_OF_REPLICAS: dict[str, Callable[[ReplicaStatus], float]] = {
+    "graft_replica_up": lambda replica: replica["state"] == "ready",
+    "graft_replica_circuit_open": lambda replica: replica["circuit"] != "closed",
+    "graft_replica_in_flight": lambda replica: replica["outstanding"],
+    "graft_replica_failures_total": lambda replica: replica["failures"],
+}
+
+
+def render_replicas(status: EngineStatus) -> str:
+    lines: list[str] = []
+    replicas = status.get("replicas", [])
+    for name, read in _OF_REPLICAS.items():
+        if replicas:
+            lines += render_counts(name, ("replica",), [((r["name"],), read(r)) for r in replicas])
+    lines += render_counts("graft_retries_total", (), [((), status.get("retries", 0))])
+    lines += render_counts("graft_retries_refused_total", (), [((), status.get("retries_refused", 0))])
+    return "".join(f"{line}\n" for line in lines)
 
 
 def render_counts(

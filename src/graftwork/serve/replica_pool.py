@@ -1,13 +1,14 @@
 """Several replicas of an engine as one ServingEngine.
 
-Chooses a replica for each request, asks another one if it fails before its first byte, and keeps away from
-those that fail. A replica that restarts gets the adapters that were loaded meanwhile. The decisions are in
-`failover/`; this file carries them out.
+Chooses the least loaded replica for each request, asks another one if it fails before its first byte, and
+keeps away from those that fail. A budget limits retries. A replica that restarts gets the adapters that were
+loaded meanwhile.
 """
 
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -15,28 +16,151 @@ from typing import Any, Protocol, TypeVar
 from graftwork.records.errors import GraftError, WorkerFailed
 from graftwork.serve.api.call import ChatCall, PieceData
 from graftwork.serve.engine_protocol import (
+    CircuitState,
     EngineState,
     EngineStatus,
     ReplicaStatus,
     ReplyStream,
     ServingEngine,
 )
-from graftwork.serve.failover.balance import RetryBudget, choose_replica
-from graftwork.serve.failover.breaker import BreakerLimits, CircuitBreaker
-from graftwork.serve.failover.chain import NoReplica, failure_code, is_replica_fault
-from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.http_messages import ApiError
+from graftwork.serve.settings import FailoverSettings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Attempt = Callable[["Replica", ChatCall, str], Awaitable[T]]
 
+_OUT_OF_TIME = "timeout"
+"""The client's time is over: another model could not answer either."""
+_LONGEST_PAUSE = 30.0
+"""Seconds for which a replica that keeps failing is left alone at most."""
 _PAUSE_SECONDS = 0.1
 """About how long to wait before a replica that just failed is asked again because there is no other."""
 _IDLE_SECONDS = 0.05
 """How often a replica that is to end is asked whether it is idle."""
 _STATES: tuple[EngineState, ...] = ("ready", "frozen", "unreachable", "starting", "down", "stopped")
+
+
+class NoReplica(ConnectionError):
+    """No replica can be asked: all are down, or their circuits are open."""
+
+
+def failure_code(error: BaseException) -> str | None:
+    """Why another replica or model should be asked, as a short code; None if none should."""
+    if isinstance(error, ApiError):
+        code = error.code or "engine_error"
+        if code == _OUT_OF_TIME:
+            return None
+        return code if error.status >= 500 or error.status == 429 else None
+    if isinstance(error, TimeoutError):
+        return "attempt_timeout"
+    return "engine_down" if isinstance(error, OSError) else None
+
+
+def is_replica_fault(error: BaseException) -> bool:
+    """Whether it counts against the replica. Being full does not."""
+    if isinstance(error, ApiError):
+        return error.status >= 500 and error.code != _OUT_OF_TIME
+    return isinstance(error, OSError)
+
+
+class CircuitBreaker:
+    """Outcomes of requests in, whether a replica may be asked out.
+
+    Closed, all requests pass. `most` failures in a row open it: none pass for a pause. Then it is half open:
+    one request tries. If that succeeds, the circuit closes; if not, the pause doubles. Call `begin` when a
+    request starts, and give what it returns to one of the others when it ends.
+    """
+
+    def __init__(self, most: int, pause: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most, self.first_pause = most, pause
+        self._clock = clock
+        self._failures = 0
+        self._closed = True
+        self._trying = False
+        self._until = 0.0
+        self._pause = pause
+        self._period = 0
+        """Counts the changes of state. What was begun in an earlier period says nothing about this one."""
+
+    @property
+    def state(self) -> CircuitState:
+        if self._closed:
+            return "closed"
+        return "half_open" if self._trying or self._clock() >= self._until else "open"
+
+    def allows(self) -> bool:
+        return self._closed or (not self._trying and self._clock() >= self._until)
+
+    def begin(self) -> int:
+        """A request starts; on an open circuit it is the trial."""
+        if not self._closed:
+            self._trying = True
+            self._period += 1
+        return self._period
+
+    def succeed(self, period: int) -> None:
+        if period != self._period:
+            return
+        self._failures = 0
+        if not self._closed:
+            self.reset()
+
+    def fail(self, period: int) -> None:
+        if period != self._period:
+            return
+        self._failures += 1
+        if self._trying or self._failures >= self.most:
+            self._open()
+
+    def abandon(self, period: int) -> None:
+        """The request ended without a verdict about the replica: its client left."""
+        if period == self._period and self._trying:
+            self._trying = False
+            self._period += 1
+
+    def reset(self) -> None:
+        """Close it: the replica answered, or it is a new process."""
+        self._closed, self._trying = True, False
+        self._failures = 0
+        self._pause = self.first_pause
+        self._period += 1
+
+    def _open(self) -> None:
+        self._closed = self._trying = False
+        self._failures = 0
+        self._until = self._clock() + self._pause
+        self._pause = min(2 * self._pause, max(_LONGEST_PAUSE, self.first_pause))
+        self._period += 1
+
+
+class RetryBudget:
+    """Retries are at most a burst plus a share of the requests, so that they cannot multiply an outage."""
+
+    def __init__(self, *, share: float, burst: int) -> None:
+        self.share, self.burst = share, burst
+        self._balance = float(burst)
+        self.spent = 0
+        self.refused = 0
+
+    def deposit(self) -> None:
+        """A request came."""
+        if self._balance < self.burst:
+            self._balance = min(self._balance + self.share, float(self.burst))
+
+    def withdraw(self) -> bool:
+        """Whether one more retry may be sent; if so, it is counted."""
+        if self._balance < 1 or not self.share:
+            self.refused += 1
+            return False
+        self._balance -= 1
+        self.spent += 1
+        return True
+
+    def revise(self, *, share: float, burst: int) -> None:
+        self.share, self.burst = share, burst
+        self._balance = min(self._balance, float(burst))
 
 
 class ReplicaEngine(ServingEngine, Protocol):
@@ -69,14 +193,20 @@ class ReplicaEngine(ServingEngine, Protocol):
 class Replica:
     """One engine, its load and its circuit breaker."""
 
-    def __init__(self, name: str, engine: ReplicaEngine, *, weight: float, limits: BreakerLimits) -> None:
+    def __init__(
+        self, name: str, engine: ReplicaEngine, *, weight: float, settings: FailoverSettings
+    ) -> None:
         self.name, self.engine, self.weight = name, engine, weight
-        self.breaker = CircuitBreaker(limits)
+        self.breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_seconds)
         self.outstanding = 0
         self.assigned = 0
         self.failures = 0
         self.retiring = False
         """It answers only until another one can, then it ends."""
+
+    def load(self) -> tuple[float, float]:
+        """Requests that run, and where that is equal those so far, which makes shares follow the weights."""
+        return self.outstanding / self.weight, self.assigned / self.weight
 
     def begin(self) -> int:
         self.outstanding += 1
@@ -126,7 +256,10 @@ class ReplicaPool:
         self._settings = settings
         self.budget.revise(share=settings.retry_budget, burst=burst)
         for replica in self.replicas:
-            replica.breaker.limits = breaker_limits(settings)
+            replica.breaker.most, replica.breaker.first_pause = (
+                settings.breaker_failures,
+                settings.breaker_seconds,
+            )
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -333,7 +466,7 @@ class ReplicaPool:
         if not allowed and not self._settings.fallback and not tried:
             allowed = ready  # there is no other answer: asking costs less than refusing
         allowed = [replica for replica in allowed if not replica.retiring] or allowed
-        return choose_replica(allowed) if allowed else None
+        return min(allowed, key=Replica.load) if allowed else None
 
     async def _choose_again(self, error: Exception, model: str, tried: list[Replica]) -> Replica | None:
         """The replica to ask after a failure; None to give up."""
@@ -432,9 +565,3 @@ async def _wait_idle(replica: Replica, seconds: float) -> None:
 
 def _has_succeeded(task: "asyncio.Task[None]") -> bool:
     return task.done() and task.exception() is None
-
-
-def breaker_limits(settings: FailoverSettings) -> BreakerLimits:
-    return BreakerLimits(
-        settings.breaker_failures, settings.breaker_seconds, settings.breaker_longest_seconds
-    )

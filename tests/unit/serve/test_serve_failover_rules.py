@@ -1,18 +1,21 @@
 """The decisions that keep an endpoint up: breaker, retry budget, balance and chains. No process or socket."""
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.serve.failover.balance import RetryBudget, choose_replica
-from graftwork.serve.failover.breaker import BreakerLimits, CircuitBreaker
-from graftwork.serve.failover.chain import NoReplica, failure_code, find_chain, is_replica_fault
-from graftwork.serve.failover.settings import FailoverSettings
+from graftwork.serve.fallbacks import find_chain
 from graftwork.serve.http_messages import ApiError
-from graftwork.serve.settings import EngineSettings
+from graftwork.serve.replica_pool import (
+    CircuitBreaker,
+    NoReplica,
+    Replica,
+    RetryBudget,
+    failure_code,
+    is_replica_fault,
+)
+from graftwork.serve.settings import EngineSettings, FailoverSettings
 
 
 class Clock:
@@ -23,13 +26,13 @@ class Clock:
         return self.now
 
 
-def make_breaker(failures=3, pause=1.0, longest=8.0):
+def make_breaker(failures=3, pause=1.0):
     clock = Clock()
-    return CircuitBreaker(BreakerLimits(failures, pause, longest), clock=clock), clock
+    return CircuitBreaker(failures, pause, clock=clock), clock
 
 
 def open_it(breaker):
-    for _ in range(breaker.limits.failures):
+    for _ in range(breaker.most):
         breaker.fail(breaker.begin())
 
 
@@ -61,7 +64,7 @@ def test_a_half_open_circuit_lets_one_request_try_and_closes_if_it_succeeds():
 
 
 def test_each_failed_trial_doubles_the_pause_up_to_the_longest():
-    breaker, clock = make_breaker(pause=1.0, longest=4.0)
+    breaker, clock = make_breaker(pause=10.0)
     open_it(breaker)
     pauses = []
     for _ in range(4):
@@ -70,7 +73,7 @@ def test_each_failed_trial_doubles_the_pause_up_to_the_longest():
             clock.now += 0.5
         pauses.append(clock.now - began)
         breaker.fail(breaker.begin())
-    assert pauses == [1.0, 2.0, 4.0, 4.0]
+    assert pauses == [10.0, 20.0, 30.0, 30.0]
 
 
 def test_a_trial_whose_client_leaves_makes_room_for_another():
@@ -159,15 +162,12 @@ def test_a_budget_that_is_spent_fills_again_with_requests():
 # -- balance -------------------------------------------------------------------------------------
 
 
-@dataclass
-class Load:
-    weight: float = 1.0
-    outstanding: int = 0
-    assigned: int = 0
+def make_replicas(weights):
+    return [Replica("", None, weight=weight, settings=FailoverSettings()) for weight in weights]
 
 
-def make_loads(weights):
-    return [Load(weight) for weight in weights]
+def choose(replicas):
+    return min(replicas, key=Replica.load)
 
 
 weights = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=6)
@@ -175,24 +175,24 @@ weights = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=6
 
 @given(weights, st.integers(1, 200))
 def test_one_request_at_a_time_is_spread_by_weight(values, count):
-    loads = make_loads(values)
+    replicas = make_replicas(values)
     for _ in range(count):
-        choose_replica(loads).assigned += 1
-    for load in loads:
-        assert abs(load.assigned - count * load.weight / sum(values)) <= len(loads)
+        choose(replicas).assigned += 1
+    for replica in replicas:
+        assert abs(replica.assigned - count * replica.weight / sum(values)) <= len(replicas)
 
 
 @given(weights, st.integers(1, 200))
 def test_running_requests_are_spread_by_weight(values, count):
-    loads = make_loads(values)
+    replicas = make_replicas(values)
     for _ in range(count):
-        chosen = choose_replica(loads)
+        chosen = choose(replicas)
         chosen.outstanding += 1
         chosen.assigned += 1
-    for load in loads:
-        for other in loads:
-            most = other.outstanding / other.weight + 1 / load.weight
-            assert load.outstanding / load.weight <= most + 1e-9
+    for replica in replicas:
+        for other in replicas:
+            most = other.outstanding / other.weight + 1 / replica.weight
+            assert replica.outstanding / replica.weight <= most + 1e-9
 
 
 # -- chains --------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engine_handler import make_handler
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
-from graftwork.serve.failover.breaker import BreakerLimits
-from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
@@ -27,9 +25,9 @@ from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import Server
 from graftwork.serve.prompt_releases import PromptReleases
-from graftwork.serve.replica_pool import Replica, ReplicaPool, breaker_limits
+from graftwork.serve.replica_pool import Replica, ReplicaPool
 from graftwork.serve.routing import Routes, update_routes
-from graftwork.serve.settings import FamilySettings, ServeSettings, SplitSettings
+from graftwork.serve.settings import FailoverSettings, FamilySettings, ServeSettings, SplitSettings
 from graftwork.serve.supervisor import EngineClient
 
 JSON = (("content-type", "application/json"),)
@@ -150,7 +148,7 @@ async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, sink=N
             stack.push_async_callback(server.close)
             engine = PooledEngine(EngineClient(path=path), stub)
             weight = weights[number] if weights and number < count else 1.0
-            replicas.append(Replica(str(number + 1), engine, weight=weight, limits=breaker_limits(chosen)))
+            replicas.append(Replica(str(number + 1), engine, weight=weight, settings=chosen))
             stubs.append(stub)
             engines.append(engine)
             servers.append(server)
@@ -730,7 +728,7 @@ def test_copies_that_fail_feed_neither_the_circuit_breaker_nor_the_retry_budget(
         async def complete(self, call, *, model):
             raise ConnectionError("gone")
 
-    replica = Replica("1", Broken(), weight=1.0, limits=BreakerLimits(failures=2))
+    replica = Replica("1", Broken(), weight=1.0, settings=FailoverSettings(breaker_failures=2))
     pool = ReplicaPool([replica], FailoverSettings(retries=2))
     call = parse_chat_body({"messages": [{"role": "user", "content": "hi"}]}, ChatLimits())
     copy = replace(call, is_copy=True)

@@ -13,7 +13,6 @@ from served_page import serve
 
 from graftwork.api.endpoint import EndpointCounts, list_endpoint_models, parse_counts, read_endpoint_counts
 from graftwork.api.project import open_project
-from graftwork.serve.failover_metrics import render_failover
 from graftwork.serve.metrics import Metrics
 
 
@@ -21,7 +20,8 @@ def make_metrics() -> str:
     metrics = Metrics()
     for status, count in ((200, 90), (404, 4), (429, 2), (503, 4)):
         metrics.requests["champion", status] = count
-    return metrics.render({}) + render_failover({}, {("champion", "1487583f", 'the "first" failed'): 3})
+    metrics.fell_back["champion", "1487583f", 'the "first" failed'] = 3
+    return metrics.render({})
 
 
 def test_counts_are_read_from_what_the_gateway_writes():

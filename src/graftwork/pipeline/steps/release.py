@@ -28,8 +28,7 @@ from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import find_licence, publish
 from graftwork.registry.signatures import load_secret_key
 from graftwork.registry.store import ReleaseStore
-from graftwork.serve.failover.settings import FailoverSettings
-from graftwork.serve.settings import EngineSettings
+from graftwork.serve.settings import EngineSettings, FailoverSettings
 from graftwork.text.redact import publishable
 
 

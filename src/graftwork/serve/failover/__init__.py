@@ -1,1 +1,0 @@
-"""What keeps an endpoint answering: balancing, circuit breakers, retry budget, fallback chains. No I/O."""
