@@ -27,9 +27,9 @@ from typing import Any
 import stub
 from results import save_results
 
+from graftwork.engines.protocol import EngineJob
+from graftwork.http.client import Client
 from graftwork.records.interaction import Capture
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import Client
 from graftwork.serve.run import ServedProject, run, serve
 from graftwork.serve.settings import ServeSettings
 

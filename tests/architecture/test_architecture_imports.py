@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 STAGES = {
     "data", "plan", "train", "evaluate", "registry", "serve", "fleet", "components", "report", "cycle",
 }  # fmt: skip
-GROUND = {"inference", "grading", "costmodel", "model", "text", "files", "process", "records"}
+GROUND = {"engines", "http", "grading", "costmodel", "model", "text", "files", "process", "records"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
@@ -21,14 +21,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": {"files", "records"},
     "model": {"files", "process", "text", "records"},
     "costmodel": {"model", "text", "files", "process", "records"},
-    "inference": {"model", "text", "files", "process", "records"},
+    "http": {"text", "files", "process", "records"},
+    "engines": {"http", "model", "text", "files", "process", "records"},
     "grading": {"model", "text", "files", "process", "records"},
     **{stage: set(GROUND) for stage in STAGES},
     "store": STAGES | GROUND,
     "project": STAGES | GROUND,
     "pipeline": STAGES | GROUND | {"store", "project"},
     "api": STAGES | GROUND | {"store", "project", "pipeline"},
-    "web": GROUND - {"inference", "grading", "costmodel", "model"} | {"api", "report"},
+    "web": GROUND - {"engines", "http", "grading", "costmodel", "model"} | {"api", "report"},
     "cli": STAGES | GROUND | {"store", "project", "pipeline", "api", "web"},
 }
 

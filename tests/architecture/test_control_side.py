@@ -88,9 +88,9 @@ def test_the_control_side_calls_nothing_that_only_linux_has(name):
 
 
 def test_shared_code_asks_before_it_calls_what_only_linux_has():
-    """In `process`, `model` and `inference`, whose functions run on both sides, a call needs a guard."""
+    """In `process`, `model` and `engines`, whose functions run on both sides, a call needs a guard."""
     wrong = []
-    for package in ("process", "model", "inference"):
+    for package in ("process", "model", "engines"):
         for path in sorted((SOURCE / package).rglob("*.py")):
             if "sandbox" in path.parts:
                 continue

@@ -21,7 +21,10 @@ ORDER = {
     "grading": "line_process, matching, score_audit, taskset_worker < answers, call_faults, taskset "
     "< interface < custom, code, tool_calls < calls, hacks, metrics < rules < checks < grade, prefix "
     "< rewards < reward_runner, reward_worker",
-    "inference": "engine < embedded, endpoint, llamacpp < selection < engine_child",
+    "http": "messages < server < client",
+    "engines": "settings, interface < protocol, embedded, endpoint, llamacpp < selection, constrained, "
+    "upstream_server, process < child, replies, upstream_dialects < upstream_replies, embedded_process, "
+    "llamacpp_process < upstream",
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
     "prompts, escalation_curve, family < escalation, score < report < judge < gate < ask, ab, preflight, "
     "exchange",

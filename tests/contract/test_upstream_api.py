@@ -11,15 +11,15 @@ from serve_harness import DEADLINE, RELEASE, ListSink, open_house
 from tool_template import ASK, FIND, TOOL_TEMPLATE, TOOLS
 from upstream_servers import MODEL, ChatServer, LoraServer
 
+from graftwork.engines.process import PromptReleases
+from graftwork.engines.protocol import EngineJob
+from graftwork.engines.settings import EngineSettings
+from graftwork.engines.upstream import UpstreamBackend
+from graftwork.http.client import UpstreamClient
+from graftwork.http.server import Server
 from graftwork.records.interaction import Message
 from graftwork.records.release import PROMPT_FILE, PromptVariant
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_server import Server
-from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.routing import Routes
-from graftwork.serve.settings import EngineSettings
-from graftwork.serve.upstream_client import UpstreamClient
-from graftwork.serve.upstream_engine import UpstreamBackend
 
 BOTH = pytest.mark.parametrize("kind", ["vllm", "sglang"])
 SCHEMA = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 import pytest
 from upstream_servers import EVENTS, MODEL, ChatServer, LoraServer, event
 
+from graftwork.engines import upstream
+from graftwork.engines.protocol import BASE, EngineJob, GenerateRequest, LoadAdapter
+from graftwork.engines.settings import EngineSettings
+from graftwork.engines.upstream import UpstreamBackend
+from graftwork.engines.upstream_server import lora_rank, server_command
+from graftwork.http.client import UpstreamClient
+from graftwork.http.messages import ApiError, StreamResponse, json_response
+from graftwork.http.server import Server
 from graftwork.records.interaction import Message
-from graftwork.serve import upstream_engine
-from graftwork.serve.engine_protocol import BASE, EngineJob, GenerateRequest, LoadAdapter
-from graftwork.serve.http_messages import ApiError, StreamResponse, json_response
-from graftwork.serve.http_server import Server
-from graftwork.serve.settings import EngineSettings
-from graftwork.serve.upstream_client import UpstreamClient
-from graftwork.serve.upstream_engine import UpstreamBackend
-from graftwork.serve.upstream_server import lora_rank, server_command
 
 KEY = "upstream-key-0123456789"
 
@@ -263,7 +263,7 @@ def test_a_refusal_of_any_size_is_read_in_part(tiny_base, tmp_path):
 def test_a_server_that_takes_the_connection_and_is_silent_does_not_hang_the_start(
     tiny_base, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(upstream_engine, "_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(upstream, "_ANSWER_SECONDS", 0.05)
     asked = 0
 
     async def handle(_request):

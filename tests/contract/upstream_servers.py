@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from graftwork.serve.http_messages import ApiError, Response, StreamResponse, json_response
+from graftwork.http.messages import ApiError, Response, StreamResponse, json_response
 
 MODEL = "base-model"
 EVENTS = (("content-type", "text/event-stream"),)

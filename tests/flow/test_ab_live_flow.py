@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
 from graftwork.data.ingest.log_formats import read_captured
+from graftwork.engines.protocol import EngineJob
+from graftwork.http.client import Client
 from graftwork.pipeline.ab import compare_live
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
@@ -21,8 +23,6 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink, describe_experiment
 from graftwork.project.load import open_project
 from graftwork.records.interaction import Origin
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import Client
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings, SplitSettings
 

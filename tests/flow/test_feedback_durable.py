@@ -24,7 +24,7 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink
 from graftwork.pipeline.open_project import use_project
 from graftwork.project.load import open_project
-from graftwork.serve.engine_protocol import EngineJob
+from graftwork.engines.protocol import EngineJob
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError
 
-from graftwork.inference.embedded import EmbeddedEngine
-from graftwork.inference.engine import DecodingSettings, EngineSource
+from graftwork.engines.embedded import EmbeddedEngine
+from graftwork.engines.interface import DecodingSettings, EngineSource
+from graftwork.engines.protocol import EngineJob
+from graftwork.engines.settings import EngineSettings
+from graftwork.http.client import Client
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import Client
 from graftwork.serve.run import ServedProject, serve
-from graftwork.serve.settings import EngineSettings, ServeSettings
+from graftwork.serve.settings import ServeSettings
 
 pytest.importorskip("xllamacpp")
 

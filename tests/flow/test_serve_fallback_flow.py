@@ -6,10 +6,10 @@ import os
 import signal
 from contextlib import asynccontextmanager, suppress
 
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import StreamResponse, json_response
-from graftwork.serve.http_server import Server
+from graftwork.engines.protocol import EngineJob
+from graftwork.http.client import Client
+from graftwork.http.messages import StreamResponse, json_response
+from graftwork.http.server import Server
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError
 
+from graftwork.engines.protocol import EngineJob
+from graftwork.http.client import Client
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import Client
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 

@@ -14,12 +14,12 @@ import random
 import time
 import traceback
 
+from graftwork.engines.protocol import GenerateRequest
+from graftwork.http.messages import ApiError, Request, Response
+from graftwork.http.server import Connection, HttpLimits, Server
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.captures import ServedExchange, make_capture
-from graftwork.serve.engine_protocol import GenerateRequest
 from graftwork.serve.gateway import APIS
-from graftwork.serve.http_messages import ApiError, Request, Response
-from graftwork.serve.http_server import Connection, HttpLimits, Server
 
 LIMITS = HttpLimits(max_header_bytes=2048, max_body_bytes=4096, max_buffered_bytes=8192, max_headers=20)
 REQUESTS = [

@@ -23,10 +23,10 @@ from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.formats import FORMATS
 from graftwork.data.ingest.read import read_block
 from graftwork.data.settings import DataSettings
+from graftwork.http.messages import ApiError
 from graftwork.pipeline.serving import read_traces
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Interaction
-from graftwork.serve.http_messages import ApiError
 from graftwork.serve.otlp import BadTrace, parse_json, parse_protobuf, unpack
 
 FOLDER = Path(__file__).parents[1] / "data" / "traces"

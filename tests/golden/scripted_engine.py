@@ -1,7 +1,7 @@
 """An engine that answers what a script says: the same pieces for the same last message."""
 
-from graftwork.serve.engine_protocol import ReplyPiece
-from graftwork.serve.http_messages import ApiError
+from graftwork.engines.protocol import ReplyPiece
+from graftwork.http.messages import ApiError
 
 WEATHER = {"name": "weather", "arguments": '{"city": "Oslo", "days": 2}'}
 CLOCK = {"name": "clock", "arguments": "{}"}

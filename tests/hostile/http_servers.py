@@ -28,10 +28,10 @@ from typing import Any
 
 import psutil
 
+from graftwork.http.client import Client
+from graftwork.http.messages import ApiError, Request, Response, error_response
+from graftwork.http.server import Server
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import ApiError, Request, Response, error_response
-from graftwork.serve.http_server import Server
 from graftwork.serve.keys import KeyRing
 from graftwork.serve.routing import Routes
 from graftwork.serve.run import run
@@ -127,9 +127,8 @@ def serve_engine(path: str) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
     from stub_engine import StubEngine
 
-    from graftwork.serve.engine_handler import make_handler
-    from graftwork.serve.http_server import Server
-    from graftwork.serve.prompt_releases import PromptReleases
+    from graftwork.engines.process import PromptReleases, make_handler
+    from graftwork.http.server import Server
 
     async def main() -> None:
         await Server(make_handler(StubEngine([RELEASE]), PromptReleases())).listen_unix(path)

@@ -9,8 +9,8 @@ from serve_engines import embedded, llamacpp, serve_with
 from serve_harness import DEADLINE, ListSink, open_house, raw
 from tool_template import ASK, TOOLS
 
+from graftwork.http.client import Client
 from graftwork.serve.gateway import APIS
-from graftwork.serve.http_client import Client
 from graftwork.serve.settings import ServeSettings
 
 SECRET = "the-secret-of-somebody-else"

@@ -14,13 +14,13 @@ from random import Random
 import pytest
 from hostile_server import HostileServer, Script, reply
 
+from graftwork.engines.endpoint import EndpointEngine, TryAgain
+from graftwork.engines.interface import DecodingSettings
 from graftwork.evaluate.ask import endpoint
 from graftwork.evaluate.ask.endpoint import ask_endpoint
 from graftwork.evaluate.cases import write_cases
 from graftwork.evaluate.judge.judge import JudgeClient, JudgeUnavailable
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.inference.endpoint import EndpointEngine, TryAgain
-from graftwork.inference.engine import DecodingSettings
 from graftwork.process.alert import post
 from graftwork.process.http_client import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError

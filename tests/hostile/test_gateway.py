@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house, raw
 
+from graftwork.engines.embedded_process import EmbeddedBackend
+from graftwork.engines.protocol import EngineJob, GenerateRequest
+from graftwork.http.client import Client
+from graftwork.http.messages import ApiError, Request, Response, StreamResponse
+from graftwork.http.server import HttpLimits, Server
 from graftwork.records.interaction import Message
-from graftwork.serve.embedded_engine import EmbeddedBackend
-from graftwork.serve.engine_protocol import EngineJob, GenerateRequest
-from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import ApiError, Request, Response, StreamResponse
-from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
 
@@ -314,7 +314,7 @@ def test_idle_connections_make_room_for_new_ones_and_the_log_says_so(caplog):
             writer.close()
         await server.close()
 
-    with caplog.at_level(logging.WARNING, logger="graftwork.serve.http_server"):
+    with caplog.at_level(logging.WARNING, logger="graftwork.http.server"):
         go(main)
     assert sum("connections are taken" in message for message in caplog.messages) == 1
 
@@ -345,8 +345,8 @@ LOW_ON_FILES = """
 import asyncio, logging, resource, sys
 logging.basicConfig(stream=sys.stdout)
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from graftwork.serve.http_server import Server
-from graftwork.serve.http_messages import Response
+from graftwork.http.server import Server
+from graftwork.http.messages import Response
 
 async def hello(request):
     return Response(200, b"hello")

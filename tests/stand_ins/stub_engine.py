@@ -5,14 +5,12 @@ Run as `python -m stub_engine JOB.json`, with this folder in PYTHONPATH.
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from graftwork.process.worker import run_worker
-from graftwork.serve.engine_handler import make_handler
-from graftwork.serve.engine_protocol import (
+from graftwork.engines.process import serve_backend
+from graftwork.engines.protocol import (
     BASE,
     EngineJob,
     GenerateRequest,
@@ -20,9 +18,8 @@ from graftwork.serve.engine_protocol import (
     ReplyPiece,
     end_with_parent,
 )
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.http_server import Server
-from graftwork.serve.prompt_releases import PromptReleases
+from graftwork.http.messages import ApiError
+from graftwork.process.worker import run_worker
 
 
 class StubEngine:
@@ -39,12 +36,14 @@ class StubEngine:
         """Set when an answer was given up before its end."""
 
     def state(self) -> dict[str, Any]:
-        return {"models": self._models, "pid": os.getpid()}
+        return {"models": self._models, "pid": os.getpid(), "waiting": 0, "answered": len(self.asked)}
 
     async def load_adapter(self, request: LoadAdapter) -> None:
         if not Path(request.folder).is_dir():
             raise ApiError(400, f"there is no folder {request.folder}")
         self._models = [*self._models, request.name]
+
+    async def close(self) -> None: ...
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
@@ -68,20 +67,13 @@ class StubEngine:
                 self.cancelled.set()
 
 
+async def _start(job: EngineJob) -> StubEngine:
+    return StubEngine(list(job.adapters))
+
+
 def work(job: EngineJob) -> None:
-    asyncio.run(_serve(job))
-
-
-async def _serve(job: EngineJob) -> None:
     end_with_parent()
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    prompts = PromptReleases()
-    stub = StubEngine(list(prompts.split(job).adapters))
-    server = Server(make_handler(stub, prompts))
-    await server.listen_unix(str(job.socket))
-    await stop.wait()
-    await server.close()
+    asyncio.run(serve_backend(job, _start))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from graftwork.records.run import TrainOutcome
 if TYPE_CHECKING:
     from graftwork.cycle.state import CycleState
     from graftwork.data.settings import RepairSettings
+    from graftwork.engines.settings import EngineSettings
     from graftwork.pipeline.cycle.session import CycleStatus
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey
     from graftwork.serve.reload import ReloadResult
-    from graftwork.serve.settings import EngineSettings, ServeSettings
+    from graftwork.serve.settings import ServeSettings
 
 R = TypeVar("R", bound=Record)
 

@@ -210,6 +210,7 @@ def _print_endpoint(endpoint: "EndpointStatus") -> None:
     text = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
     print_line(stdout, text + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
 
+
 def _print_losses(totals: "CaptureTotals | None") -> None:
 
     if totals is None:

@@ -2,5 +2,5 @@
 
 `cases` chooses what is asked, `subjects` who, `ask` asks and keeps answers, `score` counts with exact
 intervals, `report` compares, `gate` decides by the project's rules. Grades come from `grading`, answers
-from `inference`.
+from `engines`.
 """

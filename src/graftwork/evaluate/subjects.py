@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
-from graftwork.inference.embedded import EMBEDDED
-from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
-from graftwork.inference.selection import agree_on_engine, is_alone
+from graftwork.engines.embedded import EMBEDDED
+from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP
+from graftwork.engines.selection import agree_on_engine, is_alone
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.release import GgufPrecision, PromptVariant

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from graftwork.http.client import Client
 from graftwork.records.report import Case
-from graftwork.serve.http_client import Client
 
 _JSON = (("content-type", "application/json"),)
 

@@ -40,14 +40,14 @@ from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import Stage
 from graftwork.components.spec.component import ComponentPlan, load_plan
 from graftwork.components.verify.verifier import Submission
+from graftwork.engines.child import EngineChild
+from graftwork.engines.embedded import EMBEDDED
+from graftwork.engines.endpoint import EndpointEngine
+from graftwork.engines.interface import DecodingSettings, EngineReply, EngineSource
+from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP
 from graftwork.evaluate.subjects import NamedSubject, parse_subject
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import write_atomic
-from graftwork.inference.embedded import EMBEDDED
-from graftwork.inference.endpoint import EndpointEngine
-from graftwork.inference.engine import DecodingSettings, EngineReply, EngineSource
-from graftwork.inference.engine_child import EngineChild
-from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
 from graftwork.model.base import EMBEDDED as EMBEDDED_BASE
 from graftwork.model.base import find_base
 from graftwork.pipeline.evaluation import open_grading

@@ -6,6 +6,7 @@ by the hash of the adapter or prompt and the engine's name, version and precisio
 
 from collections.abc import Collection
 
+from graftwork.engines.settings import EngineSettings
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.subjects import Asking, Lineup, NamedSubject, parse_subject
 from graftwork.pipeline.evaluation_subjects import resolve_subject
@@ -31,7 +32,6 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.index import find_release
-from graftwork.serve.settings import EngineSettings
 
 GATED = ("llamacpp",)
 """Engines other than the embedded one that can answer the held-out cases."""

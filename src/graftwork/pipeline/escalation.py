@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from graftwork.engines.protocol import BASE
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import choose_cases, read_cases
@@ -47,7 +48,6 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture
 from graftwork.records.report import Answer, Case, Generation, SubjectReport
 from graftwork.records.routing import EscalationCurve, EscalationForecast, EscalationLive
-from graftwork.serve.engine_protocol import BASE
 from graftwork.text.tool_calls import TOOLS_MARK
 
 AT_ONCE = 4

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from graftwork.engines.selection import PRECISIONS
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_answers
 from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
@@ -47,7 +48,6 @@ from graftwork.grading.calls import PYTHON_CALLS
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import JUDGE_PREFERENCE, JUDGE_SCORE, name_of
-from graftwork.inference.selection import PRECISIONS
 from graftwork.pipeline.engines import shard_environment
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graftwork.engines.llamacpp import LLAMACPP
+from graftwork.engines.selection import name_engine
 from graftwork.evaluate.subjects import CHAMPION, Asking, NamedSubject, Subject
 from graftwork.files.disk import folder_digest
-from graftwork.inference.llamacpp import LLAMACPP
-from graftwork.inference.selection import name_engine
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.step import name_entry

@@ -24,6 +24,7 @@ from graftwork.evaluate.family import (
 from graftwork.files.dataset import read_rows
 from graftwork.files.router import read_router, router_path
 from graftwork.grading.grade import grade
+from graftwork.http.messages import Headers
 from graftwork.pipeline.ab import choose_metric, grade_context
 from graftwork.pipeline.ask_endpoint import EndpointQuestions, ServedAnswer, ask_endpoint, read_health
 from graftwork.pipeline.evaluation import open_grading
@@ -48,7 +49,6 @@ from graftwork.records.release import Release
 from graftwork.records.report import Case, Verdict
 from graftwork.registry.index import find_release
 from graftwork.serve.family_settings import FamilySettings
-from graftwork.serve.http_messages import Headers
 from graftwork.serve.settings import ServeSettings
 
 CHAIN_CASES = 5

@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from graftwork.engines.selection import name_engine
+from graftwork.engines.settings import EngineSettings
 from graftwork.evaluate.gate.advice import BetterRun, compare_plans
 from graftwork.evaluate.gate.decide import GateCandidate, asked_otherwise, decide
 from graftwork.evaluate.gate.pairs import Surroundings
@@ -27,7 +29,6 @@ from graftwork.grading.metrics import (
     MEMORY,
     TOKENS_PER_SECOND,
 )
-from graftwork.inference.selection import name_engine
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.errors import AnswerIsNo, Damaged
@@ -36,7 +37,7 @@ from graftwork.records.release import Release
 from graftwork.records.report import Report, Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.peft import WEIGHTS
-from graftwork.serve.settings import EngineSettings, ServeSettings
+from graftwork.serve.settings import ServeSettings
 
 SERVED_ALREADY = "This very adapter is served already"
 HELD_AGAINST_BASE = "rules on the champion were checked against the base"
@@ -294,8 +295,12 @@ def require_engine_gate(work: OpenProject, release: Release, settings: ServeSett
     raise AnswerIsNo(
         f"release {release.id[:12]} may not be served by {describe_engine(engine)}",
         why=f"{why.replace('_', ' ')}; conversion and quantization change answers",
-        fix=f"`graft gate --engine {engine.kind} --release {release.id[:12]}` judges it; "
-        "`serve.require_gate_for_engine: false` serves it without",
+        fix=(
+            f"`graft gate --engine {engine.kind} --release {release.id[:12]}` judges it; "
+            if engine.kind == "llamacpp"
+            else "evaluate the server, `graft eval --subject URL#model`; "
+        )
+        + "`serve.require_gate_for_engine: false` serves it without",
         where="serve.engine",
     )
 

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from graftwork.engines.upstream_server import lora_rank
 from graftwork.files.disk import atomic_folder, file_digest, write_atomic
 from graftwork.model.base import copy_base, verify_base
 from graftwork.model.chat.template import ChatTemplate
@@ -22,7 +23,6 @@ from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision, Release
 from graftwork.registry.index import find_release
-from graftwork.serve.upstream_server import lora_rank
 
 EXPORT_FILE = "graftwork_export.json"
 ProgramFormat = Literal["ollama", "vllm"]

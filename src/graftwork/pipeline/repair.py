@@ -25,10 +25,10 @@ from graftwork.data.repair.teacher import AnswerJournal, Teacher, TeacherClient,
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.split_state import SPLITS_FILE, read_previous_splits
-from graftwork.inference.embedded import EMBEDDED
-from graftwork.inference.engine import EngineSource
-from graftwork.inference.engine_child import EngineChild
-from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP, serving_threads
+from graftwork.engines.child import EngineChild
+from graftwork.engines.embedded import EMBEDDED
+from graftwork.engines.interface import EngineSource
+from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP, serving_threads
 from graftwork.model.base import find_base
 from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.evaluation_subjects import find_device

@@ -27,6 +27,7 @@ from graftwork.data.ingest.fields import BadRow
 from graftwork.data.ingest.files import find_sources
 from graftwork.data.ingest.trace_formats import read_otlp
 from graftwork.data.settings import CaptureSettings
+from graftwork.engines.protocol import EngineJob
 from graftwork.files.dataset import iterate_rows, read_manifest
 from graftwork.files.escalation import read_forecast
 from graftwork.files.router import read_router, router_path
@@ -47,7 +48,6 @@ from graftwork.registry.names import split_alias
 from graftwork.registry.publish import TEMPLATE_FILE
 from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.captures import ServedExchange, redact_name
-from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.family import Family
 from graftwork.serve.keys import DEFAULT_SCOPES, ApiKey, digest_secret, make_secret
 from graftwork.serve.otlp import BadTrace, TracedCalls

@@ -59,10 +59,10 @@ WORKER_MODULES = (
     "graftwork.evaluate.ask.runner",
     "graftwork.model.adapters.peft",
     "graftwork.model.generate.generator",
-    "graftwork.serve.constrained",
-    "graftwork.serve.http_server",
-    "graftwork.serve.replies",
-    "graftwork.serve.request_loop",
+    "graftwork.engines.constrained",
+    "graftwork.http.server",
+    "graftwork.engines.replies",
+    "graftwork.engines.embedded_process",
 )
 """What workers import besides libraries. None starts a thread or is the program of a worker."""
 

@@ -11,12 +11,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from graftwork.serve.api.call import (
-    ApiFormat,
-    ChatCall,
-    PieceData,
-    describe_choice,
+from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import (
+    JSON_TYPE,
+    TIMEOUT_HEADER,
+    Answer,
+    ApiError,
+    Request,
+    Response,
+    StreamResponse,
 )
+from graftwork.serve.api.call import ApiFormat, ChatCall, describe_choice
 from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.chain_settings import ChainSettings
@@ -30,8 +35,6 @@ from graftwork.serve.chains import (
     read_trace,
     require_chainable,
 )
-from graftwork.serve.deadline import TIMEOUT_HEADER
-from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.escalation import (
     OUTCOMES,
     TOO_LATE,
@@ -42,20 +45,13 @@ from graftwork.serve.escalation import (
 )
 from graftwork.serve.exchange import RunningExchange, ask_engine, begin_exchange
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget
-from graftwork.serve.http_messages import (
-    JSON_TYPE,
-    Answer,
-    ApiError,
-    Request,
-    Response,
-    StreamResponse,
-)
 from graftwork.serve.keys import KeyHolder
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.prefix import PrefixReader
 from graftwork.serve.replica_pool import NoReplica, failure_code
 from graftwork.serve.request_log import FinishedRequest
 from graftwork.serve.routing import RETRY, Routes
+from graftwork.serve.serving_engine import ReplyStream, ServingEngine
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow
 

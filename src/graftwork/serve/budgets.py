@@ -14,13 +14,12 @@ from contextlib import suppress
 
 from pydantic import Field
 
+from graftwork.http.messages import ApiError
 from graftwork.records.base import Record
-from graftwork.serve.http_messages import ApiError
 
 _MINUTE_SECONDS, DAY_SECONDS = 60, 86_400
 _LONGEST_RETRY = 60
 """Clients of OpenAI wait by themselves for so many seconds at most."""
-_CHARACTERS_PER_TOKEN = 4
 _BYTES_PER_TOKEN = 3
 
 
@@ -216,8 +215,3 @@ class Reservation:
 def most_tokens(body_bytes: int, reply_tokens: int) -> int:
     """About the most tokens that a request may use: JSON has at least three bytes a token."""
     return -(-body_bytes // _BYTES_PER_TOKEN) + reply_tokens
-
-
-def estimate_tokens(characters: int) -> int:
-    """About how many tokens a text has, for an answer that broke off before it said so."""
-    return -(-characters // _CHARACTERS_PER_TOKEN)

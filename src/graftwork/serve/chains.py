@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from graftwork.serve.api.call import ChatCall, PieceData, TokenUsage
-from graftwork.serve.budgets import estimate_tokens
+from graftwork.engines.protocol import PieceData, estimate_tokens
+from graftwork.http.messages import ApiError
+from graftwork.serve.api.call import ChatCall, TokenUsage
 from graftwork.serve.chain_settings import (
     ANSWER,
     CONVERSATION,
@@ -22,9 +23,8 @@ from graftwork.serve.chain_settings import (
     ChainSettings,
     ChainStep,
 )
-from graftwork.serve.engine_protocol import ReplyStream
 from graftwork.serve.family import last_user_turn
-from graftwork.serve.http_messages import ApiError
+from graftwork.serve.serving_engine import ReplyStream
 
 E = TypeVar("E")
 

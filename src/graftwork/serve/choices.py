@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Iterable
 
-from graftwork.serve.api.call import ChatCall, PieceData, TokenUsage
-from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
+from graftwork.engines.protocol import PieceData
+from graftwork.serve.api.call import ChatCall, TokenUsage
+from graftwork.serve.serving_engine import ReplyStream, ServingEngine
 
 
 async def complete_choices(engine: ServingEngine, call: ChatCall, *, model: str) -> list[PieceData]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from graftwork.serve.http_messages import (
+from graftwork.http.messages import (
     Answer,
     ApiError,
     Handler,

@@ -7,11 +7,12 @@ end with their last answer.
 import asyncio
 from pathlib import Path
 
+from graftwork.engines.protocol import ENGINE_MODULES, EngineJob
+from graftwork.engines.settings import EngineSettings
 from graftwork.files.disk import make_folder
 from graftwork.process.pool import count_cores
-from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
 from graftwork.serve.replica_pool import Replica, ReplicaPool
-from graftwork.serve.settings import EngineSettings, FallbackEndpoint, ServeSettings
+from graftwork.serve.settings import FallbackEndpoint, ServeSettings
 from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
 
 

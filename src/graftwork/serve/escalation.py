@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from graftwork.serve.api.call import PieceData
+from graftwork.engines.protocol import BASE, PieceData
 from graftwork.serve.budgets import DAY_SECONDS
-from graftwork.serve.engine_protocol import BASE
 from graftwork.serve.prefix import PrefixReader
 from graftwork.serve.settings import EscalateSettings
 

@@ -4,13 +4,14 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 
+from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import ApiError, Headers
 from graftwork.serve.api.call import (
     NO_TOKENS,
     AnswerHead,
     ApiFormat,
     ChatCall,
     GenerationOptions,
-    PieceData,
     TokenUsage,
     describe_reply,
 )
@@ -18,14 +19,13 @@ from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import EscalatedAnswer, ServedExchange
 from graftwork.serve.chains import ChainMark, add_usage
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
-from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
-from graftwork.serve.http_messages import ApiError, Headers
 from graftwork.serve.keys import ANYONE, KeyHolder
 from graftwork.serve.prefix import PrefixReader
 from graftwork.serve.replica_pool import failure_code
 from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, Routes, choose_release
+from graftwork.serve.serving_engine import ReplyStream, ServingEngine
 
 
 @dataclass(slots=True)

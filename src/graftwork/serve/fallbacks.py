@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from graftwork.serve.engine_protocol import ServingEngine
-from graftwork.serve.http_messages import ApiError
+from graftwork.http.messages import ApiError
 from graftwork.serve.routing import Routes
+from graftwork.serve.serving_engine import ServingEngine
 
 ANY_MODEL = "*"
 _NAME = re.compile(r"[\w./-]{1,130}", re.ASCII)

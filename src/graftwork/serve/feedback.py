@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import orjson
 
+from graftwork.http.messages import ApiError, Request, Response, json_response
 from graftwork.records.interaction import Feedback
 from graftwork.serve.captures import CaptureWriter, redact_name
-from graftwork.serve.http_messages import ApiError, Request, Response, json_response
 from graftwork.text.redact import Redactor
 
 log = logging.getLogger(__name__)

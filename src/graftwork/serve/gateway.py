@@ -5,11 +5,23 @@ writer. Every answer names its release. Loads no weights and no torch; answers 5
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
+from graftwork.http.messages import (
+    JSON_TYPE,
+    TIMEOUT_HEADER,
+    Answer,
+    ApiError,
+    Request,
+    Response,
+    json_response,
+)
+from graftwork.http.server import HttpLimits, Server
 from graftwork.serve.answers import AnswerService, ClientRequest
 from graftwork.serve.api.call import (
     ApiFormat,
@@ -24,23 +36,13 @@ from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.budgets import Reservation, most_tokens
 from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.cors import allow_origins, is_preflight
-from graftwork.serve.deadline import with_deadline
-from graftwork.serve.engine_protocol import ServingEngine
 from graftwork.serve.feedback import FeedbackEndpoint, FeedbackSink
-from graftwork.serve.http_messages import (
-    JSON_TYPE,
-    Answer,
-    ApiError,
-    Request,
-    Response,
-    json_response,
-)
-from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.keys import KeyHolder, KeyRing, Scope, render_keys
 from graftwork.serve.metrics import Metrics, render_replicas
 from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
 from graftwork.serve.routing import RETRY, Routes
+from graftwork.serve.serving_engine import ServingEngine
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 APIS = {
@@ -234,7 +236,7 @@ class Gateway(AnswerService):
         try:
             key = self._keys.require(request)
             key.usage.take_request()
-            call = with_deadline(self._admit(request, api), request)
+            call = _with_deadline(self._admit(request, api), request)
             key.require_model(call.model)
             if key.usage.limits_tokens:
                 held = await self._reserve(key, call, request)
@@ -396,3 +398,18 @@ def count_captures(
     if traces is not None:
         counts |= {"traced_calls": traces.calls, "traced_rejected": traces.rejected}
     return counts
+
+
+def _with_deadline(call: ChatCall, request: Request) -> ChatCall:
+    """The call with the deadline that the client's header sets, if it has one. Raises ApiError."""
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return call
+    try:
+        milliseconds = float(given)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds < math.inf:
+        message = f"the header {TIMEOUT_HEADER} must be a positive number of milliseconds"
+        raise ApiError(400, message, param=TIMEOUT_HEADER)
+    return replace(call, deadline=time.monotonic() + milliseconds / 1000)

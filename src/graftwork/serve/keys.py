@@ -16,9 +16,9 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
+from graftwork.http.messages import ApiError, Request
 from graftwork.records.base import Record
 from graftwork.serve.budgets import KeyBudget, KeyUsage
-from graftwork.serve.http_messages import ApiError, Request
 from graftwork.serve.metrics import render_counts
 
 log = logging.getLogger(__name__)

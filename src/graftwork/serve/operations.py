@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from graftwork.http.server import Server
 from graftwork.records.errors import UserMistake
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http_server import Server
 from graftwork.serve.key_usage import UsageFile
 from graftwork.serve.keys import KeyRing, LoadKeys, follow_keys, is_usable
 from graftwork.serve.request_log import AccessLog, log_as_json

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from graftwork.serve.budgets import KeyUsage, estimate_tokens
+from graftwork.engines.protocol import estimate_tokens
+from graftwork.http.messages import ApiError, Request, Response, json_response
+from graftwork.serve.budgets import KeyUsage
 from graftwork.serve.captures import CaptureWriter, ServedExchange
-from graftwork.serve.http_messages import ApiError, Request, Response, json_response
 from graftwork.text.shape import has_too_many_values
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"

@@ -6,9 +6,9 @@ In: the stream of an engine. Out: the same stream, from its first piece on, and 
 import asyncio
 from contextlib import suppress
 
-from graftwork.serve.api.call import PieceData
-from graftwork.serve.engine_protocol import ReplyStream
-from graftwork.serve.http_messages import ApiError
+from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import ApiError
+from graftwork.serve.serving_engine import ReplyStream
 
 
 class PrefixReader:

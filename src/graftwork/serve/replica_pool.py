@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import ApiError
 from graftwork.records.errors import GraftError, WorkerFailed
-from graftwork.serve.api.call import ChatCall, PieceData
-from graftwork.serve.engine_protocol import (
+from graftwork.serve.api.call import ChatCall
+from graftwork.serve.serving_engine import (
     CircuitState,
     EngineState,
     EngineStatus,
@@ -23,7 +25,6 @@ from graftwork.serve.engine_protocol import (
     ReplyStream,
     ServingEngine,
 )
-from graftwork.serve.http_messages import ApiError
 from graftwork.serve.settings import FailoverSettings
 
 log = logging.getLogger(__name__)

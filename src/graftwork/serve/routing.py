@@ -15,12 +15,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from graftwork.engines.protocol import BASE
+from graftwork.http.messages import ApiError
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import Busy, GraftError
 from graftwork.records.interaction import Arm
-from graftwork.serve.engine_protocol import BASE, ServingEngine
 from graftwork.serve.family import Family
-from graftwork.serve.http_messages import ApiError
+from graftwork.serve.serving_engine import ServingEngine
 from graftwork.serve.settings import SplitSettings
 
 log = logging.getLogger(__name__)

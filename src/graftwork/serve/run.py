@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from graftwork.engines.protocol import EngineJob
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
 from graftwork.records.units import MIB
 from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
-from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
 from graftwork.serve.escalation import AnswerChecks, CheckThreads, Escalator, ThreadedCheck
 from graftwork.serve.fallbacks import Fallbacks

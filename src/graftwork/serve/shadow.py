@@ -13,11 +13,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import ApiError
 from graftwork.records.interaction import INTERRUPTED
-from graftwork.serve.api.call import ChatCall, PieceData
+from graftwork.serve.api.call import ChatCall
 from graftwork.serve.captures import CaptureWriter, ServedExchange
 from graftwork.serve.fallbacks import FallbackTarget
-from graftwork.serve.http_messages import ApiError
 from graftwork.serve.settings import ShadowSettings
 
 log = logging.getLogger(__name__)

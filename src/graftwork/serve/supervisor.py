@@ -3,28 +3,35 @@
 The first start must succeed. After that a crash is an event: the engine is started again, each time a little
 later. An engine that lives but does not answer is frozen: it gets no more requests, and is killed and
 restarted if it stays frozen; so is one that does not answer in time after its start. It ends with this
-process, because it ends when its standard input does.
+process, because it ends when its standard input does. Where workers are forked with their imports done, as in
+`graft run`, the engine is too: importing torch and transformers takes longer than loading a small model.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
+import select
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import orjson
 
-from graftwork.files.disk import write_atomic
-from graftwork.process.worker import ERROR_FILE
+from graftwork.engines.protocol import ENGINE_MODULES, EngineJob, LoadAdapter, PieceData, read_failure
+from graftwork.files.disk import append_to, write_atomic
+from graftwork.http.client import Client, ClientReply
+from graftwork.http.messages import ApiError
+from graftwork.process.preload import SHARED, PreloadedWorker, PreloadedWorkers
+from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
-from graftwork.serve.api.call import ChatCall, PieceData
-from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter, read_failure
-from graftwork.serve.engine_start import EngineProcess, start_engine
-from graftwork.serve.http_client import Client, ClientReply
-from graftwork.serve.http_messages import ApiError
+from graftwork.serve.api.call import ChatCall
 from graftwork.serve.routing import RETRY
+from graftwork.serve.serving_engine import EngineState, EngineStatus
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +46,125 @@ _LOAD_SECONDS = 300.0
 _REPORTED_AS: dict[str, type[GraftError]] = {
     k.__name__: k for k in (Busy, Damaged, EnvironmentLacks, UserMistake)
 }
+
+
+class EngineProcess(Protocol):
+    """What a process of asyncio and a forked engine have in common."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+async def start_engine(
+    module: str, job_file: Path, *, log: Path, workers: PreloadedWorkers = SHARED
+) -> EngineProcess:
+    """Fork it from the process of `workers` where that runs; else start a new interpreter."""
+    environment = {**WORKER_ENVIRONMENT, **os.environ}
+    loop = asyncio.get_running_loop()
+    # In a thread: the process with the imports may still be busy with them.
+    forking = loop.run_in_executor(None, _fork, workers, module, job_file, log, environment)
+    try:
+        forked = await asyncio.shield(forking)
+    except asyncio.CancelledError:
+        forking.add_done_callback(_abandon)
+        raise
+    if forked is not None:
+        return forked
+    with append_to(log) as output:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            str(job_file),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,  # Ctrl-C goes to us: we drain first, then end the engine
+        )
+
+
+def _fork(
+    workers: PreloadedWorkers, module: str, job_file: Path, log: Path, environment: dict[str, str]
+) -> "ForkedEngine | None":
+    """None where it has to be started as a new interpreter."""
+    theirs, ours = os.pipe()
+    try:
+        with append_to(log) as output:
+            arguments = [str(job_file)]
+            worker = workers.start(module, arguments, environment=environment, log=output, stdin=theirs)
+    finally:
+        os.close(theirs)
+    if worker is None:
+        os.close(ours)
+        return None
+    return ForkedEngine(worker, ours)
+
+
+def _abandon(forking: "asyncio.Future[ForkedEngine | None]") -> None:
+    """Nobody waits for it any more."""
+    forked = None if forking.cancelled() or forking.exception() else forking.result()
+    if forked is not None:
+        forked.terminate()
+
+
+class ForkedEngine:
+    """An EngineProcess over a forked worker, which ends when `stdin`, our end of its pipe, is closed."""
+
+    def __init__(self, worker: PreloadedWorker, stdin: int) -> None:
+        self._worker, self._stdin = worker, stdin
+        self._code: int | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    @property
+    def returncode(self) -> int | None:
+        if self._code is None and select.select([self._worker], [], [], 0.0)[0]:
+            self._end()
+        return self._code
+
+    async def wait(self) -> int:
+        """The exit code; negative for a signal. Any number of tasks may wait."""
+        if self.returncode is None:
+            if self._ended is None:
+                loop = asyncio.get_running_loop()
+                self._ended = loop.create_future()
+                loop.add_reader(self._worker.fileno(), self._end)
+            await asyncio.shield(self._ended)
+        assert self._code is not None
+        return self._code
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def _end(self) -> None:
+        """The exit code is there."""
+        if self._ended is not None:
+            self._ended.get_loop().remove_reader(self._worker.fileno())
+        self._code = self._worker.wait()
+        os.close(self._stdin)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
 
 
 class ProbeTimes(NamedTuple):
@@ -74,22 +200,22 @@ class JsonLineStream:
 
     def __init__(self, reply: ClientReply) -> None:
         self._reply = reply
-        self._rest = b""
         self._failure: ApiError | None = None
 
     async def next_pieces(self) -> list[PieceData] | None:
-        while self._failure is None and (chunk := await self._reply.next_chunk()) is not None:
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            if lines:
-                pieces = [orjson.loads(line) for line in lines]
-                self._failure = read_failure(pieces[-1])
-                if self._failure is None:
-                    return pieces
-                if len(pieces) > 1:
-                    return pieces[:-1]
-        if self._failure is not None:
-            raise self._failure
-        return None
+        if self._failure is None:
+            lines: list[bytes] | None = []
+            while not lines:
+                lines = await self._reply.next_lines()
+                if lines is None:
+                    return None
+            pieces = [orjson.loads(line) for line in lines]
+            self._failure = read_failure(pieces[-1])
+            if self._failure is None:
+                return pieces
+            if len(pieces) > 1:
+                return pieces[:-1]
+        raise self._failure
 
     def close(self) -> None:
         self._reply.close()
@@ -102,7 +228,7 @@ class EngineSupervisor:
         self,
         job: EngineJob,
         *,
-        module: str = "graftwork.serve.embedded_engine",
+        module: str = ENGINE_MODULES["embedded"],
         first_pause: float = 0.25,
         longest_pause: float = 30.0,
         probe: ProbeTimes = ProbeTimes(),  # noqa: B008

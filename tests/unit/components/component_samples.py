@@ -3,7 +3,7 @@
 from graftwork.components.spec.cases import CallCase, ComponentCases, PropertyCase
 from graftwork.components.spec.component import Component, ComponentPlan
 from graftwork.components.verify.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict, case_ids
-from graftwork.inference.engine import EngineReply
+from graftwork.engines.interface import EngineReply
 from graftwork.process.sandbox import Limits, Sandbox, available
 from graftwork.records.base import fingerprint
 

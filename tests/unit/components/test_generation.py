@@ -33,8 +33,8 @@ from graftwork.components.generate.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import ComponentCases
 from graftwork.components.verify.verifier import Evidence, SourceFacts, SourceVerdict, Verifier
+from graftwork.engines.interface import EngineUnavailable
 from graftwork.files.disk import Journal, write_atomic
-from graftwork.inference.engine import EngineUnavailable
 from graftwork.records.errors import Damaged, EnvironmentLacks, StoppedInOrder, UserMistake
 
 QUICK = GenerateSettings(samples=2, rounds=1, hacks=False)

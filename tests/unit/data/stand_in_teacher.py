@@ -9,8 +9,8 @@ from collections import Counter
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from graftwork.inference.endpoint import TryAgain
-from graftwork.inference.engine import EngineReply
+from graftwork.engines.endpoint import TryAgain
+from graftwork.engines.interface import EngineReply
 
 TEXT = (
     "amber basin cedar delta ember fjord grove harbor inlet juniper kelp lagoon meadow north orchard pebble "

@@ -1,6 +1,6 @@
 """An inference engine without a model: a prompt is its bytes, an answer what a function makes of it."""
 
-from graftwork.inference.engine import EngineFacts, EngineReply, RenderedPrompt, Timing
+from graftwork.engines.interface import EngineFacts, EngineReply, RenderedPrompt, Timing
 
 
 class StandInEngine:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.engines.endpoint import EndpointEngine, TryAgain
+from graftwork.engines.interface import DecodingSettings
 from graftwork.evaluate.ask import endpoint
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.ask.endpoint import ask_endpoint
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate
 from graftwork.evaluate.cases import write_cases
-from graftwork.inference.endpoint import EndpointEngine, TryAgain
-from graftwork.inference.engine import DecodingSettings
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob, Generation

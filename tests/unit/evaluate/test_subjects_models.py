@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.engines.embedded import EmbeddedEngine
+from graftwork.engines.interface import DecodingSettings
+from graftwork.engines.selection import settle, source_of
 from graftwork.evaluate.ask import worker as ask_worker
 from graftwork.evaluate.ask.answers import CaseBatch, read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate, share_out
 from graftwork.evaluate.cases import write_cases
-from graftwork.inference.embedded import EmbeddedEngine
-from graftwork.inference.engine import DecodingSettings
-from graftwork.inference.selection import settle, source_of
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, EvalJob, Generation
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
+from graftwork.engines.endpoint import LONGEST_REASON, EndpointEngine, TryAgain
+from graftwork.engines.interface import DecodingSettings
 from graftwork.evaluate.judge.judge import JudgeClient, JudgeUnavailable
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.inference.endpoint import LONGEST_REASON, EndpointEngine, TryAgain
-from graftwork.inference.engine import DecodingSettings
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint

@@ -62,7 +62,7 @@ def test_asked_again_the_answers_of_this_engine_are_forgotten_in_every_precision
     lineup = Lineup(make_subject(tmp_path, "base"), with_adapter(tmp_path, "adapter"))
     kept = KeptAnswers(tmp_path / "answers")
     settled = [s.job.model_copy(update={"precision": "bfloat16"}) for s in with_one_engine(lineup).all]
-    other = settled[0].model_copy(update={"engine": "graftwork"})
+    other = settled[0].model_copy(update={"engine": "echo"})
     for job in (*settled, other):
         kept.put(answer_key(job, case), answer)
     forget_subjects(lineup, [case])

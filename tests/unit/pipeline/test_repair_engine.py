@@ -10,9 +10,9 @@ import yaml
 
 from graftwork.api.project import open_project
 from graftwork.data.settings import RepairSettings
-from graftwork.inference import engine_child
-from graftwork.inference.engine import DecodingSettings, EngineSource
-from graftwork.inference.engine_child import EngineChild
+from graftwork.engines import child
+from graftwork.engines.child import EngineChild
+from graftwork.engines.interface import DecodingSettings, EngineSource
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.interaction import Message
 
@@ -31,11 +31,11 @@ def make_engine(tmp_path, monkeypatch):
             return process
 
         class ShownSubprocess:
-            PIPE = engine_child.subprocess.PIPE
+            PIPE = child.subprocess.PIPE
             Popen = staticmethod(start)
 
-        real = engine_child.subprocess
-        monkeypatch.setattr(engine_child, "subprocess", ShownSubprocess)
+        real = child.subprocess
+        monkeypatch.setattr(child, "subprocess", ShownSubprocess)
         source = EngineSource(base_folder=tmp_path, device="cpu", precision="q8_0", fingerprint="x")
         return EngineChild("silent", source, folder=tmp_path / "engine")
 

@@ -19,6 +19,7 @@ from registry_samples import (
     write_adapter,
 )
 
+from graftwork.http.messages import ApiError
 from graftwork.model.base import BaseFolder
 from graftwork.pipeline import serving
 from graftwork.pipeline.open_project import use_project
@@ -27,7 +28,6 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.registry import locks
-from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import FIRST_PAUSE, LONGEST_PAUSE, AliasWatcher
 from graftwork.serve.settings import ServeSettings
 

@@ -8,11 +8,11 @@ import pytest
 from openai import AsyncOpenAI
 from serve_harness import DEADLINE, open_house
 
-from graftwork.serve.embedded_engine import EmbeddedBackend
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.llamacpp_engine import LlamaCppBackend
+from graftwork.engines.embedded_process import EmbeddedBackend
+from graftwork.engines.llamacpp_process import LlamaCppBackend
+from graftwork.engines.protocol import EngineJob
+from graftwork.engines.settings import EngineSettings
 from graftwork.serve.routing import Routes
-from graftwork.serve.settings import EngineSettings
 
 
 @asynccontextmanager

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from stub_engine import StubEngine
 
+from graftwork.engines.process import PromptReleases, make_handler
+from graftwork.http.server import Server
 from graftwork.serve.captures import CaptureLimits, CaptureWriter
-from graftwork.serve.engine_handler import make_handler
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http_server import Server
 from graftwork.serve.keys import KeyRing
-from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.supervisor import EngineClient

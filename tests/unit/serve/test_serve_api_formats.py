@@ -14,10 +14,10 @@ from serve_harness import DEADLINE, RELEASE, ListSink, open_house
 from test_serve_api_options import SCHEMA
 from tool_template import ASK, FIND, PLACE, TOOLS
 
+from graftwork.engines.protocol import GenerateRequest
+from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import AnswerHead, ChatLimits, TokenUsage
-from graftwork.serve.engine_protocol import GenerateRequest
 from graftwork.serve.gateway import APIS
-from graftwork.serve.http_messages import ApiError
 
 LIMITS = ChatLimits()
 FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]

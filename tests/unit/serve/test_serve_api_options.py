@@ -9,7 +9,7 @@ from serve_engines import embedded, llamacpp, serve_with
 from serve_harness import ListSink
 from tool_template import ASK, PLACE, TOOLS
 
-from graftwork.serve.embedded_engine import EmbeddedBackend
+from graftwork.engines.embedded_process import EmbeddedBackend
 
 SCHEMA = {
     "type": "object",

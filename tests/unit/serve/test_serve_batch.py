@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serve_harness import DEADLINE
 
+from graftwork.engines.embedded_process import RequestLoop, SubmittedRequest, Ticket
+from graftwork.engines.protocol import ReplyPiece
+from graftwork.engines.replies import TextStream
+from graftwork.http.messages import ApiError
 from graftwork.model.generate.requests import GenerationRequest
 from graftwork.model.generate.sampling import Sampling
-from graftwork.serve.engine_protocol import ReplyPiece
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.replies import TextStream
-from graftwork.serve.request_loop import RequestLoop, SubmittedRequest, Ticket
 
 
 class CountingDecoder:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from serve_harness import DEADLINE, ListSink, open_house
 
+from graftwork.http.client import Client
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink
@@ -27,7 +28,6 @@ from graftwork.serve.capture_journal import (
     read_totals,
 )
 from graftwork.serve.captures import CaptureLimits, CaptureWriter, ServedExchange, make_capture
-from graftwork.serve.http_client import Client
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 JSON = (("content-type", "application/json"),)

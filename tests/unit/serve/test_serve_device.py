@@ -2,9 +2,9 @@
 
 import pytest
 
-from graftwork.inference.embedded import choose_device
+from graftwork.engines.embedded import choose_device
+from graftwork.engines.settings import EngineSettings
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.serve.settings import EngineSettings
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_the_settings_name_the_device_of_the_embedded_engine():
 def test_on_a_machine_with_a_gpu_the_served_model_is_on_it_in_sixteen_bits(tiny_base):
     import torch
 
-    from graftwork.serve.embedded_engine import EmbeddedBackend
-    from graftwork.serve.engine_protocol import EngineJob
+    from graftwork.engines.embedded_process import EmbeddedBackend
+    from graftwork.engines.protocol import EngineJob
 
     backend = EmbeddedBackend(EngineJob(folder=str(tiny_base), base_folder=str(tiny_base)))
     weight = next(backend._engine._model.parameters())

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from graftwork.serve.engine_process import AdapterSet, RequestRoom
-from graftwork.serve.http_messages import ApiError
+from graftwork.engines.process import AdapterSet, RequestRoom
+from graftwork.http.messages import ApiError
 
 
 def test_an_adapter_in_use_or_behind_an_alias_is_never_unloaded():

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.engines.protocol import EngineJob
 from graftwork.process import preload
 from graftwork.process.preload import PreloadedWorkers
 from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.errors import WorkerFailed
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.engine_start import ForkedEngine, start_engine
-from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
+from graftwork.serve.supervisor import EngineSupervisor, ForkedEngine, ProbeTimes, start_engine
 
 ENGINE = """
 import os, sys

@@ -14,8 +14,8 @@ from stub_engine import StubEngine
 from tool_template import ASK, TOOLS
 
 from graftwork.data.ingest.log_formats import read_captured
+from graftwork.engines.protocol import ReplyPiece
 from graftwork.records.interaction import Origin
-from graftwork.serve.engine_protocol import ReplyPiece
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family

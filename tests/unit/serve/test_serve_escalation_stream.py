@@ -10,10 +10,10 @@ from openai import AsyncOpenAI
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house
 from stub_engine import StubEngine
 
-from graftwork.serve.engine_protocol import ReplyPiece
+from graftwork.engines.protocol import ReplyPiece
+from graftwork.http.client import Client
 from graftwork.serve.escalation import Escalator, PrefixVerdict
 from graftwork.serve.fallbacks import Fallbacks
-from graftwork.serve.http_client import Client
 from graftwork.serve.settings import EscalateSettings, ServeSettings
 
 GOOD, BAD, LATE = "fine", "wrong", "turns"

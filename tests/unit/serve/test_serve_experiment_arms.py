@@ -11,9 +11,9 @@ from openai import AsyncOpenAI
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 from stub_engine import StubEngine
 
+from graftwork.http.messages import ApiError
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
-from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import EscalateSettings, ServeSettings, ShadowSettings, SplitSettings
 from graftwork.serve.shadow import Shadow

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from graftwork.engines.settings import EngineSettings
+from graftwork.http.messages import ApiError
 from graftwork.serve.fallbacks import find_chain
-from graftwork.serve.http_messages import ApiError
 from graftwork.serve.replica_pool import (
     CircuitBreaker,
     NoReplica,
@@ -15,7 +16,7 @@ from graftwork.serve.replica_pool import (
     failure_code,
     is_replica_fault,
 )
-from graftwork.serve.settings import EngineSettings, FailoverSettings
+from graftwork.serve.settings import FailoverSettings
 
 
 class Clock:

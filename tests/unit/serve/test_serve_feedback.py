@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from serve_harness import DEADLINE, BrokenSink, ListSink, open_house
 
+from graftwork.http.client import Client
+from graftwork.http.messages import ApiError
 from graftwork.serve.feedback import parse_feedback
-from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import ApiError
 
 HELLO = [{"role": "user", "content": "hello there friend"}]
 JSON = (("content-type", "application/json"),)

@@ -8,11 +8,11 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
 from serve_harness import DEADLINE, OTHER, RELEASE, BrokenSink, ListSink, open_house, raw
 
+from graftwork.http.client import Client
+from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.choices import stream_choices
-from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import ServeSettings
 

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from serve_harness import DEADLINE, raw
 
-from graftwork.serve.http_client import Client, Link
-from graftwork.serve.http_messages import ApiError, Request, Response, StreamResponse
-from graftwork.serve.http_server import HttpLimits, Server
+from graftwork.http.client import Client, Link
+from graftwork.http.messages import ApiError, Request, Response, StreamResponse
+from graftwork.http.server import HttpLimits, Server
 
 
 async def echo(request: Request):

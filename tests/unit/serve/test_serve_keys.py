@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, RateLimitError
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
 
+from graftwork.http.client import Client
+from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.embeddings import parse_embeddings
 from graftwork.serve.budgets import KeyBudget, KeyUsage
-from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import ApiError
 from graftwork.serve.key_usage import USAGE_FILE, UsageFile, _Usage
 from graftwork.serve.keys import SCOPES, ApiKey, KeyRing, digest_secret, follow_keys, make_secret
 from graftwork.serve.settings import ServeSettings

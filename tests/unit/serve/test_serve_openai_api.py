@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.engines.protocol import GenerateRequest
+from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import AnswerHead, ChatLimits, TokenUsage
 from graftwork.serve.api.chat import ChunkEncoder, encode_completion, parse_chat
-from graftwork.serve.engine_protocol import GenerateRequest
-from graftwork.serve.http_messages import ApiError
 
 LIMITS = ChatLimits()
 ASK = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
@@ -140,9 +140,9 @@ def test_any_text_survives_the_answer_and_the_stream(text):
 
 def test_the_gateway_loads_no_torch_and_the_settings_no_parser():
     code = (
-        "import sys, graftwork.serve.settings, graftwork.serve.engine_protocol, graftwork.serve.routing;"
+        "import sys, graftwork.serve.settings, graftwork.engines.protocol, graftwork.serve.routing;"
         "assert 'httptools' not in sys.modules;"
-        "import graftwork.serve.run, graftwork.serve.embedded_engine;"
+        "import graftwork.serve.run, graftwork.engines.embedded_process;"
         "assert not {'torch', 'transformers', 'numpy', 'sqlalchemy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

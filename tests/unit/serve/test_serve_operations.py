@@ -19,13 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house, raw
 
 from free_ports import free_port
+from graftwork.engines.protocol import EngineJob
+from graftwork.http.client import Client
+from graftwork.http.messages import Response
+from graftwork.http.server import Server
 from graftwork.pipeline.status import ask_endpoint
 from graftwork.records.errors import UserMistake
 from graftwork.serve.capture_journal import read_totals
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import Response
-from graftwork.serve.http_server import Server
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.operations import Operations, list_listeners, open_keys, open_tls
 from graftwork.serve.request_log import AccessLog, BackgroundBatches, log_as_json

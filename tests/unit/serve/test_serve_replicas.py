@@ -11,20 +11,19 @@ import pytest
 from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine, ListSink
 from stub_engine import StubEngine
 
+from graftwork.engines.process import PromptReleases, make_handler
+from graftwork.engines.protocol import EngineJob
+from graftwork.http.client import Client
+from graftwork.http.messages import ApiError
+from graftwork.http.server import Server
 from graftwork.records.errors import WorkerFailed
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.captures import CaptureWriter
-from graftwork.serve.engine_handler import make_handler
-from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.http_server import Server
-from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.replica_pool import Replica, ReplicaPool
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import FailoverSettings, FamilySettings, ServeSettings, SplitSettings

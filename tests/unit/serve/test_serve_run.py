@@ -15,10 +15,10 @@ import pytest
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink
 
 from free_ports import free_port
+from graftwork.engines.protocol import EngineJob
+from graftwork.http.client import Client
 from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.records.errors import Busy, UserMistake, WorkerFailed
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import Client
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.run import run as run_loop
 from graftwork.serve.settings import ServeSettings
@@ -254,7 +254,7 @@ def test_other_machines_are_served_only_with_a_key(run, tmp_path, monkeypatch):
 SERVE = """
 import sys
 from pathlib import Path
-from graftwork.serve.engine_protocol import EngineJob
+from graftwork.engines.protocol import EngineJob
 from graftwork.serve.run import ServedProject, run, serve
 from graftwork.serve.settings import ServeSettings
 job = EngineJob(folder=sys.argv[1], base_folder="none", adapters={"r1r1r1r1": "none"})

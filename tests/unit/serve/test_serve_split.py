@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from scipy import stats
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
-from graftwork.serve.http_client import Client
+from graftwork.http.client import Client
 from graftwork.serve.routing import (
     AliasWatcher,
     Experiment,

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 from serve_harness import DEADLINE, RELEASE
 
+from graftwork.engines.protocol import EngineJob
+from graftwork.http.client import Client
 from graftwork.process.worker import lock_holder
 from graftwork.records.errors import UserMistake
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import Client
 from graftwork.serve.reload import plan_reload
 from graftwork.serve.reloader import SettingsReloader, reload_endpoint
 from graftwork.serve.run import ServedProject, serve

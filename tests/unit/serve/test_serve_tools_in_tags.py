@@ -10,11 +10,11 @@ from tool_template import FIND, PLACE, TOOLS
 
 from graftwork.data.ingest.formats import to_interactions
 from graftwork.data.settings import DataSettings
+from graftwork.engines.embedded_process import EmbeddedBackend
+from graftwork.engines.protocol import GenerateRequest
+from graftwork.engines.replies import ReplyText
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.records.interaction import Origin
-from graftwork.serve.embedded_engine import EmbeddedBackend
-from graftwork.serve.engine_protocol import GenerateRequest
-from graftwork.serve.replies import ReplyText
 
 STRICT = {"type": "function", "function": {"strict": True, **TOOLS[0]["function"]}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"place":"Zürich"}'}}

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
+from graftwork.engines.protocol import GenerateRequest
+from graftwork.engines.upstream import count_prompt
+from graftwork.engines.upstream_dialects import DIALECTS
+from graftwork.engines.upstream_replies import UpstreamReply
+from graftwork.http.client import ClientReply
+from graftwork.http.messages import ApiError
 from graftwork.records.interaction import Message
-from graftwork.serve.engine_protocol import GenerateRequest
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.upstream_dialects import DIALECTS
-from graftwork.serve.upstream_engine import count_prompt
-from graftwork.serve.upstream_replies import UpstreamReply
 
 
 class PlainFlow:
@@ -29,9 +30,10 @@ class PlainFlow:
         return unsent, ()
 
 
-class Body:
+class Body(ClientReply):
     def __init__(self, data):
         self._chunks = [data]
+        self.rest = b""
 
     async def next_chunk(self):
         return self._chunks.pop() if self._chunks else None
@@ -104,11 +106,11 @@ def test_an_endpoint_is_asked_for_log_probabilities_that_a_check_needs():
     assert DIALECTS["endpoint"].encode(asked, model="m", prompt=None)["logprobs"] is True
 
 
-class EndlessBody:
+class EndlessBody(ClientReply):
     """An answer that never ends."""
 
     def __init__(self, piece):
-        self._piece = piece
+        self._piece, self.rest = piece, b""
         self.taken = 0
 
     async def next_chunk(self):

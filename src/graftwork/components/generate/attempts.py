@@ -20,10 +20,7 @@ from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import Language, Stage
 from graftwork.components.spec.component import Component
 from graftwork.components.verify.verifier import Evidence, SourceVerdict, SourceVerifier, Submission
-from graftwork.files.config_text import read_config_text
-from graftwork.files.disk import Journal, file_digest
-from graftwork.grading.code import extract_code
-from graftwork.inference.engine import (
+from graftwork.engines.interface import (
     DecodingSettings,
     EngineFacts,
     EngineReply,
@@ -32,6 +29,9 @@ from graftwork.inference.engine import (
     OnToken,
     RenderedPrompt,
 )
+from graftwork.files.config_text import read_config_text
+from graftwork.files.disk import Journal, file_digest
+from graftwork.grading.code import extract_code
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import Damaged, EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 
 from graftwork.data.audit.row_checks import CHARACTERS_PER_TOKEN
 from graftwork.data.settings import TeacherSettings
+from graftwork.engines.endpoint import EndpointEngine, EndpointPolicy, EndpointRole, TryAgain
+from graftwork.engines.interface import DecodingSettings, EngineReply
 from graftwork.files.disk import Journal
-from graftwork.inference.endpoint import EndpointEngine, EndpointPolicy, EndpointRole, TryAgain
-from graftwork.inference.engine import DecodingSettings, EngineReply
 from graftwork.process.http_client import FIRST_PAUSE, Retries
 from graftwork.records.base import fingerprint
 from graftwork.records.correction import TeacherSpending

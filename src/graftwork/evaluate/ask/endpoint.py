@@ -12,14 +12,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
-from graftwork.evaluate.ask.runner import Progress, stopped
-from graftwork.evaluate.cases import asked_messages, cases_to_time
-from graftwork.inference.endpoint import (
+from graftwork.engines.endpoint import (
     EndpointEngine,
     EndpointPolicy,
 )
-from graftwork.inference.engine import DecodingSettings, EngineReply, EngineUnavailable
+from graftwork.engines.interface import DecodingSettings, EngineReply, EngineUnavailable
+from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
+from graftwork.evaluate.ask.runner import Progress, stopped
+from graftwork.evaluate.cases import asked_messages, cases_to_time
 from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Answer, Case, EvalJob

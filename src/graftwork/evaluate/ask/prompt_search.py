@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graftwork.engines.endpoint import EndpointEngine
+from graftwork.engines.interface import DecodingSettings, InferenceEngine, MeasuringEngine
+from graftwork.engines.selection import open_engine, settle, source_of
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.settings import EvaluateSettings, choose_success
 from graftwork.evaluate.subjects import parse_subject
 from graftwork.files.disk import write_atomic
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
-from graftwork.inference.endpoint import EndpointEngine
-from graftwork.inference.engine import DecodingSettings, InferenceEngine, MeasuringEngine
-from graftwork.inference.selection import open_engine, settle, source_of
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.base import Record

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from graftwork.engines.interface import DecodingSettings, MeasuringEngine, RenderedPrompt, Timing
+from graftwork.engines.selection import ADAPTER
 from graftwork.evaluate.ask.answers import (
     AnswerBook,
     CaseBatch,
@@ -17,8 +19,6 @@ from graftwork.evaluate.ask.answers import (
     repeats_of,
 )
 from graftwork.evaluate.cases import asked_messages, cases_to_time
-from graftwork.inference.engine import DecodingSettings, MeasuringEngine, RenderedPrompt, Timing
-from graftwork.inference.selection import ADAPTER
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import StoppedInOrder
 from graftwork.records.interaction import Message

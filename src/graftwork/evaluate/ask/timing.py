@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from graftwork.engines.embedded import EmbeddedEngine
+from graftwork.engines.interface import DecodingSettings, RenderedPrompt, Timing
+from graftwork.engines.selection import settle, source_of
 from graftwork.evaluate.ask.runner import stopped, time_in_turn
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate_with
 from graftwork.evaluate.cases import asked_messages, cases_to_time, read_cases
 from graftwork.files.disk import write_atomic
-from graftwork.inference.embedded import EmbeddedEngine
-from graftwork.inference.engine import DecodingSettings, RenderedPrompt, Timing
-from graftwork.inference.selection import settle, source_of
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import fingerprint

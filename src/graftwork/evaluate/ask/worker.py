@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from graftwork.engines.embedded import EmbeddedEngine
+from graftwork.engines.interface import MeasuringEngine
+from graftwork.engines.selection import ADAPTER, answered_by, open_engine, settle, source_of
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook, CaseBatch
 from graftwork.evaluate.ask.cluster_shards import ask_on_cluster, find_runner
 from graftwork.evaluate.ask.runner import CaseRunner, Progress, stopped, summarise
 from graftwork.evaluate.cases import asked_messages, read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic
-from graftwork.inference.embedded import EmbeddedEngine
-from graftwork.inference.engine import MeasuringEngine
-from graftwork.inference.selection import ADAPTER, answered_by, open_engine, settle, source_of
 from graftwork.process.heartbeat import Heart, read_beat
 from graftwork.process.worker import (
     ERROR_FILE,

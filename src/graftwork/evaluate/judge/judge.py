@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
+from graftwork.engines.endpoint import JUDGE, EndpointEngine, EndpointPolicy
+from graftwork.engines.interface import DecodingSettings, EngineUnavailable, RenderedPrompt
 from graftwork.evaluate.judge.tally import Choice, PairVerdict, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.files.disk import Journal
 from graftwork.grading.answers import parse_object
 from graftwork.grading.interface import CannotGrade
-from graftwork.inference.endpoint import JUDGE, EndpointEngine, EndpointPolicy
-from graftwork.inference.engine import DecodingSettings, EngineUnavailable, RenderedPrompt
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, Endpoint, JudgeTally

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graftwork.engines.settings import EngineSettings
 from graftwork.model.base import note_on_weights
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import find_judged_report
@@ -28,7 +29,7 @@ from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import find_licence, publish
 from graftwork.registry.signatures import load_secret_key
 from graftwork.registry.store import ReleaseStore
-from graftwork.serve.settings import EngineSettings, FailoverSettings
+from graftwork.serve.settings import FailoverSettings
 from graftwork.text.redact import publishable
 
 

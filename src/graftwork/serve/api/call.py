@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
+from graftwork.engines.protocol import CallData, PieceData, estimate_tokens
+from graftwork.http.messages import ApiError
 from graftwork.records.interaction import Message
-from graftwork.serve.budgets import estimate_tokens
-from graftwork.serve.http_messages import ApiError
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, add_tools, write_calls
 
 MOST_CHOICES = 16
@@ -148,55 +148,6 @@ class ChatCall:
 def _wrap(seed: int) -> int:
     """Keep a seed within 64 bits."""
     return (seed + 2**63) % 2**64 - 2**63
-
-
-class CallData(TypedDict):
-    """A tool call. `arguments` is JSON."""
-
-    name: str
-    arguments: str
-
-
-class CallDelta(TypedDict):
-    """What is new of a call. `name` comes with its first part."""
-
-    index: int
-    name: NotRequired[str]
-    arguments: str
-
-
-class AlternativeData(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class LogprobData(AlternativeData):
-    """A token of the reply with its log-probability and the likeliest tokens in its place."""
-
-    top_logprobs: list[AlternativeData]
-
-
-class PieceData(TypedDict):
-    """A piece of a reply as parsed JSON. The last one has a finish reason and the token counts."""
-
-    text: str
-    finish_reason: NotRequired[str | None]
-    prompt_tokens: NotRequired[int]
-    reply_tokens: NotRequired[int]
-    tool_calls: NotRequired[list[CallData]]
-    call_deltas: NotRequired[list[CallDelta]]
-    """What is new of calls; formats without parts of calls take `tool_calls` of the last piece."""
-    logprobs: NotRequired[list[LogprobData]]
-    stop: NotRequired[str | None]
-    """The stop string that ended the reply."""
-    queue_ms: NotRequired[float]
-    """How long the request waited in the engine."""
-    embeddings: NotRequired[list[dict[str, Any]]]
-    index: NotRequired[int]
-    """Which of several choices it belongs to."""
-    replica: NotRequired[str]
-    """The replica that answered, where there are several."""
 
 
 def describe_choice(choice: PieceData) -> str:

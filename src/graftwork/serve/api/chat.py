@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import orjson
 
+from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import ApiError, encode_error
 from graftwork.records.interaction import Role
 from graftwork.serve.api.call import (
     MOST_CHOICES,
@@ -17,7 +19,6 @@ from graftwork.serve.api.call import (
     ChatCall,
     ChatLimits,
     GenerationOptions,
-    PieceData,
     StreamEncoder,
     TokenUsage,
 )
@@ -32,7 +33,6 @@ from graftwork.serve.api.fields import (
     wrong,
 )
 from graftwork.serve.api.tools import Turns, call_id, encode_call, parse_tools, require_small
-from graftwork.serve.http_messages import ApiError, encode_error
 
 FIELDS = frozenset(
     {"n", "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "response_format"}

@@ -4,6 +4,8 @@ from typing import Any
 
 import orjson
 
+from graftwork.engines.protocol import LogprobData, PieceData
+from graftwork.http.messages import ApiError, encode_error
 from graftwork.serve.api.call import (
     MOST_CHOICES,
     AnswerHead,
@@ -11,13 +13,10 @@ from graftwork.serve.api.call import (
     ChatCall,
     ChatLimits,
     GenerationOptions,
-    LogprobData,
-    PieceData,
     TokenUsage,
 )
 from graftwork.serve.api.chat import DONE_EVENT, encode_usage, make_call, refuse_unsupported
 from graftwork.serve.api.fields import load_object, take_integer, unsupported, wrong
-from graftwork.serve.http_messages import ApiError, encode_error
 
 _KNOWN = frozenset(
     {

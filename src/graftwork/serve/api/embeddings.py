@@ -4,19 +4,19 @@ from typing import Any
 
 import orjson
 
+from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import encode_error
 from graftwork.serve.api.call import (
     AnswerHead,
     ApiFormat,
     ChatCall,
     ChatLimits,
     GenerationOptions,
-    PieceData,
     StreamEncoder,
     TokenUsage,
 )
 from graftwork.serve.api.chat import refuse_unsupported
 from graftwork.serve.api.fields import load_object, take, take_integer, take_text, wrong
-from graftwork.serve.http_messages import encode_error
 
 MOST_INPUTS = 2048
 _KNOWN = frozenset({"model", "input", "encoding_format", "dimensions", "user"})

@@ -5,7 +5,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from graftwork.serve.http_messages import ApiError
+from graftwork.http.messages import ApiError
 
 T = TypeVar("T")
 

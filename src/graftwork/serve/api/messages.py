@@ -1,18 +1,13 @@
 """Anthropic's messages, translated to chat completions and back, streaming included."""
 
+import json
 from typing import Any
 
 import orjson
 
-from graftwork.serve.api.call import (
-    AnswerHead,
-    ApiFormat,
-    CallData,
-    ChatCall,
-    ChatLimits,
-    PieceData,
-    TokenUsage,
-)
+from graftwork.engines.protocol import CallData, PieceData
+from graftwork.http.messages import ApiError
+from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, ChatLimits, TokenUsage
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.api.fields import (
     load_object,
@@ -24,8 +19,7 @@ from graftwork.serve.api.fields import (
     unsupported,
     wrong,
 )
-from graftwork.serve.api.tools import call_id, dump_arguments
-from graftwork.serve.http_messages import ApiError
+from graftwork.serve.api.tools import call_id
 
 _KNOWN = {
     "model", "messages", "system", "max_tokens", "temperature", "top_p", "stream", "stop_sequences", "tools",
@@ -117,7 +111,10 @@ def _parse_assistant(blocks: list[Any], where: str) -> dict[str, Any]:
         if isinstance(block, dict) and block.get("type") == "tool_use":
             if not isinstance(block.get("input"), dict):
                 raise wrong(f"{where}[{place}].input", "must be an object")
-            function = {"name": block.get("name"), "arguments": dump_arguments(block["input"])}
+            function = {
+                "name": block.get("name"),
+                "arguments": json.dumps(block["input"], ensure_ascii=False),
+            }
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif calls:
             raise unsupported(f"{where}[{place}]", "is not supported: text must come before tool_use blocks")

@@ -7,11 +7,12 @@ from typing import Any
 
 import orjson
 
-from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, ChatLimits, PieceData, TokenUsage
+from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import ApiError, encode_error
+from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, ChatLimits, TokenUsage
 from graftwork.serve.api.chat import parse_chat_body, refuse_unsupported
 from graftwork.serve.api.fields import load_object, take, take_objects, take_text, unsupported, wrong
 from graftwork.serve.api.tools import call_id
-from graftwork.serve.http_messages import ApiError, encode_error
 
 _KNOWN = frozenset(
     {

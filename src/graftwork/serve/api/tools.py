@@ -4,13 +4,12 @@ In: fields of a request. Out: definitions as chat templates take them, and turns
 form that interactions keep.
 """
 
-import json
 import re
 from typing import Any, NamedTuple
 
 import orjson
 
-from graftwork.serve.api.call import CallData
+from graftwork.engines.protocol import CallData
 from graftwork.serve.api.fields import is_nested_deeper, take, unsupported, wrong
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, define_tool, write_calls
 
@@ -150,7 +149,3 @@ def encode_call(call: CallData, call_id: str) -> dict[str, Any]:
 def call_id(unique: str, choice: int, place: int) -> str:
     """The id of a call, the same in a stream and in a whole answer."""
     return f"call_{unique[:20]}{choice:02d}{place:02d}"
-
-
-def dump_arguments(arguments: Any) -> str:
-    return json.dumps(arguments, ensure_ascii=False)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from graftwork.inference.engine import (
+from graftwork.engines.interface import (
     DecodingSettings,
     EngineFacts,
     EngineReply,

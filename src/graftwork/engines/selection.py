@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from graftwork.inference.embedded import EMBEDDED, REVISION, EmbeddedEngine, precision_on
-from graftwork.inference.engine import EngineSource, MeasuringEngine
-from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngine, engine_version
+from graftwork.engines.embedded import EMBEDDED, REVISION, EmbeddedEngine, precision_on
+from graftwork.engines.interface import EngineSource, MeasuringEngine
+from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngine, engine_version
 from graftwork.process.extensions import load_extension
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import EvalJob
@@ -88,7 +88,7 @@ def _open_extension(name: str, source: EngineSource) -> MeasuringEngine:
     if missing:
         raise EnvironmentLacks(
             f"the engine {name!r} has no {', '.join(missing)}",
-            why="graftwork.inference.engine.MeasuringEngine names what an engine must have",
+            why="graftwork.engines.interface.MeasuringEngine names what an engine must have",
             fix=f"update the package that provides {name!r}",
         )
     engine: MeasuringEngine = opened

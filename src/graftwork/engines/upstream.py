@@ -2,7 +2,7 @@
 
 vLLM and SGLang get tokens of our own template, so they read what training wrote, and adapters under names
 made of their content, since both keep caches by name. They are started here on a loopback port, or found at
-a URL. An endpoint gets the messages and serves `base` only. Run as `python -m graftwork.serve.upstream_engine
+a URL. An endpoint gets the messages and serves `base` only. Run as `python -m graftwork.engines.upstream
 JOB.json`.
 """
 
@@ -16,34 +16,32 @@ from typing import Any
 
 import orjson
 
-from graftwork.model.gguf.cache import adapter_content
-from graftwork.process.worker import run_worker
-from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.units import MIB
-from graftwork.serve.budgets import estimate_tokens
-from graftwork.serve.constrained import require_call_form
-from graftwork.serve.deadline import timeout_headers
-from graftwork.serve.engine_process import (
+from graftwork.engines.constrained import require_call_form
+from graftwork.engines.process import (
     AdapterSet,
     PromptRenderer,
     RequestRoom,
     serve_backend,
 )
-from graftwork.serve.engine_protocol import (
+from graftwork.engines.protocol import (
     BASE,
     EngineJob,
     GenerateRequest,
     LoadAdapter,
     ReplyPiece,
     end_with_parent,
+    estimate_tokens,
 )
-from graftwork.serve.http_client import ClientReply
-from graftwork.serve.http_messages import ApiError, name_failure
-from graftwork.serve.replies import ReplyText
-from graftwork.serve.upstream_client import UpstreamClient, explain_refusal
-from graftwork.serve.upstream_dialects import DIALECTS, Dialect, RequestForm, TokenPrompt, write_format
-from graftwork.serve.upstream_replies import UpstreamReply, read_embeddings
-from graftwork.serve.upstream_server import UpstreamServer
+from graftwork.engines.replies import ReplyText
+from graftwork.engines.upstream_dialects import DIALECTS, Dialect, RequestForm, TokenPrompt, write_format
+from graftwork.engines.upstream_replies import UpstreamReply, explain_refusal, read_embeddings
+from graftwork.engines.upstream_server import UpstreamServer
+from graftwork.http.client import ClientReply, UpstreamClient
+from graftwork.http.messages import TIMEOUT_HEADER, ApiError, name_failure
+from graftwork.model.gguf.cache import adapter_content
+from graftwork.process.worker import run_worker
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.units import MIB
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ class UpstreamBackend:
     """An EngineBackend over a server that speaks HTTP."""
 
     def __init__(self, job: EngineJob, client: UpstreamClient, server: UpstreamServer | None = None) -> None:
-        from graftwork.inference.llamacpp import max_positions
+        from graftwork.engines.llamacpp import max_positions
 
         self._job, self._client, self._server = job, client, server
         self._dialect: Dialect = DIALECTS[job.engine.kind]
@@ -198,7 +196,8 @@ class UpstreamBackend:
     ) -> ClientReply:
         model = self._dialect.name_model(self._base_name, adapter)
         body = self._dialect.encode(request, model=model, prompt=prompt)
-        path, allowed = self._dialect.path(request), timeout_headers(request.timeout_seconds)
+        path, seconds = self._dialect.path(request), request.timeout_seconds
+        allowed = () if seconds is None else ((TIMEOUT_HEADER, f"{max(seconds * 1000, 1):.0f}"),)
         sent = self._form.apply(body)
         reply = await self._client.post(path, sent, headers=allowed)
         if reply.status in (400, 404) and adapter is not None:

@@ -8,6 +8,9 @@ import orjson
 
 JSON_TYPE = ("content-type", "application/json")
 
+TIMEOUT_HEADER = "x-request-timeout-ms"
+"""How long a client waits; passed on to the server behind."""
+
 Headers = tuple[tuple[str, str], ...]
 
 _USUAL_NAMES = (

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from graftwork.inference.engine import (
+from graftwork.engines.interface import (
     DecodingSettings,
     EngineFacts,
     EngineReply,

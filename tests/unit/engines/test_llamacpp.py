@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.inference.embedded import EmbeddedEngine
-from graftwork.inference.engine import DecodingSettings, EngineSource
+from graftwork.engines.embedded import EmbeddedEngine
+from graftwork.engines.interface import DecodingSettings, EngineSource
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 
 pytest.importorskip("xllamacpp")
 
-from graftwork.inference.llamacpp import LlamaCppEngine, LlamaOptions, LlamaServer
+from graftwork.engines.llamacpp import LlamaCppEngine, LlamaOptions, LlamaServer
 from graftwork.model.gguf.cache import adapter_file, base_file
 from graftwork.model.gguf.modelfile import find_turn_texts, write_modelfile
 from graftwork.model.gguf.writer import write_merged

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from graftwork.inference.engine import (
+from graftwork.engines.interface import (
     DecodingSettings,
     EngineFacts,
     EngineReply,

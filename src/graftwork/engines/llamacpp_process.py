@@ -2,7 +2,7 @@
 
 Converts what it serves by itself; converted files are kept by content. llama.cpp loads adapters only when it
 starts, so a new release starts a second server on the same mapped file; the first one ends when its last
-answer is sent. Run as `python -m graftwork.serve.llamacpp_engine JOB.json`.
+answer is sent. Run as `python -m graftwork.engines.llamacpp_process JOB.json`.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
-from graftwork.inference.engine import DecodingSettings
-from graftwork.inference.llamacpp import (
+from graftwork.engines.constrained import ONE_LINE, GrammarCompiler, GrammarConstraint
+from graftwork.engines.interface import DecodingSettings
+from graftwork.engines.llamacpp import (
     ENDPOINT,
     LlamaOptions,
     LlamaServer,
@@ -22,28 +23,27 @@ from graftwork.inference.llamacpp import (
     max_positions,
     serving_threads,
 )
-from graftwork.model.gguf.cache import adapter_file, base_file
-from graftwork.process.worker import run_worker
-from graftwork.records.errors import GraftError
-from graftwork.serve.api.call import LogprobData
-from graftwork.serve.constrained import ONE_LINE, GrammarCompiler, GrammarConstraint
-from graftwork.serve.engine_process import (
+from graftwork.engines.process import (
     AdapterSet,
     PromptRenderer,
     RequestRoom,
     serve_backend,
 )
-from graftwork.serve.engine_protocol import (
+from graftwork.engines.protocol import (
     BASE,
     EngineJob,
     GenerateRequest,
     LoadAdapter,
+    LogprobData,
     ReplyPiece,
     end_with_parent,
 )
-from graftwork.serve.http_client import Client, ClientReply
-from graftwork.serve.http_messages import JSON_TYPE, ApiError
-from graftwork.serve.replies import ReplyText, describe_token
+from graftwork.engines.replies import ReplyText, describe_token
+from graftwork.http.client import Client, ClientReply
+from graftwork.http.messages import JSON_TYPE, ApiError
+from graftwork.model.gguf.cache import adapter_file, base_file
+from graftwork.process.worker import run_worker
+from graftwork.records.errors import GraftError
 
 
 class _RunningServer:
@@ -163,7 +163,8 @@ async def _read(
         raise _explain(reply.status, await reply.read())
     text, unsent, count = "", "", 0
     logprobs: list[LogprobData] | None = None if request.logprobs is None else []
-    async for event in _events(reply):
+    async for data in reply.events():
+        event = orjson.loads(data)
         if "error" in event:
             raise _explain(500, orjson.dumps(event))
         text += event["content"]
@@ -211,15 +212,6 @@ def _not_enforced() -> ApiError:
     """llama.cpp goes on without the grammar where one of its steps exceeds a limit."""
     message = "the schema needs more work than llama.cpp allows for a token"
     return ApiError(400, message, param="response_format", code="unsupported_schema")
-
-
-async def _events(reply: ClientReply) -> AsyncGenerator[dict[str, Any], None]:
-    rest = b""
-    while (chunk := await reply.next_chunk()) is not None:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                yield orjson.loads(line[5:])
 
 
 def _explain(status: int, body: bytes) -> ApiError:

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.serve.http_messages import ApiError
+from graftwork.http.messages import ApiError
 
 if TYPE_CHECKING:
     import llguidance
     from torch import Tensor
 
+    from graftwork.engines.protocol import GenerateRequest
     from graftwork.model.chat.template import ChatTemplate
-    from graftwork.serve.engine_protocol import GenerateRequest
 
 _WHITESPACE = r"(\n[ \t]{0,24}| )?"
 """Compact or indented JSON; a small model that may write any white space can go on with it for ever."""

@@ -1,94 +1,29 @@
-"""The seam between the gateway and the engines that answer its requests.
+"""The protocol of engine processes, and what answers in one.
 
-`ServingEngine` is what the gateway needs: a local engine process (`supervisor.py`) now, other servers as
-further files. Our own engines speak JSON over HTTP on a unix socket: `POST /generate` takes a GenerateRequest
-and answers with one JSON line per piece if streamed, the last of which may be an error, else with one piece;
-`POST /adapters` takes a LoadAdapter; `GET /state` returns the loaded models. `engine_handler.py` is the
-server side of it, over any `EngineBackend`.
+An engine process speaks JSON over HTTP on a unix socket: `POST /generate` takes a GenerateRequest and answers
+with one JSON line per piece if streamed, the last of which may be an error, else with one piece;
+`POST /adapters` takes a LoadAdapter; `GET /state` returns the loaded models. `process.py` is the server side
+of it, over any `EngineBackend`; `graft serve` is its client.
 """
 
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
+from graftwork.engines.settings import EngineKind, EngineSettings
+from graftwork.http.messages import ApiError
 from graftwork.records.base import Record
 from graftwork.records.interaction import Message
-from graftwork.serve.api.call import CallData, CallDelta, ChatCall, LogprobData, PieceData
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.settings import EngineKind, EngineSettings
 
 BASE = "base"
 """The engine's name for the model without an adapter."""
 
 FAILURE = "failure"
 """The key of the line that ends a streamed answer with an error."""
-
-EngineState = Literal["starting", "ready", "frozen", "unreachable", "down", "stopped"]
-"""`frozen`: its process does not answer. `unreachable`: the server behind it does not."""
-
-CircuitState = Literal["closed", "open", "half_open"]
-
-
-class ReplicaStatus(TypedDict):
-    name: str
-    state: EngineState
-    reason: str
-    restarts: int
-    pid: int | None
-    circuit: CircuitState
-    outstanding: int
-    requests: int
-    failures: int
-
-
-class EngineStatus(TypedDict):
-    state: EngineState
-    reason: str
-    restarts: int
-    pid: int | None
-    replicas: NotRequired[list[ReplicaStatus]]
-    retries: NotRequired[int]
-    retries_refused: NotRequired[int]
-    """Retries that the budget did not allow."""
-
-
-class ReplyStream(Protocol):
-    """A streamed reply. Closing it before its end cancels the work."""
-
-    async def next_pieces(self) -> list[PieceData] | None:
-        """The pieces that have arrived since the last call; None at the end. Raises OSError or ApiError."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class ServingEngine(Protocol):
-    """An engine as the gateway uses it. Its calls raise OSError if the engine cannot be reached."""
-
-    @property
-    def state(self) -> EngineState: ...
-
-    @property
-    def models(self) -> list[str]:
-        """The loaded models: BASE and the ids of releases."""
-        ...
-
-    def describe(self) -> EngineStatus: ...
-
-    async def complete(self, call: ChatCall, *, model: str) -> PieceData:
-        """The whole reply. Raises ApiError if the engine refuses the request."""
-        ...
-
-    async def stream(self, call: ChatCall, *, model: str) -> ReplyStream:
-        """The reply in pieces, once the engine has accepted the request. Raises ApiError if it does not."""
-        ...
-
-    async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
-        """Load an adapter. Those in `keep` stay loaded whatever room it needs."""
-        ...
+_CHARACTERS_PER_TOKEN = 4
 
 
 class EngineJob(Record):
@@ -160,6 +95,55 @@ class LoadAdapter(Record):
     """Adapters that aliases point at. An engine with limited room may unload others once they are idle."""
 
 
+class CallData(TypedDict):
+    """A tool call. `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class CallDelta(TypedDict):
+    """What is new of a call. `name` comes with its first part."""
+
+    index: int
+    name: NotRequired[str]
+    arguments: str
+
+
+class AlternativeData(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class LogprobData(AlternativeData):
+    """A token of the reply with its log-probability and the likeliest tokens in its place."""
+
+    top_logprobs: list[AlternativeData]
+
+
+class PieceData(TypedDict):
+    """A piece of a reply as parsed JSON. The last one has a finish reason and the token counts."""
+
+    text: str
+    finish_reason: NotRequired[str | None]
+    prompt_tokens: NotRequired[int]
+    reply_tokens: NotRequired[int]
+    tool_calls: NotRequired[list[CallData]]
+    call_deltas: NotRequired[list[CallDelta]]
+    """What is new of calls; formats without parts of calls take `tool_calls` of the last piece."""
+    logprobs: NotRequired[list[LogprobData]]
+    stop: NotRequired[str | None]
+    """The stop string that ended the reply."""
+    queue_ms: NotRequired[float]
+    """How long the request waited in the engine."""
+    embeddings: NotRequired[list[dict[str, Any]]]
+    index: NotRequired[int]
+    """Which of several choices it belongs to."""
+    replica: NotRequired[str]
+    """The replica that answered, where there are several."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyPiece:
     """A piece of a reply on the engine's side. The last one has a finish reason and the token counts."""
@@ -210,6 +194,8 @@ class EngineBackend(Protocol):
 
     async def load_adapter(self, request: LoadAdapter) -> None: ...
 
+    async def close(self) -> None: ...
+
 
 @runtime_checkable
 class EmbeddingBackend(Protocol):
@@ -219,11 +205,11 @@ class EmbeddingBackend(Protocol):
 
 
 ENGINE_MODULES: dict[EngineKind, str] = {
-    "embedded": "graftwork.serve.embedded_engine",
-    "llamacpp": "graftwork.serve.llamacpp_engine",
-    "vllm": "graftwork.serve.upstream_engine",
-    "sglang": "graftwork.serve.upstream_engine",
-    "endpoint": "graftwork.serve.upstream_engine",
+    "embedded": "graftwork.engines.embedded_process",
+    "llamacpp": "graftwork.engines.llamacpp_process",
+    "vllm": "graftwork.engines.upstream",
+    "sglang": "graftwork.engines.upstream",
+    "endpoint": "graftwork.engines.upstream",
 }
 """The module that is run as the process of each engine."""
 
@@ -234,6 +220,11 @@ def read_failure(line: dict[str, Any]) -> ApiError | None:
     if what is None:
         return None
     return ApiError(what["status"], what["message"], param=what["param"], code=what["code"])
+
+
+def estimate_tokens(characters: int) -> int:
+    """About how many tokens a text has, for an answer that broke off before it said so."""
+    return -(-characters // _CHARACTERS_PER_TOKEN)
 
 
 def end_with_parent() -> None:

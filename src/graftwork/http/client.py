@@ -1,15 +1,20 @@
-"""A minimal HTTP/1.1 client for one local server: the engine on a unix socket or a loopback port.
+"""A minimal HTTP/1.1 client for one server: on a unix socket, a loopback port, or at any URL, with TLS.
 
 Keeps idle connections. Closing a reply before its end closes its connection, which cancels the work in the
-engine. Knows nothing of TLS, redirects or host names.
+server. Follows no redirects. A key goes into a header only.
 """
 
 import asyncio
+import ssl
 from collections import deque
-from typing import cast
+from collections.abc import AsyncIterator
+from typing import Any, cast
+from urllib.parse import urlsplit
 
-from graftwork.serve.http_messages import Headers
-from graftwork.serve.http_server import httptools
+import orjson
+
+from graftwork.http.messages import JSON_TYPE, Headers
+from graftwork.http.server import httptools
 
 _BUFFER_BYTES = 64 * 1024
 _HEAD_BYTES = 256 * 1024
@@ -111,6 +116,8 @@ class ClientReply:
         self._link: Link | None = link
         self.status = link.status
         self.headers = link.headers
+        self.rest = b""
+        """What came after the last line of `next_lines`."""
 
     async def read(self, *, most: int | None = None) -> bytes:
         """The whole body, of at most `most` bytes. Without a generator: this is the hot path."""
@@ -138,6 +145,21 @@ class ClientReply:
         if piece is None:
             self._give_back()
         return piece
+
+    async def next_lines(self) -> list[bytes] | None:
+        """The lines that the next bytes of the body end, which may be none; None at its end."""
+        chunk = await self.next_chunk()
+        if chunk is None:
+            return None
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        return lines
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The data of server-sent events, without the one that says that it is done."""
+        while (lines := await self.next_lines()) is not None:
+            for line in lines:
+                if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                    yield data
 
     def _give_back(self) -> None:
         if self._link is not None:
@@ -296,3 +318,36 @@ class Link(asyncio.Protocol):
             return
         self._keep_alive = self._parser.should_keep_alive()
         self._done = True
+
+
+class UpstreamClient(Client):
+    """Targets are relative to the URL's path: `/chat/completions` of `https://host/v1`."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        parts = urlsplit(url.rstrip("/"))
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._name = parts.hostname or "localhost"
+        self._at = parts.port or (443 if self._tls else 80)
+        self._path_prefix = parts.path
+        self._key: Headers = (("authorization", f"Bearer {key}"),) if key else ()
+        self.secrets = (key,) if key else ()
+        """What no message to a client may repeat."""
+        super().__init__(host=parts.netloc)
+
+    async def _connect(self) -> Link:
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_connection(Link, self._name, self._at, ssl=self._tls)
+        return link
+
+    async def post(
+        self, target: str, body: dict[str, Any], *, from_root: bool = False, headers: Headers = ()
+    ) -> ClientReply:
+        """`from_root` leaves out the path of the URL."""
+        path = target if from_root else f"{self._path_prefix}{target}"
+        return await self.send(
+            "POST", path, body=orjson.dumps(body), headers=(JSON_TYPE, *self._key, *headers)
+        )
+
+    async def get(self, target: str, *, from_root: bool = False) -> ClientReply:
+        path = target if from_root else f"{self._path_prefix}{target}"
+        return await self.send("GET", path, headers=self._key)

@@ -1,7 +1,8 @@
-"""What engines of other programs share: rendered prompts, growing texts, adapters in use, the process itself.
+"""What every engine process is made of: the protocol's server side, prompts, room for requests, the process.
 
 An engine process renders prompts with the template that the releases were trained with, whatever computes the
-answer, and refuses to start with another one.
+answer, and refuses to start with another one. Releases that are a prompt on the base instead of weights are
+served the same way by any engine: with the prompt before the messages.
 """
 
 import asyncio
@@ -9,17 +10,36 @@ import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+import orjson
+from pydantic import ValidationError
+
+from graftwork.engines.protocol import (
+    BASE,
+    FAILURE,
+    EmbeddingBackend,
+    EngineBackend,
+    EngineJob,
+    GenerateRequest,
+    LoadAdapter,
+    ReplyPiece,
+)
+from graftwork.http.messages import (
+    Answer,
+    ApiError,
+    Handler,
+    Request,
+    StreamResponse,
+    json_response,
+    name_failure,
+)
+from graftwork.http.server import HttpLimits, Server
 from graftwork.process.heartbeat import Heart
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.release import PROMPT_FILE, PromptVariant
 from graftwork.records.units import MIB
-from graftwork.serve.engine_handler import make_handler
-from graftwork.serve.engine_protocol import EngineBackend, EngineJob, GenerateRequest
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.http_server import HttpLimits, Server
-from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.text.tool_calls import add_tools
 
 BEAT_SECONDS = 2.0
@@ -28,8 +48,54 @@ _LONG_PROMPT = 16 * 1024
 """Characters from which tokenizing a prompt takes milliseconds."""
 _TURN_CHARACTERS = 16
 """About what a template writes around a message."""
+_SYSTEM = ("system", "developer")
 
 A = TypeVar("A")
+
+
+class PromptReleases:
+    def __init__(self) -> None:
+        self._prompts: dict[str, PromptVariant] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._prompts)
+
+    def split(self, job: EngineJob) -> EngineJob:
+        """Take the prompts of the job; returns the job with what has weights."""
+        weights = {name: folder for name, folder in job.adapters.items() if not self.take(name, folder)}
+        return job.model_copy(update={"adapters": weights})
+
+    def take(self, name: str, folder: str) -> bool:
+        """Whether the release is a prompt; if so, it is kept for its requests."""
+        file = Path(folder) / PROMPT_FILE
+        if not file.is_file():
+            return False
+        self._prompts[name] = PromptVariant.from_json(file.read_bytes())
+        return True
+
+    def apply(self, request: GenerateRequest) -> GenerateRequest:
+        """The request as the base answers it. Texts to continue and to embed have no place for a prompt."""
+        prompt = self._prompts.get(request.model)
+        if prompt is None:
+            return request
+        update: dict[str, Any] = {"model": BASE}
+        if request.prompt is None and request.embed is None:
+            update["messages"] = prompt.apply(request.messages)
+            if request.chat is not None:
+                update["chat"] = {**request.chat, "messages": _put_before(prompt, request.chat["messages"])}
+        return request.model_copy(update=update)
+
+
+def _put_before(prompt: PromptVariant, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as a client sent them, with the prompt; tools are no part of these."""
+    if prompt.instruction is not None:
+        messages = [turn for turn in messages if turn["role"] not in _SYSTEM]
+        if prompt.instruction:
+            messages = [{"role": "system", "content": prompt.instruction}, *messages]
+    opening = next((i for i, turn in enumerate(messages) if turn["role"] not in _SYSTEM), len(messages))
+    examples = [{"role": turn.role, "content": turn.content} for turn in prompt.examples]
+    return [*messages[:opening], *examples, *messages[opening:]]
 
 
 class PromptRenderer:
@@ -168,13 +234,89 @@ class AdapterSet(Generic[A]):
             self._users[name] -= 1
 
 
-class ProcessBackend(EngineBackend, Protocol):
-    """A backend that has something to close."""
+def make_handler(backend: EngineBackend, prompts: PromptReleases) -> Handler:
+    def describe() -> Answer:
+        state = backend.state()
+        return json_response({**state, "models": [*state["models"], *prompts.names]})
 
-    async def close(self) -> None: ...
+    async def handle(request: Request) -> Answer:
+        route = (request.method, request.path)
+        try:
+            if route == ("POST", "/generate"):
+                return await _generate(backend, prompts.apply(GenerateRequest.from_json(request.body)))
+            if route == ("POST", "/adapters"):
+                asked = LoadAdapter.from_json(request.body)
+                if not prompts.take(asked.name, asked.folder):
+                    await backend.load_adapter(asked)
+                return describe()
+        except ValidationError as error:
+            raise ApiError(400, f"the gateway sent an invalid request: {error}") from error
+        if route == ("GET", "/state"):
+            return describe()
+        raise ApiError(404, f"the engine has no {request.method} {request.path}")
+
+    return handle
 
 
-async def serve_backend(job: EngineJob, start: Callable[[EngineJob], Awaitable[ProcessBackend]]) -> None:
+async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
+    try:
+        async with asyncio.timeout(request.timeout_seconds) as limit:
+            return await _answer(backend, request)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise ApiError(503, "the engine's server does not answer", code="engine_down") from error
+        raise ApiError(504, "no answer in the time that the client allows", code="timeout") from error
+    except OSError as error:
+        message = f"the engine's server does not answer: {name_failure(error)}"
+        raise ApiError(503, message, code="engine_down") from error
+
+
+async def _answer(backend: EngineBackend, request: GenerateRequest) -> Answer:
+    if request.embed is not None:
+        if not isinstance(backend, EmbeddingBackend):
+            message = "embeddings are not supported: the engine of this server does not compute them; the "
+            message += "kinds vllm, sglang and endpoint pass them on"
+            raise ApiError(404, message, code="unsupported_endpoint")
+        return json_response((await backend.embed(request)).to_data())
+    pieces = backend.generate(request)
+    if not request.stream:
+        parts = [piece async for piece in pieces]
+        whole = parts[-1].to_data()
+        whole["text"] = "".join(piece.text for piece in parts)
+        whole.pop("call_deltas", None)
+        if request.logprobs is not None:
+            whole["logprobs"] = [token for piece in parts for token in piece.logprobs or ()]
+        return json_response(whole)
+    # Wait for the first piece before sending the head, so that a refusal gets its own status.
+    first = await anext(pieces)
+    headers = (("content-type", "application/x-ndjson"),)
+    return StreamResponse(200, _encode_pieces(first, pieces), headers)
+
+
+async def _encode_pieces(
+    first: ReplyPiece, rest: AsyncGenerator[ReplyPiece, None]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        yield _encode(first)
+        async for piece in rest:
+            yield _encode(piece)
+    except ApiError as error:
+        # The head is already sent: the error is the last line.
+        yield _encode_failure(error)
+    finally:
+        await rest.aclose()
+
+
+def _encode(piece: ReplyPiece) -> bytes:
+    return orjson.dumps(piece.to_data(), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _encode_failure(error: ApiError) -> bytes:
+    what = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
+    return orjson.dumps({FAILURE: what}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+async def serve_backend(job: EngineJob, start: Callable[[EngineJob], Awaitable[EngineBackend]]) -> None:
     """Start the backend, serve it on the job's socket until SIGTERM, and keep the heartbeat going."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -193,8 +335,11 @@ async def serve_backend(job: EngineJob, start: Callable[[EngineJob], Awaitable[P
 
 
 async def _beat(heart: Heart, state: Callable[[], dict[str, Any]]) -> None:
+    """An engine that waits for requests is well; one whose step does not end is not."""
+    seen = None
     while True:
         now = state()
-        answered = now["answered"]
-        await asyncio.to_thread(heart.beat, "serving", answered, answered, waiting=now["waiting"])
+        if "steps" not in now or not now["running"] or now["steps"] != seen:
+            seen, answered = now.get("steps"), now["answered"]
+            await asyncio.to_thread(heart.beat, "serving", answered, answered, waiting=now["waiting"])
         await asyncio.sleep(BEAT_SECONDS)

@@ -1,20 +1,13 @@
-"""A reply as it grows: text or tokens in, text, tool calls and log-probabilities out."""
+"""The text of a reply as it grows: what is certain of it so far, stop strings, and its tool calls."""
 
-from collections import deque
+import json
 from typing import TYPE_CHECKING
 
-from graftwork.serve.api.call import AlternativeData, CallData, LogprobData
-from graftwork.serve.api.tools import dump_arguments
-from graftwork.serve.constrained import GrammarConstraint
-from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.request_loop import Ticket
+from graftwork.engines.protocol import AlternativeData, CallData, GenerateRequest
 from graftwork.text.tool_calls import TextAndCalls
 
 if TYPE_CHECKING:
-    from graftwork.model.chat.template import ChatTemplate
     from graftwork.model.chat.tool_form import ToolForm
-    from graftwork.model.generate.constraint import TokenLogprobs
 
 
 class TextStream:
@@ -110,7 +103,8 @@ class ReplyText:
         if found is None:
             return rest, ()
         made: list[CallData] = [
-            {"name": call.name, "arguments": dump_arguments(call.arguments)} for call in found.calls
+            {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+            for call in found.calls
         ]
         text = found.text.removeprefix(whole[: len(whole) - len(rest)])
         return text, tuple(made if self._parallel else made[:1])
@@ -118,84 +112,6 @@ class ReplyText:
     def _read(self, whole: str) -> TextAndCalls | None:
         assert self._form is not None
         return self._form.read(f"{self._opening}{whole}{self._form.behind}" if self._opening else whole)
-
-
-class GrowingReply:
-    """Decodes tokens, stops, and emits what is certain."""
-
-    def __init__(
-        self,
-        ticket: Ticket,
-        request: GenerateRequest,
-        template: "ChatTemplate",
-        *,
-        prompt_tokens: int,
-        constraint: GrammarConstraint | None = None,
-    ) -> None:
-        self.ticket, self.constraint = ticket, constraint
-        self.noted_logprobs: deque[TokenLogprobs] = deque()
-        self._request, self._template = request, template
-        self._prompt_tokens = prompt_tokens
-        self._flow = ReplyText(request, template.tool_form if request.tools else None)
-        self._tokens: list[int] = []
-        self._unsent = ""
-        self._logprobs: list[LogprobData] = []
-
-    def take(self, token: int) -> bool:
-        """One more token; False ends the reply."""
-        if self.ticket.cancelled:
-            return False
-        self._tokens.append(token)
-        request = self._request
-        if request.logprobs is not None:
-            self._logprobs.append(self._describe(token, self.noted_logprobs.popleft()))
-        if request.stream or request.stop:
-            self._unsent += self._flow.push(self._decode())
-            if self._flow.stopped is not None:
-                self.finish("stop")
-                return False
-        if request.stream and self._unsent:
-            self.ticket.emit(ReplyPiece(text=self._unsent, logprobs=self._take_logprobs()))
-            self._unsent = ""
-        return True
-
-    def finish(self, reason: str) -> None:
-        """Emit the last piece."""
-        if self.constraint is not None and self.constraint.error:
-            message = f"the schema needs more work than is allowed for a token: {self.constraint.error}"
-            self.ticket.fail(ApiError(400, message, param="response_format", code="unsupported_schema"))
-            return
-        if self._flow.stopped is None:
-            self._unsent += self._flow.push(self._decode())
-        text, calls = self._flow.finish(self._unsent)
-        self.ticket.emit(
-            ReplyPiece(
-                text=text,
-                finish_reason=reason,
-                prompt_tokens=self._prompt_tokens,
-                reply_tokens=len(self._tokens),
-                tool_calls=calls,
-                logprobs=self._take_logprobs(),
-                stop=self._flow.stopped,
-                queue_ms=self.ticket.queue_ms,
-            )
-        )
-
-    def _decode(self) -> str:
-        return self._template.decode_text(self._tokens)
-
-    def _take_logprobs(self) -> tuple[LogprobData, ...] | None:
-        if self._request.logprobs is None:
-            return None
-        taken, self._logprobs = tuple(self._logprobs), []
-        return taken
-
-    def _describe(self, token: int, noted: "TokenLogprobs") -> LogprobData:
-        top = [self._alternative(other, value) for other, value in noted.top]
-        return {**self._alternative(token, noted.logprob), "top_logprobs": top}
-
-    def _alternative(self, token: int, logprob: float) -> AlternativeData:
-        return describe_token(self._template.token_bytes(token), logprob)
 
 
 def describe_token(data: bytes, logprob: float) -> AlternativeData:

@@ -7,10 +7,10 @@ sent.
 
 from typing import Any, NamedTuple
 
-from graftwork.serve.constrained import CallForm, choose_functions, write_call_schema
-from graftwork.serve.engine_protocol import GenerateRequest
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.settings import EngineKind
+from graftwork.engines.constrained import CallForm, choose_functions, write_call_schema
+from graftwork.engines.protocol import GenerateRequest
+from graftwork.engines.settings import EngineKind
+from graftwork.http.messages import ApiError
 
 _ANY_OBJECT = {"type": "object"}
 

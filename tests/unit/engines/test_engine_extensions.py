@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.inference.engine import EngineFacts, EngineSource
-from graftwork.inference.selection import agree_on_engine, open_engine
+from graftwork.engines.interface import EngineFacts, EngineSource
+from graftwork.engines.selection import agree_on_engine, open_engine
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 
 

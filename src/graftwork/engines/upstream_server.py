@@ -13,11 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from graftwork.engines.protocol import EngineJob
 from graftwork.files.disk import append_to
 from graftwork.model.adapter_shape import CONFIG_FILE
 from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed
-from graftwork.serve.engine_protocol import EngineJob
 
 LOG_FILE = "server.log"
 LOWEST_RANK = 64

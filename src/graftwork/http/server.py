@@ -21,9 +21,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import cast
 
-from graftwork.records.errors import needs_extra
-from graftwork.records.units import MIB
-from graftwork.serve.http_messages import (
+from graftwork.http.messages import (
     USUAL_HEADERS,
     Answer,
     ApiError,
@@ -33,6 +31,8 @@ from graftwork.serve.http_messages import (
     StreamResponse,
     error_response,
 )
+from graftwork.records.errors import needs_extra
+from graftwork.records.units import MIB
 
 with needs_extra("serve", why="serving parses HTTP with it"):
     import httptools

@@ -1,4 +1,4 @@
-"""`python -m graftwork.inference.engine_child JOB.json`: an engine for local weights in a process of its own.
+"""`python -m graftwork.engines.child JOB.json`: an engine for local weights in a process of its own.
 
 In: conversations, one a line on standard input. Out: replies, one a line. The other end, `EngineChild`, is
 what callers use: it starts the process on the first question and ends it on `close`.
@@ -15,8 +15,8 @@ from typing import IO, Any
 
 import orjson
 
+from graftwork.engines.interface import DecodingSettings, EngineReply, EngineSource
 from graftwork.files.disk import append_to, make_folder, write_atomic
-from graftwork.inference.engine import DecodingSettings, EngineReply, EngineSource
 from graftwork.records.errors import GraftError, WorkerFailed
 from graftwork.records.interaction import Message
 
@@ -89,7 +89,7 @@ class EngineChild:
         write_atomic(path, orjson.dumps({"engine": self._engine, "source": source}))
         with append_to(self._folder / LOG_FILE) as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "graftwork.inference.engine_child", str(path)],
+                [sys.executable, "-m", "graftwork.engines.child", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -108,7 +108,7 @@ class EngineChild:
 
 def answer_lines(job: dict[str, Any], questions: IO[bytes], replies: IO[bytes]) -> None:
     """Load the engine and answer until the questions end, as they do when the other end is gone."""
-    from graftwork.inference.selection import open_engine
+    from graftwork.engines.selection import open_engine
 
     given = job["source"]
     adapters = {name: Path(folder) for name, folder in given["adapters"].items()}

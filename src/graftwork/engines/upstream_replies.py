@@ -4,18 +4,25 @@ Texts, tool calls, log-probabilities and counts come in two forms: those of chat
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 import orjson
 
+from graftwork.engines.protocol import (
+    AlternativeData,
+    CallData,
+    CallDelta,
+    GenerateRequest,
+    LogprobData,
+    ReplyPiece,
+    estimate_tokens,
+)
+from graftwork.engines.replies import ReplyText, describe_token
+from graftwork.http.client import ClientReply
+from graftwork.http.messages import ApiError
 from graftwork.records.units import MIB
-from graftwork.serve.api.call import AlternativeData, CallData, CallDelta, LogprobData
-from graftwork.serve.budgets import estimate_tokens
-from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
-from graftwork.serve.http_client import ClientReply
-from graftwork.serve.http_messages import ApiError
-from graftwork.serve.replies import ReplyText, describe_token
-from graftwork.serve.upstream_client import explain_refusal
+from graftwork.text.messages import hide
 
 _TOKEN_ID = "token_id:"
 _LONGEST_EVENT = 16 * MIB
@@ -30,22 +37,21 @@ async def read_events(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The server-sent events of a reply; of a server that does not stream, its one answer. Raises ApiError
     for what is no event, an error, or more than so many tokens can take."""
-    rest, others = b"", bytearray()
+    others = bytearray()
     left = _LONGEST_EVENT + _TOKEN_BYTES * max_tokens
-    while (chunk := await reply.next_chunk()) is not None:
-        left -= len(chunk)
+    while (lines := await reply.next_lines()) is not None:
+        left -= sum(len(line) + 1 for line in lines)
         if left < 0:
             raise ApiError(502, "the engine's server does not end its answer", code="engine_error")
-        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:"):
                 others += line + b"\n"
             elif data != b"[DONE]":
                 yield _load(data, secrets)
-        if len(others) + len(rest) > _LONGEST_EVENT:
+        if len(others) + len(reply.rest) > _LONGEST_EVENT:
             raise _no_events()
-    answer = bytes(others + rest).strip()
+    answer = bytes(others + reply.rest).strip()
     if answer.startswith(b"{"):
         yield _load(answer, secrets)
 
@@ -211,3 +217,31 @@ def _alternative(token: dict[str, Any]) -> AlternativeData:
     data = token.get("bytes")
     listed = list(text.encode()) if data is None else [int(byte) for byte in data]
     return {"token": text, "logprob": float(token["logprob"]), "bytes": listed}
+
+
+def explain_refusal(status: int, body: bytes, secrets: Collection[str] = ()) -> ApiError:
+    """A server's refusal as the gateway passes it on: its message and field, without our key or address.
+
+    Some servers quote the key that they refuse, which is the operator's and not the client's.
+    """
+    message, param = f"the engine's server answered with status {status}", None
+    with suppress(orjson.JSONDecodeError, AttributeError, TypeError):
+        found = orjson.loads(body)
+        error = found.get("error", found)
+        if isinstance(error, str):
+            message = error
+        elif isinstance(detail := error.get("detail"), list) and detail:
+            # The form of FastAPI: a list of fields with what is wrong with each.
+            param = ".".join(str(part) for part in detail[0].get("loc", ()) if part != "body")
+            message = f"{param} {detail[0].get('msg', '')}".strip()
+        else:
+            message = str(error.get("message") or detail or error)
+            param = error.get("param")
+    passed_on = _PASSED_ON.get(status, 502)
+    named = hide(str(param), secrets)[:200] if param and passed_on == 400 else None
+    # Cut last: a key that is cut in the middle would no longer be found.
+    return ApiError(passed_on, hide(message, secrets)[:500], param=named, code="engine_error")
+
+
+_PASSED_ON = {400: 400, 404: 404, 413: 413, 422: 400, 429: 429, 503: 503}
+"""What the client can act upon; everything else is the server's fault, or ours."""
