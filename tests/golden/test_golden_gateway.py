@@ -25,7 +25,10 @@ KEY = "sk-local"
 ID = re.compile(rb"\b(call_|chatcmpl-|cmpl-|resp_|msg_|fc_|)([0-9a-f]{20})(?:(?<=call_.{20})|[0-9a-f]{12})")
 """Ids of answers, and those of their calls, which begin with the same digits."""
 TIMES = (
-    (re.compile(rb'("(?:created(?:_at)?|completed_at|\w+_this_minute|\w+_today)":)\d+(?:\.\d+)?'), rb"\1 0"),
+    (
+        re.compile(rb'("(?:created(?:_at)?|kept|completed_at|\w+_this_minute|\w+_today)":)\d+(?:\.\d+)?'),
+        rb"\1 0",
+    ),
     (re.compile(rb"(?m)^(date: ).*?(\r?)$"), rb"\1now\2"),
 )
 
