@@ -18,7 +18,7 @@ from graftwork.pipeline.releases import promote_release
 from graftwork.pipeline.serving import open_chain_checks, with_threshold
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
-from graftwork.serve.reloader import gateway_folder
+from graftwork.serve.reload import gateway_folder
 from graftwork.serve.settings import ServeSettings
 
 SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "threads": 1, "max_rows": 8, "validation_rows": 4}

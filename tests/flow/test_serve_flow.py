@@ -84,7 +84,7 @@ async def serving(folder, tiny_base, adapters, *, sink=None, fingerprint=None, *
     )
     task = asyncio.create_task(
         serve(
-            ServeSettings(port=0, threads=1, alias_refresh_seconds=0.05, batch_wait_ms=50, failover=PATIENT),
+            ServeSettings(port=0, threads=1, alias_refresh_seconds=0.05, failover=PATIENT),
             engine_job=job,
             project=ServedProject(
                 resolve_aliases=lambda: {"champion": RELEASE},

@@ -413,7 +413,7 @@ class Project:
 
     def reload_endpoint(self) -> "ReloadResult":
         """Let the running endpoint take over settings and aliases. Says what needs a restart."""
-        from graftwork.serve.reloader import reload_endpoint
+        from graftwork.serve.reload import reload_endpoint
 
         return reload_endpoint(self.folder.serving)
 

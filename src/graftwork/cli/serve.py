@@ -265,7 +265,7 @@ def revoke(
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Revoke an API key. Running endpoints refuse it within `serve.key_refresh_seconds`.
+    """Revoke an API key. Running endpoints refuse it within a second.
 
     Example:  graft serve keys revoke ci
     """

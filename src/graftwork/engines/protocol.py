@@ -48,6 +48,7 @@ class EngineJob(Record):
 
     batch_size: int = 8
     batch_wait_ms: float = 4.0
+    """How long the first request of an idle engine waits for others to start with."""
     queue_limit: int = 128
     threads: int | None = None
     dtype: str = "float32"

@@ -26,7 +26,7 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO, EXIT_DONE, EnvironmentLa
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.registry.index import find_release
 from graftwork.registry.transfer.ssh import SshTarget, parse_target, push_over_ssh
-from graftwork.serve.reloader import gateway_folder
+from graftwork.serve.reload import gateway_folder
 
 TAKEN_OVER_SECONDS = 180.0
 """How long an endpoint may take to load a release."""

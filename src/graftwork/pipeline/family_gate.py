@@ -48,7 +48,7 @@ from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Verdict
 from graftwork.registry.index import find_release
-from graftwork.serve.family_settings import FamilySettings
+from graftwork.serve.settings import FamilySettings
 from graftwork.serve.settings import ServeSettings
 
 CHAIN_CASES = 5

@@ -24,7 +24,6 @@ from graftwork.http.messages import (
 from graftwork.serve.api.call import ApiFormat, ChatCall, describe_choice
 from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import CaptureWriter
-from graftwork.serve.chain_settings import ChainSettings
 from graftwork.serve.chains import (
     AnsweredStep,
     ChainFailed,
@@ -35,24 +34,16 @@ from graftwork.serve.chains import (
     read_trace,
     require_chainable,
 )
-from graftwork.serve.escalation import (
-    OUTCOMES,
-    TOO_LATE,
-    Escalation,
-    Escalator,
-    HeldReply,
-    mean_logprob,
-)
-from graftwork.serve.exchange import RunningExchange, ask_engine, begin_exchange
+from graftwork.serve.escalation import OUTCOMES, TOO_LATE, Escalation, Escalator, HeldReply, mean_logprob
+from graftwork.serve.exchange import PrefixReader, RunningExchange, ask_engine, begin_exchange
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget
 from graftwork.serve.keys import KeyHolder
 from graftwork.serve.metrics import Metrics
-from graftwork.serve.prefix import PrefixReader
 from graftwork.serve.replica_pool import NoReplica, failure_code
 from graftwork.serve.request_log import FinishedRequest
 from graftwork.serve.routing import RETRY, Routes
 from graftwork.serve.serving_engine import ReplyStream, ServingEngine
-from graftwork.serve.settings import ServeSettings
+from graftwork.serve.settings import ChainSettings, ServeSettings
 from graftwork.serve.shadow import Shadow
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))

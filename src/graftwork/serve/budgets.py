@@ -1,6 +1,6 @@
-"""Counts what a key uses against its budget: requests and tokens by the clock minute and by the UTC day.
+"""Counts what is used against a budget: requests and tokens by the clock minute and by the UTC day.
 
-In memory and from the event loop only: a check is a few comparisons. `key_usage.py` carries the counts over a
+In memory and from the event loop only: a check is a few comparisons. `keys.py` carries the counts over a
 restart. The tokens of an answer are known when it ends. Until then the most that it may have is reserved: a
 request that does not fit next to those that run waits for them. One that runs alone may exceed what is left.
 """
@@ -17,7 +17,7 @@ from pydantic import Field
 from graftwork.http.messages import ApiError
 from graftwork.records.base import Record
 
-_MINUTE_SECONDS, DAY_SECONDS = 60, 86_400
+MINUTE_SECONDS, DAY_SECONDS = 60, 86_400
 _LONGEST_RETRY = 60
 """Clients of OpenAI wait by themselves for so many seconds at most."""
 _BYTES_PER_TOKEN = 3
@@ -33,7 +33,7 @@ class KeyBudget(Record):
     tokens_per_day: int | None = Field(default=None, ge=1)
 
 
-class _Window:
+class UsageWindow:
     """What was used in the current window."""
 
     __slots__ = ("number", "requests", "seconds", "tokens")
@@ -51,6 +51,41 @@ class _Window:
 
     def seconds_left(self, now: float) -> int:
         return max(1, math.ceil((self.number + 1) * self.seconds - now))
+
+
+class RequestBudget:
+    """Requests that may be sent in a minute and in a UTC day; None is no limit."""
+
+    def __init__(
+        self, per_minute: int | None, per_day: int | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._clock = clock
+        self._minute, self._day = UsageWindow(MINUTE_SECONDS), UsageWindow(DAY_SECONDS)
+        self._limits = ((self._minute, per_minute), (self._day, per_day))
+
+    def take(self) -> bool:
+        """Whether one more may be sent; counts it if so."""
+        now = self._clock()
+        for window, most in self._limits:
+            window.move_to(now)
+            if most is not None and window.requests >= most:
+                return False
+        for window, _ in self._limits:
+            window.requests += 1
+        return True
+
+    def give_back(self) -> None:
+        """The one that was taken last was not used."""
+        for window, _ in self._limits:
+            window.requests = max(window.requests - 1, 0)
+
+    def snapshot(self) -> tuple[int, int]:
+        """The number of the day that was counted last, and how many it had."""
+        return (self._day.number, self._day.requests)
+
+    def restore(self, counts: tuple[int, int]) -> None:
+        """Go on from a snapshot; a day that has passed meanwhile begins at zero."""
+        self._day.number, self._day.requests = counts
 
 
 class KeyUsage:
@@ -72,7 +107,7 @@ class KeyUsage:
 
     def __init__(self, name: str, budget: KeyBudget, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._minute, self._day = _Window(_MINUTE_SECONDS), _Window(DAY_SECONDS)
+        self._minute, self._day = UsageWindow(MINUTE_SECONDS), UsageWindow(DAY_SECONDS)
         self.requests = 0
         self.tokens = 0
         self.reserved = 0

@@ -99,8 +99,10 @@ class ServedExchange:
 @dataclass(frozen=True, kw_only=True)
 class CaptureLimits:
     queue: int = 1024
+    """Exchanges that may wait to be kept; beyond it the newest are dropped and counted."""
     queue_bytes: int = 64 * MIB
     journal_bytes: int = 64 * MIB
+    """Of the file that keeps captures while the database is slow or fails; beyond it they are lost."""
 
 
 class _Waiting(NamedTuple):

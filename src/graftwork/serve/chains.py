@@ -14,7 +14,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from graftwork.engines.protocol import PieceData, estimate_tokens
 from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatCall, TokenUsage
-from graftwork.serve.chain_settings import (
+from graftwork.serve.family import last_user_turn
+from graftwork.serve.serving_engine import ReplyStream
+from graftwork.serve.settings import (
     ANSWER,
     CONVERSATION,
     PLACEHOLDER,
@@ -23,8 +25,6 @@ from graftwork.serve.chain_settings import (
     ChainSettings,
     ChainStep,
 )
-from graftwork.serve.family import last_user_turn
-from graftwork.serve.serving_engine import ReplyStream
 
 E = TypeVar("E")
 

@@ -123,7 +123,6 @@ class EngineSet:
         return self._job.model_copy(
             update={
                 "batch_size": settings.batch_size,
-                "batch_wait_ms": settings.batch_wait_ms,
                 "queue_limit": settings.queue_limit,
                 "threads": threads,
                 "probe_seconds": settings.failover.probe_seconds,

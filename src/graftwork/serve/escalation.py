@@ -8,26 +8,20 @@ import asyncio
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from graftwork.engines.protocol import BASE, PieceData
-from graftwork.serve.budgets import DAY_SECONDS
-from graftwork.serve.prefix import PrefixReader
+from graftwork.serve.budgets import RequestBudget
+from graftwork.serve.exchange import PrefixReader, RunningExchange
 from graftwork.serve.settings import EscalateSettings
-
-if TYPE_CHECKING:
-    from graftwork.serve.exchange import RunningExchange
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MINUTE = 60.0
 CHECK_SECONDS = 2.0
 """A check that takes longer counts as failed."""
 _CHECK_THREADS = 4
@@ -63,48 +57,6 @@ class AnswerChecks(Protocol):
     def judge_prefix(self, messages: Sequence[Mapping[str, str]], text: str) -> PrefixVerdict:
         """What is known of an answer that begins with this text. May take long, may raise."""
         ...
-
-
-@dataclass(slots=True)
-class EscalationBudget:
-    """Requests that may go to the large model in a minute and in a UTC day. Used from the event loop only."""
-
-    per_minute: int | None
-    per_day: int | None
-    clock: Callable[[], float]
-    wall_clock: Callable[[], float] = time.time
-    """Gives the day, which is the same after a restart."""
-    _minute_began: float = -math.inf
-    _this_minute: int = 0
-    _day: int = -1
-    _today: int = 0
-
-    def take(self) -> bool:
-        """Whether one more may go; counts it if so."""
-        now, day = self.clock(), int(self.wall_clock() // DAY_SECONDS)
-        if now - self._minute_began >= MINUTE:
-            self._minute_began, self._this_minute = now, 0
-        if day != self._day:
-            self._day, self._today = day, 0
-        for used, most in ((self._this_minute, self.per_minute), (self._today, self.per_day)):
-            if most is not None and used >= most:
-                return False
-        self._this_minute += 1
-        self._today += 1
-        return True
-
-    def give_back(self) -> None:
-        """The one that was taken last was not used."""
-        self._this_minute = max(self._this_minute - 1, 0)
-        self._today = max(self._today - 1, 0)
-
-    def snapshot(self) -> tuple[int, int]:
-        """The number of the day that was counted last, and how many it had."""
-        return (self._day, self._today)
-
-    def restore(self, counts: tuple[int, int]) -> None:
-        """Go on from a snapshot; a day that has passed meanwhile begins at zero."""
-        self._day, self._today = counts
 
 
 class HeldReply:
@@ -249,9 +201,9 @@ class Escalator:
         self._least = settings.min_logprob if isinstance(settings.min_logprob, float) else None
         self._threads = CheckThreads()
         self._clock = clock
-        self.budget = EscalationBudget(settings.per_minute, settings.per_day, clock)
+        self.budget = RequestBudget(settings.per_minute, settings.per_day)
 
-    def applies_to(self, running: "RunningExchange") -> bool:
+    def applies_to(self, running: RunningExchange) -> bool:
         """Whether the answer of this exchange is checked: one choice of a named model."""
         call, named = running.call, self.settings.models
         if not running.api.is_captured or call.choices != 1:

@@ -1,7 +1,14 @@
-"""One exchange while it runs: who asks whom, what has arrived, and what captures and logs will keep."""
+"""One exchange while it runs: who asks whom, what has arrived, and what captures and logs will keep.
 
+Each of several choices is a request of its own to the engine, and all run at once. `PrefixReader` is a
+streamed reply whose beginning is read before any of it is sent.
+"""
+
+import asyncio
 import os
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from graftwork.engines.protocol import PieceData
@@ -18,14 +25,84 @@ from graftwork.serve.api.call import (
 from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import EscalatedAnswer, ServedExchange
 from graftwork.serve.chains import ChainMark, add_usage
-from graftwork.serve.choices import complete_choices, count_usage, stream_choices
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.keys import ANYONE, KeyHolder
-from graftwork.serve.prefix import PrefixReader
 from graftwork.serve.replica_pool import failure_code
 from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, Routes, choose_release
 from graftwork.serve.serving_engine import ReplyStream, ServingEngine
+
+
+class PrefixReader:
+    """Call `read_more` until enough is known, then use it as the stream, or `read_rest` if it is not sent."""
+
+    def __init__(self, stream: ReplyStream, *, hide_logprobs: bool = False) -> None:
+        self._stream, self._hide_logprobs = stream, hide_logprobs
+        self._held: list[PieceData] = []
+        self._reading: asyncio.Task[list[PieceData] | None] | None = None
+        self.replica = getattr(stream, "replica", None)
+        self.text = ""
+        self.logprobs: list[float] = []
+        self.tokens = 0
+        """Tokens that have arrived; without log-probabilities each piece with text counts as one."""
+        self.ended = False
+
+    async def read_more(self, seconds: float | None) -> bool:
+        """Wait for the next pieces; False where none came in `seconds`. Raises what the stream raises."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        if seconds is not None:
+            done, _ = await asyncio.wait({self._reading}, timeout=max(seconds, 0.0))
+            if not done:
+                return False
+        await self._read_on()
+        return True
+
+    async def _read(self) -> list[PieceData] | None:
+        pieces = await self._stream.next_pieces()
+        if pieces is None and not self.ended:
+            raise ConnectionError("the reply broke off")
+        return None if pieces is None else [self._note(piece) for piece in pieces]
+
+    def _note(self, piece: PieceData) -> PieceData:
+        found = [token["logprob"] for token in piece.get("logprobs") or []]
+        self.text += piece["text"]
+        self.logprobs += found
+        self.tokens += len(found) or bool(piece["text"])
+        self.ended = self.ended or piece.get("finish_reason") is not None
+        if self._hide_logprobs and "logprobs" in piece:
+            piece = {**piece}
+            piece.pop("logprobs")
+        return piece
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        if not self._held and not await self._read_on():
+            return None
+        pieces, self._held = self._held, []
+        return pieces
+
+    async def _read_on(self) -> bool:
+        """Whether more was read; False at the end of the stream."""
+        if self._reading is None:
+            pieces = await self._read()
+        else:
+            reading, self._reading = self._reading, None
+            pieces = await reading
+        self._held += pieces or []
+        return pieces is not None
+
+    async def read_rest(self) -> str | None:
+        """The whole text; None where the stream breaks off before its end."""
+        with suppress(OSError, ApiError):
+            while not self.ended:
+                await self._read_on()
+            return self.text
+        return None
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._stream.close()
 
 
 @dataclass(slots=True)
@@ -305,6 +382,84 @@ def begin_exchange(
     if target is not None:
         running.answer_by(target, why)
     return running
+
+
+async def complete_choices(engine: ServingEngine, call: ChatCall, *, model: str) -> list[PieceData]:
+    """One whole piece for each choice. If one fails, the others are cancelled."""
+    tasks = [asyncio.create_task(engine.complete(single, model=model)) for single in call.fan_out()]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def stream_choices(engine: ServingEngine, call: ChatCall, *, model: str) -> "ReplyStream":
+    calls = call.fan_out()
+    if len(calls) == 1:
+        return await engine.stream(calls[0], model=model)
+    tasks = [asyncio.create_task(engine.stream(single, model=model)) for single in calls]
+    try:
+        return MergedStream(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(_close)
+        raise
+
+
+def _close(starting: "asyncio.Task[ReplyStream]") -> None:
+    """Its answer has begun, but nobody wants it: another choice was refused, or the client has left."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()
+
+
+class MergedStream:
+    """A ReplyStream whose pieces carry the index of their choice."""
+
+    def __init__(self, streams: list[ReplyStream]) -> None:
+        self._streams = streams
+        self._reading: dict[asyncio.Task[list[PieceData] | None], int] = {}
+        self._begun = False
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        if not self._begun:
+            self._begun = True
+            for place in range(len(self._streams)):
+                self._read(place)
+        while self._reading:
+            done, _ = await asyncio.wait(self._reading, return_when=asyncio.FIRST_COMPLETED)
+            found: list[PieceData] = []
+            for task in done:
+                place = self._reading.pop(task)
+                pieces = task.result()
+                if pieces is not None:
+                    found += [{**piece, "index": place} for piece in pieces]
+                    self._read(place)
+            if found:
+                return found
+        return None
+
+    def _read(self, place: int) -> None:
+        task = asyncio.create_task(self._streams[place].next_pieces())
+        self._reading[task] = place
+
+    def close(self) -> None:
+        for task in self._reading:
+            task.cancel()
+        for stream in self._streams:
+            stream.close()
+
+
+def count_usage(call: ChatCall, endings: Iterable[PieceData]) -> TokenUsage:
+    """The tokens of all choices; a prompt counts once, however many choices it has."""
+    n = call.options.n if call.options is not None else 1
+    prompt = reply = 0
+    for piece in endings:
+        if piece.get("index", 0) % n == 0:
+            prompt += piece["prompt_tokens"]
+        reply += piece["reply_tokens"]
+    return TokenUsage(prompt, reply)
 
 
 async def ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from graftwork.serve.api.call import ChatCall
-from graftwork.serve.family_settings import FamilySettings, RouteRule
+from graftwork.serve.settings import FamilySettings, RouteRule
 
 if TYPE_CHECKING:
     from graftwork.text.classifier import TextClassifier

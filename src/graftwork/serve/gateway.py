@@ -1,13 +1,14 @@
 """The endpoint that users call: the OpenAI API in front, an engine behind it, captures off the hot path.
 
-Checks the API key, chooses the release, relays the request and gives each finished exchange to the capture
-writer. Every answer names its release. Loads no weights and no torch; answers 503 while the engine is down.
+Checks the API key and the origin of web pages, chooses the release, relays the request and gives each
+finished exchange to the capture writer. Every answer names its release. Loads no weights and no torch;
+answers 503 while the engine is down.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -17,8 +18,11 @@ from graftwork.http.messages import (
     TIMEOUT_HEADER,
     Answer,
     ApiError,
+    Handler,
+    Headers,
     Request,
     Response,
+    error_response,
     json_response,
 )
 from graftwork.http.server import HttpLimits, Server
@@ -35,7 +39,6 @@ from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.budgets import Reservation, most_tokens
 from graftwork.serve.captures import CaptureWriter
-from graftwork.serve.cors import allow_origins, is_preflight
 from graftwork.serve.feedback import FeedbackEndpoint, FeedbackSink
 from graftwork.serve.keys import KeyHolder, KeyRing, Scope, render_keys
 from graftwork.serve.metrics import Metrics, render_replicas
@@ -86,8 +89,7 @@ class Gateway(AnswerService):
             self.feedback = FeedbackEndpoint(feedback, captures=captures)
         self._traces = None
         if read_traces is not None and captures is not None and settings.traces:
-            most = settings.traces_max_unpacked_bytes
-            self._traces = TraceIntake(read_traces, captures=captures, most_bytes=most)
+            self._traces = TraceIntake(read_traces, captures=captures)
 
     def revise(self, settings: ServeSettings) -> None:
         """Use other settings from the next request on."""
@@ -357,7 +359,6 @@ def _read_limits(settings: ServeSettings) -> ChatLimits:
         settings.default_model,
         settings.max_new_tokens,
         settings.max_new_tokens_limit,
-        settings.max_schema_bytes,
     )
 
 
@@ -413,3 +414,41 @@ def _with_deadline(call: ChatCall, request: Request) -> ChatCall:
         message = f"the header {TIMEOUT_HEADER} must be a positive number of milliseconds"
         raise ApiError(400, message, param=TIMEOUT_HEADER)
     return replace(call, deadline=time.monotonic() + milliseconds / 1000)
+
+
+_ALLOWED = (
+    ("access-control-allow-methods", "GET, POST"),
+    (
+        "access-control-allow-headers",
+        "authorization, content-type, x-api-key, x-session-id, anthropic-version",
+    ),
+    ("access-control-max-age", "600"),
+)
+_EXPOSED = ("access-control-expose-headers", "x-graft-release, x-graft-capture, retry-after")
+
+
+def is_preflight(request: Request) -> bool:
+    return request.method == "OPTIONS" and "access-control-request-method" in request.headers
+
+
+def allow_origins(handler: Handler, origins: Collection[str]) -> Handler:
+    """The handler with CORS headers for requests of these origins. Browsers send no key with a preflight."""
+
+    async def answer(request: Request) -> Answer:
+        origin = request.headers.get("origin", "")
+        allowed = origin in origins
+        if is_preflight(request):
+            if not allowed:
+                raise ApiError(403, "this origin is not allowed", code="origin_not_allowed")
+            return Response(204, headers=(*_origin(origin), *_ALLOWED))
+        try:
+            given = await handler(request)
+        except ApiError as error:
+            given = error_response(error)
+        return replace(given, headers=(*given.headers, *_origin(origin), _EXPOSED)) if allowed else given
+
+    return answer
+
+
+def _origin(origin: str) -> Headers:
+    return (("access-control-allow-origin", origin), ("vary", "origin"))

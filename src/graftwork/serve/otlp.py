@@ -17,11 +17,14 @@ import orjson
 
 from graftwork.engines.protocol import estimate_tokens
 from graftwork.http.messages import ApiError, Request, Response, json_response
+from graftwork.records.units import MIB
 from graftwork.serve.budgets import KeyUsage
 from graftwork.serve.captures import CaptureWriter, ServedExchange
 from graftwork.text.shape import has_too_many_values
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
+MOST_UNPACKED_BYTES = 32 * MIB
+"""A compressed trace that unpacks to more is refused with 413."""
 _AT_ONCE = 2
 _RETRY = (("retry-after", "1"),)
 _DEEPEST = 64
@@ -52,11 +55,9 @@ class TraceIntake:
         read: Callable[[dict[str, Any]], TracedCalls],
         *,
         captures: CaptureWriter,
-        most_bytes: int,
     ) -> None:
         self._read = read
         self._captures = captures
-        self._most_bytes = most_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="traces")
         self._under_way = 0
         self.calls = 0
@@ -92,7 +93,7 @@ class TraceIntake:
         self._under_way -= 1
 
     def _decode(self, body: bytes, kind: str, packed: bool) -> TracedCalls:
-        data = unpack(body, most=self._most_bytes) if packed else body
+        data = unpack(body, most=MOST_UNPACKED_BYTES) if packed else body
         # A collection looks at all values of a large trace at once, and requests wait for it.
         gc.disable()
         try:

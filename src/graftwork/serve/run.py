@@ -1,4 +1,7 @@
-"""Runs an endpoint: gateway, engine and captures, from start to graceful stop."""
+"""Runs an endpoint from start to graceful stop: gateway, engine, captures, and what runs next to them.
+
+Next to the gateway run the watching of keys, the admin listener, TLS and the access log.
+"""
 
 import asyncio
 import errno
@@ -8,29 +11,29 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from graftwork.engines.protocol import EngineJob
+from graftwork.http.server import Server
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
-from graftwork.records.units import MIB
-from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
+from graftwork.serve.captures import CaptureSink, CaptureWriter
 from graftwork.serve.engines import EngineSet
 from graftwork.serve.escalation import AnswerChecks, CheckThreads, Escalator, ThreadedCheck
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.feedback import FeedbackSink
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.keys import LoadKeys
-from graftwork.serve.operations import Listener, Operations, list_listeners, open_keys
+from graftwork.serve.keys import KeyRing, LoadKeys, UsageFile, follow_keys, is_usable
 from graftwork.serve.otlp import TracedCalls
-from graftwork.serve.reloader import RELOAD_SIGNAL, ReadSettings, SettingsReloader, gateway_folder
+from graftwork.serve.reload import RELOAD_SIGNAL, ReadSettings, SettingsReloader, gateway_folder
+from graftwork.serve.request_log import AccessLog, log_as_json
 from graftwork.serve.routing import AliasWatcher, FindAdapter, FindCanary, ResolveAliases, Routes
-from graftwork.serve.settings import ServeSettings
+from graftwork.serve.settings import ServeSettings, find_api_key
 from graftwork.serve.shadow import Shadow
 
 T = TypeVar("T")
@@ -40,6 +43,79 @@ _SWITCH_SECONDS = 0.0005
 takes it several times; Python's own 5 ms would add up."""
 _FLUSH_SECONDS = 2.0
 """How long clients may take to read the end of answers that are complete."""
+
+
+class Listener(NamedTuple):
+    """A server and where it listens."""
+
+    server: Server
+    host: str
+    port: int
+
+
+async def open_keys(settings: ServeSettings, load: LoadKeys) -> KeyRing:
+    stored = await asyncio.to_thread(load)
+    ring = KeyRing(find_api_key(settings, has_keys=any(is_usable(key) for key in stored)))
+    ring.replace(stored)
+    return ring
+
+
+def list_listeners(gateway: Gateway, settings: ServeSettings) -> list[Listener]:
+    """The public listener first."""
+    listeners = [Listener(gateway.open_server(), settings.host, settings.port)]
+    if settings.admin_port is not None:
+        host = settings.admin_host or "127.0.0.1"
+        listeners.append(Listener(gateway.open_admin_server(), host, settings.admin_port))
+    return listeners
+
+
+class Operations:
+    """`tls` is the context of the listeners; None without TLS."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self.tls = None
+        if settings.tls_certificate is not None and settings.tls_key is not None:
+            self.tls = open_tls(settings.tls_certificate, settings.tls_key)
+
+    @asynccontextmanager
+    async def running(
+        self, gateway: Gateway, keys: KeyRing, load: LoadKeys, *, folder: Path
+    ) -> AsyncIterator[None]:
+        """`folder` is where the gateway keeps what a restart must not forget."""
+        settings = self._settings
+        escalations = None if gateway.escalator is None else gateway.escalator.budget
+        usage = UsageFile(folder, keys, escalations)
+        usage.restore()
+        async with AsyncExitStack() as stack:
+            if settings.log_format == "json":
+                stack.enter_context(log_as_json())
+            if settings.access_log:
+                access_log = AccessLog(as_json=settings.log_format == "json")
+                access_log.start()
+                stack.push_async_callback(asyncio.to_thread, access_log.close)
+                gateway.observe = access_log.note
+            stack.push_async_callback(usage.save)
+            for work in (follow_keys(keys, load), usage.follow()):
+                stack.callback(asyncio.create_task(work).cancel)
+            yield
+
+
+def open_tls(certificate: str, key: str) -> ssl.SSLContext:
+    """The context of a server with the PEM files of a certificate and its key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise UserMistake(
+            "the TLS certificate cannot be used",
+            why=getattr(error, "reason", None) or error.strerror or str(error),
+            fix="name the PEM files of a certificate chain and of its key, without a passphrase",
+            where=certificate,
+        ) from error
+    return context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +239,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 def _open_captures(project: ServedProject, settings: ServeSettings, *, folder: Path) -> CaptureWriter | None:
     if project.captures is None or not settings.capture:
         return None
-    limits = CaptureLimits(
-        queue=settings.capture_queue, journal_bytes=int(settings.capture_journal_mib * MIB)
-    )
-    captures = CaptureWriter(project.captures, limits=limits, folder=folder, prune=project.prune_captures)
+    captures = CaptureWriter(project.captures, folder=folder, prune=project.prune_captures)
     captures.start()
     return captures
 

@@ -2,17 +2,309 @@
 
 import ipaddress
 import os
+import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.engines.settings import EngineSettings
-from graftwork.records.base import NotSecret, Record
+from graftwork.records.base import NotSecret, Record, SecretText
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.units import MIB
-from graftwork.serve.chain_settings import ChainSettings, require_sound_chains
-from graftwork.serve.family_settings import FamilySettings
 from graftwork.text.redact import EndpointUrl, VariableName
+
+PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+QUESTION, CONVERSATION, ANSWER = "question", "conversation", "answer"
+GIVEN = (QUESTION, CONVERSATION, ANSWER)
+"""Placeholders that name no step: the user's last turn, the whole conversation, the last answer so far."""
+StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+Template = Annotated[str, NotSecret("a prompt that the project declares")]
+
+
+class ChainCondition(Record):
+    """When a step runs, by an earlier answer. Every condition that is set must hold."""
+
+    answer_of: StepName | None = Field(
+        default=None, description="The step whose answer is looked at. None: the last answer so far."
+    )
+
+    contains: Annotated[tuple[str, ...], NotSecret("words of answers")] = Field(
+        default=(), description="The answer contains one of these texts, in any case."
+    )
+
+    lacks: Annotated[tuple[str, ...], NotSecret("words of answers")] = Field(
+        default=(), description="The answer contains none of these texts, in any case."
+    )
+
+    fails: tuple[str, ...] = Field(
+        default=(),
+        description="The answer fails one of these metrics or checks of `evaluate`; those that compare with "
+        "a reference are refused.",
+    )
+
+    @model_validator(mode="after")
+    def _is_a_condition(self) -> Self:
+        if not (self.contains or self.lacks or self.fails):
+            raise ValueError("the condition holds always: give it contains, lacks or fails, or leave it out")
+        if any(not text for text in (*self.contains, *self.lacks)):
+            raise ValueError("an empty text is contained in every answer")
+        return self
+
+
+class ChainStep(Record):
+    """One model that is asked."""
+
+    name: StepName = Field(description="Prompts of later steps use the answer as `{{name}}`.")
+
+    model: str = Field(
+        min_length=1,
+        description="An alias, `base`, a release, the family, a name under `serve.failover.endpoints`, or "
+        "another chain.",
+    )
+
+    prompt: Template | None = Field(
+        default=None,
+        min_length=1,
+        description="What the model is asked, with `{{question}}`, `{{conversation}}`, `{{answer}}` (the "
+        "last one so far) and answers of earlier steps by their names. None: the conversation as received.",
+    )
+
+    system: Template | None = Field(
+        default=None, description="The system prompt of this step. None: that of the request."
+    )
+
+    when: ChainCondition | None = Field(
+        default=None,
+        description="Without it the step always runs. A step that does not run has the answer before it as "
+        "its own.",
+    )
+
+    fallback: str | None = Field(
+        default=None, min_length=1, description="The model that is asked if this one fails."
+    )
+
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="The longest answer of this step. None: as the request says.",
+    )
+
+
+class ChainSettings(Record):
+    """Steps in their order; the answer of the last one that runs is sent."""
+
+    steps: tuple[ChainStep, ...] = Field(min_length=1, description="Asked one after the other.")
+
+    max_steps: int = Field(
+        default=8, ge=1, le=64, description="Steps at most, those of chains within this one included."
+    )
+
+    max_seconds: float = Field(default=60.0, gt=0, description="How long all steps may take together.")
+
+    max_tokens: int = Field(
+        default=8192, ge=1, description="Tokens of all prompts and answers of one request together."
+    )
+
+    fallback: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The model that answers the request instead if a step fails or the tokens are used up. "
+        "None: the request fails with the name of the step.",
+    )
+
+    @model_validator(mode="after")
+    def _steps_are_sound(self) -> Self:
+        before: list[str] = []
+        for step in self.steps:
+            if step.name in before:
+                raise ValueError(f"two steps are called {step.name}")
+            if step.name in GIVEN:
+                raise ValueError(f"{step.name} is a placeholder of its own: give the step another name")
+            if not before and step.when is not None:
+                raise ValueError(
+                    f"the first step, {step.name}, has no answer before it that `when` could test"
+                )
+            if step.when is not None and step.when.answer_of not in (None, *before):
+                raise ValueError(f"{step.name} looks at {step.when.answer_of}, which is no step before it")
+            known = (QUESTION, CONVERSATION, *((ANSWER,) if before else ()), *before)
+            for name in find_placeholders(step):
+                if name not in known:
+                    shown = ", ".join(known)
+                    raise ValueError(
+                        f"the prompt of {step.name} uses {{{{{name}}}}}, which is not known there: {shown}"
+                    )
+            before.append(step.name)
+        return self
+
+
+def find_placeholders(step: ChainStep) -> Iterator[str]:
+    for text in (step.prompt, step.system):
+        yield from PLACEHOLDER.findall(text or "")
+
+
+def require_sound_chains(chains: Mapping[str, ChainSettings]) -> None:
+    """Refuse chains that lead back to themselves, or have more steps than they allow. Raises ValueError."""
+    for name, chain in chains.items():
+        _require_no_cycle(chains, name, ())
+        for fallback in (chain.fallback, *(step.fallback for step in chain.steps)):
+            if fallback in chains:
+                raise ValueError(f"the fallback {fallback} of the chain {name} is a chain: name a model")
+    for name, chain in chains.items():
+        steps = count_steps(chains, name)
+        if steps > chain.max_steps:
+            raise ValueError(
+                f"the chain {name} may take {steps} steps with those of the chains in it; raise its "
+                f"max_steps ({chain.max_steps})"
+            )
+
+
+def count_steps(chains: Mapping[str, ChainSettings], name: str) -> int:
+    """Models that one request may ask at most, fallbacks not counted."""
+    return sum(count_steps(chains, step.model) if step.model in chains else 1 for step in chains[name].steps)
+
+
+def _require_no_cycle(chains: Mapping[str, ChainSettings], name: str, path: tuple[str, ...]) -> None:
+    if name in path:
+        cycle = " → ".join((*path[path.index(name) :], name))
+        raise ValueError(f"the chain {name} leads back to itself: {cycle}")
+    for step in chains[name].steps:
+        if step.model in chains:
+            _require_no_cycle(chains, step.model, (*path, name))
+
+
+class RouteRule(Record):
+    """Requests that go to one model. Every condition that is set must hold."""
+
+    to: str = Field(description="A model under `models:`.")
+
+    role: tuple[str, ...] = Field(
+        default=(),
+        description="The role that the request states, in the header `x-graft-role` or in `metadata.role`.",
+    )
+
+    headers: dict[str, SecretText] = Field(
+        default={}, description="Headers of the request with their values."
+    )
+
+    schema_names: tuple[str, ...] = Field(
+        default=(), description="Names of the JSON Schema in `response_format`."
+    )
+
+    keywords: Annotated[tuple[str, ...], NotSecret("words that users write")] = Field(
+        default=(), description="Words of which the user's last turn must contain one, in any case."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_condition(self) -> Self:
+        if not (self.role or self.headers or self.schema_names or self.keywords):
+            raise ValueError(
+                f"the rule for {self.to} matches every request: give it role, headers, schema_names or "
+                "keywords; requests that no rule matches go to the router, then to the main model"
+            )
+        named = {"keyword": self.keywords, "role": self.role, "schema name": self.schema_names}
+        for name, values in named.items():
+            if any(not value.strip() for value in values):
+                raise ValueError(f"the rule for {self.to} has an empty {name}, which matches nothing")
+        return self
+
+
+class FamilyGateSettings(Record):
+    """What `graft gate --family` requires of all members together."""
+
+    cases: str | None = Field(
+        default=None,
+        description="JSONL file of cases; `group` is the role that each is for. None: the held-out cases of "
+        "all models.",
+    )
+
+    max_cases: int = Field(
+        default=120, ge=1, description="Cases that are asked, the same share of each route."
+    )
+
+    metric: str | None = Field(
+        default=None, description="What answers are graded by. None: the gate's primary metric."
+    )
+
+    margin: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="How much worse the answers of one route may get, in points of 1.",
+    )
+
+    router_margin: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="How far the router's accuracy may fall below that of its card.",
+    )
+
+    max_memory_gib: float | None = Field(
+        default=None, gt=0, description="Memory that all engine processes may take together."
+    )
+
+    max_p95_seconds: float | None = Field(
+        default=None, gt=0, description="The 95th percentile of the time of an answer."
+    )
+
+
+class FamilySettings(Record):
+    """The project's models behind one name."""
+
+    name: str = Field(
+        default="auto",
+        min_length=1,
+        description="Requests for this model are routed. Other names are served as they are.",
+    )
+
+    rules: tuple[RouteRule, ...] = Field(default=(), description="Tried in this order, before the router.")
+
+    remote: dict[str, str] = Field(
+        default={},
+        description="Members that another server answers for: a model under `models:` with a name under "
+        "`serve.failover.endpoints`. While that server fails, the main model answers.",
+    )
+
+    router: bool = Field(
+        default=True,
+        description="Use the learned router (`graft train --router 0.95`) where no rule matches. Where it is "
+        "unsure, the main model answers.",
+    )
+
+    gate: FamilyGateSettings = Field(
+        default=FamilyGateSettings(), description="The gate for the family as a whole: `graft gate --family`."
+    )
+
+    @model_validator(mode="after")
+    def _every_rule_can_match(self) -> Self:
+        for place, rule in enumerate(self.rules):
+            for earlier, first in enumerate(self.rules[:place]):
+                if matches_all_of(first, rule):
+                    raise ValueError(
+                        f"rule {place + 1} (to {rule.to}) never matches: rule {earlier + 1} matches all that "
+                        "it does; put it before that one, or remove it"
+                    )
+        return self
+
+
+def matches_all_of(first: RouteRule, second: RouteRule) -> bool:
+    """Whether every request that `second` matches is matched by `first`."""
+    listed = ((first.role, second.role), (first.schema_names, second.schema_names))
+    if not all(_is_wider(ours, theirs) for ours, theirs in listed):
+        return False
+    if not _is_wider(_fold(first.keywords), _fold(second.keywords)):
+        return False
+    theirs = {name.lower(): value for name, value in second.headers.items()}
+    return all(theirs.get(name.lower()) == value for name, value in first.headers.items())
+
+
+def _is_wider(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
+    return not ours or (bool(theirs) and set(theirs) <= set(ours))
+
+
+def _fold(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word.casefold() for word in words)
 
 
 class SplitSettings(Record):
@@ -241,8 +533,6 @@ class ShadowSettings(Record):
 
     per_minute: int | None = Field(default=60, ge=1, description="Copies in a minute; others are dropped.")
 
-    max_seconds: float = Field(default=120.0, gt=0, description="How long one copy may take.")
-
     @model_validator(mode="after")
     def _is_another(self) -> Self:
         if self.to in self.models:
@@ -252,12 +542,6 @@ class ShadowSettings(Record):
 
 class OperationSettings(Record):
     """What an operator sets; `ServeSettings` has these too."""
-
-    key_refresh_seconds: float = Field(
-        default=1.0,
-        gt=0,
-        description="Seconds until a created key works and a revoked one stops.",
-    )
 
     admin_host: str | None = Field(
         default=None,
@@ -296,13 +580,6 @@ class OperationSettings(Record):
     log_format: Literal["text", "json"] = Field(
         default="text",
         description="The form of log lines on standard error.",
-    )
-
-    capture_journal_mib: float = Field(
-        default=64,
-        gt=0,
-        description="Size of the file that keeps captures while the database is slow or fails; beyond it "
-        "they are lost and counted.",
     )
 
     capture_keep_days: float | None = Field(
@@ -367,21 +644,9 @@ class ServeSettings(OperationSettings):
         description="Keep each exchange, redacted, so that it can become data again.",
     )
 
-    capture_queue: int = Field(
-        default=1024,
-        ge=1,
-        description="Exchanges that may wait to be kept; beyond it the newest are dropped and counted.",
-    )
-
     traces: bool = Field(
         default=True,
         description="Take traces over OTLP/HTTP at /v1/traces and keep their calls of models as captures.",
-    )
-
-    traces_max_unpacked_bytes: int = Field(
-        default=32 * MIB,
-        ge=1024,
-        description="A compressed trace that unpacks to more is refused with 413.",
     )
 
     max_connections: int = Field(
@@ -422,12 +687,6 @@ class ServeSettings(OperationSettings):
         description="Requests that are answered at once; others wait until one of them ends.",
     )
 
-    batch_wait_ms: float = Field(
-        default=4.0,
-        ge=0,
-        description="How long the first request of an idle engine waits for others to start with.",
-    )
-
     api_key_env: VariableName | None = Field(
         default=None,
         description="Name of the environment variable that holds the key clients must present as bearer "
@@ -444,12 +703,6 @@ class ServeSettings(OperationSettings):
         default=1024,
         ge=1,
         description="The longest answer that a request may ask for.",
-    )
-
-    max_schema_bytes: int = Field(
-        default=64 * 1024,
-        ge=256,
-        description="The largest JSON Schema of `response_format`, and the largest `tools`, of a request.",
     )
 
     alias_refresh_seconds: float = Field(

@@ -17,6 +17,7 @@ from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import ApiError
 from graftwork.records.interaction import INTERRUPTED
 from graftwork.serve.api.call import ChatCall
+from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.captures import CaptureWriter, ServedExchange
 from graftwork.serve.fallbacks import FallbackTarget
 from graftwork.serve.settings import ShadowSettings
@@ -24,7 +25,7 @@ from graftwork.serve.settings import ShadowSettings
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64
-MINUTE = 60.0
+_LONGEST_COPY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Shadow:
         self._is_idle, self._is_remote = is_idle, is_remote
         self._waiting: deque[_Copy] = deque(maxlen=MOST_WAITING)
         self._running: set[asyncio.Task[None]] = set()
-        self._starts: deque[float] = deque()
+        self._budget = RequestBudget(settings.per_minute)
         self._chance = random.Random()
         self.counts: Counter[str] = Counter()
         """Copies by what became of them: answered, failed, interrupted, dropped, not ready."""
@@ -82,7 +83,7 @@ class Shadow:
             if not self._is_remote and not self._is_idle():
                 return
             copy = self._waiting.popleft()
-            if not self._take_one():
+            if not self._budget.take():
                 self.counts["dropped"] += 1
                 continue
             task = asyncio.create_task(self._ask(copy))
@@ -99,16 +100,6 @@ class Shadow:
         self._running.discard(task)
         self.go_on()
 
-    def _take_one(self) -> bool:
-        """Whether the budget of this minute allows one more."""
-        now, most = time.monotonic(), self._settings.per_minute
-        while self._starts and now - self._starts[0] >= MINUTE:
-            self._starts.popleft()
-        if most is not None and len(self._starts) >= most:
-            return False
-        self._starts.append(now)
-        return True
-
     async def _ask(self, copy: _Copy) -> None:
         target = self._resolve(self._settings.to)
         if target is None or target.release == copy.exchange.asked_release:
@@ -117,7 +108,7 @@ class Shadow:
         started = time.perf_counter()
         call = replace(copy.call, stream=False, deadline=None, is_copy=True)
         try:
-            async with asyncio.timeout(self._settings.max_seconds):
+            async with asyncio.timeout(_LONGEST_COPY_SECONDS):
                 piece = await target.engine.complete(call, model=target.model)
         except asyncio.CancelledError:
             # Kept as well: long answers are interrupted most, so the others are no fair sample.

@@ -18,7 +18,7 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.process.worker import hold_lock
 from graftwork.project.load import open_project
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.serve.reloader import gateway_folder
+from graftwork.serve.reload import gateway_folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
 

@@ -16,12 +16,13 @@ from tool_template import ASK, TOOLS
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.engines.protocol import ReplyPiece
 from graftwork.records.interaction import Origin
+from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.keys import KeyRing
-from graftwork.serve.operations import Operations
 from graftwork.serve.routing import Routes
+from graftwork.serve.run import Operations
 from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, split_tools, write_calls
 
@@ -66,6 +67,8 @@ async def open_pair(sink=None, *, large=None, serving=None, routes=None, backend
     ):
         house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
         house.gateway.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
+        # No minute ends meanwhile.
+        house.gateway.escalator.budget = RequestBudget(asked.per_minute, asked.per_day, clock=lambda: 0.0)
         yield house, client
 
 

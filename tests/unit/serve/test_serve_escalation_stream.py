@@ -12,6 +12,7 @@ from stub_engine import StubEngine
 
 from graftwork.engines.protocol import ReplyPiece
 from graftwork.http.client import Client
+from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.escalation import Escalator, PrefixVerdict
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.settings import EscalateSettings, ServeSettings
@@ -106,6 +107,8 @@ async def open_pair(sink=None, *, small=None, large=None, checks=None, serving=N
     ):
         house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
         house.gateway.escalator = Escalator(asked, checks=checks or StartsWithYes(), clock=time.monotonic)
+        # No minute ends meanwhile.
+        house.gateway.escalator.budget = RequestBudget(asked.per_minute, asked.per_day, clock=lambda: 0.0)
         yield house, client
 
 

@@ -11,9 +11,8 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 from graftwork.project.settings import ProjectSettings
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
-from graftwork.serve.family_settings import FamilySettings, RouteRule
 from graftwork.serve.routing import Routes
-from graftwork.serve.settings import ServeSettings
+from graftwork.serve.settings import FamilySettings, RouteRule, ServeSettings
 from graftwork.text.classifier import set_threshold, train_classifier
 
 ALIASES = {"main": "champion", "storage": "storage/champion", "people": "people/champion"}

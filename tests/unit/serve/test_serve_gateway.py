@@ -12,7 +12,7 @@ from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.chat import parse_chat_body
-from graftwork.serve.choices import stream_choices
+from graftwork.serve.exchange import stream_choices
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import ServeSettings
 

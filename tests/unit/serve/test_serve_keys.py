@@ -18,8 +18,17 @@ from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.embeddings import parse_embeddings
 from graftwork.serve.budgets import KeyBudget, KeyUsage
-from graftwork.serve.key_usage import USAGE_FILE, UsageFile, _Usage
-from graftwork.serve.keys import SCOPES, ApiKey, KeyRing, digest_secret, follow_keys, make_secret
+from graftwork.serve.keys import (
+    SCOPES,
+    USAGE_FILE,
+    ApiKey,
+    KeyRing,
+    UsageFile,
+    _Usage,
+    digest_secret,
+    follow_keys,
+    make_secret,
+)
 from graftwork.serve.settings import ServeSettings
 
 HELLO = [{"role": "user", "content": "hello there friend"}]

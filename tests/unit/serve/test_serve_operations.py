@@ -27,9 +27,8 @@ from graftwork.pipeline.status import ask_endpoint
 from graftwork.records.errors import UserMistake
 from graftwork.serve.capture_journal import read_totals
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
-from graftwork.serve.operations import Operations, list_listeners, open_keys, open_tls
 from graftwork.serve.request_log import AccessLog, BackgroundBatches, log_as_json
-from graftwork.serve.run import ServedProject, serve
+from graftwork.serve.run import Operations, ServedProject, list_listeners, open_keys, open_tls, serve
 from graftwork.serve.settings import ServeSettings
 
 SECRET_PROMPT = "my secret prompt"

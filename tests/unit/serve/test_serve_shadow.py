@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 from stub_engine import StubEngine
 
+from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings, ShadowSettings
@@ -67,6 +68,7 @@ async def open_shadow(sink, *, remote=None, backend=None, **settings):
             captures=house.captures,
             is_idle=lambda: house.gateway.metrics.in_flight == 0,
         )
+        shadow._budget = RequestBudget(shadow._settings.per_minute, clock=lambda: 0.0)  # no minute ends
         yield house, client, shadow
         await shadow.close()
 

@@ -14,8 +14,7 @@ from graftwork.engines.protocol import EngineJob
 from graftwork.http.client import Client
 from graftwork.process.worker import lock_holder
 from graftwork.records.errors import UserMistake
-from graftwork.serve.reload import plan_reload
-from graftwork.serve.reloader import SettingsReloader, reload_endpoint
+from graftwork.serve.reload import SettingsReloader, plan_reload, reload_endpoint
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 from time_limits import check_with_limits

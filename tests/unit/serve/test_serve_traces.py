@@ -194,10 +194,11 @@ def test_a_key_for_traces_is_charged_with_their_requests_and_tokens(run):
         (gzip.compress(bytes(1 << 20)), GZIP, 413),
     ],
 )
-def test_bad_bodies_are_refused_with_the_reason(run, body, headers, status):
+def test_bad_bodies_are_refused_with_the_reason(run, body, headers, status, monkeypatch):
+    monkeypatch.setattr("graftwork.serve.otlp.MOST_UNPACKED_BYTES", 1 << 16)
+
     async def main():
-        settings = ServeSettings(traces_max_unpacked_bytes=1 << 16)
-        async with house(ListSink(), settings=settings) as open_:
+        async with house(ListSink()) as open_:
             return await post(open_, body, headers)
 
     found, answer = run(main)

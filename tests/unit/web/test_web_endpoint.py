@@ -89,7 +89,7 @@ def test_an_endpoint_with_a_certificate_of_its_own_is_asked_for_its_counts_and_m
     sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
     from test_serve_operations import write_certificate
 
-    from graftwork.serve.operations import open_tls
+    from graftwork.serve.run import open_tls
 
     files = write_certificate(tmp_path)
     settings = (empty_project / "graft.yaml").read_text()

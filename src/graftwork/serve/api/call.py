@@ -27,7 +27,6 @@ class ChatLimits:
     default_model: str = "champion"
     max_tokens: int = 256
     max_tokens_limit: int = 1024
-    max_schema_bytes: int = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,7 +366,7 @@ CHAT = ApiFormat(parse_chat, encode_completion, open_chunks, encode_error)
 
 def parse_options(body: dict[str, Any], limits: ChatLimits) -> GenerationOptions | None:
     """The options of a chat request; None if it has none that change the answer."""
-    used = parse_tools(body, max_bytes=limits.max_schema_bytes)
+    used = parse_tools(body)
     options = GenerationOptions(
         n=take_integer(body, "n", default=1, low=1, high=MOST_CHOICES) or 1,
         logprobs=_parse_logprobs(body),
@@ -406,5 +406,5 @@ def check_schema(named: Any, where: str, limits: ChatLimits) -> dict[str, Any]:
     for key in named.keys() - {"name", "schema", "strict", "description", "type"}:
         raise unsupported(f"{where}.{key[:80]}")
     schema: dict[str, Any] = named["schema"]
-    require_small(schema, f"{where}.schema", max_bytes=limits.max_schema_bytes)
+    require_small(schema, f"{where}.schema")
     return schema

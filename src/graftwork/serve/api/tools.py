@@ -14,6 +14,8 @@ from graftwork.serve.api.fields import is_nested_deeper, take, unsupported, wron
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, define_tool, write_calls
 
 MOST_TOOLS = 128
+MOST_SCHEMA_BYTES = 64 * 1024
+"""Of the JSON Schema of `response_format`, and of all tools of a request."""
 DEEPEST_SCHEMA = 48
 """Levels of nesting in a schema."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -26,14 +28,14 @@ class ToolUse(NamedTuple):
     strict: bool = False
 
 
-def parse_tools(body: dict[str, Any], *, max_bytes: int) -> ToolUse:
+def parse_tools(body: dict[str, Any]) -> ToolUse:
     """The tools of a chat request; none of them if `tool_choice` is `none`."""
     parallel = take(body, "parallel_tool_calls", bool, True)
     listed = take(body, "tools", list, [])
     if len(listed) > MOST_TOOLS:
         raise wrong("tools", f"has {len(listed)} tools; the limit is {MOST_TOOLS}")
     tools = [_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(listed)]
-    require_small(listed, "tools", max_bytes=max_bytes)
+    require_small(listed, "tools")
     names = [tool["function"]["name"] for tool in tools]
     for place, name in enumerate(names):
         if name in names[:place]:
@@ -45,13 +47,13 @@ def parse_tools(body: dict[str, Any], *, max_bytes: int) -> ToolUse:
     return ToolUse(tuple(tools), choice, parallel, strict)
 
 
-def require_small(value: Any, param: str, *, max_bytes: int) -> None:
+def require_small(value: Any, param: str) -> None:
     """Refuse schemas that are large or deeply nested: they are compiled and rendered for each request."""
     if is_nested_deeper(value, DEEPEST_SCHEMA):
         raise wrong(param, f"is nested deeper than {DEEPEST_SCHEMA} levels")
     size = len(orjson.dumps(value))
-    if size > max_bytes:
-        raise wrong(param, f"has {size} bytes; the limit is {max_bytes} (serve.max_schema_bytes)")
+    if size > MOST_SCHEMA_BYTES:
+        raise wrong(param, f"has {size} bytes; the limit is {MOST_SCHEMA_BYTES}")
 
 
 def _parse_tool(tool: Any, where: str) -> dict[str, Any]:
