@@ -5,16 +5,13 @@ far. The address is that of graft.yaml on this machine; no other host is asked.
 """
 
 import json
-import os
 import re
 import shlex
 import time
-import urllib.request
 from contextlib import AbstractContextManager
 
 from graftwork.api.project import Project
-from graftwork.pipeline.status import endpoint_address, endpoint_url, local_host, trust_certificate
-from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
+from graftwork.process.http_client import HttpAnswer, NoAnswer
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks
 
@@ -130,31 +127,22 @@ def curl_command(project: Project, model: str, messages: list[dict[str, str]]) -
 
 
 def ask_address(project: Project) -> str:
-    return endpoint_url(project.settings.serve)
+    from graftwork.serve.own_endpoint import OwnEndpoint
+
+    return OwnEndpoint(project.settings.serve, root=project.root).url
 
 
 def _open(
     project: Project, path: str, body: dict[str, object] | None, *, seconds: float
 ) -> AbstractContextManager[HttpAnswer]:
-    from graftwork.serve.settings import is_loopback
+    from graftwork.serve.own_endpoint import OwnEndpoint
 
-    settings, address = project.settings.serve, ask_address(project)
-    host, port = settings.host, settings.port
-    if path == "/metrics" and settings.admin_port is not None:
-        host, port = settings.admin_host or "127.0.0.1", settings.admin_port
-        address = endpoint_address(settings, host, port)
-    if not is_loopback(local_host(host)) or port == 0:
+    endpoint = OwnEndpoint(project.settings.serve, root=project.root, admin=path == "/metrics")
+    if not endpoint.is_here:
         raise EnvironmentLacks(
             "the endpoint's address is not fixed on this machine", fix="set serve.host and serve.port"
         )
-    data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(address + path, data=data)
-    request.add_header("content-type", "application/json")
-    key = os.environ.get(settings.api_key_env or "", "").strip()
-    if key:
-        request.add_header("authorization", f"Bearer {key}")
-    context = trust_certificate(settings, root=project.root)
-    return HttpClient(proxies=False, context=context).send(request, seconds=seconds)
+    return endpoint.send(path, body, seconds=seconds)
 
 
 def _read(content: bytes, status: int) -> dict[str, object]:

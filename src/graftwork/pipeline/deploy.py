@@ -6,19 +6,16 @@ requests fails, the alias points at the old release again.
 """
 
 import json
-import os
 import shlex
 import subprocess
 import time
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.release_transfer import add_to_index, push_to_url, report_bytes, require_own_project
 from graftwork.pipeline.releases import full_alias, open_store, promote_release, roll_back_release
-from graftwork.pipeline.status import endpoint_url, trust_certificate
-from graftwork.process.http_client import HttpClient, NoAnswer
+from graftwork.process.http_client import NoAnswer
 from graftwork.process.ssh import UNREACHED, ssh_command
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
@@ -26,6 +23,7 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO, EXIT_DONE, EnvironmentLa
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.registry.index import find_release
 from graftwork.registry.transfer.ssh import SshTarget, parse_target, push_over_ssh
+from graftwork.serve.own_endpoint import OwnEndpoint
 from graftwork.serve.reload import gateway_folder
 
 TAKEN_OVER_SECONDS = 180.0
@@ -113,19 +111,17 @@ def _ask(
 
 def _ask_once(work: OpenProject, alias: str, question: Question) -> tuple[str, str]:
     """The release that answered, or why there was no answer."""
-    settings = work.settings.serve
     body = {"model": alias, "messages": list(question), "max_tokens": 32, "temperature": 0}
-    request = urllib.request.Request(
-        f"{endpoint_url(settings)}/v1/chat/completions",
-        data=json.dumps(body).encode(),
-        headers={"content-type": "application/json", "x-session-id": TRY_OUT_SESSION},
+    endpoint = OwnEndpoint(work.settings.serve, root=work.project.root)
+    answering = endpoint.send(
+        "/v1/chat/completions",
+        body,
+        seconds=ANSWER_SECONDS,
+        longest=LONGEST_ANSWER,
+        headers={"x-session-id": TRY_OUT_SESSION},
     )
-    if key := os.environ.get(settings.api_key_env or "", "").strip():
-        request.add_header("authorization", f"Bearer {key}")
-    context = trust_certificate(settings, root=work.project.root)
-    client = HttpClient(longest=LONGEST_ANSWER, proxies=False, context=context)
     try:
-        with client.send(request, seconds=ANSWER_SECONDS) as answer:
+        with answering as answer:
             text = answer.read()
             if answer.status == 503 and b"model_not_loaded" in text:
                 return "", ""

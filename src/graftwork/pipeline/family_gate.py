@@ -48,8 +48,7 @@ from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Verdict
 from graftwork.registry.index import find_release
-from graftwork.serve.settings import FamilySettings
-from graftwork.serve.settings import ServeSettings
+from graftwork.serve.settings import FamilySettings, ServeSettings
 
 CHAIN_CASES = 5
 """Requests that each chain is asked."""

@@ -5,9 +5,6 @@ them, and does nothing else: asking never starts a step.
 """
 
 import json
-import os
-import ssl
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +19,7 @@ from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk, name_en
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
 from graftwork.process.heartbeat import HealthReport, Patience, assess_health, process_state, read_beat
-from graftwork.process.http_client import HttpClient, NoAnswer
+from graftwork.process.http_client import NoAnswer
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Stale
@@ -31,7 +28,8 @@ from graftwork.records.live import PromptDrift, ShadowSummary
 from graftwork.records.plan import Plan
 from graftwork.records.report import Verdict
 from graftwork.serve.capture_journal import CaptureTotals, read_totals
-from graftwork.serve.settings import ServeSettings, is_loopback
+from graftwork.serve.own_endpoint import OwnEndpoint
+from graftwork.serve.settings import ServeSettings
 from graftwork.store.runs import RunEntry
 from graftwork.text.wording import duration
 
@@ -250,53 +248,16 @@ def next_run(work: OpenProject, steps: tuple[StepState, ...]) -> NextRun:
 
 def ask_endpoint(settings: ServeSettings, *, root: Path = Path()) -> EndpointStatus:
     """How the endpoint is where graft.yaml says that it listens, if that is on this machine."""
-    host, port = settings.host, settings.port
-    if settings.admin_port is not None:
-        host, port = settings.admin_host or "127.0.0.1", settings.admin_port
-    url = endpoint_address(settings, host, port)
-    if not is_loopback(local_host(host)) or port == 0:
-        return EndpointStatus(url=url, state="unknown", reason="its address is not fixed on this machine")
-    request = urllib.request.Request(f"{url}/health")
-    key = os.environ.get(settings.api_key_env or "", "").strip()
-    if key:
-        request.add_header("authorization", f"Bearer {key}")
-    # No proxy of the environment: it could not reach this machine.
-    context = trust_certificate(settings, root=root)
-    client = HttpClient(longest=_MOST_BYTES, proxies=False, context=context)
+    endpoint = OwnEndpoint(settings, root=root, admin=True)
+    if not endpoint.is_here:
+        why = "its address is not fixed on this machine"
+        return EndpointStatus(url=endpoint.url, state="unknown", reason=why)
     try:
-        with client.send(request, seconds=ENDPOINT_SECONDS) as reply:
-            return _read_health(url, reply.read())
+        with endpoint.send("/health", seconds=ENDPOINT_SECONDS, longest=_MOST_BYTES) as reply:
+            return _read_health(endpoint.url, reply.read())
     except NoAnswer:
-        return EndpointStatus(url=url, state="off", reason="nothing answers there; `graft serve` starts it")
-
-
-def endpoint_url(settings: ServeSettings) -> str:
-    """Where requests go on this machine, without /v1."""
-    return endpoint_address(settings, settings.host, settings.port)
-
-
-def local_host(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def endpoint_address(settings: ServeSettings, host: str, port: int) -> str:
-    scheme, host = "http" if settings.tls_certificate is None else "https", local_host(host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def trust_certificate(settings: ServeSettings, *, root: Path) -> ssl.SSLContext | None:
-    """Trusts the endpoint's own certificate and no other; its name need not be that of this machine."""
-    if settings.tls_certificate is None:
-        return None
-    certificate = root / settings.tls_certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    try:
-        context.load_verify_locations(certificate)
-    except (OSError, ssl.SSLError):
-        return None
-    return context
+        why = "nothing answers there; `graft serve` starts it"
+        return EndpointStatus(url=endpoint.url, state="off", reason=why)
 
 
 def _read_health(url: str, body: bytes) -> EndpointStatus:
