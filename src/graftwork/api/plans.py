@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from graftwork.model.shape import total_parameters
-from graftwork.pipeline.fit import FitRequest, answer_fit
+from graftwork.pipeline.fit import FitRequest, answer_fit, named_machine, question_of
 from graftwork.plan.catalog.api_prices import list_token_prices
-from graftwork.plan.catalog.hardware import list_cpus, list_gpus
-from graftwork.plan.catalog.models import list_models
+from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, list_cpus, list_gpus
+from graftwork.plan.catalog.models import find_model, list_models
 from graftwork.plan.catalog.prices import age_days, is_stale, list_offers, list_places, list_quoted_offers
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
@@ -68,9 +68,6 @@ def plan_fit(
 
 def plan_serve(model: str, **options: Any) -> "ServeAnswer":
     """Memory, latency and users of a model on a machine: what `graft plan serve` answers."""
-    from graftwork.pipeline.fit import named_machine
-    from graftwork.plan.catalog.hardware import list_gpus
-    from graftwork.plan.catalog.models import find_model
     from graftwork.plan.serving.answer import make_question, serve
     from graftwork.plan.serving.question import ServeLoad
 
@@ -125,7 +122,6 @@ class WeighedPurchase(Record):
 
 def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
     """Keep, buy or rent, over the years: what `graft plan buy` answers."""
-    from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
     from graftwork.plan.cost.types import Terms
     from graftwork.plan.purchase.decide import WEEKS_A_MONTH, Use, weigh_purchase
     from graftwork.plan.purchase.types import read_purchase_option
@@ -154,8 +150,6 @@ def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
 
 def list_known_hardware() -> "KnownHardware":
     """Names in the catalog, for forms: models, GPUs and CPUs."""
-    from graftwork.plan.catalog.hardware import list_cpus, list_gpus
-    from graftwork.plan.catalog.models import list_models
 
     return KnownHardware(
         models=tuple(model.name for model in list_models()),
@@ -172,7 +166,6 @@ class KnownHardware(Record):
 
 def _run_question(model: str | None, options: dict[str, Any]) -> FitQuestion:
     """The run as a question; the GPU only completes it."""
-    from graftwork.pipeline.fit import question_of
 
     return question_of(_validated(FitRequest, {"model": model, "gpu": ANY_GPU, "gpus": 1, **options}))
 

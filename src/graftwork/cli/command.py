@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graftwork.cli.output import print_json, stdout
+from graftwork.records.errors import WorkerFailed
+
 if TYPE_CHECKING:
     from graftwork.api.project import Project
     from graftwork.pipeline.open_project import OpenProject
@@ -93,7 +96,6 @@ def opened_with_progress(project: Path | None, model: str | None = None) -> "Ite
 
 def print_record(record: "Record", *, as_json: bool) -> None:
     """The record on standard output: as JSON, or as tables."""
-    from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
 
     if as_json:
@@ -139,7 +141,6 @@ def _took_lock(child: "subprocess.Popen[bytes]", project: "ProjectFolder") -> bo
 
 
 def _failed_at_start(code: int, log: Path) -> Exception:
-    from graftwork.records.errors import WorkerFailed
 
     last = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
     return WorkerFailed(
@@ -159,7 +160,6 @@ def _current_run(project: "ProjectFolder") -> str | None:
 
 
 def _print_detached(as_json: bool, *, state: str, run: str | None, pid: int, log: Path | None) -> None:
-    from graftwork.cli.output import print_json, stdout
 
     if as_json:
         print_json({"state": state, "run": run, "pid": pid, "log": str(log) if log else None})

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, cast, get_args
 
 import typer
 
@@ -303,7 +303,6 @@ def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
 
 
 def _to_split(name: str) -> "Split":
-    from typing import cast
 
     if name not in NAMES_OF_SPLITS:
         raise UserMistake(f"there is no split {name!r}", fix=f"use one of {', '.join(NAMES_OF_SPLITS)}")
@@ -625,7 +624,6 @@ def _shorten(text: str) -> str:
 def _list_corrections(project: Path | None, labels: Path | None, *, as_json: bool) -> None:
     from graftwork.files.disk import write_atomic
     from graftwork.pipeline.review import list_corrections, list_judge_labels
-    from graftwork.text.wording import plural
 
     with opened(project) as work:
         found = list_corrections(work)
@@ -690,7 +688,6 @@ def export_captures(
         return
     if out is None:
         raise typer.BadParameter("name the file to write", param_hint="--out")
-    from typing import cast, get_args
 
     from graftwork.files.disk import write_atomic
     from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
@@ -756,7 +753,6 @@ def forget(
     Example:  graft data captures forget --session chat-17
     Example:  graft data captures forget --user ada@example.org --yes
     """
-    from graftwork.cli.output import print_json
     from graftwork.pipeline.serving import forget_captures
 
     if bool(session) == bool(user):

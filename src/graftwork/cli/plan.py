@@ -1,6 +1,6 @@
 """`graft plan` and its commands: what a run, an endpoint, a week or a purchase takes and costs."""
 
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -352,7 +352,6 @@ def compare(
     Exit code 1: no place fits the budget and the deadline.
     Example:  graft plan compare --model olmo-7b --rows 5000 --epochs 3 --budget 500 --deadline 24
     """
-    from datetime import date
 
     from graftwork.plan.cost.compare import OfferFilter, compare_places
     from graftwork.plan.cost.types import Terms
@@ -466,7 +465,6 @@ def buy(
 
     Example:  graft plan buy --have "RTX 5060 Ti 16GB" --option "2x RTX 5060 Ti 16GB=700" --model olmo-7b
     """
-    from datetime import date
 
     from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
     from graftwork.plan.cost.types import Terms
@@ -563,7 +561,6 @@ def week(
 
     Example:  graft plan week --scenario sequential --ical manual.ics --json | jq .value,.gap
     """
-    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.pipeline.week import (
         WeekRequest,
         compare_proposal,
@@ -805,7 +802,6 @@ def catalog(
 
     Example:  graft plan catalog prices --json | jq '.prices[] | select(.stale)'
     """
-    from datetime import date
 
     from graftwork.api.plans import list_catalog
 

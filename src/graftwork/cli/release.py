@@ -3,7 +3,7 @@
 import gc
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
 
@@ -342,7 +342,6 @@ def export(
 def _export_run(
     name: str, to: Path, format: ReleaseFormat, *, project: Path | None, model: str | None, as_json: bool
 ) -> None:
-    from typing import get_args
 
     from graftwork.pipeline.export import export_run
     from graftwork.records.release import ExportFormat
@@ -356,7 +355,6 @@ def _export_run(
 def _export_for_program(
     name: str, to: Path, format: ReleaseFormat, precision: str, *, project: Path | None, as_json: bool
 ) -> None:
-    from typing import get_args
 
     from graftwork.pipeline.release_formats import export_for_program
     from graftwork.records.release import GgufPrecision

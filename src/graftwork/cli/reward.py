@@ -31,7 +31,6 @@ def check(project: Folder = None, model: Model = None, cases: Cases = 4, json: J
 
     Example:  graft reward check --cases 8
     """
-    from graftwork.cli.output import print_json
     from graftwork.pipeline.preflight import check_rewards
 
     with opened(project, model) as work, stderr.status("trying the reference and the catalogue of hacks"):
@@ -81,8 +80,6 @@ def export(
 
 
 def _show(found: "RewardCheck") -> None:
-    from graftwork.cli.output import stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.preflight import explain
 
     ungraded = "references are not graded" if found.references else "no prompt has a reference"

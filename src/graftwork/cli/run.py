@@ -274,7 +274,6 @@ def logs(
 
     Example:  graft logs -f
     """
-    from pathlib import Path
 
     from graftwork.pipeline.runs import Events, find_run
 
@@ -366,7 +365,6 @@ def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json
                 while find_processes(work, meant):
                     waited.wait(POLL_SECONDS)
             meant = find_run(work, meant.id) if meant is not None else None
-    from pathlib import Path
 
     beat = read_beat(Path(meant.folder)) if meant is not None else None
     state = "not running" if idle else "killed" if now else "stopped"

@@ -269,8 +269,6 @@ def revoke(
 
     Example:  graft serve keys revoke ci
     """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.serving import revoke_key
 
     with opened(project) as work:
