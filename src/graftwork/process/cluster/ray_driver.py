@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -32,8 +32,8 @@ RETRIES = 5
 """How often a piece is begun again whose node died."""
 
 
-def main() -> int:
-    # Ray and its children print to standard output, too: ours is for events alone.
+def open_events() -> Callable[..., None]:
+    """Writes an event to standard output, where Ray and its children print nothing from now on."""
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -41,6 +41,11 @@ def main() -> int:
         events.write(json.dumps(event) + "\n")
         events.flush()
 
+    return say
+
+
+def main() -> int:
+    say = open_events()
     try:
         _drive(read_messages(sys.stdin.buffer, "packet4", longest=LONGEST_PIECE), say)
     except GraftError as error:

@@ -6,13 +6,12 @@ node; `{host}` is the address of the first. When one machine fails, the others a
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from graftwork.process.cluster.ray_driver import check_nodes, connect
+from graftwork.process.cluster.ray_driver import check_nodes, connect, open_events
 from graftwork.records.errors import GraftError
 
 PLACE_SECONDS = 600.0
@@ -22,13 +21,7 @@ LOST = -1
 
 
 def main(text: str) -> int:
-    events = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(**event: Any) -> None:
-        events.write(json.dumps(event) + "\n")
-        events.flush()
-
+    say = open_events()
     import ray
 
     order = json.loads(text)
