@@ -557,7 +557,7 @@ def week(
 ) -> None:
     """Plan a week of training over the quotas, windows, sessions and prices of all places.
 
-    Exit code 1: no week keeps every rule; the smallest set of rules that conflict is named.
+    Exit code 1: no week keeps every rule; those that the nearest one breaks are named.
 
     Example:  graft plan week --scenario sequential --ical manual.ics --json | jq .value,.gap
     """

@@ -130,7 +130,7 @@ def show_week(console: Console, schedule: WeekSchedule, proposal: "ComparedPropo
 def _show_head(console: Console, schedule: WeekSchedule) -> None:
     first, last = schedule.start.strftime("%a %d %b %Y %H:%M"), schedule.end.strftime("%a %d %b %H:%M")
     print_line(console, f"[bold]{first} to {last}[/] ({quote(schedule.timezone)}), {schedule.scenario}")
-    missed = f"at most {100 * schedule.best_gap:.1f} % below the best possible"
+    missed = f"a gap of {100 * schedule.best_gap:.1f} % by the solver"
     state = missed if schedule.best_bound > schedule.value * (1 + 1e-6) else "optimal"
     cap = f" of ${schedule.cap_usd:.2f}" if schedule.cap_usd is not None else ""
     print_line(

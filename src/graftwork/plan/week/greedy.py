@@ -1,6 +1,6 @@
 """A greedy plan: at each moment the place that is free next takes the model that gains most.
 
-In: the problem of one scenario. Out: sessions that keep every rule, or None. It is the comparison for the
+In: the problem of one scenario. Out: sessions, and the rules that they break. It is the comparison for the
 solver, and where the solver starts. Session lengths and the hours of the main model before others build on
 it are tried in a few sizes; the best plan wins.
 """
@@ -22,6 +22,8 @@ from graftwork.records.week import Session
 CHUNKS = (None, 480, 240, 120)
 """The longest sessions that are tried, in minutes; None: as long as the place allows."""
 FIRST_SHARES = (0.25, 0.35, 0.4, 0.15, 0.3, 0.5, 0.08, 0.0)
+PAID_SHARES = (0.0, 0.2, 0.4)
+"""Of the time that is left, where places that cost begin to be used."""
 STEP_SHARE = 0.06
 """Of all reference hours, those of a model before the models that start from it begin."""
 
@@ -35,12 +37,14 @@ LEVELS = 3
 class GreedyPlan(NamedTuple):
     sessions: tuple[Session, ...]
     score: WeekScore
+    broken: tuple[str, ...]
+    """Rules that it does not keep."""
 
 
 def plan_greedily(
     problem: WeekProblem, state: WeekState, rounds: Mapping[str, tuple[int, ...]]
 ) -> Iterator[GreedyPlan]:
-    """The greedy plans that keep every rule: sizes far apart first, then those near the best."""
+    """Greedy plans, with the rules that they break: sizes far apart first, then those near the best."""
     places = [open_place_of(problem, state, place) for place in problem.places]
     builds_on = any(len(own) > 1 or own[0] > 0 for own in rounds.values())
     offered = sum(hours_offered(opened, problem.cap_usd) for opened in places)
@@ -50,16 +54,19 @@ def plan_greedily(
         if choices in tried:
             return None
         sessions = _Greedy(problem, state, places, choices, rounds).run()
-        found = GreedyPlan(tuple(sessions), score(problem, sessions))
-        good = not check_week(problem, state, sessions)
-        tried[choices] = found.score.value if good else -1.0
-        return found if good else None
+        broken = tuple(check_week(problem, state, sessions))
+        plan = GreedyPlan(tuple(sessions), score(problem, sessions), broken)
+        tried[choices] = -1.0 if broken else plan.score.value
+        return plan
 
     firsts = [share * offered for share in FIRST_SHARES] if builds_on else [math.inf]
     orders = (False, True) if any(model.least_hours > 0 for model in problem.models) else (False,)
     levels = _speed_levels(problem) if builds_on else [0.0]
-    for chunk, first, slowest, owed_first in product(CHUNKS[:2], firsts, levels, orders):
-        if (plan := attempt(_Choices(chunk, first, slowest, owed_first))) is not None:
+    is_paid = problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places)
+    left = problem.length - state.now
+    paid = [state.now + round(share * left / STEP) * STEP for share in (PAID_SHARES if is_paid else (0.0,))]
+    for paid_from, chunk, first, slowest, owed_first in product(paid, CHUNKS[:2], firsts, levels, orders):
+        if (plan := attempt(_Choices(chunk, first, slowest, owed_first, paid_from))) is not None:
             yield plan
     step = offered * STEP_SHARE
     for _ in range(ROUNDS_OF_REFINEMENT):
@@ -99,6 +106,8 @@ class _Choices(NamedTuple):
     slowest: float
     owed_first: bool
     """Models that lack hours come first; otherwise they get them by their gains, or the plan is dropped."""
+    paid_from: int
+    """The minute from which money is spent: it can wait, open hours of other places cannot."""
 
 
 class _Slot(NamedTuple):
@@ -163,7 +172,7 @@ class _Greedy:
         """The earliest session of this cell."""
         place = cell.place
         for begin, end in start_spans(cell):
-            start = max(begin, at)
+            start = max(begin, at, self.choices.paid_from if place.usd_per_hour > 0 else 0)
             while start < end:
                 room = min(cell.end - start, self._room(cell, start))
                 if room >= place.overhead + place.shortest:

@@ -1,7 +1,7 @@
-"""Plan a week: the greedy plan, the solver's, each checked, for every scenario asked for; the best of them.
+"""Plan a week: greedy plans, then the solver's from the best of them, for every scenario asked for.
 
-In: a `WeekProblem`, a `WeekState` of what has happened, an `Effort`. Out: a `WeekSchedule`. Raises
-`WeekImpossible` with the smallest set of rules that conflict.
+In: a `WeekProblem`, a `WeekState` of what has happened, an `Effort`. Out: a `WeekSchedule`, the best plan
+that keeps every rule. Raises `WeekImpossible` with the rules that the nearest plan breaks.
 """
 
 import time
@@ -10,35 +10,47 @@ from datetime import UTC, timedelta
 from zoneinfo import ZoneInfo
 
 from graftwork.plan.week.calendar import clip, overlap, union
-from graftwork.plan.week.conflicts import explain
+from graftwork.plan.week.checker import check_week
+from graftwork.plan.week.greedy import plan_greedily
 from graftwork.plan.week.problem import (
     Effort,
     WeekPlace,
     WeekProblem,
     WeekState,
     as_scenario,
+    in_rounds,
     quota_left,
     reading_notes,
+    rounds_of,
     scenarios_of,
     window_use,
     without_complete,
 )
-from graftwork.plan.week.score import marginal, spent_so_far
-from graftwork.plan.week.search import Found, find_plan
+from graftwork.plan.week.sat import SearchLimits, refine, solve
+from graftwork.plan.week.score import ScenarioPlan, marginal, score, spent_so_far
 from graftwork.plan.week.sensitivity import check_curves, try_changes
-from graftwork.plan.week.solver import SearchLimits
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.week import (
     ModelWeek,
     PlaceWeek,
     Scenario,
+    ScenarioResult,
     Session,
     ShownSession,
     WeekSchedule,
+    share_missed,
 )
 
-SHARES: dict[Scenario, float] = {"parallel": 0.2, "sequential": 0.25, "iterative": 0.55}
+SHARES: dict[Scenario, float] = {"parallel": 0.1, "sequential": 0.3, "iterative": 0.6}
 """Of the time, for each scenario."""
+GREEDY = 0.25
+"""Of the time, for greedy plans at most."""
+FITTING = 0.1
+"""Of the time, for an earlier plan at other times."""
+REFINING = 0.1
+"""Of the time, for a cheaper and fairer plan of the same value."""
+LEAST_FOR_SOLVER = 0.3
+"""Seconds."""
 
 
 class WeekImpossible(AnswerIsNo):
@@ -70,14 +82,14 @@ def plan_week(
 
 def find_plans(
     problem: WeekProblem, state: WeekState, effort: Effort, earlier: Sequence[Session] = ()
-) -> list[Found]:
+) -> list[ScenarioPlan]:
     """The best plan of each scenario asked for."""
     possible = scenarios_of(problem)
     wanted = possible if effort.scenario == "auto" else (effort.scenario,)
     if effort.scenario != "auto" and effort.scenario not in possible:
         wanted = possible  # without models that start from others, all strategies are the same
     share = sum(SHARES[name] for name in wanted)
-    found: list[Found] = []
+    found: list[ScenarioPlan] = []
     for name in wanted:
         seconds = effort.seconds * SHARES[name] / share
         others = [tuple(earlier), *(other.sessions for other in found)]
@@ -89,6 +101,80 @@ def find_plans(
     return found
 
 
+def find_plan(
+    problem: WeekProblem,
+    state: WeekState,
+    scenario: Scenario,
+    limits: SearchLimits,
+    others: Sequence[tuple[Session, ...]] = (),
+) -> ScenarioPlan | None:
+    """The best plan that was found; `others` are plans to start from, as far as they fit."""
+    begun = time.monotonic()
+    rounds = rounds_of(problem, scenario)
+    problem, state = as_scenario(problem, scenario), in_rounds(state, rounds)
+    plans: list[tuple[Session, ...]] = []
+    first: float | None = None
+    for greedy in plan_greedily(problem, state, rounds):
+        if not greedy.broken:
+            plans.append(greedy.sessions)
+            first = first if first is not None else time.monotonic() - begun
+        if time.monotonic() - begun > limits.seconds * GREEDY:
+            break
+
+    def value_of(plan: tuple[Session, ...]) -> float:
+        return score(problem, plan).value
+
+    greedy_value = max(map(value_of, plans), default=None)
+    places = {place.name for place in problem.places}
+    for other in others:
+        ahead = [s for s in other if not s.fixed and s.start >= state.now and s.place in places]
+        if any(session.round not in rounds.get(session.model, ()) for session in ahead):
+            continue
+        adopted: tuple[Session, ...] | None = (*state.fixed, *ahead)
+        if check_week(problem, state, adopted):
+            brief = limits._replace(seconds=max(LEAST_FOR_SOLVER, limits.seconds * FITTING), keep=True)
+            adopted = solve(problem, state, rounds=rounds, hint=ahead, limits=brief).sessions
+        if adopted is not None:
+            plans.append(adopted)
+    best = max(plans, key=value_of, default=None)
+    left = limits.seconds * (1 - REFINING) - (time.monotonic() - begun)
+    searching = limits._replace(seconds=max(LEAST_FOR_SOLVER, left))
+    solved = solve(problem, state, rounds=rounds, hint=best, limits=searching)
+    if solved.sessions is not None and (best is None or value_of(solved.sessions) > value_of(best)):
+        best = solved.sessions
+    if best is None:
+        return None
+    first = first if first is not None else time.monotonic() - begun
+    seconds = max(LEAST_FOR_SOLVER, limits.seconds - (time.monotonic() - begun))
+    refined = refine(
+        problem, state, rounds=rounds, plan=best,
+        limits=limits._replace(seconds=min(seconds, limits.seconds * 2 * REFINING)),
+    )  # fmt: skip
+    if value_of(refined) >= max(greedy_value or 0.0, value_of(best) * 0.998):
+        best = refined
+    broken = check_week(problem, state, best)
+    if broken:
+        raise RuntimeError(f"the solver's week breaks a rule: {broken[0]}")
+    worth = score(problem, best)
+    bound = max(solved.bound, worth.value)
+    return ScenarioPlan(
+        problem,
+        best,
+        worth,
+        ScenarioResult(
+            scenario=scenario,
+            value=worth.value,
+            bound=bound,
+            cost_usd=worth.cost_usd,
+            greedy_value=greedy_value,
+            first_seconds=first,
+            seconds=time.monotonic() - begun,
+            gap=share_missed(worth.value, bound),
+            optimal=bound <= worth.value * (1 + 1e-6),
+        ),
+    )
+
+
 def _limits(effort: Effort, seconds: float) -> SearchLimits:
     return SearchLimits(seconds, effort.workers, effort.enough, effort.seed)
 
@@ -96,25 +182,20 @@ def _limits(effort: Effort, seconds: float) -> SearchLimits:
 def _impossible(
     problem: WeekProblem, state: WeekState, wanted: Sequence[Scenario], effort: Effort
 ) -> WeekImpossible:
-    scenario = wanted[-1]
-    rules = explain(as_scenario(problem, scenario), state, scenario, workers=effort.workers)
-    if not rules:
-        return WeekImpossible(
-            f"no week was found within {effort.seconds:.0f} s",
-            why="it was not shown either that there is none",
-            fix="give it more time with --seconds, or ask less of the week",
-            where="plan.week",
-        )
+    """Shown by the greedy plan that breaks the fewest rules."""
+    rounds = rounds_of(problem, wanted[-1])
+    plans = plan_greedily(as_scenario(problem, wanted[-1]), in_rounds(state, rounds), rounds)
+    nearest = min(plans, key=lambda plan: len(plan.broken))
     return WeekImpossible(
-        f"no week keeps these {len(rules)} rules together" if len(rules) > 1 else "no week keeps this rule",
-        why="; ".join(rules),
-        fix="relax one of them: without any one of them, the others can be kept",
+        f"no week that keeps every rule was found within {effort.seconds:.0f} s",
+        why=f"the nearest one breaks: {'; '.join(nearest.broken)}",
+        fix="relax one of these rules, give the week more hours, or give the search more time with --seconds",
         where="plan.week",
     )
 
 
 def describe(
-    problem: WeekProblem, state: WeekState, best: Found, found: Sequence[Found] = ()
+    problem: WeekProblem, state: WeekState, best: ScenarioPlan, found: Sequence[ScenarioPlan] = ()
 ) -> WeekSchedule:
     """The plan as people and programs read it."""
     zone = ZoneInfo(problem.timezone)
@@ -154,7 +235,7 @@ def describe(
     )
 
 
-def _model_week(best: Found, name: str) -> ModelWeek:
+def _model_week(best: ScenarioPlan, name: str) -> ModelWeek:
     model, found = best.problem.model(name), best.score.models[name]
     return ModelWeek(
         model=name,

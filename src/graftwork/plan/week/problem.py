@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -214,14 +214,6 @@ class WeekState(Record):
     """Models whose run is complete: no hour is planned for them."""
     spent_usd: float = 0.0
     """By the ledger, since the start of the week; sessions outside of the plan count too."""
-
-
-class HandoverPart(NamedTuple):
-    """A part of the search: the parent's first sessions and its gate are over within this span."""
-
-    parent: str
-    start: int
-    end: int
 
 
 class Effort(Record):

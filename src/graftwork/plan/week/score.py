@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from graftwork.plan.week.problem import WeekModel, WeekProblem, WeekState, own_hours
-from graftwork.records.week import Session
+from graftwork.records.week import ScenarioResult, Session
 
 POINTS = 100.0
 
@@ -39,6 +39,15 @@ class WeekScore(NamedTuple):
         return min((model.after for model in self.models.values()), default=0.0)
 
 
+class ScenarioPlan(NamedTuple):
+    """The best plan of one scenario."""
+
+    problem: WeekProblem
+    sessions: tuple[Session, ...]
+    score: WeekScore
+    result: ScenarioResult
+
+
 def score(problem: WeekProblem, sessions: Iterable[Session]) -> WeekScore:
     listed = list(sessions)
     hours = own_hours(problem, listed)
@@ -46,11 +55,6 @@ def score(problem: WeekProblem, sessions: Iterable[Session]) -> WeekScore:
     return WeekScore(
         value=sum(model.value for model in models.values()), cost_usd=cost_of(problem, listed), models=models
     )
-
-
-def score_hours(problem: WeekProblem, hours: Mapping[tuple[str, int], float]) -> float:
-    """Points of so many hours of each model and round."""
-    return sum(score_model(problem, model, hours).value for model in problem.models)
 
 
 def cost_of(problem: WeekProblem, sessions: Iterable[Session]) -> float:

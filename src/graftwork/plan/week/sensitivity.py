@@ -4,29 +4,18 @@ In: a problem and its plan. Out: gains in points. Changes of the terms are solve
 kept: times, lengths and further sessions are free, so that small gains are not lost in the search.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
 
 from graftwork.plan.week.calendar import Span, clip, union
 from graftwork.plan.week.problem import WeekPlace, WeekProblem, WeekState, as_scenario, in_rounds, rounds_of
-from graftwork.plan.week.score import score
-from graftwork.plan.week.solver import SearchLimits, solve
-from graftwork.records.week import CurveCheck, Scenario, ScenarioResult, Session, WhatIf, share_missed
+from graftwork.plan.week.sat import SearchLimits, solve
+from graftwork.plan.week.score import ScenarioPlan, score
+from graftwork.records.week import CurveCheck, Scenario, Session, WhatIf, share_missed
 
 HOUR = 60
 DOLLARS = 10.0
 FASTER, SLOWER = 0.5, 2.0
 """Of the hours until half is learned."""
-
-
-class ScenarioPlan(Protocol):
-    """The best plan of one scenario."""
-
-    @property
-    def sessions(self) -> tuple[Session, ...]: ...
-
-    @property
-    def result(self) -> ScenarioResult: ...
 
 
 def try_changes(
@@ -107,11 +96,6 @@ def _replace_place(problem: WeekProblem, changed: WeekPlace) -> WeekProblem:
     return problem.model_copy(update={"places": places})
 
 
-class Assumption(NamedTuple):
-    text: str
-    change: Callable[[WeekProblem], WeekProblem]
-
-
 def check_curves(
     problem: WeekProblem,
     state: WeekState,
@@ -121,8 +105,7 @@ def check_curves(
 ) -> tuple[CurveCheck, ...]:
     """The plan under other curves, against plans made for them."""
     made = []
-    for assumption in _assumptions(problem):
-        changed = assumption.change(problem)
+    for assumption, changed in _assumptions(problem).items():
         mine = score(as_scenario(changed, best.result.scenario), best.sessions).value
         values: dict[Scenario, float] = {best.result.scenario: mine}
         for plan in found:
@@ -134,7 +117,7 @@ def check_curves(
         winner = max(values, key=lambda name: values[name])
         made.append(
             CurveCheck(
-                assumption=assumption.text,
+                assumption=assumption,
                 value=mine,
                 best_value=values[winner],
                 best_scenario=winner,
@@ -144,17 +127,16 @@ def check_curves(
     return tuple(made)
 
 
-def _assumptions(problem: WeekProblem) -> list[Assumption]:
-    made = [
-        Assumption("half is learned in half the hours", lambda p: _with_curves(p, FASTER)),
-        Assumption("half is learned in twice the hours", lambda p: _with_curves(p, SLOWER)),
-    ]
+def _assumptions(problem: WeekProblem) -> dict[str, WeekProblem]:
+    """The problem under each other assumption."""
+    changed = {
+        "half is learned in half the hours": _with_curves(problem, FASTER),
+        "half is learned in twice the hours": _with_curves(problem, SLOWER),
+    }
     if any(model.inherits and model.share for model in problem.models):
-        made += [
-            Assumption("starting from the main model brings nothing", lambda p: _with_share(p, 0.0)),
-            Assumption("starting from the main model brings twice as much", lambda p: _with_share(p, 2.0)),
-        ]
-    return made
+        changed["starting from the main model brings nothing"] = _with_share(problem, 0.0)
+        changed["starting from the main model brings twice as much"] = _with_share(problem, 2.0)
+    return changed
 
 
 def _with_curves(problem: WeekProblem, factor: float) -> WeekProblem:

@@ -6,7 +6,6 @@ import pytest
 from week_samples import DAY, START, WEEK, model, nights, place, session, small_week, week
 
 from graftwork.plan.week.checker import check_week
-from graftwork.plan.week.conflicts import explain
 from graftwork.plan.week.curves import bin_losses, combine, fit_curve
 from graftwork.plan.week.ical import calendar_text
 from graftwork.plan.week.plan import WeekImpossible, plan_week
@@ -141,23 +140,21 @@ def test_a_quota_reading_that_goes_backwards_is_not_believed(problem):
     assert notes == []
 
 
-def test_an_impossible_week_names_the_smallest_set_of_rules():
+def test_an_impossible_week_names_the_rules_that_the_nearest_one_breaks():
     busy = place("card", open=nights(end=24 * 60))
     spare = place("spare", periods=((QuotaPeriod(start=0, end=WEEK, minutes=120),),), longest=60)
     problem = week([busy, spare], [model(least_hours=8, deadline=DAY), model("other", least_hours=1)])
     with pytest.raises(WeekImpossible) as refused:
         plan_week(problem, effort=BRIEF)
-    conflict = {"card: opening times", "spare: quota", "main: deadline", "main: at least 8 hours"}
-    assert set(refused.value.why.split("; ")) == conflict
+    assert "main: 5.00 hours, 8.00 at least" in refused.value.why
+    assert "other" not in refused.value.why
 
 
-def test_a_possible_week_has_no_conflict(problem):
-    assert explain(problem, WeekState(), "parallel", workers=1) == []
-
-
-def test_the_conflict_of_one_rule_is_that_rule():
+def test_a_model_that_no_place_trains_is_what_the_nearest_week_breaks():
     problem = week([place("card", speeds={"main": 0.0})], [model(least_hours=1)])
-    assert explain(problem, WeekState(), "parallel", workers=1) == ["main: at least 1 hours"]
+    with pytest.raises(WeekImpossible) as refused:
+        plan_week(problem, effort=BRIEF)
+    assert refused.value.why.endswith("breaks: main: 0.00 hours, 1.00 at least")
 
 
 def test_unknown_models_and_circles_are_refused_with_the_nearest_name():
