@@ -19,7 +19,7 @@ from typing import Any
 
 from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
 from graftwork.process.preload import SHARED
-from graftwork.records.plan import DeviceFacts, DeviceName
+from graftwork.records.plan import FREE_SHARE, DeviceFacts, DeviceName
 from graftwork.records.units import GIB
 
 
@@ -114,18 +114,28 @@ def _measure_processor(threads: int) -> dict[str, float]:
         # on for longer notices it, and then gets what the cores that are left compute.
         rate = max(rate, of_core * threads * share)
     row, thin = x[:1], [torch.ones(7168, 576) for _ in range(THIN_MATRICES)]
-    passes = _median_rate(lambda: [torch.nn.functional.linear(row, matrix) for matrix in thin], 0.2)
+
+    def read_weights() -> object:
+        return [torch.nn.functional.linear(row, matrix) for matrix in thin]
+
+    passes = _median_rate(read_weights, 0.2)
+    torch.set_num_threads(1)
+    passes_of_core = _median_rate(read_weights, 0.1, clock=time.process_time)
+    if share < FREE_SHARE:
+        # As above. One core may read as fast as all of them.
+        passes = max(passes, passes_of_core * min(threads * share, 1.0))
+    product, weights = 2 * 1024 * 576 * 1536 / 1e9, sum(matrix.nbytes for matrix in thin)
     return {
-        "gflops": 2 * 1024 * 576 * 1536 * rate / 1e9,
+        "gflops": product * rate,
         "core_share": share,
-        "weights_s": passes * sum(matrix.nbytes for matrix in thin),
+        "weights_s": passes * weights,
+        "core_gflops": product * of_core,
+        "core_weights_s": passes_of_core * weights,
     }
 
 
 THIN_MATRICES = 8
 """Of 16 MiB each: together more than a processor's cache holds."""
-FREE_SHARE = 0.9
-"""Of the cores; with less, others use them too."""
 
 
 def _median_rate(

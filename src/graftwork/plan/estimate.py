@@ -82,7 +82,12 @@ def tokens_per_second(
         prior = Figure(**ends, unit=prior.unit)
     if work.rollouts is not None:
         prior = _with_rollouts(prior, shape, work, device, tuning=tuning, rates=rates)
-    return pool_runs(prior, learned)
+    pooled = pool_runs(prior, learned)
+    if not device.is_busy:
+        return pooled
+    # Earlier runs may all have met a free machine, or a busy one: this one can be both.
+    low, high = min(pooled.low, prior.low), max(pooled.high, prior.high)
+    return pooled.model_copy(update={"low": low, "high": high})
 
 
 def _with_rollouts(
@@ -95,7 +100,10 @@ def _with_rollouts(
     rates: StepRates | None,
 ) -> Figure:
     """Tokens of all rows a second where a batch is sampled first and its prompts are read once a group."""
-    sampling = sum(rollout_seconds(shape, work, device, tuning=tuning, rates=rates).values())
+    sampling, sampling_when_free = (
+        sum(rollout_seconds(shape, work, machine, tuning=tuning, rates=rates).values())
+        for machine in (device, device.when_free)
+    )
     tokens = sum(work.lengths) * work.epochs
     # Packed passes on a card share nothing.
     training = tokens / rate.value
@@ -105,9 +113,8 @@ def _with_rollouts(
     if device.kind == "cpu":
         a_step = update_seconds(shape, work, gflops=_matrix_rate(device), cores=device.cores)
         training = sum(a_step.values()) * len(work.lengths) / work.batch_rows
-    value, low, high = (
-        tokens / (training * rate.value / speed + sampling) for speed in (rate.value, rate.low, rate.high)
-    )
+    value, low = (tokens / (training * rate.value / speed + sampling) for speed in (rate.value, rate.low))
+    high = tokens / (training * rate.value / rate.high + sampling_when_free)
     return Figure(value=value, low=low * rate.low / rate.value, high=high, unit=rate.unit)
 
 
@@ -150,10 +157,12 @@ def _computed_rate(
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
-    a_token = seconds_a_token(shape, work, gflops=_matrix_rate(device), cores=device.cores)
-    rate = 1 / sum(a_token.values())
+    rate, rate_when_free = (
+        1 / sum(seconds_a_token(shape, work, gflops=_matrix_rate(one), cores=one.cores).values())
+        for one in (device, device.when_free)
+    )
     down, up = (0.55, 1.6) if measured else (0.25, 4.0)
-    return Figure.about(rate, down=down, up=up, unit="tokens/s")
+    return Figure(value=rate, low=rate * down, high=max(rate, rate_when_free) * up, unit="tokens/s")
 
 
 def _card_rate(
@@ -475,7 +484,8 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
     if not inputs.learned and device.core_share is not None and device.core_share < BUSY_SHARE:
         notes.append(
             f"the speed was measured with {device.core_share:.0%} of the {device.threads} cores, since other "
-            "processes or a quota took the rest: the times are those of such a machine"
+            "processes or a quota took the rest: the times are those of such a machine, their ranges reach to "
+            "a free one"
         )
     if _is_beyond(memory, limit):
         notes.append(

@@ -86,17 +86,30 @@ def estimate_stage(stage: str, facts: StageFacts) -> Figure:
     spread = SPREAD.get(stage, USUAL_SPREAD)
     if stage in ("evaluate", "try") and facts.device.gflops is None:
         spread = GUESSED_SPREAD
-    return Figure.about(sum(stage_parts(stage, facts).values()), down=1 / spread, up=spread, unit="s")
+    free = facts.model_copy(update={"device": facts.device.when_free})
+    now, when_free = (sum(stage_parts(stage, each).values()) for each in (facts, free))
+    return Figure(value=now, low=min(now, when_free) / spread, high=now * spread, unit="s")
 
 
 def pool_stage(stage: str, prior: Figure, past: Sequence[Residual]) -> tuple[Figure, int]:
     """The estimate corrected by how far earlier ones were off, and how many these were."""
     ratios = [
-        residual.actual / residual.planned.value
+        _unexplained(residual, SPREAD.get(stage, USUAL_SPREAD))
         for residual in past
         if residual.name == residual_name(stage) and residual.planned.value > 0
     ]
-    return pool_runs(prior, [prior.value * ratio for ratio in ratios]), len(ratios)
+    pooled = pool_runs(prior, [prior.value * ratio for ratio in ratios])
+    if prior.low * SPREAD.get(stage, USUAL_SPREAD) < prior.value * (1 - 1e-9):
+        # The machine is busy now, and may become free.
+        pooled = pooled.model_copy(update={"low": min(pooled.low, prior.low)})
+    return pooled, len(ratios)
+
+
+def _unexplained(residual: Residual, spread: float) -> float:
+    """How far it was off besides what others' load explains: it was planned for a machine as busy as when it
+    was measured, and done on one that was as busy, free, or between."""
+    when_free = min(residual.planned.low * spread, residual.planned.value)
+    return residual.actual / min(max(residual.actual, when_free), residual.planned.value)
 
 
 MODEL = 2

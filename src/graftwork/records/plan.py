@@ -41,6 +41,10 @@ class ModelShape(Record):
     """Why graft's own training steps do not compute its blocks, by its config; None if they do."""
 
 
+FREE_SHARE = 0.9
+"""Of the cores; a measurement that got less shared them with others."""
+
+
 class DeviceFacts(Record):
     """What the plan knows of the machine. `gflops` is None until it is measured."""
 
@@ -53,6 +57,10 @@ class DeviceFacts(Record):
     """Bytes a second that a processor reads of weights which it multiplies with a single row."""
     core_share: float | None = None
     """The part of the cores that the measurement of a processor got; small on a busy machine."""
+    core_gflops: float | None = None
+    """Of one core, by the processor time it took: what others use does not show in it."""
+    core_weights_s: float | None = None
+    """The same of reading weights."""
     capability: float | None = None
     """Compute capability of the oldest card: 8.0 has bfloat16, 8.9 and later 8-bit products."""
     certainty: Certainty = "computed"
@@ -61,6 +69,20 @@ class DeviceFacts(Record):
     def cores(self) -> float:
         """Of a processor, those that others leave."""
         return self.threads * (1.0 if self.core_share is None else self.core_share)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others used the cores while it was measured."""
+        return self.core_share is not None and self.core_share < FREE_SHARE
+
+    @property
+    def when_free(self) -> "DeviceFacts":
+        """The same machine where others use nothing of it: the fast end of ranges."""
+        if not self.is_busy or self.gflops is None:
+            return self
+        gflops = max(self.gflops, (self.core_gflops or 0.0) * self.threads)
+        weights_s = max(self.weights_s or 0.0, self.core_weights_s or 0.0) or None
+        return self.model_copy(update={"gflops": gflops, "weights_s": weights_s, "core_share": 1.0})
 
 
 class Tuning(Record):

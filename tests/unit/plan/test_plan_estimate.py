@@ -135,6 +135,32 @@ def test_a_speed_that_was_measured_on_a_busy_machine_is_named():
         assert not any("of the 2 cores" in note for note in quiet.notes)
 
 
+BUSY = DEVICE.model_copy(update={"gflops": 15.0, "core_share": 0.15, "core_gflops": 50.0})
+
+
+@pytest.mark.parametrize("learned", [(), (150.0, 160.0, 170.0)])
+def test_the_range_of_a_busy_machine_holds_the_plan_of_the_free_one(learned):
+    free = plan()
+    busy = plan(device=BUSY, learned=learned)
+    assert busy.minutes.low <= free.minutes.value <= busy.minutes.high
+    assert busy.tokens_per_second.high == pytest.approx(free.tokens_per_second.high)
+    assert plan(device=BUSY).minutes.value > 3 * free.minutes.value
+
+
+def test_the_range_of_a_free_machine_stays_as_it_is():
+    free = DEVICE.model_copy(update={"core_share": 0.97, "core_gflops": 80.0})
+    speed = plan(device=free).tokens_per_second
+    assert speed.high == pytest.approx(1.6 * speed.value)
+
+
+def test_rollouts_on_a_busy_machine_reach_to_those_of_the_free_one():
+    load = RolloutLoad(
+        prompts=4, answers=4, prompt_tokens=100.0, max_tokens=48, answer_tokens=48.0, batches=5
+    )
+    busy, free = (plan(workload(rollouts=load), device=device).minutes for device in (BUSY, DEVICE))
+    assert busy.low <= free.value <= busy.high
+
+
 def test_a_figure_outside_its_range_is_refused():
     with pytest.raises(ValueError, match="must hold the value"):
         Figure(value=3, low=1, high=2)

@@ -154,6 +154,52 @@ def test_one_past_run_does_not_narrow_the_range():
     assert pooled.high >= 8 * prior.value
 
 
+BUSY = DEVICE.model_copy(
+    update={
+        "gflops": 12.0,
+        "weights_s": 1.2e9,
+        "core_share": 0.12,
+        "core_gflops": 50.0,
+        "core_weights_s": 11e9,
+    }
+)
+FREE = BUSY.model_copy(update={"gflops": 100.0, "weights_s": 11e9, "core_share": 0.98})
+
+
+def test_the_range_of_an_evaluation_on_a_busy_machine_reaches_to_that_of_the_free_one():
+    busy, free = (estimate_stage("evaluate", facts(device=device)) for device in (BUSY, FREE))
+    assert busy.value > 4 * free.value
+    assert busy.low == pytest.approx(free.low)
+    ranges = add_up({"evaluate": busy, "gate": Figure.exact(1.0, "s")})
+    assert ranges.low * 60 < free.value < ranges.high * 60
+
+
+def test_a_short_burst_on_an_idle_core_does_not_promise_more_than_all_cores_give():
+    """The rate was measured between two bursts of others, the share over both."""
+    burst = FREE.model_copy(update={"core_share": 0.1})
+    assert burst.when_free.gflops == FREE.gflops
+    assert estimate_stage("evaluate", facts(device=burst)).low == pytest.approx(
+        estimate_stage("evaluate", facts(device=FREE)).low
+    )
+
+
+def test_a_run_planned_busy_and_done_free_does_not_shorten_the_next_plan():
+    planned, actual = (estimate_stage("evaluate", facts(device=device)) for device in (BUSY, FREE))
+    past = [Residual(name=residual_name("evaluate"), planned=planned, actual=actual.value)] * 3
+    quiet, _ = pool_stage("evaluate", actual, past)
+    assert quiet.value == pytest.approx(actual.value)
+    assert quiet.value / 1.5 < actual.value < quiet.value * 1.5
+    busy, _ = pool_stage("evaluate", planned, past)
+    assert busy.value == pytest.approx(planned.value)
+    assert busy.low <= actual.value
+
+
+def test_a_run_that_was_slower_than_the_busy_machine_explains_still_corrects():
+    planned = estimate_stage("evaluate", facts(device=BUSY))
+    past = [Residual(name=residual_name("evaluate"), planned=planned, actual=2 * planned.value)] * 3
+    assert pool_stage("evaluate", planned, past)[0].value == pytest.approx(2 * planned.value)
+
+
 def test_runs_of_another_stage_say_nothing():
     prior = estimate_stage("audit", facts())
     assert pool_stage("audit", prior, off_by("evaluate", 8.0)) == (prior, 0)
