@@ -185,7 +185,7 @@ def _impossible(
     """Shown by the greedy plan that breaks the fewest rules."""
     rounds = rounds_of(problem, wanted[-1])
     plans = plan_greedily(as_scenario(problem, wanted[-1]), in_rounds(state, rounds), rounds)
-    nearest = min(plans, key=lambda plan: len(plan.broken))
+    nearest = min(plans, key=lambda plan: (len(plan.broken), -plan.score.value))
     return WeekImpossible(
         f"no week that keeps every rule was found within {effort.seconds:.0f} s",
         why=f"the nearest one breaks: {'; '.join(nearest.broken)}",
