@@ -114,7 +114,7 @@ def refine(
     return best
 
 
-class _Task(NamedTuple):
+class RoundTask(NamedTuple):
     """A round of a model. `moves`: on the track that leaves the base for the parent's adapter."""
 
     model: str
@@ -136,7 +136,7 @@ class _Option(NamedTuple):
     """A task that a session may train."""
 
     position: _Position
-    task: _Task
+    task: RoundTask
     takes: "IntVar"
     train: "IntVar"
 
@@ -160,9 +160,9 @@ class SatWeek:
         self.horizon = problem.length // STEP
         self.tasks = {model.name: self._tasks_of(model) for model in problem.models}
         self.positions: list[_Position] = []
-        self.options: dict[_Task, list[_Option]] = defaultdict(list)
+        self.options: dict[RoundTask, list[_Option]] = defaultdict(list)
         self.moved: dict[str, Any] = {}
-        self.over: dict[tuple[tuple[_Task, ...], int], Any] = {}
+        self.over: dict[tuple[tuple[RoundTask, ...], int], Any] = {}
         for place in problem.places:
             self._add_place(place, keep=keep)
         for model in problem.models:
@@ -223,25 +223,28 @@ class SatWeek:
         ]
         return tuple(sorted((*self.state.fixed, *planned), key=lambda s: (s.start, s.place, s.lane)))
 
-    def _tasks_of(self, model: WeekModel) -> list[_Task]:
+    def _tasks_of(self, model: WeekModel) -> list[RoundTask]:
         """The rounds of a model; the first one twice where it may or may not move later."""
         rounds = self.rounds[model.name]
         if len(rounds) > 1 and model.inherits is not None:
-            return [_Task(model.name, rounds[0]), *(_Task(model.name, number, True) for number in rounds)]
-        return [_Task(model.name, number) for number in rounds]
+            return [
+                RoundTask(model.name, rounds[0]),
+                *(RoundTask(model.name, number, True) for number in rounds),
+            ]
+        return [RoundTask(model.name, number) for number in rounds]
 
     def _may_move(self, name: str) -> bool:
         return any(task.moves for task in self.tasks[name])
 
-    def _options_of(self, tasks: Iterable[_Task]) -> list[_Option]:
+    def _options_of(self, tasks: Iterable[RoundTask]) -> list[_Option]:
         return [option for task in tasks for option in self.options[task]]
 
-    def _task_in_hint(self, session: Session) -> _Task:
+    def _task_in_hint(self, session: Session) -> RoundTask:
         first = self.rounds[session.model][0]
         moves = self._may_move(session.model) and any(
             other.model == session.model and other.round > first for other in self.hint
         )
-        return _Task(session.model, session.round, moves)
+        return RoundTask(session.model, session.round, moves)
 
     def _add_place(self, place: WeekPlace, *, keep: bool) -> None:
         opened = open_place_of(self.problem, self.state, place)
@@ -379,7 +382,7 @@ class SatWeek:
             self._start_after(self._over(self.tasks[name], gate=parent.gate), heirs)
             self._require_trained(parent, heirs, self.tasks[name], first=True)
 
-    def _over(self, tasks: Sequence[_Task], *, gate: int) -> "IntVar":
+    def _over(self, tasks: Sequence[RoundTask], *, gate: int) -> "IntVar":
         """When all sessions of these rounds and the gate are over; one variable for all heirs."""
         key = (tuple(tasks), gate)
         if key in self.over:
@@ -392,12 +395,12 @@ class SatWeek:
             self.model.add(over >= position.end + steps).only_enforce_if(takes)
         return over
 
-    def _start_after(self, over: "IntVar", tasks: Iterable[_Task]) -> None:
+    def _start_after(self, over: "IntVar", tasks: Iterable[RoundTask]) -> None:
         for position, _, takes, _ in self._options_of(tasks):
             self.model.add(position.start >= over).only_enforce_if(takes)
 
     def _require_trained(
-        self, parent: WeekModel, heirs: Iterable[_Task], tasks: Sequence[_Task], *, first: bool
+        self, parent: WeekModel, heirs: Iterable[RoundTask], tasks: Sequence[RoundTask], *, first: bool
     ) -> None:
         """What builds on a model needs a session of it: the first, or one since it failed its gate."""
         failed = self.state.failed_gates.get(parent.name)
@@ -422,7 +425,7 @@ class SatWeek:
             self.model.add(cost <= max(0, math.floor((self.problem.cap_usd - spent) * COST_UNITS)))
         return cost
 
-    def _hours(self, tasks: Iterable[_Task]) -> Any:
+    def _hours(self, tasks: Iterable[RoundTask]) -> Any:
         """In steps of reference training times SPEED_UNITS."""
         return sum(
             _speed(position.cell.place, task.model) * train
