@@ -158,8 +158,8 @@ def _computed_rate(
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
     rate, rate_when_free = (
-        1 / sum(seconds_a_token(shape, work, gflops=_matrix_rate(one), cores=one.cores).values())
-        for one in (device, device.when_free)
+        1 / sum(seconds_a_token(shape, work, gflops=_matrix_rate(machine), cores=machine.cores).values())
+        for machine in (device, device.when_free)
     )
     down, up = (0.55, 1.6) if measured else (0.25, 4.0)
     return Figure(value=rate, low=rate * down, high=max(rate, rate_when_free) * up, unit="tokens/s")
