@@ -130,12 +130,14 @@ def find_plan(
         ahead = [s for s in other if not s.fixed and s.start >= state.now and s.place in places]
         if any(session.round not in rounds.get(session.model, ()) for session in ahead):
             continue
-        adopted: tuple[Session, ...] | None = (*state.fixed, *ahead)
-        if check_week(problem, state, adopted):
-            brief = limits._replace(seconds=max(LEAST_FOR_SOLVER, limits.seconds * FITTING), keep=True)
-            adopted = solve(problem, state, rounds=rounds, hint=ahead, limits=brief).sessions
-        if adopted is not None:
-            plans.append(adopted)
+        whole = (*state.fixed, *ahead)
+        if not check_week(problem, state, whole):
+            plans.append(whole)
+            continue
+        brief = limits._replace(seconds=max(LEAST_FOR_SOLVER, limits.seconds * FITTING), keep=True)
+        at_other_times = solve(problem, state, rounds=rounds, hint=ahead, limits=brief).sessions
+        if at_other_times is not None:
+            plans.append(at_other_times)
     best = max(plans, key=value_of, default=None)
     left = limits.seconds * (1 - REFINING) - (time.monotonic() - begun)
     searching = limits._replace(seconds=max(LEAST_FOR_SOLVER, left))

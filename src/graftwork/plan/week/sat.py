@@ -162,7 +162,7 @@ class SatWeek:
         self.positions: list[_Position] = []
         self.options: dict[RoundTask, list[_Option]] = defaultdict(list)
         self.moved: dict[str, Any] = {}
-        self.over: dict[tuple[tuple[RoundTask, ...], int], Any] = {}
+        self.over: dict[tuple[tuple[RoundTask, ...], int], IntVar] = {}
         for place in problem.places:
             self._add_place(place, keep=keep)
         for model in problem.models:
@@ -318,14 +318,15 @@ class SatWeek:
 
     def _add_window(self, place: WeekPlace, here: list[_Position], quota: OpenWindow) -> None:
         """With one lane, what starts a whole window later never shares too much of a window."""
-        intervals, demands = [], []
+        intervals: list[Any] = []
+        demands: list[Any] = []
         length = quota.window // STEP
         for position in here:
             one = place.lanes == 1
             reach = length if one else position.size + length
-            end = (position.start if one else position.end) + length
+            leaves = (position.start if one else position.end) + length
             intervals.append(
-                self.model.new_optional_interval_var(position.start, reach, end, position.present, "")
+                self.model.new_optional_interval_var(position.start, reach, leaves, position.present, "")
             )
             demands.append(position.size)
         for begin, end in quota.used:
