@@ -484,8 +484,8 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
     if not inputs.learned and device.core_share is not None and device.core_share < BUSY_SHARE:
         notes.append(
             f"the speed was measured with {device.core_share:.0%} of the {device.threads} cores, since other "
-            "processes or a quota took the rest: the times are those of such a machine, their ranges reach to "
-            "a free one"
+            "processes or a quota took the rest: the times are those of such a machine, and the ranges reach "
+            "to a free one"
         )
     if _is_beyond(memory, limit):
         notes.append(
