@@ -175,8 +175,6 @@ def show_outcome(console: Console, outcome: TrainOutcome) -> None:
         print_line(console, line)
     print_line(console, "base weights unchanged (same hash before and after)")
     show_residuals(console, outcome.residuals)
-    for drift in outcome.drifts:
-        print_line(console, f"[yellow]outside the planned range:[/] {quote(drift.says)}")
     print_line(console, f"adapter [bold]{outcome.adapter_hash[:12]}[/] in {quote(outcome.adapter_folder)}")
     page = Path(outcome.adapter_folder).parent / PAGE
     if page.exists():
