@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from graftwork.cli.run import _table_of_runs
-from graftwork.cli.show.releases import show_ab, show_entries, show_log
+from graftwork.cli.show.releases import show_ab, show_entries, show_log, show_try_out
 from graftwork.cli.show.tables import fit_words, table
 from graftwork.evaluate.ab import ABResult
 from graftwork.pipeline.status import RunStatus
+from graftwork.pipeline.steps.release import Tried, TryOut
 from graftwork.records.release import AliasMove, ReleaseEntry
 
 ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52
@@ -170,3 +171,23 @@ def test_a_comparison_on_cases_says_which_of_the_two_was_better():
 )
 def test_a_decided_comparison_says_what_decided_it(evidence, output):
     assert output in said_of(winner="B", e_value=evidence)
+
+
+def test_line_feeds_of_an_untrained_base_do_not_fill_the_terminal():
+    tried = Tried(
+        case_id="c",
+        question="Where?",
+        reference="Here.",
+        base_answer="\n\n" * 200 + "end",
+        release_answer="\n".join(f"line {number}" for number in range(200)),
+        answered_by=ID,
+        capture_id="k",
+        captured_reply="",
+        seconds=1.0,
+    )
+    text = printed(show_try_out, TryOut(tried=(tried,)))
+    assert len(text.splitlines()) < 30
+    assert "end" in text
+    assert "line 11" in text
+    assert "…" in text
+    assert "line 12" not in text

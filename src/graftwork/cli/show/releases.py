@@ -152,15 +152,24 @@ def show_try_out(console: Console, try_out: Any) -> None:
     together = 2 * len(try_out.tried)
     for tried in try_out.tried:
         rows = table("prompt", quote(tried.question))
-        rows.add_row("base", quote(tried.base_answer))
-        rows.add_row("[green]release[/]", f"[green]{quote(tried.release_answer)}[/]")
-        rows.add_row("log", quote(tried.reference))
+        rows.add_row("base", quote(_take_lines(tried.base_answer)))
+        rows.add_row("[green]release[/]", f"[green]{quote(_take_lines(tried.release_answer))}[/]")
+        rows.add_row("log", quote(_take_lines(tried.reference)))
         rows.add_row(
             "[dim]answered by[/]",
             f"[dim]{tried.answered_by[:12]}, in {tried.seconds:.1f} s ({together} requests at once), "
             f"captured as {tried.capture_id}[/]",
         )
         console.print(rows)
+
+
+_MOST_LINES = 12
+"""Of an answer; an untrained base may write nothing but line feeds."""
+
+
+def _take_lines(answer: str) -> str:
+    lines = [line for line in answer.splitlines() if line.strip()]
+    return "\n".join(lines[:_MOST_LINES]) + ("\n…" if len(lines) > _MOST_LINES else "")
 
 
 MOST_EVIDENCE = 1_000_000
