@@ -65,8 +65,7 @@ def plan(case: Case) -> Any:
 
     from graftwork.costmodel.distributed import PlainRun
     from graftwork.costmodel.rates import rates_of
-    from graftwork.costmodel.streamed import choose_streamed
-    from graftwork.costmodel.streamed_memory import StreamedWork
+    from graftwork.costmodel.streamed import StreamedWork, choose_streamed
     from graftwork.model.shape import total_parameters
     from graftwork.pipeline import fit
     from graftwork.plan.catalog.hardware import default_rates, find_gpu

@@ -12,10 +12,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 # level, separated by a comma, do not import each other.
 ORDER = {
     "components": "settings, spec < verify < generate",
-    "costmodel": "allocator < stream, card_tensors, packing, processor, rates < batch_sampling "
-    "< card_block, rollouts, run_time, plain_tape, plain_time, trace < answers, card_step, "
+    "costmodel": "allocator < stream, card_tensors, packing, processor, rates "
+    "< card_step, rollouts, run_time, plain_time, trace < answers, "
     "plain_decoder < card_memory < card_time < card_tuning, distributed, probed_rates "
-    "< plain_memory < streamed_memory < streamed",
+    "< plain_memory < streamed",
     "data": "condition < settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
     "grading": "line_process, matching, score_audit, taskset_worker < answers, call_faults, taskset "

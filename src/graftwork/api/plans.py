@@ -12,18 +12,24 @@ from pydantic import Field, ValidationError
 
 from graftwork.model.shape import total_parameters
 from graftwork.pipeline.fit import FitRequest, answer_fit, named_machine, question_of
-from graftwork.plan.catalog.api_prices import list_token_prices
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, list_cpus, list_gpus
 from graftwork.plan.catalog.models import find_model, list_models
-from graftwork.plan.catalog.prices import age_days, is_stale, list_offers, list_places, list_quoted_offers
+from graftwork.plan.catalog.prices import (
+    age_days,
+    is_stale,
+    list_offers,
+    list_places,
+    list_quoted_offers,
+    list_token_prices,
+)
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import FitAnswer, FitQuestion
 from graftwork.text.validation import explain_error
 
 if TYPE_CHECKING:
-    from graftwork.plan.cost.types import PlaceComparison
-    from graftwork.plan.purchase.types import Purchase
+    from graftwork.plan.cost.bill import PlaceComparison
+    from graftwork.plan.purchase import Purchase
     from graftwork.plan.serving.question import ServeAnswer
 
 R = TypeVar("R", bound=Record)
@@ -91,9 +97,9 @@ class ComparedPlaces(Record):
 
 def plan_compare(model: str | None = None, **options: Any) -> "PlaceComparison":
     """Where to run, how long it takes and what it costs: what `graft plan compare` answers."""
+    from graftwork.plan.cost.bill import Terms
     from graftwork.plan.cost.compare import OfferFilter, compare_places
-    from graftwork.plan.cost.types import Terms
-    from graftwork.plan.purchase.types import read_purchase_option
+    from graftwork.plan.purchase import read_purchase_option
 
     asked, run = _split_options(ComparedPlaces, options)
     own = [read_purchase_option(text, option="--own") for text in asked.own]
@@ -122,9 +128,8 @@ class WeighedPurchase(Record):
 
 def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
     """Keep, buy or rent, over the years: what `graft plan buy` answers."""
-    from graftwork.plan.cost.types import Terms
-    from graftwork.plan.purchase.decide import WEEKS_A_MONTH, Use, weigh_purchase
-    from graftwork.plan.purchase.types import read_purchase_option
+    from graftwork.plan.cost.bill import Terms
+    from graftwork.plan.purchase import WEEKS_A_MONTH, Use, read_purchase_option, weigh_purchase
 
     asked, run = _split_options(WeighedPurchase, options)
     return weigh_purchase(

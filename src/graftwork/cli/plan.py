@@ -353,8 +353,8 @@ def compare(
     Example:  graft plan compare --model olmo-7b --rows 5000 --epochs 3 --budget 500 --deadline 24
     """
 
+    from graftwork.plan.cost.bill import Terms
     from graftwork.plan.cost.compare import OfferFilter, compare_places
-    from graftwork.plan.cost.types import Terms
 
     question = run_asked(
         model, method=method, seq=seq, rows=rows, epochs=epochs, batch=batch, rank=rank, engine=engine,
@@ -399,7 +399,7 @@ def run_asked(
 
 
 def cards_of(text: str, option: str) -> tuple[str, int]:
-    from graftwork.plan.purchase.types import read_purchase_option
+    from graftwork.plan.purchase import read_purchase_option
 
     purchase = read_purchase_option(text, option=option)
     return purchase.name, purchase.cards
@@ -467,9 +467,8 @@ def buy(
     """
 
     from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-    from graftwork.plan.cost.types import Terms
-    from graftwork.plan.purchase.decide import WEEKS_A_MONTH, Use, weigh_purchase
-    from graftwork.plan.purchase.types import read_purchase_option
+    from graftwork.plan.cost.bill import Terms
+    from graftwork.plan.purchase import WEEKS_A_MONTH, Use, read_purchase_option, weigh_purchase
 
     question = run_asked(
         model, method=method, seq=seq, rows=rows, epochs=epochs, batch=batch, rank=rank, engine=engine,

@@ -4,10 +4,10 @@ Imported by the planner, the engines and the pipeline. `model/shape.py` and `mod
 There is one memory model for each kind of step:
 
 - graft's own step on a card: `card_memory.card_peak`. It replays `card_step.py` (load, passes, update), which
-  walks `card_block.py` and `card_tensors.py`, through `allocator.py`.
-- transformers + PEFT: `plain_memory.plain_peak`. It replays `plain_decoder.py` on `plain_tape.py`;
+  walks `card_tensors.py`, through `allocator.py`.
+- transformers + PEFT: `plain_memory.plain_peak`. It replays `plain_decoder.py`;
   `plain_memory.peak_of_each` shares it among several cards (`distributed.py`).
-- a family without a step recipe: `trace/` follows the step itself on the `meta` device (needs torch).
+- a family without a step recipe: `trace.py` follows the step itself on the `meta` device (needs torch).
 - a processor: `processor.training_memory`.
 
 Time: `rates.py` (what a card reaches), `card_time.py` (graft's own step), `plain_time.py` (transformers and

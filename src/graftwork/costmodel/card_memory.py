@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from graftwork.costmodel import card_block, card_step
+from graftwork.costmodel import card_step
 from graftwork.costmodel.allocator import Allocator, AllocatorLimitExceeded, MemoryBlock
 from graftwork.costmodel.card_step import (
     WORKSPACE,
@@ -125,7 +125,7 @@ def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
     tuning, s, adapted = walk.tuning, walk.sizes, walk.adapted
     tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
     start, loss = _begin(walk), _loss(s, tokens, walk.places, tuning.head_tokens).most
-    levels: tuple[card_block.Level, ...] = ("again", "lean", "keep")
+    levels: tuple[card_step.Level, ...] = ("again", "lean", "keep")
     forward = [_forward(s, tokens, chunk, level) for level in levels]
     backward = [_backward(s, tokens, chunk, level) for level in levels]
     below = start
@@ -162,19 +162,19 @@ def _begin(walk: StepRecipe) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _forward(s: StepSizes, tokens: int, chunk: int, level: card_block.Level) -> PieceBytes:
+def _forward(s: StepSizes, tokens: int, chunk: int, level: card_step.Level) -> PieceBytes:
     tally = ByteTally()
-    card_block.forward(tally, s, tokens, chunk, level, None)
+    card_step.forward(tally, s, tokens, chunk, level, None)
     return PieceBytes(tally.most, tally.now)
 
 
 @lru_cache(maxsize=4096)
-def _backward(s: StepSizes, tokens: int, chunk: int, level: card_block.Level) -> PieceBytes:
+def _backward(s: StepSizes, tokens: int, chunk: int, level: card_step.Level) -> PieceBytes:
     tally = ByteTally()
     x = tally.alloc(WIDTH * tokens * s.hidden)
-    dy, held = card_block.forward(tally, s, tokens, chunk, level, x)
+    dy, held = card_step.forward(tally, s, tokens, chunk, level, x)
     before = tally.most = tally.now
-    card_block.backward(tally, s, tokens, chunk, held, wants_input=True)
+    card_step.backward(tally, s, tokens, chunk, held, wants_input=True)
     most = tally.most
     tally.free(dy)
     return PieceBytes(most - before, tally.now - before)

@@ -1,16 +1,17 @@
-"""A whole step of graft's own on a card as memory: loading, passes, loss, gradients, update. Pure.
+"""A step of graft's own on a card as memory: loading, blocks, loss, gradients, update. Pure.
 
-In: something that gives memory, a decoder's shape, a tuning. Out: the same allocations, in the same
-order, that `train/gpu` makes. The caller counts them or replays them through the allocator.
+In: something that gives memory, a decoder's shape, a tuning. Out: the same allocations, in the same order,
+that `train/gpu` makes. The caller counts them or replays them through the allocator. A block mirrors
+`train/gpu/block.py` and the order in which `train/gpu/decoder.py` calls it: a tensor lives as long as a name
+holds it. Where it is compiled, only what one kernel hands to the next is allocated, and freed after its last
+use.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from graftwork.costmodel import card_block
 from graftwork.costmodel import card_tensors as pieces
-from graftwork.costmodel.card_block import SHOWN, chunks
 from graftwork.costmodel.card_tensors import (
     HALF,
     WORD,
@@ -25,6 +26,449 @@ from graftwork.costmodel.card_tensors import (
 from graftwork.costmodel.packing import round_places
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import MIB
+
+
+def _weight(memory: TensorMemory, s: StepSizes, group: LinearGroup) -> list[Any]:
+    """The frozen weight as numbers, where it is in four bits."""
+    return [memory.alloc(HALF * group.weights)] if s.form == "four" else []
+
+
+def _grafted(memory: TensorMemory, s: StepSizes, group: LinearGroup, tokens: int) -> tuple[Any, Any]:
+    extra = _weight(memory, s, group)
+    if s.form == "eight":
+        extra = [memory.alloc(tokens * group.inputs), memory.alloc(WORD * tokens)]
+    y = memory.alloc(HALF * tokens * group.out)
+    free_all(memory, extra)
+    if not group.rank:
+        return y, None
+    a = memory.alloc(HALF * group.ranks * group.inputs)
+    low = memory.alloc(HALF * tokens * group.ranks)
+    memory.free(a)
+    memory.free(memory.alloc(HALF * group.ranks * group.out))
+    return y, low
+
+
+def _turned(
+    memory: TensorMemory, s: StepSizes, group: LinearGroup, tokens: int, base: Any = None
+) -> tuple[Any, Any]:
+    dx = base
+    if dx is None:
+        extra = _weight(memory, s, group)
+        if s.form == "eight":
+            extra = [memory.alloc(tokens * group.out), memory.alloc(WORD * tokens)]
+            extra += [] if s.turned else [memory.alloc(group.weights)]
+        dx = memory.alloc(HALF * tokens * group.inputs)
+        free_all(memory, extra)
+    return dx, _thin(memory, group, tokens)
+
+
+def _thin(memory: TensorMemory, group: LinearGroup, tokens: int) -> Any:
+    if not group.rank:
+        return None
+    b = memory.alloc(HALF * group.ranks * group.out)
+    dlow = memory.alloc(HALF * tokens * group.ranks)
+    memory.free(b)
+    memory.free(memory.alloc(HALF * group.ranks * group.inputs))
+    return dlow
+
+
+def _gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
+    if not group.rank:
+        return []
+    products = [memory.alloc(HALF * group.ranks * width) for width in (group.inputs, group.out)]
+    found = [memory.alloc(size) for size in group.gradient_bytes]
+    free_all(memory, products)
+    return found
+
+
+def compiled_before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
+    normed = memory.alloc(HALF * tokens * s.hidden) if s.norms_before else None
+    qkv, low = _grafted(memory, s, s.qkv, tokens)
+    if normed is not None:
+        memory.free(normed)
+    extra = [] if low is None else [low]
+    if s.head_norms != "none":
+        extra.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
+    found = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
+    memory.free(qkv)
+    return found, extra
+
+
+def compiled_before_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, wants_input: bool
+) -> tuple[Any, list[Any]]:
+    dqkv = memory.alloc(HALF * tokens * s.qkv.out)
+    held = [dqkv]
+    if wants_input:
+        dn, dlow = _turned(memory, s, s.qkv, tokens)
+        held.append(dn)
+    else:
+        dlow = _thin(memory, s.qkv, tokens)
+    if s.norms_before:
+        held.append(memory.alloc(HALF * tokens * s.hidden))
+    dx = memory.alloc(HALF * tokens * s.hidden) if wants_input else None
+    gradient = _gradient(memory, s.qkv)
+    free_all(memory, held + ([] if dlow is None else [dlow]))
+    return dx, gradient
+
+
+class Middle:
+    """As `step_block.Kept` holds it."""
+
+    def __init__(self, middle: Any, gate_up: Any, lows: list[Any], attended: list[Any]) -> None:
+        self.middle, self.gate_up, self.lows, self.attended = middle, gate_up, lows, attended
+
+
+def compiled_middle(memory: TensorMemory, s: StepSizes, tokens: int) -> Middle:
+    attended, low_out = _grafted(memory, s, s.out, tokens)
+    mid = memory.alloc(HALF * tokens * s.hidden)
+    if not s.norms_after:
+        memory.free(attended)
+    normed = memory.alloc(HALF * tokens * s.hidden) if s.norms_before else None
+    gate_up, low = _grafted(memory, s, s.gate_up, tokens)
+    if normed is not None:
+        memory.free(normed)
+    lows = [block for block in (low_out, low) if block is not None]
+    return Middle(mid, gate_up, lows, [attended] if s.norms_after else [])
+
+
+def compiled_mlp(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
+    lifted = memory.alloc(HALF * tokens * s.inner)
+    down, low = _grafted(memory, s, s.down, tokens)
+    free_all(memory, [lifted] + ([] if low is None else [low]))
+    return down
+
+
+def compiled_after_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, has_gate_up: bool
+) -> tuple[list[Any], list[Any]]:
+    wide, inner = HALF * tokens * s.hidden, HALF * tokens * s.inner
+    normed = memory.alloc(wide) if s.norms_before else None
+    gate_up = None
+    if not has_gate_up:
+        gate_up, low = _grafted(memory, s, s.gate_up, tokens)
+        if low is not None:
+            memory.free(low)
+    d_added = memory.alloc(wide) if s.changes_output else None
+    d_lifted, d_low_down = _turned(memory, s, s.down, tokens)
+    lifted, d_gate_up = memory.alloc(inner), memory.alloc(HALF * tokens * s.gate_up.out)
+    dn = None
+    if s.form == "eight":
+        codes = [memory.alloc(tokens * s.gate_up.out // 2), memory.alloc(WORD * tokens)]
+        free_all(memory, [d_lifted] + ([] if gate_up is None else [gate_up]))
+        codes += [] if s.turned else [memory.alloc(s.gate_up.weights)]
+        dn = memory.alloc(wide)
+        free_all(memory, codes)
+    else:
+        free_all(memory, [d_lifted] + ([] if gate_up is None else [gate_up]))
+    gradient = _gradient(memory, s.down)
+    free_all(memory, [block for block in (lifted, d_low_down, d_added) if block is not None])
+    dn, d_low = _turned(memory, s, s.gate_up, tokens, dn)
+    gradient += _gradient(memory, s.gate_up)
+    free_all(memory, [block for block in (d_gate_up, d_low, normed) if block is not None])
+    d_middle = memory.alloc(wide)
+    memory.free(dn)
+    d_attended = memory.alloc(wide) if s.changes_output else None
+    d_mixed, d_low_out = _turned(memory, s, s.out, tokens)
+    gradient += _gradient(memory, s.out)
+    free_all(memory, [block for block in (d_attended, d_low_out) if block is not None])
+    return [d_mixed, d_middle], gradient
+
+
+Level = Literal["keep", "lean", "again"]
+
+SHOWN = 3
+"""Chunks that are gone through tensor by tensor; the others ask for the same again."""
+
+
+@dataclass
+class SavedActivationBytes:
+    """What the second half of a block leaves for its backward pass."""
+
+    middle: Any
+    gate_up: Any
+    lows: list[Any]
+    normed_behind: list[Any] = field(default_factory=list)
+
+    def blocks(self) -> list[Any]:
+        """In the order in which a tuple lets go of them: from its end."""
+        wide = [block for block in (self.gate_up, self.middle) if block is not None]
+        return [*self.normed_behind[::-1], *self.lows[::-1], *wide]
+
+
+@dataclass
+class SavedBlock:
+    """What one block holds between the passes."""
+
+    x: Any
+    """The block's input; none where another tensor keeps it alive longer."""
+    island: list[Any] = field(default_factory=list)
+    """Queries, keys, values, mixed values, sums."""
+    extra: list[Any] = field(default_factory=list)
+    """The thin product, and heads before their norm."""
+    kept: SavedActivationBytes | None = None
+
+
+def _norm_if(memory: TensorMemory, s: StepSizes, tokens: int, there: bool) -> Any:
+    """Of the hidden state."""
+    if there and s.layout.norm == "layer":
+        return pieces.layer_norm(memory, tokens * s.hidden, tokens)
+    return pieces.norm(memory, tokens * s.hidden) if there else None
+
+
+def _norm_backward(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
+    if s.layout.norm == "layer":
+        return pieces.layer_norm(memory, tokens * s.hidden, tokens, keeps=True)
+    return pieces.norm(memory, tokens * s.hidden)
+
+
+def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
+    """Queries, keys, values; and what else is saved."""
+    if s.compiled:
+        return compiled_before_attention(memory, s, tokens)
+    normed = _norm_if(memory, s, tokens, s.norms_before)
+    qkv, low = pieces.grafted_product(memory, s, s.qkv, tokens)
+    if normed is not None:
+        memory.free(normed)
+    extra = [] if low is None else [low]
+    heads = []
+    if s.head_norms != "none":
+        extra.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
+        heads = [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
+    if s.layout.interleaved:
+        heads += [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv)]
+    found = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
+    free_all(memory, [*heads, qkv])
+    return found, extra
+
+
+def before_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, wants_input: bool
+) -> tuple[Any, list[Any]]:
+    """The gradient of the block's input, and of its adapters."""
+    if s.compiled:
+        return compiled_before_attention_backward(memory, s, tokens, wants_input=wants_input)
+    held = [memory.alloc(HALF * tokens * s.qkv.out)]
+    if s.head_norms != "none":
+        held += [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
+        rotated, together = held[0], memory.alloc(HALF * tokens * s.qkv.out)
+        memory.free(rotated)
+        held = [*held[1:], together]
+    if s.layout.interleaved:
+        parts = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv)]
+        together = memory.alloc(HALF * tokens * s.qkv.out)
+        free_all(memory, [*parts, held.pop()])
+        held.append(together)
+    normed = _norm_if(memory, s, tokens, s.norms_before)
+    held += [] if normed is None else [normed]
+    dx = None
+    if wants_input:
+        dn, dlow = pieces.input_gradient(memory, s, s.qkv, tokens)
+        dx = _norm_backward(memory, s, tokens)
+        held.append(dn)
+    else:
+        dlow = memory.alloc(HALF * tokens * s.qkv.ranks) if s.qkv.rank else None
+    free_all(memory, held + ([] if dlow is None else [dlow]))
+    return dx, []
+
+
+def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[SavedActivationBytes, Any]:
+    """Through the output product and the first half of the MLP; and the sum that the MLP is added to."""
+    if s.compiled:
+        made = compiled_middle(memory, s, tokens)
+        return SavedActivationBytes(made.middle, made.gate_up, made.lows, made.attended), None
+    attended, low_out = pieces.grafted_product(memory, s, s.out, tokens)
+    normed_out = _norm_if(memory, s, tokens, s.norms_after)
+    mid = memory.alloc(HALF * tokens * s.hidden)
+    if normed_out is not None:
+        memory.free(normed_out)
+    normed = _norm_if(memory, s, tokens, s.norms_before)
+    gate_up, low = pieces.grafted_product(memory, s, s.gate_up, tokens)
+    if normed is not None:
+        memory.free(normed)
+    lows = [block for block in (low_out, low) if block is not None]
+    # Where attention and MLP read one input, that is the middle, and nothing more is kept.
+    kept = SavedActivationBytes(None if s.layout.parallel else mid, gate_up, lows)
+    if s.norms_after:
+        kept.normed_behind.append(attended)
+    else:
+        memory.free(attended)
+    return kept, mid if s.layout.parallel else None
+
+
+def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
+    if s.compiled:
+        return compiled_mlp(memory, s, tokens)
+    lifted = memory.alloc(HALF * tokens * s.inner)
+    down, low = pieces.grafted_product(memory, s, s.down, tokens)
+    free_all(memory, [lifted] + ([] if low is None else [low]))
+    return down
+
+
+def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivationBytes]:
+    kept, start = middle(memory, s, tokens)
+    last = mlp_output(memory, s, tokens)
+    normed = _norm_if(memory, s, tokens, s.norms_after and not s.compiled)
+    y = memory.alloc(HALF * tokens * s.hidden)
+    free_all(memory, [block for block in (normed, start) if block is not None])
+    if s.norms_after:
+        kept.normed_behind.append(last)
+    else:
+        memory.free(last)
+    return y, kept
+
+
+def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
+    kept, start = middle(memory, s, tokens)
+    if start is not None:
+        memory.free(start)
+    if s.norms_after:
+        kept.normed_behind.append(mlp_output(memory, s, tokens))
+    return kept
+
+
+def after_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, has_gate_up: bool
+) -> tuple[list[Any], list[Any]]:
+    """(gradients of the mixed values and of the middle), and those of the adapters."""
+    if s.compiled:
+        return compiled_after_attention_backward(memory, s, tokens, has_gate_up=has_gate_up)
+    held: list[Any] = []
+    if s.norms_before:
+        held.append(_norm_if(memory, s, tokens, True))
+    if not has_gate_up:
+        held += [item for item in pieces.grafted_product(memory, s, s.gate_up, tokens) if item is not None]
+    if s.changes_output:
+        held.append(memory.alloc(HALF * tokens * s.hidden))
+    held += [item for item in pieces.input_gradient(memory, s, s.down, tokens) if item is not None]
+    dn = None
+    if not s.has_gate_kernel:
+        recipe = pieces.OTHER_GATE_BACKWARD if s.layout.gated else pieces.UNGATED_BACKWARD
+        held += follow(memory, recipe, tokens * s.inner).values()
+    elif s.form == "eight":
+        held += [memory.alloc(HALF * tokens * s.inner), memory.alloc(2 * HALF * tokens * s.inner)]
+        codes = memory.alloc(2 * tokens * s.inner)
+        dn = pieces.codes_turned(memory, tokens, 2 * s.inner, s.hidden, codes, turned=s.turned)
+    else:
+        held += follow(memory, pieces.GATE_BACKWARD, tokens * s.inner).values()
+    if s.down.rank:
+        held.append(memory.alloc(HALF * tokens * s.down.ranks))
+    held += [item for item in pieces.input_gradient(memory, s, s.gate_up, tokens, dn) if item is not None]
+    d_middle = _norm_backward(memory, s, tokens)
+    if s.changes_output:
+        held.append(memory.alloc(HALF * tokens * s.hidden))
+    d_mixed, dlow = pieces.input_gradient(memory, s, s.out, tokens)
+    if dlow is not None:
+        held.append(dlow)
+    free_all(memory, held)
+    return [d_mixed, d_middle], []
+
+
+def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) -> Any:
+    """A block that keeps nothing."""
+    qkv, extra = before_attention(memory, s, tokens)
+    if s.qkv.rank and extra:
+        memory.free(extra.pop(0))
+    mixed = pieces.attend(memory, s, tokens)
+    free_all(memory, [*qkv, *mixed[1:]])
+    parts = []
+    for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
+        if is_like_others(at, len(sizes_of_chunks)):
+            parts.append(memory.alloc(HALF * some * s.hidden))
+            continue
+        y, kept = after_attention(memory, s, some)
+        free_all(memory, kept.blocks())
+        parts.append(y)
+    return _put_together(memory, parts, HALF * tokens * s.hidden, [*extra, mixed[0]])
+
+
+def _put_together(memory: TensorMemory, parts: list[Any], size: int, others: list[Any]) -> Any:
+    whole = parts[0] if len(parts) == 1 else memory.alloc(size)
+    free_all(memory, others + (parts if len(parts) > 1 else []))
+    return whole
+
+
+def forward(
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, level: Level, x: Any
+) -> tuple[Any, SavedBlock]:
+    if level == "again":
+        return pass_through(memory, s, tokens, chunk), SavedBlock(x)
+    qkv, extra = before_attention(memory, s, tokens)
+    island = [*qkv, *pieces.attend(memory, s, tokens)]
+    y, kept = after_attention(memory, s, tokens)
+    if level == "lean":
+        memory.free(kept.gate_up)
+        kept.gate_up = None
+    return y, SavedBlock(x, island, extra, kept)
+
+
+def backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, held: SavedBlock, *, wants_input: bool
+) -> tuple[Any, list[Any]]:
+    """The gradient of the block's input and of its adapters; what the block held is given back."""
+    kept = held.kept
+    island, extra = held.island, held.extra
+    if kept is None:
+        island, extra = before_attention(memory, s, tokens)
+        island = [*island, *pieces.attend(memory, s, tokens)]
+    if kept is not None and kept.gate_up is not None:
+        between, found = after_attention_backward(memory, s, tokens, has_gate_up=True)
+    else:
+        between, found = _in_chunks(memory, s, tokens, chunk, again=kept is None)
+    gradients = pieces.attend_backward(memory, s, tokens, island.pop())
+    values = [*island[2::-1], island[3]]
+    if kept is None:
+        # What was computed again is held by names of this pass alone, which it deletes.
+        free_all(memory, values)
+    memory.free(between[0])
+    dx, more = before_attention_backward(memory, s, tokens, wants_input=wants_input)
+    if kept is not None:
+        # What was kept is held by the caller until the block is done.
+        free_all(memory, [*kept.blocks(), *values])
+    x = [] if held.x is None else [held.x]
+    free_all(memory, [*x, *extra, between[1], *gradients[::-1]])
+    return dx, [*found, *more]
+
+
+def _in_chunks(
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, *, again: bool
+) -> tuple[list[Any], list[Any]]:
+    """The second half where its widest tensors were not kept."""
+    parts, found = [], []
+    last: SavedActivationBytes | None = None
+    for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
+        if is_like_others(at, len(sizes_of_chunks)):
+            parts.append([memory.alloc(HALF * some * width) for width in (s.q, s.hidden)])
+            if s.compiled:
+                found += [memory.alloc(size) for g in (s.out, s.gate_up, s.down) for size in g.gradient_bytes]
+            continue
+        if again:
+            # The last chunk's is freed only when the name is rebound.
+            kept = kept_again(memory, s, some)
+            if last is not None:
+                free_all(memory, last.blocks())
+            last = kept
+        pair, gradient = after_attention_backward(memory, s, some, has_gate_up=again)
+        parts.append(pair)
+        found += gradient
+    if len(parts) > 1:
+        whole = [memory.alloc(HALF * tokens * s.q), memory.alloc(HALF * tokens * s.hidden)]
+        for pair in parts:
+            free_all(memory, pair)
+    else:
+        whole = parts[0]
+    if last is not None:
+        free_all(memory, last.blocks())
+    return whole, found
+
+
+def chunks(tokens: int, size: int) -> list[int]:
+    return [min(size, tokens - begin) for begin in range(0, tokens, size)]
+
+
+def is_like_others(at: int, count: int) -> bool:
+    """Neither one of the first nor the last: only what such a chunk leaves needs to be counted."""
+    return SHOWN <= at < count - 1
 
 
 def lose(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_tokens: int) -> Any:
@@ -258,10 +702,10 @@ class StepRecipe:
     places: int
 
     @property
-    def levels(self) -> list[card_block.Level]:
+    def levels(self) -> list[Level]:
         """Of the adapted blocks, from below."""
         again = max(self.adapted - self.tuning.keep - self.tuning.lean, 0)
-        levels: list[card_block.Level] = ["again"] * again
+        levels: list[Level] = ["again"] * again
         levels += ["lean"] * self.tuning.lean
         levels += ["keep"] * self.tuning.keep
         return levels[len(levels) - self.adapted :]
@@ -308,7 +752,7 @@ class Pass:
     def __init__(self, memory: TensorMemory, walk: StepRecipe) -> None:
         self.memory, self.walk = memory, walk
         self.found: list[Any] = []
-        self.held: list[card_block.SavedBlock] = []
+        self.held: list[SavedBlock] = []
         self.batch: list[Any] = []
         self.x: Any = None
 
@@ -332,12 +776,12 @@ class Pass:
         free_all(self.memory, wide)
         self.batch += [*turns, self.x]
 
-    def forward(self, level: card_block.Level | None) -> None:
+    def forward(self, level: Level | None) -> None:
         """One block; no level: it is below all adapters."""
         tuning, first = self.walk.tuning, self.x is self.batch[-1]
         # The first input is held by the call itself, to the end.
         x = None if first else self.x
-        y, held = card_block.forward(
+        y, held = forward(
             self.memory, self.walk.sizes, tuning.micro_tokens, tuning.chunk_tokens, level or "again", x
         )
         if level is not None:
@@ -355,7 +799,7 @@ class Pass:
     def backward(self) -> None:
         """The uppermost block that is left."""
         tuning, held = self.walk.tuning, self.held.pop()
-        dx, found = card_block.backward(
+        dx, found = backward(
             self.memory,
             self.walk.sizes,
             tuning.micro_tokens,

@@ -19,8 +19,7 @@ from graftwork.costmodel.distributed import (
     passing_setup,
     share,
 )
-from graftwork.costmodel.plain_decoder import Machinery, PlainDecoder
-from graftwork.costmodel.plain_tape import Storage, Tape
+from graftwork.costmodel.plain_decoder import Machinery, PlainDecoder, Storage, Tape
 from graftwork.costmodel.stream import AllocationStream, MemoryTrace, keep_states, take_step
 from graftwork.model.families.registry import recipe_family
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup

@@ -2,19 +2,15 @@
 
 In: a shape and the answers of a batch. Out: bytes that the generator holds besides the weights, and seconds.
 The weights are those in training: nothing is there twice. The sizes of its tensors are those that the
-generator itself asks for (`model/generate/sizes.py`).
+generator itself asks for (`model/generate/sizes.py`). Models that remember windows or states do not fit
+slots: they answer in static batches (`model/generate/static.py`), on a processor one prompt at a time, on a
+card all prompts that are asked together, each read once for every answer, by passes that are not recorded.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from graftwork.costmodel.batch_sampling import (
-    batch_rows,
-    card_batch_seconds,
-    count_batches,
-    remembered_bytes,
-)
 from graftwork.costmodel.processor import PASS_TOKENS, reached_share, seconds_a_token
 from graftwork.costmodel.rates import StepRates
 from graftwork.model.generate.memory import MOST_ROWS
@@ -22,6 +18,55 @@ from graftwork.model.generate.sizes import PREFILL_TOKENS, DecoderSizes, allocat
 from graftwork.model.shape import layer_parameters, total_parameters
 from graftwork.records.plan import ModelShape, RolloutLoad, Tuning, Workload
 from graftwork.records.units import GIB
+
+LAUNCHED_SECONDS_A_BLOCK = 2.6e-3
+"""Of a pass whose kernels Python launches, with adapters. At least: three steps of 512 passes through the 30
+blocks of SmolLM2 took more than 120 s on an H200."""
+
+
+def batch_rows(load: RolloutLoad, *, card: bool) -> int:
+    """Rows of one batch."""
+    return min(load.rows_at_once if card else load.answers, MOST_ROWS)
+
+
+def count_batches(load: RolloutLoad, *, card: bool) -> int:
+    """Batches of a step, one after the other."""
+    if not card:
+        return load.prompts * -(-load.answers // MOST_ROWS)
+    rounds, rest = divmod(load.rows, load.rows_at_once)
+    return rounds * -(-load.rows_at_once // MOST_ROWS) + -(-rest // MOST_ROWS)
+
+
+def remembered_bytes(shape: ModelShape, load: RolloutLoad, *, rows: int, width: float, card: bool) -> float:
+    """Keys, values and states of a batch when its answers have their full length.
+
+    A prompt that is read by each row stays whole until the first token is written; one that is read once is
+    cut to the windows when it is copied.
+    """
+    position = 2.0 * shape.kv_heads * shape.head_dim * width * rows
+    final, read = load.longest + load.max_tokens - 1, load.longest if card else 0
+    kept = [min(final, size) if size else final for size in shape.remembered]
+    # A layer's keys are copied for each token: both are there for a moment.
+    return position * (sum(max(held, read) for held in kept) + max(kept) / 2)
+
+
+def card_batch_seconds(
+    shape: ModelShape, load: RolloutLoad, *, rates: StepRates, weight_bytes: float
+) -> dict[str, float]:
+    """Of one step, without rewards."""
+    weights = float(shape.layers * layer_parameters(shape))
+    rows = batch_rows(load, card=True)
+    length = load.longest + load.max_tokens
+    seen = sum(min(length, size) if size else length for size in shape.remembered) / len(shape.remembered)
+    cache = 2.0 * shape.layers * shape.kv_heads * shape.head_dim * 2.0 * seen * rows
+    table = shape.vocab_size * shape.hidden_size * 2.0
+    reading = (weights * weight_bytes + table + cache) / rates.bandwidth
+    passing = shape.layers * LAUNCHED_SECONDS_A_BLOCK + max(reading, rows * 2.0 * weights / rates.half)
+    return {
+        "reading prompts": load.rows * load.prompt_tokens * 2.0 * weights / rates.half,
+        "generation": count_batches(load, card=True) * load.max_tokens * passing,
+    }
+
 
 READING_SHARE, WRITING_SHARE = 0.64, 0.52
 """Of the measured matrix rate of a processor, for prompts and for rows that write together (measured)."""

@@ -1,6 +1,6 @@
 """Allocations of a step in order, by what they are for; and sizes that kernels allocate. No torch.
 
-Filled by plain_tape.py and by the tracer; plain_memory.py replays it through the allocator.
+Filled by plain_decoder.py and by the tracer; plain_memory.py replays it through the allocator.
 """
 
 from collections.abc import Sequence

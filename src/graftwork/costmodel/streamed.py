@@ -1,18 +1,368 @@
-"""Full fine-tuning whose layers are streamed from host memory: how, and in what time. Pure.
+"""Full fine-tuning with layers streamed from host memory: how, in what time and memory. Pure.
 
 In: a decoder's shape, the rows of a step, the machine, the limits. Out: the fastest StreamedStep within
-them, with the bytes of the device and of the host.
+them, with the bytes of the device and of the host. The tensors that the engine (`train/streamed`) holds are
+counted as it makes them (a test compares the two); what passes through one block is replayed like the plain
+step.
 """
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from graftwork.costmodel.distributed import PCIE_SHARE, PlainRun, adam_seconds
+from graftwork.costmodel.plain_decoder import Machinery, Node, PlainDecoder, Storage, Tape, Tensor
+from graftwork.costmodel.plain_memory import replayed
 from graftwork.costmodel.plain_time import expected_longest, plain_step
-from graftwork.costmodel.streamed_memory import FLOAT, StreamedWork, host_bytes, streamed_peak
-from graftwork.model.shape import layer_parameters
-from graftwork.records.plan import ModelShape, PlainSetup, StreamedStep
+from graftwork.costmodel.stream import AllocationStream, MemoryTrace
+from graftwork.model.families.registry import recipe_family
+from graftwork.model.shape import layer_parameters, total_parameters
+from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup, StreamedStep
 from graftwork.records.units import ELEMENT_BYTES, GIB, MIB
+
+SLOTS = 2
+"""Of weights and of gradients on the device: `train/streamed/transfers.py`."""
+FLOAT = 4
+LEAVING = 2
+"""Inputs on their way to the host at once."""
+UPDATE_SLICES, UPDATE_BUFFERS = 2 * (4 * FLOAT + FLOAT) * (1 << 22), 10
+"""Slices of Adam's states on the card: `train/streamed/update.py`."""
+STEPS = 2
+"""The second finds what the first made for good."""
+SIMULATED_BLOCKS, SIMULATED_CHUNKS = 2, 2
+"""Blocks at both ends and chunks of logits that are replayed tensor by tensor; the others are the same."""
+
+
+class StreamedWork(NamedTuple):
+    """The rows of a run, as far as memory and time depend on them."""
+
+    lengths: tuple[int, ...]
+    batch_rows: int
+    trained_share: float = 1.0
+    """Of the tokens, those that are predicted."""
+    adapted_layers: int | None = None
+    """None: all, with embedding and head."""
+
+
+class HeldTensors(NamedTuple):
+    """Bytes on the device that outlive the pass of a block, by what they are for."""
+
+    weights: int
+    gradients: int
+    inputs: int
+    states: int
+    head: int
+    outer: int
+
+    def parts(self) -> dict[str, int]:
+        return {name: size for name, size in self._asdict().items() if size}
+
+
+def held_tensors(
+    shape: ModelShape, step: StreamedStep, portions: Sequence[int], *, trained_layers: int | None = None
+) -> HeldTensors:
+    """What the engine holds when the backward pass begins; `portions` are the padded tokens of passes."""
+    width, passes = ELEMENT_BYTES[step.dtype], len(portions)
+    layers = shape.layers if trained_layers is None else trained_layers
+    whole = layers == shape.layers
+    block, table = layer_parameters(shape), shape.vocab_size * shape.hidden_size
+    outer = total_parameters(shape) - shape.layers * block - table * (1 if shape.tied_embeddings else 2)
+    hidden = shape.hidden_size * width
+    several = passes > 1 or step.head_tokens is not None
+    # A shared table is added to on the host, in float32; what has several parts is summed in float32.
+    of_head = FLOAT if several or shape.tied_embeddings else width
+    of_outer = FLOAT if several else width
+    below = shape.layers - layers
+    kept = layers - min(max(step.host_inputs - below, 0), layers)
+    return HeldTensors(
+        weights=SLOTS * block * width,
+        gradients=SLOTS * block * width + (block * FLOAT if passes > 1 and width != FLOAT else 0),
+        inputs=kept * sum(portions) * hidden,
+        states=sum(portions) * hidden,
+        head=table * (width + (of_head if whole else 0)),
+        outer=outer * (width + (of_outer if whole else 0)),
+    )
+
+
+def host_bytes(run: PlainRun, work: StreamedWork, step: StreamedStep) -> float:
+    """Masters, working copies, gradients, moments, and inputs that wait there."""
+    shape, width = run.shape, ELEMENT_BYTES[step.dtype]
+    total, table = total_parameters(shape), shape.vocab_size * shape.hidden_size
+    copies = 0.0 if width == FLOAT else total * width
+    whole = run.trainable >= total
+    gradients = (run.trainable - table) * width + table * FLOAT if whole else run.trainable * width
+    inputs = step.host_inputs * work.batch_rows * max(work.lengths) * shape.hidden_size * width
+    return total * FLOAT + copies + gradients + run.trainable * 8.0 + inputs
+
+
+def streamed_peak(run: PlainRun, work: StreamedWork, step: StreamedStep) -> MemoryPeak:
+    """The most that the device holds, with what passes through a block and what the allocator adds."""
+    longest = max(work.lengths)
+    tokens = step.micro_rows * longest
+    # Nothing predicts the first token of a row.
+    predicted = max(min(round(tokens * work.trained_share), tokens - step.micro_rows), 1)
+    sizes = _StepSizes(
+        portions=-(-work.batch_rows // step.micro_rows),
+        tokens=tokens,
+        longest=longest,
+        predicted=predicted,
+        chunk=min(step.head_tokens or predicted, predicted),
+        trained=work.adapted_layers or run.shape.layers,
+    )
+    key = step.model_copy(
+        update={"limit_gib": 0.0, "peak_gib": 0.0, "host_gib": 0.0, "parts_gib": {}, "seconds_a_token": None}
+    )
+    peak = _cached_peak(run.shape.model_dump_json(), key.model_dump_json(), run.architecture, sizes)
+    if run.correction == 1.0:
+        return peak
+    scaled = {name: size * run.correction for name, size in peak.parts.items()}
+    return peak.model_copy(
+        update={
+            "allocated": peak.allocated * run.correction,
+            "reserved": peak.reserved * run.correction,
+            "parts": scaled,
+        }
+    )
+
+
+class _StepSizes(NamedTuple):
+    """How the rows of a step go through the model."""
+
+    portions: int
+    """Passes of rows that go through a block together."""
+    tokens: int
+    """Of a portion, with padding."""
+    longest: int
+    predicted: int
+    """Of the tokens of a portion."""
+    chunk: int
+    """Tokens whose logits exist at once."""
+    trained: int
+    """Layers, from the top."""
+
+
+@lru_cache(maxsize=2048)
+def _cached_peak(shape_json: str, step_json: str, architecture: str, sizes: _StepSizes) -> MemoryPeak:
+    shape, step = ModelShape.model_validate_json(shape_json), StreamedStep.model_validate_json(step_json)
+    # A worker's allocator maps pages where it needs them (`process/worker.py`).
+    return replayed(_Replay(shape, step, architecture, sizes).run(), expandable=True)
+
+
+class _Replay:
+    """Steps as the memory sees them. Variables are held and dropped in the order in which the engine does it.
+
+    Blocks in the middle take and give back what those at the ends do: only their results are replayed.
+    """
+
+    def __init__(self, shape: ModelShape, step: StreamedStep, architecture: str, sizes: _StepSizes) -> None:
+        self._shape, self._step, self._sizes = shape, step, sizes
+        self._stream = AllocationStream()
+        self._tape = Tape(self._stream)
+        self._width = ELEMENT_BYTES[step.dtype]
+        setup = PlainSetup(
+            method="full",
+            targets=(),
+            adapted_layers=1,
+            dtype=step.dtype,
+            autocast=False,
+            rows=step.micro_rows,
+            tokens=sizes.longest,
+            deterministic=True,
+        )
+        self._shared = Machinery(self._tape, setup)
+        cut = shape.model_copy(update={"layers": 1, "parameters": None})
+        self._decoder = PlainDecoder(cut, setup, recipe_family(architecture))
+        for weight in self._decoder.weights:
+            # Weights are in the slots already.
+            weight.storage = Storage(self._stream, 0, "weights")
+        self._states: list[Tensor] = []
+        """The hidden states of each portion, on the way back their gradients."""
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        """Inputs of blocks, by block and portion."""
+        self._leaving: list[Tensor] = []
+        """Inputs on their way to the host."""
+        self._summed = False
+        self._waves: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def _hidden(self) -> int:
+        return self._sizes.tokens * self._shape.hidden_size
+
+    @property
+    def _table(self) -> int:
+        return self._shape.vocab_size * self._shape.hidden_size
+
+    def run(self) -> MemoryTrace:
+        sizes, stream = self._sizes, self._stream
+        held = held_tensors(
+            self._shape, self._step, [sizes.tokens] * sizes.portions, trained_layers=sizes.trained
+        )
+        stream.enter("setup")
+        self._keep(held.weights, "weights", SLOTS)
+        block = layer_parameters(self._shape) * self._width
+        self._keep(SLOTS * block, "gradients", SLOTS)
+        for number in range(STEPS):
+            self._take_step(held)
+            if number == 0 and self._step.update == "card":
+                self._keep(UPDATE_SLICES, "optimizer", UPDATE_BUFFERS)
+        return stream.finish()
+
+    def _take_step(self, held: HeldTensors) -> None:
+        tape, sizes = self._tape, self._sizes
+        self._stream.enter("forward")
+        batches = [tape.new(tokens, 1) for tokens in self._batch_sizes() for _ in range(sizes.portions)]
+        outer = tape.new(held.outer, 1, part="weights")
+        table = tape.new(self._table, self._width, part="weights")
+        self._states = [tape.new(self._hidden, self._width) for _ in range(sizes.portions)]
+        wave = sizes.longest * self._shape.head_dim
+        self._waves = [
+            (tape.new(wave, self._width), tape.new(wave, self._width)) for _ in range(sizes.portions)
+        ]
+        del table
+        self._forward()
+        self._stream.enter("loss")
+        self._head()
+        self._stream.enter("backward")
+        self._backward(held)
+        if self._whole:
+            for _ in self._states:
+                gathered = tape.new(self._hidden, self._width)
+                wide = tape.new(self._hidden, FLOAT)
+                del gathered
+                summed = tape.new(self._hidden, FLOAT)
+                del wide, summed
+        self._states, self._waves = [], []
+        del batches, outer
+
+    @property
+    def _whole(self) -> bool:
+        """All weights are trained, the embedding and the head too."""
+        return self._sizes.trained == self._shape.layers
+
+    def _batch_sizes(self) -> list[int]:
+        """Tokens, the attention mask, where a token is predicted, and which one."""
+        tokens = self._sizes.tokens
+        return [tokens * 8, tokens * 8, tokens, self._sizes.predicted * 8]
+
+    def _keep(self, size: int, part: str, pieces: int) -> None:
+        for _ in range(pieces):
+            self._stream.take(size // pieces, part)
+
+    def _forward(self) -> None:
+        tape, layers = self._tape, self._shape.layers
+        tape.learning = False
+        for at in range(layers):
+            for number, waves in enumerate(self._waves):
+                given = self._states[number]
+                if at >= max(self._step.host_inputs, self._lowest):
+                    self._leaving.clear()
+                    self._kept[at, number] = given
+                elif at >= self._lowest:
+                    self._leaving = [*self._leaving, given][-LEAVING:]
+                if SIMULATED_BLOCKS <= at < layers - SIMULATED_BLOCKS:
+                    self._states[number] = tape.new(self._hidden, self._width)
+                else:
+                    self._states[number] = self._decoder.blocks[0].run(self._shared, given, waves)
+                del given
+        tape.learning = True
+
+    @property
+    def _lowest(self) -> int:
+        return self._shape.layers - self._sizes.trained
+
+    def _head(self) -> None:
+        """The last norm over all positions of a portion, then chunks of logits with their gradients."""
+        tape, width, whole = self._tape, self._width, self._whole
+        head = tape.new(self._table, width, part="weights")
+        several = self._sizes.portions > 1 or self._step.head_tokens is not None
+        # On the host, a shared table has its gradient in float32.
+        on_host = FLOAT if self._shape.tied_embeddings else width
+        on_card = FLOAT if several else on_host
+        summed = tape.new(self._table, on_card, part="gradients") if whole else None
+        for number, state in enumerate(self._states):
+            self._states[number] = self._head_pass(state)
+            del state
+        sent = tape.new(self._table, on_host, part="gradients") if whole and on_card != on_host else None
+        del head, summed, sent
+
+    def _head_pass(self, hidden: Tensor) -> Tensor:
+        """The gradient of one portion's hidden states."""
+        tape, width, sizes = self._tape, self._width, self._sizes
+        found: list[Tensor] = []
+        leaf = Tensor(hidden.storage, hidden.count, hidden.width)
+        leaf.edge = (Node([], lambda grads: _collect(found, grads)), 0)
+        states = self._decoder.norm.run(self._shared, leaf)
+        predicted = sizes.predicted * self._shape.hidden_size
+        chosen = tape.new(predicted, width)
+        back = tape.new(self._hidden, width)
+        gradient = tape.new(predicted, width)
+        for begin in range(0, sizes.predicted, sizes.chunk):
+            if begin < SIMULATED_CHUNKS * sizes.chunk:
+                self._chunk(min(sizes.chunk, sizes.predicted - begin))
+        del gradient
+        root = states.edge
+        if root is not None:
+            tape.backward(root, back)
+        self._decoder.norm.weight.gradient = None
+        del states, chosen, back, leaf
+        return found.pop()
+
+    def _chunk(self, positions: int) -> None:
+        """Logits, their logarithms and their gradients, which are replaced by those of head and states."""
+        tape, width, count = self._tape, self._width, positions * self._shape.vocab_size
+        logits = tape.new(count, width, part="logits")
+        tape.multiply_matrices()
+        wide = tape.new(count, FLOAT, part="logits") if width != FLOAT else logits
+        logs = tape.new(count, FLOAT, part="logits")
+        del wide, logits
+        of_logs = tape.new(count, FLOAT, part="logits")
+        of_logits = tape.new(count, FLOAT, part="logits")
+        del of_logs, logs
+        narrow = tape.new(count, width, part="logits") if width != FLOAT else of_logits
+        del of_logits
+        product = tape.new(self._table, width, part="gradients") if self._whole else None
+        states = tape.new(positions * self._shape.hidden_size, width)
+        del narrow, product, states
+
+    def _backward(self, held: HeldTensors) -> None:
+        tape = self._tape
+        several = held.gradients - SLOTS * layer_parameters(self._shape) * self._width
+        if several and not self._summed:
+            self._summed = True
+            self._keep(several, "gradients", 1)
+        for at in reversed(range(self._lowest, self._shape.layers)):
+            for number in range(self._sizes.portions):
+                # The next input comes back from the host while this one is computed with.
+                following = (at, number + 1) if number + 1 < self._sizes.portions else (at - 1, 0)
+                for place in ((at, number), following):
+                    if place not in self._kept and place[0] >= self._lowest:
+                        self._leaving.clear()
+                        self._kept[place] = tape.new(self._hidden, self._width)
+                given = self._kept.pop((at, number))
+                if at >= self._shape.layers - SIMULATED_BLOCKS:
+                    self._states[number] = self._back(given, number)
+                else:
+                    self._states[number] = tape.new(self._hidden, self._width)
+                del given
+
+    def _back(self, given: Tensor, number: int) -> Tensor:
+        """A block runs again and back: the gradients of all its weights exist at the end of it."""
+        tape, decoder, found = self._tape, self._decoder, list[Tensor]()
+        leaf = Tensor(given.storage, given.count, given.width)
+        leaf.edge = (Node([], lambda grads: _collect(found, grads)), 0)
+        out = decoder.blocks[0].run(self._shared, leaf, self._waves[number])
+        assert out.edge is not None
+        tape.backward(out.edge, self._states[number])
+        del out, leaf
+        for weight in decoder.weights:
+            weight.gradient = None
+        return found.pop()
+
+
+def _collect(found: list[Tensor], gradients: list[Tensor]) -> "list[Tensor | None]":
+    found.append(gradients.pop())
+    return []
+
 
 STATE_BYTES = 12.0
 """A weight in float32 with both moments."""

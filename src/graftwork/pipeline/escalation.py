@@ -42,7 +42,7 @@ from graftwork.pipeline.serving import serve_in_background
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import put_cases
 from graftwork.pipeline.table import run_pipeline
-from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
+from graftwork.plan.catalog.prices import find_token_price, index_prices, list_token_prices
 from graftwork.records.dataset import Split
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture

@@ -52,10 +52,15 @@ from graftwork.pipeline.engines import shard_environment
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.supervise import WorkerTask, run_job
-from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.catalog.prices import is_stale, list_offers
+from graftwork.plan.catalog.prices import (
+    find_token_price,
+    index_prices,
+    is_stale,
+    list_offers,
+    list_token_prices,
+)
 from graftwork.plan.serving.answer import make_question, serve
 from graftwork.plan.serving.question import ServeAnswer, ServeLoad, say_seconds
 from graftwork.process.sandbox import open_sandbox

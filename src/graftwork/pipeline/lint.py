@@ -16,7 +16,6 @@ from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import CatalogModel, find_model
 from graftwork.plan.lint import readers
 from graftwork.plan.lint.check import lint, most_severe_first
-from graftwork.plan.lint.estimates import least_minutes, peaks_of
 from graftwork.plan.lint.facts import (
     ConfigLocation,
     Configuration,
@@ -26,6 +25,7 @@ from graftwork.plan.lint.facts import (
     read_written,
 )
 from graftwork.plan.lint.readers import detect, read_foreign
+from graftwork.plan.lint.rules_memory import least_minutes, peaks_of
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import Gpu

@@ -18,8 +18,7 @@ from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.processor import choose_host_micro_batches
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.costmodel.rollouts import choose_prompts_at_once, sampling_gib
-from graftwork.costmodel.streamed import choose_streamed, describe_streamed
-from graftwork.costmodel.streamed_memory import StreamedWork
+from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe_streamed
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.pipeline.fit import this_host
 from graftwork.pipeline.open_project import OpenProject

@@ -35,7 +35,7 @@ from graftwork.pipeline.evaluation_subjects import find_device
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.reporter import progress_listener
 from graftwork.pipeline.steps.data import audit_context_here
-from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
+from graftwork.plan.catalog.prices import find_token_price, index_prices, list_token_prices
 from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.process.worker import hold_lock
 from graftwork.records.correction import RepairOutcome, RepairPlan

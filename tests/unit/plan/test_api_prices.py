@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
+from graftwork.plan.catalog.prices import find_token_price, index_prices, list_token_prices
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
+from graftwork.plan.fit.answer import say_time
 from graftwork.plan.fit.candidate import most_tokens_per_second, require_possible
 from graftwork.plan.fit.plain_step import (
     cache_bytes,
@@ -36,7 +37,6 @@ from graftwork.plan.fit.question import (
     share_above,
     truths,
 )
-from graftwork.plan.fit.reasons import say_time
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import FitOptions, MemoryPeak, PlainSetup

@@ -7,9 +7,8 @@ from graftwork.pipeline import fit
 from graftwork.pipeline.fit import FitRequest, answer_fit, named_machine, question_of
 from graftwork.plan.catalog.hardware import GUESSED, USUAL_RAM_GIB, find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.cost.types import Terms
-from graftwork.plan.purchase.decide import Use, weigh_purchase
-from graftwork.plan.purchase.types import read_purchase_option
+from graftwork.plan.cost.bill import Terms
+from graftwork.plan.purchase import Use, read_purchase_option, weigh_purchase
 from graftwork.plan.serving.answer import make_question, serve
 from graftwork.plan.serving.question import ServeLoad
 from graftwork.records.errors import UserMistake

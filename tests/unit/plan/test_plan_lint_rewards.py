@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.plan.lint.facts import Configuration, LintContext
-from graftwork.plan.lint.rules_rewards import REWARD_RULES
+from graftwork.plan.lint.rules_training import REWARD_RULES
 
 
 def find(**fields):

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from family_samples import make as make_family
 
-from graftwork.costmodel.batch_sampling import batch_rows
 from graftwork.costmodel.rollouts import (
     PromptPass,
+    batch_rows,
     cache_bytes,
     card_seconds,
     processor_seconds,

@@ -23,7 +23,7 @@ from serving_samples import (
 )
 
 from graftwork.model.shape import layer_parameters
-from graftwork.plan.serving.capacity import time_answers
+from graftwork.plan.serving.answer import time_answers
 from graftwork.plan.serving.engines import weigh
 from graftwork.records.hardware import Gpu
 

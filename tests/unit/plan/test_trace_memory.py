@@ -67,7 +67,7 @@ def setup_of(family: str, **changed: Any) -> PlainSetup:
     ids=["lora", "checkpointed-fused", "full"],
 )
 def test_computed_and_traced_peaks_agree_within_one_percent(family: str, changed: dict[str, Any]) -> None:
-    from graftwork.costmodel.trace.memory import trace_run
+    from graftwork.costmodel.trace import trace_run
 
     config, setup = config_of(family), setup_of(family, **changed)
     traced = trace_run(config, setup)
@@ -78,7 +78,7 @@ def test_computed_and_traced_peaks_agree_within_one_percent(family: str, changed
 @pytest.mark.parametrize("upcast", [True, False])
 def test_four_bits_agree_too(upcast: bool) -> None:
     pytest.importorskip("bitsandbytes")
-    from graftwork.costmodel.trace.memory import trace_run
+    from graftwork.costmodel.trace import trace_run
 
     setup = setup_of("qwen2", method="qlora", kbit_upcast=upcast, checkpointed=2)
     config = config_of("qwen2")
@@ -98,7 +98,7 @@ def test_four_bits_agree_too(upcast: bool) -> None:
     ids=["dora", "half-adapters", "no-autocast", "float32", "rows"],
 )
 def test_other_settings_agree_within_two_percent(changed: dict[str, Any]) -> None:
-    from graftwork.costmodel.trace.memory import trace_run
+    from graftwork.costmodel.trace import trace_run
 
     config, setup = config_of("llama"), setup_of("llama", **changed)
     traced = trace_run(config, setup)
@@ -109,7 +109,7 @@ def test_other_settings_agree_within_two_percent(changed: dict[str, Any]) -> Non
 def test_the_process_answers_with_one_json_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from graftwork.costmodel.trace.__main__ import main
+    from graftwork.costmodel.trace import main
 
     question = {
         "config": config_of("llama"),

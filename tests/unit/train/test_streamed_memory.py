@@ -12,7 +12,7 @@ from followed_engine import follow
 
 from graftwork.costmodel.distributed import PlainRun
 from graftwork.costmodel.stream import CUBLAS_WORKSPACE
-from graftwork.costmodel.streamed_memory import StreamedWork, streamed_peak
+from graftwork.costmodel.streamed import StreamedWork, streamed_peak
 from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.shape import shape_of, total_parameters
 from graftwork.pipeline import fit

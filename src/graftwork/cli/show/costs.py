@@ -6,10 +6,9 @@ from typing import Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import PlainTable, fit_words, print_line, quote, table
-from graftwork.plan.cost.assess import best_of_each_place, dollars, duration
-from graftwork.plan.cost.types import PlaceComparison, PlaceRow, billed_how
-from graftwork.plan.purchase.decide import ENDLESS
-from graftwork.plan.purchase.types import Payback, Purchase, PurchaseChoice, Reach
+from graftwork.plan.cost.bill import PlaceComparison, PlaceRow, billed_how
+from graftwork.plan.cost.compare import best_of_each_place, dollars, duration
+from graftwork.plan.purchase import ENDLESS, Payback, Purchase, PurchaseChoice, Reach
 from graftwork.text.wording import plural
 
 MOST_PLACES = 8

@@ -12,7 +12,7 @@ from graftwork.costmodel.rates import rates_of
 from graftwork.costmodel.run_time import start_seconds
 from graftwork.model.shape import total_parameters
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-from graftwork.plan.cost.types import CardRun
+from graftwork.plan.cost.bill import CardRun
 from graftwork.plan.fit.answer import choose, level_of, ways_of
 from graftwork.plan.fit.candidate import (
     TIME_SPREAD,

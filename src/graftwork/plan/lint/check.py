@@ -6,7 +6,7 @@ file. Pure; does not know where the figures came from.
 
 from collections.abc import Iterable
 
-from graftwork.plan.lint import rules_memory, rules_precision, rules_rewards, rules_training
+from graftwork.plan.lint import rules_memory, rules_precision, rules_training
 from graftwork.plan.lint.facts import Configuration, LintContext, LintFinding, LintRule, RuleHit
 
 RULES: tuple[LintRule, ...] = (
@@ -15,7 +15,7 @@ RULES: tuple[LintRule, ...] = (
     *rules_memory.MEMORY_RULES,
     *rules_precision.PRECISION_RULES,
     *rules_training.LEARNING_RULES,
-    *rules_rewards.REWARD_RULES,
+    *rules_training.REWARD_RULES,
     *rules_precision.PURPOSE_RULES,
 )
 GRAVITY = {"error": 0, "warning": 1, "note": 2}

@@ -13,9 +13,19 @@ from itertools import product
 from typing import NamedTuple
 
 from graftwork.plan.week.calendar import Span
-from graftwork.plan.week.cells import OpenPlace, OpenWindow, WeekCell, open_place_of, start_spans
 from graftwork.plan.week.checker import check_week
-from graftwork.plan.week.problem import STEP, WeekModel, WeekPlace, WeekProblem, WeekState
+from graftwork.plan.week.problem import (
+    STEP,
+    OpenPlace,
+    OpenWindow,
+    WeekCell,
+    WeekModel,
+    WeekPlace,
+    WeekProblem,
+    WeekState,
+    open_place_of,
+    start_spans,
+)
 from graftwork.plan.week.score import WeekScore, cost_of, score, score_model, spent_so_far
 from graftwork.records.week import Session
 

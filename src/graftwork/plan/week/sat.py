@@ -12,8 +12,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.plan.week.cells import OpenWindow, WeekCell, open_place_of, start_spans
-from graftwork.plan.week.problem import STEP, WeekModel, WeekPlace, WeekProblem, WeekState, own_hours
+from graftwork.plan.week.problem import (
+    STEP,
+    OpenWindow,
+    WeekCell,
+    WeekModel,
+    WeekPlace,
+    WeekProblem,
+    WeekState,
+    open_place_of,
+    own_hours,
+    start_spans,
+)
 from graftwork.plan.week.score import POINTS, spent_so_far
 from graftwork.records.errors import needs_extra
 from graftwork.records.week import Session

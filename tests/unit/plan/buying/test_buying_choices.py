@@ -4,8 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.plan.purchase.decide import Price, Use, decide, news, own_choice, rent_choice
-from graftwork.plan.purchase.types import MachineReach, PurchaseOption, Reach, Rental, read_purchase_option
+from graftwork.plan.purchase import (
+    MachineReach,
+    Price,
+    PurchaseOption,
+    Reach,
+    Rental,
+    Use,
+    decide,
+    news,
+    own_choice,
+    read_purchase_option,
+    rent_choice,
+)
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 

@@ -5,10 +5,16 @@ from datetime import date
 import pytest
 from cost_examples import DISK, ROWS, make_candidate, make_offer, make_place, make_run, make_terms
 
-from graftwork.plan.cost.assess import best_of_each_place
 from graftwork.plan.cost.bill import Tweak
-from graftwork.plan.cost.compare import compare, list_candidates, ways
-from graftwork.plan.cost.sensitivity import ComparisonInputs, find_changes, winner
+from graftwork.plan.cost.compare import (
+    ComparisonInputs,
+    best_of_each_place,
+    compare,
+    find_changes,
+    list_candidates,
+    ways,
+    winner,
+)
 
 
 def table_of(*candidates, **terms):

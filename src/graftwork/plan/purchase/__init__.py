@@ -1,1 +1,0 @@
-"""Whether to buy cards, which, or to rent: pure maths on prices, hours of runs and years of use."""
