@@ -18,15 +18,15 @@ ORDER = {
     "< plain_memory < streamed",
     "data": "condition < settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
-    "grading": "line_process, matching, score_audit, taskset_worker < answers, call_faults, taskset "
+    "grading": "line_process, matching, score_audit, taskset_worker < answers, taskset "
     "< interface < custom, code, tool_calls < calls, hacks, metrics < rules < checks < grade, prefix "
     "< rewards < reward_runner, reward_worker",
     "http": "messages < server < client",
     "engines": "settings, interface < protocol, embedded, endpoint, llamacpp < selection, constrained, "
     "upstream_server, process < child, replies, upstream_dialects < upstream_replies, embedded_process, "
     "llamacpp_process < upstream",
-    "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
-    "prompts, escalation_curve, family < escalation, score < report < judge < gate < ask, ab, preflight, "
+    "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, "
+    "prompts, family < escalation, score < report < judge < gate < ask, ab, preflight, "
     "exchange",
     "model": "hub, nf4_kernel < adapter_shape, base, determinism, families, headers, nf4, probe, "
     "remembered, threads < blocks, parts, shape < chat, probe_rates < gguf, load < adapters < generate",

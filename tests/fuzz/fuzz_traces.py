@@ -20,8 +20,7 @@ from fuzz_readers import Failed, break_bytes, break_value, one_line
 
 from graftwork.data.ingest.blocks import ReadFault, SkippedPart, TraceScore
 from graftwork.data.ingest.files import cut_blocks
-from graftwork.data.ingest.formats import FORMATS
-from graftwork.data.ingest.read import read_block
+from graftwork.data.ingest.read import FORMATS, read_block
 from graftwork.data.settings import DataSettings
 from graftwork.http.messages import ApiError
 from graftwork.pipeline.serving import read_traces

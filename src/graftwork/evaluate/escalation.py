@@ -1,17 +1,197 @@
 """Predicts escalation from the answers of a small and a large model to the same cases.
 
-In: the reports of both, the cases that each check escalates, and what each answer cost. Out: an
-`EscalationForecast`. Pure.
+In: the reports of both, the cases that each check escalates, the mean log-probability of the small model's
+answers, and what each answer cost. Out: an `EscalationForecast`; an `EscalationCurve`, whose threshold is
+chosen on validation cases and shown on test cases; live figures against a forecast. Pure.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from graftwork.evaluate.escalation_curve import mean_cost
 from graftwork.evaluate.statistics.bounded import bounded_difference, bounded_mean
 from graftwork.records.report import SubjectReport
-from graftwork.records.routing import EscalationForecast, EscalationOption, MeasuredShare
+from graftwork.records.routing import (
+    EscalationCurve,
+    EscalationForecast,
+    EscalationLive,
+    EscalationOption,
+    EscalationPoint,
+    LiveFigure,
+    MeasuredShare,
+)
+
+POINTS = 20
+"""Thresholds of the curve: quantiles of the validation cases."""
+
+
+class PairedCase(NamedTuple):
+    """One case as both models answered it."""
+
+    session: str
+    logprob: float | None
+    small: float
+    large: float
+    small_cost: float | None = None
+    large_cost: float | None = None
+    fails: bool = False
+    """A check fails: the large model answers whatever the threshold."""
+
+    def escalates(self, threshold: float) -> bool:
+        return self.fails or (self.logprob is not None and self.logprob < threshold)
+
+
+def make_curve(
+    validation: Sequence[PairedCase], test: Sequence[PairedCase], *, max_rate: float
+) -> EscalationCurve:
+    """The threshold with the best validation quality among those that escalate at most `max_rate`."""
+    thresholds = _thresholds(validation)
+    allowed = [t for t in thresholds if _rate(validation, t) <= max_rate] or thresholds[:1]
+    chosen = max(allowed, key=lambda t: (_quality(validation, t), -_rate(validation, t)))
+    return EscalationCurve(
+        points=tuple(_point(test, threshold) for threshold in thresholds),
+        chosen=_point(test, chosen),
+        validation_cases=len(validation),
+        validation_escalated=_rate(validation, chosen),
+        validation_quality=_quality(validation, chosen),
+        max_rate=max_rate,
+        auc=_auc(test),
+    )
+
+
+def _thresholds(cases: Sequence[PairedCase]) -> list[float]:
+    """None of the cases, then quantiles, then all of them."""
+    known = sorted(case.logprob for case in cases if case.logprob is not None)
+    if not known:
+        return [-math.inf]
+    places = sorted({round(step * (len(known) - 1) / POINTS) for step in range(POINTS + 1)})
+    found = sorted({known[place] for place in places})
+    return found if found[-1] >= 0 else [*found, 0.0]
+
+
+def _rate(cases: Sequence[PairedCase], threshold: float) -> float:
+    return sum(case.escalates(threshold) for case in cases) / max(len(cases), 1)
+
+
+def _quality(cases: Sequence[PairedCase], threshold: float) -> float:
+    return math.fsum(_grade(case, threshold) for case in cases) / max(len(cases), 1)
+
+
+def _grade(case: PairedCase, threshold: float) -> float:
+    return case.large if case.escalates(threshold) else case.small
+
+
+def _point(cases: Sequence[PairedCase], threshold: float) -> EscalationPoint:
+    sessions = [case.session for case in cases]
+    cost = mean_cost([pair_cost(case, escalated=case.escalates(threshold)) for case in cases], sessions)
+    return EscalationPoint(
+        threshold=threshold,
+        escalated=share_of([float(case.escalates(threshold)) for case in cases], sessions),
+        quality=share_of([_grade(case, threshold) for case in cases], sessions),
+        cost_per_1000=cost[0],
+        cost_low=cost[1],
+        cost_high=cost[2],
+    )
+
+
+def pair_cost(case: PairedCase, *, escalated: bool) -> float | None:
+    if case.small_cost is None or (escalated and case.large_cost is None):
+        return None
+    return case.small_cost + (case.large_cost or 0.0) * escalated
+
+
+def share_of(values: Sequence[float], sessions: Sequence[str]) -> MeasuredShare:
+    low, high = bounded_mean(values, sessions)
+    mean = math.fsum(values) / len(values) if values else 0.0
+    return MeasuredShare(value=mean, low=low, high=high, n=len(values))
+
+
+def mean_cost(
+    costs: Sequence[float | None], sessions: Sequence[str]
+) -> tuple[float | None, float | None, float | None]:
+    """Dollars for 1,000 requests with their interval; None where the cost of one is not known."""
+    known = [cost for cost in costs if cost is not None]
+    if not known or len(known) != len(costs):
+        return None, None, None
+    most = max(known)
+    if most <= 0:
+        return 0.0, 0.0, 0.0
+    low, high = bounded_mean([cost / most for cost in known], sessions)
+    return 1000 * math.fsum(known) / len(known), 1000 * most * low, 1000 * most * high
+
+
+def _auc(cases: Sequence[PairedCase]) -> float | None:
+    """The chance that a right answer has a higher log-probability than a wrong one."""
+    right = [case.logprob for case in cases if case.logprob is not None and case.small >= 1]
+    wrong = [case.logprob for case in cases if case.logprob is not None and case.small < 1]
+    if not right or not wrong:
+        return None
+    wins = math.fsum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)
+    return wins / (len(right) * len(wrong))
+
+
+class LiveRequest(NamedTuple):
+    """One served request of the pair."""
+
+    session: str
+    escalated: bool
+    quality: float | None = None
+    cost: float | None = None
+
+
+def compare_live(forecast: EscalationForecast, requests: Sequence[LiveRequest]) -> EscalationLive:
+    """Rate, quality and cost of live requests against the forecast."""
+    point: EscalationPoint | None = None if forecast.curve is None else forecast.curve.chosen
+    option = forecast.chosen
+    rate = option.escalated if point is None else point.escalated
+    quality = option.quality if point is None else point.quality
+    costs = (
+        (option.cost_per_1000, option.cost_low, option.cost_high)
+        if point is None
+        else (point.cost_per_1000, point.cost_low, point.cost_high)
+    )
+    graded = [request for request in requests if request.quality is not None]
+    priced = [request for request in requests if request.cost is not None]
+    cost = mean_cost([request.cost for request in priced], [request.session for request in priced])
+    remarks = [] if graded else ["no live answer has a grade: feedback is what live quality is measured by"]
+    return EscalationLive(
+        predicted_at=forecast.made_at,
+        requests=len(requests),
+        figures=(
+            _against("escalated", rate, [(r.session, float(r.escalated)) for r in requests]),
+            _against("quality", quality, [(r.session, r.quality or 0.0) for r in graded]),
+            _figure("cost_per_1000", costs, cost, n=len(priced)),
+        ),
+        remarks=tuple(remarks),
+    )
+
+
+def _against(name: str, predicted: MeasuredShare, found: Sequence[tuple[str, float]]) -> LiveFigure:
+    share = share_of([value for _, value in found], [session for session, _ in found]) if found else None
+    seen = (None, None, None) if share is None else (share.value, share.low, share.high)
+    return _figure(name, (predicted.value, predicted.low, predicted.high), seen, n=len(found))
+
+
+Measured = tuple[float | None, float | None, float | None]
+"""A value and its interval."""
+
+
+def _figure(name: str, predicted: Measured, live: Measured, *, n: int) -> LiveFigure:
+    agrees = None
+    if predicted[1] is not None and predicted[2] is not None and live[1] is not None and live[2] is not None:
+        agrees = live[1] <= predicted[2] and predicted[1] <= live[2]
+    return LiveFigure(
+        name=name,
+        predicted=predicted[0],
+        predicted_low=predicted[1],
+        predicted_high=predicted[2],
+        live=live[0],
+        live_low=live[1],
+        live_high=live[2],
+        n=n,
+        agrees=agrees,
+    )
+
 
 Costs = Mapping[str, float | None]
 """Dollars of a model's answer to each case."""

@@ -1,20 +1,117 @@
 """Metrics of tool calls: the right functions, with the right arguments, in the right order.
 
 In: a case whose reference holds calls, or whose prompt defines tools, and an answer. Out: a grade. Calling
-where the reference does not is as wrong as not calling where it does. Whether a call could be run at all is
-seen without a reference, also by the endpoint. Arguments are equal as JSON values; in SQL, white space and
-the case of keywords do not count.
+where the reference does not is as wrong as not calling where it does. Whether a call could be run at all
+(it parses, names a known tool and fits its schema) is seen without a reference, also by the endpoint and the
+audit; a schema that is not understood refuses nothing. Arguments are equal as JSON values; in SQL, white
+space and the case of keywords do not count.
 """
 
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from graftwork.grading.answers import AnswerFields, same_value
-from graftwork.grading.call_faults import find_call_fault, read_tools
 from graftwork.grading.interface import CannotGrade, Grade
-from graftwork.grading.matching import PatternTooSlow
+from graftwork.grading.matching import PatternTooSlow, Schema, find_misfit, keep_known, require_schema
+from graftwork.records.interaction import Message
 from graftwork.records.report import Case
-from graftwork.text.sql import read_sql
-from graftwork.text.tool_calls import TOOLS_MARK, ToolCall, read_calls
+from graftwork.text.redact import redact
+from graftwork.text.tool_calls import TOOLS_MARK, ToolCall, define_tool, read_calls, split_tools
+
+_BEGUN = re.compile(r"<tool_call>\s*[{\[]")
+
+Tools = Mapping[str, Schema | None]
+"""The schema of each tool's arguments; None where it has none that is understood."""
+
+
+def find_call_fault(messages: Sequence[Message], text: str) -> str | None:
+    if "<tool_call>" not in text:
+        return None
+    calls = read_calls(text)
+    if calls is None:
+        return "a call is not JSON with a name and arguments" if _BEGUN.search(text) else None
+    tools = read_tools(messages)
+    return next((fault for call in calls if (fault := _judge(call, tools)) is not None), None)
+
+
+def read_tools(messages: Sequence[Message]) -> Tools | None:
+    """The tools that the prompt defines; None where it defines none, or in no known way."""
+    for message in messages:
+        if message.role == "system" and TOOLS_MARK in message.content:
+            return _read_block(message.content)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _read_block(system: str) -> Tools | None:
+    defined = split_tools(system)
+    if defined is None:
+        return None
+    tools: dict[str, Schema | None] = {}
+    for tool in map(define_tool, defined.tools):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return None
+        tools[function["name"]] = _read_schema(function.get("parameters"))
+    return tools
+
+
+def _read_schema(schema: Any) -> Schema | None:
+    try:
+        known: Schema = keep_known(schema)
+        require_schema(known)
+    except (ValueError, RecursionError):
+        return None
+    return known
+
+
+def _judge(call: ToolCall, tools: Tools | None) -> str | None:
+    if not isinstance(call.arguments, dict):
+        return "the arguments are not a JSON object"
+    if tools is None:
+        return None
+    name = redact(call.name).text[:40]
+    if call.name not in tools:
+        return f"the prompt defines no tool {name}"
+    schema = tools[call.name]
+    misfit = None if schema is None else find_misfit(call.arguments, schema)
+    return None if misfit is None else f"the schema of {name} refuses the arguments ({misfit})"
+
+
+_STATEMENT = re.compile(
+    r"\s*(?:SELECT\b.*\bFROM\b|WITH\b.*\bAS\b|INSERT\s+INTO\b|REPLACE\s+INTO\b|MERGE\s+INTO\b"
+    r"|UPDATE\b.*\bSET\b|DELETE\s+FROM\b|TRUNCATE\s+TABLE\b"
+    r"|(?:CREATE|ALTER|DROP)\s+(?:\w+\s+)?(?:TABLE|VIEW|INDEX)\b)",
+    re.IGNORECASE | re.DOTALL,
+)
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\d+(?:\.\d+)?\w*|[^\W\d][\w$]*"""
+    r"""|<=>|<>|<=|>=|!=|==|=>|:=|::|\|\||->>|->|[^\s\w]""",
+    re.DOTALL,
+)
+_QUOTES = {"'", '"', "`"}
+_LISTED = """
+    ALL ALTER AND ANY AS ASC AVG BEGIN BETWEEN BY CASE CAST COALESCE COLUMN COMMIT COUNT CREATE CROSS DEFAULT
+    DELETE DESC DISTINCT DROP ELSE END EXCEPT EXISTS FALSE FETCH FIRST FOR FOREIGN FROM FULL GROUP HAVING IF
+    ILIKE IN INDEX INNER INSERT INTERSECT INTERVAL INTO IS JOIN KEY LAST LEFT LIKE LIMIT MAX MERGE MIN NATURAL
+    NEXT NOT NULL NULLS OFFSET ON ONLY OR ORDER OUTER OVER PARTITION PRIMARY RECURSIVE REFERENCES REPLACE
+    RETURNING RIGHT ROLLBACK ROW ROWS SELECT SET SUM TABLE THEN TRUE TRUNCATE UNION UNIQUE UPDATE USING VALUES
+    VIEW WHEN WHERE WINDOW WITH
+    """
+_KEYWORDS = frozenset(_LISTED.split())
+
+
+def read_sql(text: str) -> tuple[str, ...] | None:
+    """The tokens of a statement; None for other text and where a quote is not closed."""
+    if _STATEMENT.match(text) is None:
+        return None
+    tokens = _TOKEN.findall(text)
+    if any(token in _QUOTES for token in tokens):
+        return None
+    return tuple(token.upper() if token.upper() in _KEYWORDS else token for token in tokens)
+
 
 MOST_CALLS = 200
 """More calls than this in one answer are wrong, and not compared one by one."""

@@ -15,8 +15,14 @@ from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import choose_cases, read_cases
 from graftwork.evaluate.costs import AnswerPrice, costs_of_answers, costs_of_log
-from graftwork.evaluate.escalation import Answered, forecast
-from graftwork.evaluate.escalation_curve import LiveRequest, PairedCase, compare_live, make_curve
+from graftwork.evaluate.escalation import (
+    Answered,
+    LiveRequest,
+    PairedCase,
+    compare_live,
+    forecast,
+    make_curve,
+)
 from graftwork.evaluate.score import sessions_of
 from graftwork.evaluate.settings import choose_success
 from graftwork.evaluate.subjects import LOG, Asking, parse_subjects

@@ -22,14 +22,13 @@ from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.costs import AnswerPrice
+from graftwork.evaluate.costs import DAYS_PER_MONTH, AnswerPrice, Volume, find_savings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.judge.calibration import JudgeCalibration, Mode
 from graftwork.evaluate.judge.judge import Judge, first_answers, judge_subjects, open_judge
 from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import confuse, make_report, slice_report
-from graftwork.evaluate.savings import DAYS_PER_MONTH, Volume, find_savings
 from graftwork.evaluate.score import score, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings, JudgeSettings
 from graftwork.evaluate.subjects import (

@@ -18,8 +18,7 @@ from graftwork.data.corpus.store import Corpus
 from graftwork.data.dedup.paraphrases import find_embedder
 from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.ingest.read import find_files
-from graftwork.data.repair.acceptance import AcceptanceRules
-from graftwork.data.repair.run import longest_row, plan_repair, run_repair
+from graftwork.data.repair.run import AcceptanceRules, longest_row, plan_repair, run_repair
 from graftwork.data.repair.targets import RepairTargets, find_targets
 from graftwork.data.repair.teacher import AnswerJournal, Teacher, TeacherClient, open_client
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus.row_features import FeatureTask, extract_features
 from graftwork.data.export.run import load_exporter
-from graftwork.data.ingest import formats
+from graftwork.data.ingest import read
 from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.read import read_file
 from graftwork.data.render.rows import RenderTask, SubsetRows, init_worker, render_block
@@ -50,10 +50,10 @@ def declare(monkeypatch):
             metadata.EntryPoint(name, f"{__name__}:{value}", group) for name, value in objects.items()
         )
         monkeypatch.setattr(extensions.metadata, "entry_points", points.select)
-        formats.load_format.cache_clear()
+        read.load_format.cache_clear()
 
     yield declare
-    formats.load_format.cache_clear()
+    read.load_format.cache_clear()
 
 
 def test_a_format_of_an_installed_package_reads_rows(declare, tmp_path):
@@ -80,7 +80,7 @@ def test_an_unknown_format_is_refused_with_the_known_names(declare):
 def test_an_incomplete_format_names_what_it_lacks(declare):
     declare("graftwork.formats", half="Incomplete")
     with pytest.raises(EnvironmentLacks, match="fits, read"):
-        formats.load_format("half")
+        read.load_format("half")
 
 
 def test_an_exporter_of_an_installed_package_is_loaded_by_its_name(declare):

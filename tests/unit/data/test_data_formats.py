@@ -5,8 +5,7 @@ from data_rows import chat, write_log
 
 from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.fields import BadRow
-from graftwork.data.ingest.formats import FORMATS, to_interactions
-from graftwork.data.ingest.read import read
+from graftwork.data.ingest.read import FORMATS, read, to_interactions
 from graftwork.data.settings import DataSettings, Mapping
 from graftwork.records.interaction import Origin
 

@@ -11,8 +11,7 @@ from stand_in_teacher import StandInTeacher, answer_to, failing
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus.build import build_corpus
-from graftwork.data.repair.acceptance import AcceptanceRules
-from graftwork.data.repair.run import plan_repair, run_repair
+from graftwork.data.repair.run import AcceptanceRules, plan_repair, run_repair
 from graftwork.data.repair.targets import ANSWERED, find_targets
 from graftwork.data.repair.teacher import JOURNAL_FILE, AnswerJournal, RateLimit, Teacher
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings

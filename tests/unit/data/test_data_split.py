@@ -8,7 +8,7 @@ from data_rows import THINGS, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.dedup.boilerplate import open_windows
+from graftwork.data.dedup.questions import open_windows
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import UNASSIGNED, assign_splits, draw
 from graftwork.data.split.leakage import find_leaks

@@ -6,7 +6,7 @@ import pytest
 from trace_samples import HERE, TOOL_CALL, by_question, load_lines, read, read_sample, rows_of
 
 from graftwork.data.ingest.blocks import ReadFault, SkippedPart, TraceScore
-from graftwork.data.ingest.formats import find_format
+from graftwork.data.ingest.read import find_format
 from graftwork.data.ingest.spans import unflatten
 from graftwork.records.interaction import Interaction
 

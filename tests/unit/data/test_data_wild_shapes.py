@@ -5,8 +5,7 @@ import json
 import pytest
 
 from graftwork.data.ingest.blocks import ReadFault
-from graftwork.data.ingest.formats import find_format, read_row
-from graftwork.data.ingest.read import read_file
+from graftwork.data.ingest.read import find_format, read_file, read_row
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction, Origin
 

@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.data.ingest.blocks import ReadFault, SkippedPart, TraceScore
 from graftwork.data.ingest.fields import BadRow
-from graftwork.data.ingest.formats import find_format, read_row
+from graftwork.data.ingest.read import find_format, read_row
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction, Origin
 

@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from graftwork.data.ingest.formats import find_format, read_row
-from graftwork.data.ingest.read import read_file
+from graftwork.data.ingest.read import find_format, read_file, read_row
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction, Origin
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.costs import (
     AnswerPrice,
+    Volume,
     costs_of_answers,
+    find_savings,
     measure_cost,
     measure_slowest,
     measure_tokens,
@@ -16,7 +18,6 @@ from graftwork.evaluate.costs import (
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.rules import judge_guardrail, judge_win
 from graftwork.evaluate.gate.settings import GateRule, Win
-from graftwork.evaluate.savings import Volume, find_savings
 from graftwork.grading.metrics import COST_PER_SUCCESS, LATENCY_P95, TOKENS_PER_TASK, show, show_dollars
 from graftwork.records.base import Figure
 from graftwork.records.interaction import Hosting, TokenPrice, UsageDay

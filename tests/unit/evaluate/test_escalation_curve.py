@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from graftwork.evaluate.escalation_curve import (
+from graftwork.evaluate.escalation import (
     LiveRequest,
     PairedCase,
     compare_live,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import graftwork
-from graftwork.data.ingest.formats import load_format
+from graftwork.data.ingest.read import load_format
 from graftwork.grading.metrics import find_extension, find_grader
 from graftwork.process.extensions import extension_names
 from graftwork.records.interaction import Origin

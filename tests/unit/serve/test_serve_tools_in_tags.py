@@ -8,7 +8,7 @@ from serve_engines import embedded, llamacpp, serve_with
 from serve_harness import ListSink
 from tool_template import FIND, PLACE, TOOLS
 
-from graftwork.data.ingest.formats import to_interactions
+from graftwork.data.ingest.read import to_interactions
 from graftwork.data.settings import DataSettings
 from graftwork.engines.embedded_process import EmbeddedBackend
 from graftwork.engines.protocol import GenerateRequest

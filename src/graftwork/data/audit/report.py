@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from graftwork.data.audit.corpus_findings import (
     find_clusters,
     find_imbalance,
+    find_left_out,
+    find_rated_traces,
     find_repeated,
+    find_retried,
     find_sides,
     find_split_leaks,
     find_unusable,
@@ -44,7 +47,6 @@ from graftwork.data.audit.row_findings import (
     find_unconfirmed_captures,
     find_unreadable,
 )
-from graftwork.data.audit.trace_findings import find_left_out, find_rated_traces, find_retried
 from graftwork.data.audit.usage import count_usage
 from graftwork.records.dataset import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
 

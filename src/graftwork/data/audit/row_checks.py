@@ -2,8 +2,9 @@
 
 In: one interaction, the settings, what is known of the base model. Out: notes (each fault with an excerpt
 without secrets), the redacted row, the fault that drops it. The same checks serve the audit and the
-preparation. Knows no other rows. To add a check, write `check_NAME` and enter it in `ROW_CHECKS`; its
-finding goes to `row_findings`.
+preparation. Knows no other rows. A reply is at fault for a tool call that cannot be carried out, or that goes
+round in a loop; a prompt for calls and results that do not belong together. To add a check, write
+`check_NAME` and enter it in `ROW_CHECKS`; its finding goes to `row_findings`.
 """
 
 import hashlib
@@ -14,19 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from graftwork.data.audit.call_checks import (
-    BROKEN_CALL,
-    BROKEN_EARLIER_CALL,
-    CALL_TAG,
-    REPEATED_CALL,
-    UNMATCHED_CALL,
-    CallFault,
-    find_broken_call,
-    judge_calls,
-    judge_results,
-)
 from graftwork.data.condition import find_objection
 from graftwork.data.settings import CaptureSettings, DataSettings
+from graftwork.grading.matching import PatternTooSlow
+from graftwork.grading.tool_calls import find_call_fault
 from graftwork.records.interaction import TRY_OUT_SESSION, CaptureOrigin, Interaction, Message
 from graftwork.text.patterns import is_password_under, is_secret_name
 from graftwork.text.redact import SECRET_KINDS, Redactor, hold_private, redact
@@ -39,6 +31,75 @@ from graftwork.text.shape import (
     find_placeholder,
     has_placeholder,
 )
+from graftwork.text.tool_calls import read_calls
+
+BROKEN_CALL, REPEATED_CALL, UNMATCHED_CALL = "broken_call", "repeated_call", "unmatched_call"
+BROKEN_EARLIER_CALL = "broken_earlier_call"
+MOST_REPEATS = 2
+"""A call may be made this often with the same result: a first try, and another in case something passes."""
+CALL_TAG = "<tool_call>"
+
+
+class CallFault(NamedTuple):
+    code: str
+    reason: str
+
+
+def judge_calls(row: Interaction) -> CallFault | None:
+    """The fault of the reply's calls."""
+    if CALL_TAG not in row.reply:
+        return None
+    fault = find_broken_call(row.messages, row.reply)
+    if fault is not None:
+        return CallFault(BROKEN_CALL, fault)
+    if _is_loop(row):
+        return CallFault(REPEATED_CALL, "the turns before it made the same call and got the same result")
+    return None
+
+
+def find_broken_call(messages: Sequence[Message], text: str) -> str | None:
+    """Why a call of this assistant turn cannot be carried out; None where none is, or it cannot be judged."""
+    try:
+        return find_call_fault(messages, text)
+    except PatternTooSlow:
+        return None
+
+
+def judge_results(messages: Sequence[Message]) -> CallFault | None:
+    """The fault of a prompt whose calls and results do not belong together."""
+    waiting = 0
+    for message in messages:
+        if message.role == "tool":
+            if not waiting:
+                return CallFault(UNMATCHED_CALL, "a result without a call before it")
+            waiting -= 1
+        elif waiting:
+            return CallFault(UNMATCHED_CALL, _NO_RESULT)
+        elif message.role == "assistant":
+            waiting = len(read_calls(message.content) or ()) if CALL_TAG in message.content else 0
+    return CallFault(UNMATCHED_CALL, _NO_RESULT) if waiting else None
+
+
+_NO_RESULT = "a call without a result"
+
+
+def _is_loop(row: Interaction) -> bool:
+    """Whether the last turns made the calls of the reply, always with the same results."""
+    calls = read_calls(row.reply)
+    results: list[str] = []
+    seen: list[list[str]] = []
+    for message in reversed(row.messages):
+        if message.role == "tool":
+            results.append(message.content)
+            continue
+        if message.role != "assistant" or read_calls(message.content) != calls:
+            return False
+        seen.append(results)
+        results = []
+        if len(seen) == MOST_REPEATS:
+            return all(answers == seen[0] and answers for answers in seen)
+    return False
+
 
 EXCERPT_CHARACTERS = 140
 

@@ -8,12 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from graftwork.data.audit.call_checks import (
-    BROKEN_CALL,
-    BROKEN_EARLIER_CALL,
-    REPEATED_CALL,
-    UNMATCHED_CALL,
-)
 from graftwork.data.audit.findings import (
     MOST_EXAMPLES,
     AuditFacts,
@@ -26,6 +20,8 @@ from graftwork.data.audit.findings import (
     say_fix,
 )
 from graftwork.data.audit.row_checks import (
+    BROKEN_CALL,
+    BROKEN_EARLIER_CALL,
     CAPTURES_FILTER,
     CONTROL_TOKENS,
     ENCODING,
@@ -33,12 +29,14 @@ from graftwork.data.audit.row_checks import (
     NOT_KEPT,
     RATED_BAD,
     REASONING,
+    REPEATED_CALL,
     REVIEWED,
     SERVED,
     STATUS_PREFIX,
     TAUGHT,
     TOO_LONG,
     TRIED_OUT,
+    UNMATCHED_CALL,
     note_length,
 )
 from graftwork.data.settings import DataSettings

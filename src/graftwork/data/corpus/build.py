@@ -29,7 +29,6 @@ from graftwork.data.audit.row_checks import (
 from graftwork.data.condition import NO_NUMBER, list_fields
 from graftwork.data.corpus.columns import ColumnCache
 from graftwork.data.corpus.known_logs import GrownLog, KnownBlock, KnownLogs, is_plain
-from graftwork.data.corpus.remote import remote_features
 from graftwork.data.corpus.row_features import (
     FeatureTask,
     digest_file,
@@ -37,6 +36,7 @@ from graftwork.data.corpus.row_features import (
     has_features,
     list_feature_inputs,
     name_features,
+    remote_features,
 )
 from graftwork.data.corpus.scores import find_low_rated, find_scored_pairs, require_scores
 from graftwork.data.corpus.store import Corpus, JoinedFacts, Segment, read_head, read_table

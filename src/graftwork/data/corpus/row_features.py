@@ -1,8 +1,9 @@
 """Row features: everything that can be computed from one row alone, once, in worker processes.
 
 In: a block of a log and the settings. Out: an Arrow file with, for each readable row, the row itself
-(redacted), whether it passed the checks, its notes and its fingerprints. The file is named by the content
-of the block and the settings it depends on, and never computed again.
+(redacted), whether it passed the checks, its notes and its fingerprints: the same bytes on this machine and
+on another node. The file is named by the content of the block and the settings it depends on, and never
+computed again.
 """
 
 import hashlib
@@ -27,10 +28,10 @@ from graftwork.data.corpus.store import encode_row, read_all, read_head
 from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
 from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
 from graftwork.data.ingest.fields import SCORES
-from graftwork.data.ingest.formats import settings_of_file
-from graftwork.data.ingest.read import ReadRow, read_block
+from graftwork.data.ingest.read import ReadRow, read_block, settings_of_file
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, write_atomic
+from graftwork.process.cluster.pieces import RemoteWork, pack
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
@@ -283,3 +284,68 @@ def _encode(features: BlockFeatures) -> bytes:
         writer.write_table(table.replace_schema_metadata(head))
     encoded: bytes = sink.getvalue().to_pybytes()
     return encoded
+
+
+NOT_SENT = {"repair", "drift"}
+"""Settings of other commands, which may name endpoints."""
+
+
+def remote_features(context: AuditContext) -> RemoteWork[FeatureTask, int]:
+    """The form for a cluster."""
+    head = {
+        "settings": context.settings.model_dump(mode="json", exclude=NOT_SENT),
+        "base": context.base,
+        "control_tokens": context.control_tokens,
+        "base_reasons": context.base_reasons,
+    }
+    return RemoteWork(
+        entry="graftwork.data.corpus.row_features:extract_piece",
+        shared=pack(head),
+        encode=_pack_task,
+        collect=_collect,
+    )
+
+
+def prepare_shared(head: Any, _blobs: list[bytes]) -> AuditContext:
+    return AuditContext(
+        settings=DataSettings.model_validate(head["settings"]),
+        base=head["base"],
+        control_tokens=tuple(head["control_tokens"]),
+        base_reasons=head["base_reasons"],
+    )
+
+
+def extract_piece(context: AuditContext, head: Any, blobs: list[bytes]) -> None:
+    """Work on one block, on a node."""
+    out = Path(head["out"])
+    block = LogBlock(
+        file=head["file"],
+        index=head["index"],
+        key=head["key"],
+        first_line=head["first_line"],
+        data=blobs[0],
+        offsets=None if head["offsets"] is None else tuple(head["offsets"]),
+        faults=tuple(ReadFault.model_validate(fault) for fault in head["faults"]),
+        transcript=head["transcript"],
+    )
+    if not has_features(out):
+        extract_features(FeatureTask(block=block, out=out, context=context))
+
+
+def _pack_task(task: FeatureTask) -> bytes:
+    block = task.block
+    head = {
+        "file": block.file,
+        "index": block.index,
+        "key": block.key,
+        "first_line": block.first_line,
+        "offsets": block.offsets,
+        "faults": [fault.model_dump(mode="json") for fault in block.faults],
+        "transcript": block.transcript,
+        "out": str(task.out.absolute()),
+    }
+    return pack(head, block.data)
+
+
+def _collect(task: FeatureTask) -> int | None:
+    return len(task.block.data) if has_features(task.out) else None

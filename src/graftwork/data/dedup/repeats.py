@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.boilerplate import Window, remember_weights, sample_before
 from graftwork.data.dedup.fingerprints import NEAR
 from graftwork.data.dedup.lsh import (
     NO_PAIRS,
@@ -23,7 +22,7 @@ from graftwork.data.dedup.lsh import (
     pair_neighbours,
     unpack,
 )
-from graftwork.data.dedup.questions import Questions, find_questions
+from graftwork.data.dedup.questions import Questions, Window, find_questions, remember_weights, sample_before
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.similarity import (

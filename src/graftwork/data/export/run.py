@@ -14,10 +14,8 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from graftwork.data.export.apis import OpenAI, SageMaker
-from graftwork.data.export.hubs import HuggingFace, Kaggle
 from graftwork.data.export.sink import EXPORT_FILE, ExportedFile, ExportOptions, ExportRecord, Sink
-from graftwork.data.export.trainers import Axolotl, LlamaFactory
+from graftwork.data.export.trainers import Axolotl, HuggingFace, Kaggle, LlamaFactory, OpenAI, SageMaker
 from graftwork.files.dataset import iterate_rows, read_manifest
 from graftwork.files.disk import atomic_folder, explain_os_error, file_digest, sync_folder, write_atomic
 from graftwork.process.extensions import extension_names, load_extension

@@ -1,17 +1,25 @@
-"""Exports for training tools: Axolotl and LLaMA-Factory."""
+"""Exports for training tools (Axolotl, LLaMA-Factory), training services (OpenAI fine-tuning, SageMaker) and
+dataset hubs (Hugging Face, Kaggle).
+"""
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import yaml
 
+from graftwork.data.audit.corpus_findings import say_together
 from graftwork.data.export.sink import (
+    Conversation,
     ExportOptions,
     Sink,
+    TableSize,
     assistant,
     plain,
+    prompt_and_completion,
+    prompt_and_pair,
     split_calls,
     split_tools,
     write_json,
@@ -20,6 +28,10 @@ from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 TRAIN_FLAG = "train"
 FIELDS = {"role": "role", "content": "content"}
@@ -229,3 +241,371 @@ def _find_break(turns: Sequence[dict[str, str]]) -> str | None:
     if len(turns) % 2 == 0 or any(turn["from"] not in (ODD, EVEN)[at % 2] for at, turn in enumerate(turns)):
         return "the turns do not alternate"
     return None
+
+
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+FEWEST_EXAMPLES = 10
+
+
+class UnansweredCall(ValueError):
+    """Tool calls and results do not match."""
+
+
+class OpenAI:
+    """OpenAI fine-tuning files.
+
+    Rules (the fine-tuning guides and the API reference, FineTuneChatRequestInput and
+    FineTunePreferenceRequestInput):
+    - one JSON object per line, `messages` with the roles system, user, assistant and tool;
+    - the last message is the assistant's; every assistant message is trained on unless its `weight` is 0,
+      and a weight is 0 or 1, so earlier turns get 0 and the last one 1;
+    - an assistant message has content, or `tool_calls` with an id, the type `function`, a name of at most
+      64 letters, digits, `_` and `-`, and the arguments as a string of JSON;
+    - each call is answered by a message of the role tool with its id, before any other message;
+    - functions that may be called are listed under `tools`, and not in the system prompt;
+    - preference pairs: `input` with the messages, `preferred_output` and `non_preferred_output` with one
+      assistant message each, in a file of their own;
+    - a job needs at least ten examples.
+    """
+
+    def check_options(self, options: ExportOptions) -> None:
+        del options
+
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        try:
+            conversation = split_tools(row.messages)
+            before = _to_messages(conversation.messages)
+            names = _CallNames(before)
+            reply = _to_assistant(row.reply, names)
+            if row.rejected is None:
+                tools = _list_tools(conversation, [*before, reply])
+                sink.add_line(f"{split}.jsonl", {"messages": _weigh([*before, reply]), **tools})
+            else:
+                pair = [reply, _to_assistant(row.rejected, names)]
+                request = {"messages": before, **_list_tools(conversation, [*before, *pair])}
+                line = {"input": request, "preferred_output": pair[:1], "non_preferred_output": pair[1:]}
+                sink.add_line(f"{split}.preference.jsonl", line)
+        except UnansweredCall as error:
+            sink.leave_out(row, why=str(error))
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        del dataset, options
+        return tuple(
+            f"{name} has {rows} rows, and OpenAI asks for {FEWEST_EXAMPLES} at least"
+            for name, rows in sink.rows.items()
+            if name.startswith("train.") and rows < FEWEST_EXAMPLES
+        )
+
+
+class _CallNames:
+    """Ids of calls, in order."""
+
+    def __init__(self, messages: Sequence[dict[str, Any]] = ()) -> None:
+        self._made = sum(len(message.get("tool_calls", ())) for message in messages)
+
+    def next(self) -> str:
+        self._made += 1
+        return f"call_{self._made}"
+
+
+def _to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    names, made, open_calls = _CallNames(), list[dict[str, Any]](), list[str]()
+    for message in messages:
+        if message.role == "tool":
+            if not open_calls:
+                raise UnansweredCall("a tool answers without a call")
+            made.append({**plain(message), "tool_call_id": open_calls.pop(0)})
+            continue
+        if open_calls:
+            raise UnansweredCall("a tool was called and did not answer")
+        is_assistant = message.role == "assistant"
+        turn: dict[str, Any] = _to_assistant(message.content, names) if is_assistant else {**plain(message)}
+        open_calls = [call["id"] for call in turn.get("tool_calls", ())]
+        made.append(turn)
+    if open_calls:
+        raise UnansweredCall("a tool was called and did not answer")
+    return made
+
+
+def _to_assistant(content: str, names: _CallNames) -> dict[str, Any]:
+    turn = split_calls(content)
+    if not turn.calls or not all(FUNCTION_NAME.fullmatch(call.name) for call in turn.calls):
+        return {"role": "assistant", "content": content}
+    made: dict[str, Any] = {"role": "assistant"}
+    if turn.text:
+        made["content"] = turn.text
+    made["tool_calls"] = [
+        {
+            "id": names.next(),
+            "type": "function",
+            "function": {"name": call.name, "arguments": write_json(call.arguments)},
+        }
+        for call in turn.calls
+    ]
+    return made
+
+
+def _weigh(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    earlier = [message for message in messages[:-1] if message["role"] == "assistant"]
+    for message in earlier:
+        message["weight"] = 0
+    if earlier:
+        messages[-1]["weight"] = 1
+    return messages
+
+
+def _list_tools(conversation: Conversation, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """List the functions that the log describes, and by name alone those that are called without a
+    definition.
+    """
+    known = {function["name"]: function for function in conversation.functions}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            name = call["function"]["name"]
+            known.setdefault(name, {"name": name, "parameters": {"type": "object", "properties": {}}})
+    if not known:
+        return {}
+    return {"tools": [{"type": "function", "function": function} for function in known.values()]}
+
+
+PLACEHOLDER = "s3://YOUR-BUCKET/YOUR-PREFIX"
+S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?")
+
+
+class SageMaker:
+    """A folder a channel, and the part of the training job that names the channels.
+
+    Rules (the API reference of CreateTrainingJob: Channel and S3DataSource):
+    - a channel has a name of at most 64 letters, digits, `.`, `-` and `_`, and a prefix in S3 under which
+      all its files are; in a container they appear under /opt/ml/input/data/CHANNEL;
+    - `S3DataType`, `S3Uri` and `S3DataDistributionType` say where and how; without compression in File
+      mode.
+    The lines hold `prompt` and `completion` as lists of messages, which trainers that know conversations
+    (TRL among them) read as they are, training on the completion alone; preference pairs hold `prompt`,
+    `chosen` and `rejected`, in a channel of their own.
+    """
+
+    def check_options(self, options: ExportOptions) -> None:
+        if options.name is not None and not S3_URI.fullmatch(options.name):
+            raise UserMistake(
+                f"{options.name!r} is no place in S3",
+                why="channels.json names the place that the folders will be copied to",
+                fix="give --name s3://BUCKET/PREFIX, or leave it out and fill it in later",
+            )
+
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        channel = split if row.rejected is None else f"{split}_preference"
+        turns = prompt_and_completion(row) if row.rejected is None else prompt_and_pair(row)
+        sink.add_line(f"{channel}/{channel}.jsonl", {"id": row.id, **turns, "weight": row.weight})
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        del dataset
+        place = (options.name or PLACEHOLDER).rstrip("/")
+        channels = [
+            {
+                "ChannelName": name.partition("/")[0],
+                "DataSource": {
+                    "S3DataSource": {
+                        "S3DataType": "S3Prefix",
+                        "S3Uri": f"{place}/{name.partition('/')[0]}/",
+                        "S3DataDistributionType": "FullyReplicated",
+                    }
+                },
+                "ContentType": "application/jsonlines",
+                "CompressionType": "None",
+                "InputMode": "File",
+            }
+            for name in sink.rows
+        ]
+        write_atomic(
+            sink.folder / "channels.json",
+            orjson.dumps({"InputDataConfig": channels}, option=orjson.OPT_INDENT_2) + b"\n",
+        )
+        return (f"copy it before the job starts: aws s3 sync . {place}",)
+
+
+TURNS = {"default": ("prompt", "completion"), "preference": ("prompt", "chosen", "rejected")}
+ABOUT = {"group": "string", "domain": "string", "stage": "int32", "weight": "float64"}
+FOLDERS = {"default": "data", "preference": "preference"}
+
+
+class HuggingFace:
+    """A dataset folder that `load_dataset(folder)` reads, and that can be pushed as it is.
+
+    Rules (the pages on repository structure, manual configuration and dataset cards):
+    - Parquet files under `data/`, named by split and number;
+    - the YAML block at the head of README.md lists under `configs` which files make which split, and under
+      `dataset_info` the features, the rows and the sizes;
+    - a configuration called `default` is the one loaded by default.
+    The default rows hold `prompt` and `completion` as lists of messages: TRL trains on the completion of
+    such rows alone. Preference pairs are in the configuration `preference`, with `prompt`, `chosen` and
+    `rejected`.
+    """
+
+    def check_options(self, options: ExportOptions) -> None:
+        del options
+
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        config = "default" if row.rejected is None else "preference"
+        turns = prompt_and_completion(row) if row.rejected is None else prompt_and_pair(row)
+        about = {name: getattr(row, name) for name in ABOUT}
+        sink.add_record(
+            f"{FOLDERS[config]}/{split}", {"id": row.id, **turns, **about}, schema=_schema(config)
+        )
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        sizes = sink.close_tables()
+        configs, infos = [], []
+        for config, folder in FOLDERS.items():
+            splits = {
+                stem.partition("/")[2]: size for stem, size in sizes.items() if stem.startswith(f"{folder}/")
+            }
+            if splits:
+                files = [{"split": split, "path": f"{folder}/{split}-*"} for split in splits]
+                configs.append({"config_name": config, "data_files": files})
+                infos.append(_describe_config(config, splits))
+        head: dict[str, Any] = {"license": options.license} if options.license else {}
+        if options.title or options.name:
+            head["pretty_name"] = options.title or options.name
+        head |= {"task_categories": ["text-generation"], "dataset_info": infos, "configs": configs}
+        block = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+        write_atomic(sink.folder / "README.md", f"---\n{block}---\n\n{_card(dataset, sizes, options)}")
+        return ()
+
+
+@cache
+def _schema(config: str) -> "pa.Schema":
+    import pyarrow as pa
+
+    messages = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+    about = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64()}
+    return pa.schema(
+        [
+            ("id", pa.string()),
+            *((name, messages) for name in TURNS[config]),
+            *((name, about[kind]) for name, kind in ABOUT.items()),
+        ]
+    )
+
+
+def _describe_config(config: str, splits: dict[str, TableSize]) -> dict[str, Any]:
+    message = [{"name": "role", "dtype": "string"}, {"name": "content", "dtype": "string"}]
+    return {
+        "config_name": config,
+        "features": [
+            {"name": "id", "dtype": "string"},
+            *({"name": name, "list": [dict(field) for field in message]} for name in TURNS[config]),
+            *({"name": name, "dtype": kind} for name, kind in ABOUT.items()),
+        ],
+        "splits": [
+            {"name": split, "num_bytes": size.in_memory, "num_examples": size.rows}
+            for split, size in splits.items()
+        ],
+        "download_size": sum(size.on_disk for size in splits.values()),
+        "dataset_size": sum(size.in_memory for size in splits.values()),
+    }
+
+
+def _say_trained(sizes: dict[str, TableSize]) -> str:
+    """Say what the columns are for."""
+    there = {stem.partition("/")[0] for stem in sizes}
+    descriptions = {
+        "default": "Trained on is the `completion`; the `prompt` is only read.",
+        "preference": "Of the replies to a `prompt`, `chosen` is preferred to `rejected`.",
+    }
+    return "\n".join(words for config, words in descriptions.items() if FOLDERS[config] in there)
+
+
+def _card(dataset: Dataset, sizes: dict[str, TableSize], options: ExportOptions) -> str:
+    redacted = dataset.settings.get("redact", True)
+    steps = "filtered, redacted and de-duplicated" if redacted else "filtered and de-duplicated, not redacted"
+    rows = "\n".join(f"| {stem} | {size.rows} |" for stem, size in sizes.items())
+    return (
+        f"# {options.title or options.name or 'Prepared agent logs'}\n\n"
+        f"Prepared by Graftwork: {steps}; rows that "
+        f"{say_together(str(dataset.settings.get('split_by', 'question')))} are in one split.\n"
+        f"Dataset `{dataset.content_hash}`, rendered for `{dataset.base}`.\n\n"
+        f"| files | rows |\n|---|---|\n{rows}\n\n"
+        f"{_say_trained(sizes)}\n"
+    )
+
+
+ID = re.compile(r"[A-Za-z0-9_-]+/[a-z0-9]([a-z0-9-]{1,48})[a-z0-9]")
+LICENSES = (
+    *("CC0-1.0", "CC-BY-3.0", "CC-BY-3.0-IGO", "CC-BY-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "CC-BY-NC-4.0"),
+    *("CC-BY-NC-SA-3.0-IGO", "CC-BY-NC-SA-4.0", "CC-BY-ND-4.0", "CC-BY-NC-ND-4.0", "PDDL", "ODC-BY-1.0"),
+    *("ODbL-1.0", "DbCL-1.0", "CDLA-Permissive-1.0", "CDLA-Sharing-1.0", "apache-2.0", "GPL-2.0", "GPL-3.0"),
+    *("LGPL-3.0", "AGPL-3.0", "FDL-1.3", "US-Government-Works", "EU-ODP-Legal-Notice"),
+    *("copyright-authors", "other", "unknown"),
+)
+DEFAULT_LICENSE = "unknown"
+# Characters of a title.
+FEWEST, MOST = 6, 50
+
+
+class Kaggle:
+    """Files and `dataset-metadata.json`.
+
+    Rules (the dataset metadata page of the Kaggle command line):
+    - `id` is OWNER/SLUG, the slug of 3 to 50 characters; the title has 6 to 50, the subtitle 20 to 80;
+    - exactly one license, out of a list of names;
+    - `resources` describes files by path; folders are skipped on upload unless asked for, so all files are
+      side by side.
+    The lines hold `prompt` and `completion` as lists of messages; preference pairs hold `prompt`, `chosen`
+    and `rejected`, in a file of their own. Uploaded with `kaggle datasets create`, a dataset is private.
+    """
+
+    def check_options(self, options: ExportOptions) -> None:
+        if options.name is None or not ID.fullmatch(options.name):
+            raise UserMistake(
+                "Kaggle needs a name of the form OWNER/slug"
+                + (f", and {options.name!r} is none" if options.name else ""),
+                why="a slug has 3 to 50 small letters, digits and -",
+                fix="give --name YOUR-KAGGLE-NAME/some-slug",
+            )
+        title = _title(options)
+        if not FEWEST <= len(title) <= MOST:
+            raise UserMistake(
+                f"the title {title!r} has {len(title)} characters",
+                why=f"Kaggle takes titles of {FEWEST} to {MOST} characters",
+                fix="give another --title",
+            )
+        if (options.license or DEFAULT_LICENSE) not in LICENSES:
+            raise UserMistake(
+                f"Kaggle knows no license {options.license!r}",
+                why=f"it takes {', '.join(LICENSES)}",
+                fix="give one of them as --license",
+            )
+
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        about = {"group": row.group, "domain": row.domain, "stage": row.stage, "weight": row.weight}
+        if row.rejected is None:
+            sink.add_line(f"{split}.jsonl", {"id": row.id, **prompt_and_completion(row), **about})
+        else:
+            sink.add_line(f"{split}.preference.jsonl", {"id": row.id, **prompt_and_pair(row), **about})
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        rows = sum(sink.rows.values())
+        metadata = {
+            "title": _title(options),
+            "subtitle": f"{rows} prepared rows of agent logs for fine-tuning",
+            "id": options.name,
+            "licenses": [{"name": options.license or DEFAULT_LICENSE}],
+            "description": f"Prepared by Graftwork. Dataset {dataset.content_hash}, "
+            f"rendered for {dataset.base}.",
+            "resources": [
+                {"path": name, "description": f"{count} rows"} for name, count in sink.rows.items()
+            ],
+        }
+        write_atomic(
+            sink.folder / "dataset-metadata.json", orjson.dumps(metadata, option=orjson.OPT_INDENT_2) + b"\n"
+        )
+        return ("kaggle datasets create -p FOLDER uploads it as a private dataset",)
+
+
+def _title(options: ExportOptions) -> str:
+    slug = (options.name or "").rpartition("/")[2]
+    if options.title:
+        return options.title
+    title = slug.replace("-", " ").strip().capitalize()
+    return title if len(title) >= FEWEST else f"{title} dataset"

@@ -30,12 +30,12 @@ from graftwork.data.ingest.fields import (
     take_usage,
     write_json,
 )
-from graftwork.data.ingest.parts import is_item
 from graftwork.data.ingest.spans import Span, SpanEvent, to_nanoseconds, unflatten
 from graftwork.data.ingest.turns import (
     ROLES,
     LogTurn,
     cut_after_reply,
+    is_item,
     require_user,
     take_message,
     take_spoken,

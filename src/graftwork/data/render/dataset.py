@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graftwork.data.corpus.build import Progress
-from graftwork.data.corpus.store import Corpus, Segment
+from graftwork.data.corpus.row_features import NOT_SENT
+from graftwork.data.corpus.store import Corpus, JoinedFacts, Segment
 from graftwork.data.dedup.repeats import Repeats
-from graftwork.data.render.remote import remote_rendering
-from graftwork.data.render.rendered import RenderedBlock, RenderedShard, find_rendered
 from graftwork.data.render.rows import (
+    RenderedBlock,
+    RenderedShard,
     Renderer,
     RenderTask,
     SubsetRows,
+    find_rendered,
     init_worker,
     render_block,
 )
@@ -49,7 +51,7 @@ from graftwork.files.disk import (
     require_digest,
     write_atomic,
 )
-from graftwork.process.cluster.pieces import MapEngine, MapWork
+from graftwork.process.cluster.pieces import MapEngine, MapWork, RemoteWork, pack
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import SPLITS, Dataset, Drop, Packing, Shard, Split, SplitSummary
 from graftwork.records.errors import Damaged, GraftError
@@ -60,12 +62,74 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Lengths = Sequence[int] | NDArray[np.integer]
-
-if TYPE_CHECKING:
     import pyarrow as pa
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+
+def remote_rendering(
+    renderer: Renderer, settings: DataSettings
+) -> RemoteWork[RenderTask, RenderedBlock] | None:
+    """The form for a cluster; None for a renderer that is no `ChatTemplate`."""
+    from graftwork.model.chat.template import ChatTemplate
+
+    if not isinstance(renderer, ChatTemplate):
+        return None
+    parts = renderer.as_texts()
+    head = {"settings": settings.model_dump(mode="json", exclude=NOT_SENT), "reasoning": parts.reasoning}
+    texts = (parts.tokenizer_json, parts.config, parts.chat_template)
+    return RemoteWork(
+        entry="graftwork.data.render.dataset:render_piece",
+        shared=pack(head, *(text.encode() for text in texts)),
+        encode=_encode,
+        collect=lambda task: find_rendered(task.out),
+    )
+
+
+def prepare_shared(head: Any, blobs: list[bytes]) -> None:
+    from graftwork.model.chat.template import ChatTemplate
+
+    tokenizer_json, config, chat_template = (blob.decode() for blob in blobs)
+    renderer = ChatTemplate.from_texts(tokenizer_json, config, chat_template, head["reasoning"])
+    init_worker(renderer, DataSettings.model_validate(head["settings"]))
+
+
+def render_piece(_context: None, head: Any, blobs: list[bytes]) -> None:
+    """Work on one block, on a node."""
+    if find_rendered(Path(head["out"])) is not None:
+        return
+    arrays = iter(blobs[1:])
+    subsets = {
+        name: SubsetRows(
+            np.frombuffer(next(arrays), dtype=np.uint8), np.frombuffer(next(arrays), dtype=np.float64), staged
+        )
+        for name, staged in head["subsets"]
+    }
+    render_block(
+        RenderTask(
+            features=Path(head["features"]),
+            numbers=np.frombuffer(blobs[0], dtype=np.int64),
+            file=head["file"],
+            first_line=head["first_line"],
+            subsets=subsets,
+            out=Path(head["out"]),
+            joined={at: JoinedFacts(*facts) for at, *facts in head["joined"]},
+        )
+    )
+
+
+def _encode(task: RenderTask) -> bytes:
+    head = {
+        "features": str(task.features.absolute()),
+        "file": task.file,
+        "first_line": task.first_line,
+        "subsets": [[name, subset.staged] for name, subset in task.subsets.items()],
+        "out": str(task.out.absolute()),
+        "joined": [[at, *facts] for at, facts in task.joined.items()],
+    }
+    arrays = [np.ascontiguousarray(task.numbers, dtype=np.int64).tobytes()]
+    for subset in task.subsets.values():
+        arrays.append(np.ascontiguousarray(subset.split, dtype=np.uint8).tobytes())
+        arrays.append(np.ascontiguousarray(subset.weight, dtype=np.float64).tobytes())
+    return pack(head, *arrays)
 
 
 class PackedRows(NamedTuple):

@@ -1,36 +1,110 @@
 """Renders the kept rows of one block to shards of tokens, for every model that they belong to.
 
 In: a feature file, the numbers of the kept rows, and each model's split and weight for them. Out: one
-Parquet file per model and split, and a summary, written last. Rows longer than `max_tokens` are dropped,
-split by turn, or lose their oldest turns; text is never cut. Runs in worker processes.
+Parquet file per model and split, and a summary, written last. Tokens of conversations that an earlier run
+rendered are taken from its shards. Rows longer than `max_tokens` are dropped, split by turn, or lose their
+oldest turns; text is never cut. Runs in worker processes.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from graftwork.data.audit.call_checks import find_broken_call
+from graftwork.data.audit.row_checks import find_broken_call
 from graftwork.data.corpus.store import JoinedFacts, join_facts, read_interactions, read_table
 from graftwork.data.ingest.turns import drop_reasoning
-from graftwork.data.render.rendered import (
-    SUMMARY,
-    KnownTokens,
-    RenderedBlock,
-    RenderedShard,
-)
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import encode_messages, encode_optional, row_schema, write_table
-from graftwork.files.disk import file_digest, write_atomic
+from graftwork.files.disk import file_digest, require_digest, write_atomic
 from graftwork.records.dataset import Split
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import CallUsage, Interaction, Message
 from graftwork.text.redact import publish_text
+
+SUMMARY = "summary.json"
+
+
+class RenderedShard(NamedTuple):
+    """A shard, with the length and the number in the block of each of its rows."""
+
+    model: str
+    split: Split
+    file: str
+    sha256: str
+    trained_tokens: int
+    lengths: "np.ndarray[Any, np.dtype[np.int32]]"
+    numbers: "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+class RenderedBlock(NamedTuple):
+    """The shards of a block, the rows that are in none, and the rows that are there only in part."""
+
+    shards: list[RenderedShard]
+    refused: dict[int, str]
+    shortened: dict[int, str]
+
+
+def find_rendered(folder: Path) -> RenderedBlock | None:
+    """Return what an earlier run rendered into this folder, if it is complete and intact."""
+    try:
+        summary = orjson.loads((folder / SUMMARY).read_bytes())
+        for shard in summary["shards"]:
+            require_digest(folder / shard["file"], shard["sha256"])
+    except (FileNotFoundError, Damaged, ValueError, KeyError, TypeError):
+        return None
+    shards = [
+        RenderedShard(
+            **{
+                **shard,
+                "lengths": np.array(shard["lengths"], dtype=np.int32),
+                "numbers": np.array(shard["numbers"], dtype=np.int64),
+            }
+        )
+        for shard in summary["shards"]
+    ]
+    refused, shortened = (
+        {int(number): reason for number, reason in summary[name].items()} for name in ("refused", "shortened")
+    )
+    return RenderedBlock(shards, refused, shortened)
+
+
+class KnownRow(NamedTuple):
+    tokens: Sequence[int]
+    trained_from: int
+
+
+class KnownTokens:
+    """The tokens of the conversations in shards by the same renderer."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._known: dict[tuple[str, str], KnownRow] = {}
+        for folder in folders:
+            found = find_rendered(folder)
+            for shard in found.shards if found is not None else ():
+                self._read(folder / shard.file)
+
+    def get(self, messages: Sequence[Message], reply: str) -> KnownRow | None:
+        return self._known.get((encode_messages(messages), reply))
+
+    def _read(self, path: Path) -> None:
+        columns = ["messages", "reply", "tokens", "trained_from"]
+        table = pq.read_table(path, columns=columns, use_threads=False).combine_chunks()
+        tokens = table.column("tokens").combine_chunks()
+        values, spans = tokens.values.to_numpy(), pairwise(tokens.offsets.to_pylist())
+        messages, replies, trained = (
+            table.column(name).to_pylist() for name in ("messages", "reply", "trained_from")
+        )
+        for text, reply, (start, stop), begins in zip(messages, replies, spans, trained, strict=True):
+            self._known[text, reply] = KnownRow(values[start:stop], begins)
+
 
 Count = Callable[[Sequence[Message], str], int]
 Weights = Sequence[float | None]

@@ -9,14 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.boilerplate import (
-    IS_QUESTION,
-    Window,
-    learn_weights,
-    open_windows,
-    remember_weights,
-    sample_before,
-)
 from graftwork.data.dedup.fingerprints import TURN, TURN_RUNS
 from graftwork.data.dedup.lsh import (
     NO_PAIRS,
@@ -33,7 +25,16 @@ from graftwork.data.dedup.lsh import (
     stream_rows,
     unpack,
 )
-from graftwork.data.dedup.questions import PairFilter, Questions
+from graftwork.data.dedup.questions import (
+    IS_QUESTION,
+    PairFilter,
+    Questions,
+    Window,
+    learn_weights,
+    open_windows,
+    remember_weights,
+    sample_before,
+)
 from graftwork.text.similarity import TOLERANCE, Array, RunWeights, distinct, measure_pairs
 
 # A 13-gram or a question in more rows than this is boilerplate, a shared source or a habit.

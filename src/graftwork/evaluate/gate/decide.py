@@ -10,7 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from graftwork.evaluate.gate.advice import Training, advise
-from graftwork.evaluate.gate.figures import at_confidence, count_cases_needed, finite, never_vacuous
+from graftwork.evaluate.gate.figures import (
+    SUBJECTS,
+    at_confidence,
+    count_cases_needed,
+    finite,
+    never_vacuous,
+    say_counts,
+    say_like_these,
+    say_reason,
+    say_worn,
+    show_difference,
+    show_size,
+)
 from graftwork.evaluate.gate.pairs import (
     Pair,
     Surroundings,
@@ -29,15 +41,6 @@ from graftwork.evaluate.gate.rules import (
     p_of_primary,
 )
 from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateRule, GateSettings
-from graftwork.evaluate.gate.wording import (
-    SUBJECTS,
-    say_counts,
-    say_like_these,
-    say_reason,
-    say_worn,
-    show_difference,
-    show_size,
-)
 from graftwork.evaluate.power import confidence_at, look_of
 from graftwork.evaluate.statistics.significance import holm
 from graftwork.grading.metrics import name_of, show_p

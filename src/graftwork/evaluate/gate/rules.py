@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from graftwork.evaluate.gate.figures import (
+    SUBJECTS,
     Needed,
     Ungraded,
     all_wrong,
@@ -19,19 +20,6 @@ from graftwork.evaluate.gate.figures import (
     measurements_for,
     needed_for_limit,
     needed_for_mean,
-)
-from graftwork.evaluate.gate.pairs import (
-    SIDE_BY_SIDE,
-    Pair,
-    Surroundings,
-    explain_missing,
-    find_subject,
-    lower_is_better,
-    pair_up,
-)
-from graftwork.evaluate.gate.settings import FIGURES, GateRule, GateSettings, Primary, Win
-from graftwork.evaluate.gate.wording import (
-    SUBJECTS,
     say_counts,
     say_like_these,
     say_limit,
@@ -44,6 +32,16 @@ from graftwork.evaluate.gate.wording import (
     show_size,
     write_rule,
 )
+from graftwork.evaluate.gate.pairs import (
+    SIDE_BY_SIDE,
+    Pair,
+    Surroundings,
+    explain_missing,
+    find_subject,
+    lower_is_better,
+    pair_up,
+)
+from graftwork.evaluate.gate.settings import FIGURES, GateRule, GateSettings, Primary, Win
 from graftwork.grading.metrics import name_of, show, show_points
 from graftwork.records.report import Metric, Report, RuleKind, RuleOutcome, RuleResult
 
