@@ -19,9 +19,10 @@ from graftwork.engines.interface import DecodingSettings
 from graftwork.evaluate.ask import endpoint
 from graftwork.evaluate.ask.endpoint import ask_endpoint
 from graftwork.evaluate.cases import write_cases
-from graftwork.evaluate.judge.judge import JudgeClient, JudgeUnavailable
+from graftwork.evaluate.judge.judge import JudgeClient
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.process.alert import post
+from graftwork.process.asking import NoReply
 from graftwork.process.http_client import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
@@ -70,14 +71,14 @@ def ask_judge_once(address: str, seconds: float = PATIENT) -> str:
 def send_alert_once(address: str, seconds: float = PATIENT) -> str:
     failure = post(f"{address}/hook", b"{}", pauses=(), seconds=seconds)
     if failure:
-        raise JudgeUnavailable(failure)
+        raise NoReply(failure)
     return "yes"
 
 
 CLIENTS = {"endpoint": ask_endpoint_once, "judge": ask_judge_once, "webhook": send_alert_once}
 READERS = {name: CLIENTS[name] for name in ("endpoint", "judge")}
 """Those that read the body of an answer."""
-REFUSED = (TryAgain, JudgeUnavailable, GraftError)
+REFUSED = (TryAgain, NoReply, GraftError)
 
 
 @pytest.fixture(autouse=True)
@@ -403,7 +404,7 @@ def test_a_busy_judge_is_asked_a_bounded_number_of_times_with_pauses(serve, head
     busy = reply(b"busy", status="429 Busy", more=f"Retry-After: {header}\r\n")
     server = serve(lambda server, connection: server.write(connection, busy))
     client = JudgeClient(JudgeSettings(url=server.address, model="m", attempts=4), wait=pauses.append)
-    with pytest.raises(JudgeUnavailable, match="4 times"):
+    with pytest.raises(NoReply, match="4 times"):
         client.say([{"role": "user", "content": "hello"}])
     assert len(server.requests) == 4
     assert len(pauses) == 3

@@ -20,7 +20,7 @@ from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.ingest.read import find_files
 from graftwork.data.repair.run import AcceptanceRules, longest_row, plan_repair, run_repair
 from graftwork.data.repair.targets import RepairTargets, find_targets
-from graftwork.data.repair.teacher import AnswerJournal, Teacher, TeacherClient, open_client
+from graftwork.data.repair.teacher import JOURNAL_FILE, Teacher, TeacherClient, open_client
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.split_state import SPLITS_FILE, read_previous_splits
@@ -35,6 +35,7 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.reporter import progress_listener
 from graftwork.pipeline.steps.data import audit_context_here
 from graftwork.plan.catalog.prices import find_token_price, index_prices, list_token_prices
+from graftwork.process.asking import ReplyJournal
 from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.process.worker import hold_lock
 from graftwork.records.correction import RepairOutcome, RepairPlan
@@ -63,7 +64,7 @@ def plan_project_repair(work: OpenProject, job: RepairJob) -> RepairPlan:
     """List the rows to repair, with tokens and cost. Nothing is asked."""
     settings, basis = with_prices(job.settings)
     targets = _find_targets(work, job)
-    journal = AnswerJournal(work.project.state / FOLDER)
+    journal = ReplyJournal(work.project.state / FOLDER / JOURNAL_FILE)
     plan = plan_repair(targets, settings, journal, longest=longest_row(work.settings.data))
     return plan.model_copy(update={"price": basis})
 
@@ -86,7 +87,7 @@ def repair_project(work: OpenProject, job: RepairJob) -> RepairOutcome:
         teacher = Teacher(
             teacher_settings,
             client=client,
-            journal=AnswerJournal(folder),
+            journal=ReplyJournal(folder / JOURNAL_FILE),
             wait=stopping.wait,
             first_pause=job.first_pause,
         )

@@ -13,11 +13,12 @@ from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus.build import build_corpus
 from graftwork.data.repair.run import AcceptanceRules, plan_repair, run_repair
 from graftwork.data.repair.targets import ANSWERED, find_targets
-from graftwork.data.repair.teacher import JOURNAL_FILE, AnswerJournal, RateLimit, Teacher
+from graftwork.data.repair.teacher import JOURNAL_FILE, RateLimit, Teacher
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.grading.checks import GradeCheck
 from graftwork.grading.interface import CannotGrade, GradeContext
+from graftwork.process.asking import ReplyJournal
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 
 CUT = "This answer was going well until it suddenly stopped and then it was"
@@ -76,7 +77,7 @@ class Bench:
         return find_targets(corpus, assign_splits(corpus, settings=self.data), settings=self.data)
 
     def journal(self):
-        return AnswerJournal(self.folder / "journal")
+        return ReplyJournal(self.folder / "journal" / JOURNAL_FILE)
 
     def plan(self):
         return plan_repair(self.targets(), self.data.repair, self.journal())

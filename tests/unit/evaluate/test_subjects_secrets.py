@@ -9,8 +9,9 @@ import pytest
 
 from graftwork.engines.endpoint import LONGEST_REASON, EndpointEngine, TryAgain
 from graftwork.engines.interface import DecodingSettings
-from graftwork.evaluate.judge.judge import JudgeClient, JudgeUnavailable
+from graftwork.evaluate.judge.judge import JudgeClient
 from graftwork.evaluate.settings import JudgeSettings
+from graftwork.process.asking import NoReply
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
@@ -172,7 +173,7 @@ def judge(url, monkeypatch, key=KEY):
     ids=["no HTTP", "long", "short"],
 )
 def test_nothing_that_the_judge_says_holds_the_key(parrot, monkeypatch, output):
-    with pytest.raises((JudgeUnavailable, EnvironmentLacks)) as caught:
+    with pytest.raises((NoReply, EnvironmentLacks)) as caught:
         judge(parrot(output).url, monkeypatch)
     reported = f"{caught.value} {getattr(caught.value, 'why', '')}"
     assert not [part for part in pieces_of(KEY) if part in reported]

@@ -19,11 +19,7 @@ import orjson
 from graftwork.data.audit.row_checks import CHARACTERS_PER_TOKEN, UNMATCHED_CALL, find_fault
 from graftwork.data.repair.targets import RepairQuestion, RepairTargets, to_row
 from graftwork.data.repair.teacher import (
-    AnswerJournal,
     Teacher,
-    TeacherBudgetSpent,
-    TeacherReply,
-    TeacherUnavailable,
     count_spending,
     estimate_tokens,
     key_of,
@@ -33,6 +29,7 @@ from graftwork.data.settings import DataSettings, RepairSettings, TeacherSetting
 from graftwork.files.disk import write_atomic
 from graftwork.grading.grade import right_or_wrong
 from graftwork.grading.interface import CannotGrade, GradeContext, Rater
+from graftwork.process.asking import BudgetSpent, KeptReply, NoReply, ReplyJournal
 from graftwork.records.correction import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow, RepairState
 from graftwork.records.interaction import AnswerOrigin
 from graftwork.records.report import Case
@@ -41,7 +38,7 @@ from graftwork.text.words import words
 
 
 class AcceptedReply(NamedTuple):
-    reply: TeacherReply
+    reply: KeptReply
 
 
 class RefusedReply(NamedTuple):
@@ -55,9 +52,7 @@ class AcceptanceRules:
     """With the checks of the project."""
     judge: Rater | None = None
 
-    def decide(
-        self, question: RepairQuestion, replies: Sequence[TeacherReply]
-    ) -> AcceptedReply | RefusedReply:
+    def decide(self, question: RepairQuestion, replies: Sequence[KeptReply]) -> AcceptedReply | RefusedReply:
         reasons = [self._find_reason(question, reply) for reply in replies]
         passed = [reply for reply, reason in zip(replies, reasons, strict=True) if reason is None]
         if not passed:
@@ -71,7 +66,7 @@ class AcceptanceRules:
         refusal = self._judge(question, best)
         return AcceptedReply(best) if refusal is None else RefusedReply(refusal)
 
-    def _find_reason(self, question: RepairQuestion, reply: TeacherReply) -> str | None:
+    def _find_reason(self, question: RepairQuestion, reply: KeptReply) -> str | None:
         if reply.finish_reason == "length":
             return f"{CUT_OFF} after {reply.tokens_out:,} tokens"
         row = question.row.model_copy(
@@ -103,7 +98,7 @@ class AcceptanceRules:
                 return f"check {check.name} failed"
         return None
 
-    def _judge(self, question: RepairQuestion, reply: TeacherReply) -> str | None:
+    def _judge(self, question: RepairQuestion, reply: KeptReply) -> str | None:
         least = self.settings.repair.judge_at_least
         if self.judge is None or least is None:
             return None
@@ -127,7 +122,7 @@ def to_case(question: RepairQuestion) -> Case:
     )
 
 
-def choose_agreed(replies: Sequence[TeacherReply], *, samples: int) -> tuple[TeacherReply, float]:
+def choose_agreed(replies: Sequence[KeptReply], *, samples: int) -> tuple[KeptReply, float]:
     """Return the reply that agrees best with the others, and its mean similarity to them.
 
     Samples that were refused agree with none.
@@ -156,11 +151,11 @@ OnProgress = Callable[[int, int], None]
 class RepairDecision(NamedTuple):
     state: RepairState
     why: str = ""
-    reply: TeacherReply | None = None
+    reply: KeptReply | None = None
 
 
 def plan_repair(
-    targets: RepairTargets, settings: RepairSettings, journal: AnswerJournal, *, longest: int | None = None
+    targets: RepairTargets, settings: RepairSettings, journal: ReplyJournal, *, longest: int | None = None
 ) -> RepairPlan:
     """Estimate requests, tokens and cost. Nothing is asked. Rows beyond `longest` tokens are dropped."""
     teacher = settings.teacher
@@ -217,7 +212,7 @@ def _estimate_row(question: RepairQuestion, typical: int, teacher: TeacherSettin
 
 
 def _find_short_budgets(
-    teacher: TeacherSettings | None, journal: AnswerJournal, tokens_in: int, tokens_out: int
+    teacher: TeacherSettings | None, journal: ReplyJournal, tokens_in: int, tokens_out: int
 ) -> tuple[str, ...]:
     if teacher is None:
         return ()
@@ -327,9 +322,9 @@ def decide(question: RepairQuestion, teacher: Teacher, rules: AcceptanceRules) -
             teacher.answer(question.row.messages, question.prompt_hash, sample)
             for sample in range(rules.settings.repair.samples)
         ]
-    except TeacherBudgetSpent as spent:
+    except BudgetSpent as spent:
         return RepairDecision("over_budget", str(spent))
-    except TeacherUnavailable as trouble:
+    except NoReply as trouble:
         return RepairDecision("unanswered", str(trouble))
     found = rules.decide(question, replies)
     if isinstance(found, RefusedReply):
@@ -337,7 +332,7 @@ def decide(question: RepairQuestion, teacher: Teacher, rules: AcceptanceRules) -
     return RepairDecision("accepted", reply=found.reply)
 
 
-def write_row(question: RepairQuestion, reply: TeacherReply, settings: TeacherSettings) -> bytes:
+def write_row(question: RepairQuestion, reply: KeptReply, settings: TeacherSettings) -> bytes:
     """One line of the log of repaired rows."""
     row, first = question.row, question.rows[0]
     origin = AnswerOrigin(

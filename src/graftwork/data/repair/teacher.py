@@ -1,21 +1,18 @@
-"""The teacher: asks an endpoint within a budget and a rate, and keeps every answer by what was asked.
+"""The teacher: asks an endpoint or an engine within a budget and a rate.
 
-In: messages. Out: a reply, from the journal where the same was asked before. Each request is journaled before
-it is sent and after it is answered, so that a kill loses no answer and the budget counts what was lost.
+In: messages. Out: a reply, from the journal where the same was asked before.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from graftwork.data.audit.row_checks import CHARACTERS_PER_TOKEN
 from graftwork.data.settings import TeacherSettings
 from graftwork.engines.endpoint import EndpointEngine, EndpointPolicy, EndpointRole, TryAgain
 from graftwork.engines.interface import DecodingSettings, EngineReply
-from graftwork.files.disk import Journal
+from graftwork.process.asking import Asker, KeptReply, NoReply, ReplyJournal
 from graftwork.process.http_client import FIRST_PAUSE, Retries
 from graftwork.records.base import fingerprint
 from graftwork.records.correction import TeacherSpending
@@ -25,10 +22,6 @@ from graftwork.records.report import Endpoint
 
 JOURNAL_FILE = "answers.jsonl"
 LONGEST_PAUSE = 30.0
-GIVE_UP_AFTER = 5
-"""Requests in a row without an answer: the teacher is away, and nothing more is asked."""
-BUDGET_PAUSE = 1.0
-"""Seconds after which a request that waits for budget looks again."""
 WARM = 0.7
 """The lowest temperature of further samples: at 0 they would all be the same."""
 TOKENS_PER_MESSAGE = 4
@@ -38,22 +31,6 @@ TEACHER = EndpointRole(
     fix="check data.repair.teacher.url and data.repair.teacher.model",
     refusal=EnvironmentLacks,
 )
-
-
-class TeacherReply(NamedTuple):
-    text: str
-    tokens_in: int
-    tokens_out: int
-    finish_reason: str
-    at: str
-
-
-class TeacherUnavailable(Exception):
-    """No answer for now, after all attempts. The next run asks again."""
-
-
-class TeacherBudgetSpent(Exception):
-    """Nothing more is asked. A later run with a larger budget goes on."""
 
 
 class TeacherClient(Protocol):
@@ -84,68 +61,6 @@ def key_of(settings: TeacherSettings, prompt_hash: str, sample: int) -> str:
     """A hash of all that decides the answer."""
     decoding = decoding_of(settings, sample)
     return fingerprint([settings.address, settings.model, prompt_hash, *decoding])
-
-
-class AnswerJournal:
-    """Answers by key, and what was spent on them, over all runs. Threads may share one."""
-
-    def __init__(self, folder: Path) -> None:
-        self._journal = Journal(folder / JOURNAL_FILE)
-        self._lock = threading.Lock()
-        self._answers: dict[str, TeacherReply] = {}
-        self._open: dict[str, tuple[int, int]] = {}
-        self.requests = self.tokens_in = self.tokens_out = self.lost = 0
-        for line in self._journal.read():
-            self._apply(line)
-        # What was asked and neither answered nor failed was lost by a kill: it may have been paid for.
-        for tokens_in, tokens_out in self._open.values():
-            self.lost += 1
-            self.tokens_in += tokens_in
-            self.tokens_out += tokens_out
-        self._open.clear()
-
-    def get(self, key: str) -> TeacherReply | None:
-        with self._lock:
-            return self._answers.get(key)
-
-    def note_asked(self, key: str, *, tokens_in: int, tokens_out: int) -> None:
-        self._append({"event": "asked", "key": key, "in": tokens_in, "out": tokens_out})
-
-    def note_failed(self, key: str) -> None:
-        self._append({"event": "failed", "key": key})
-
-    def put(self, key: str, reply: TeacherReply) -> None:
-        self._append({"event": "answered", "key": key, **reply._asdict()})
-
-    def reserved(self) -> tuple[int, int]:
-        """Prompt and answer tokens that requests on their way may still cost."""
-        with self._lock:
-            waiting = self._open.values()
-            return sum(tokens for tokens, _ in waiting), sum(tokens for _, tokens in waiting)
-
-    def _append(self, line: dict[str, object]) -> None:
-        with self._lock:
-            self._journal.append(line, durable=True)
-            self._apply(line)
-
-    def _apply(self, line: dict[str, object]) -> None:
-        key = str(line["key"])
-        if line["event"] == "asked":
-            if key in self._open:
-                # Asked again after a kill: the first request may have been paid for too.
-                self.lost += 1
-                self.tokens_in += self._open[key][0]
-                self.tokens_out += self._open[key][1]
-            self._open[key] = (int(str(line["in"])), int(str(line["out"])))
-            return
-        self._open.pop(key, None)
-        if line["event"] == "answered":
-            fields = {name: line[name] for name in TeacherReply._fields}
-            reply = TeacherReply(**fields)  # type: ignore[arg-type]
-            self._answers[key] = reply
-            self.requests += 1
-            self.tokens_in += reply.tokens_in
-            self.tokens_out += reply.tokens_out
 
 
 class RateLimit:
@@ -180,49 +95,29 @@ class Teacher:
         settings: TeacherSettings,
         *,
         client: TeacherClient,
-        journal: AnswerJournal,
+        journal: ReplyJournal,
         wait: Callable[[float], object] = time.sleep,
         first_pause: float = FIRST_PAUSE,
     ) -> None:
         self.settings = settings
-        self._client, self._journal, self._wait = client, journal, wait
+        self._client, self._wait = client, wait
         self._first_pause = first_pause
         self._limit = RateLimit(settings.requests_per_minute, wait=wait)
-        self._settled = threading.Condition()
-        self._unanswered = 0
+        self._asker = Asker(journal, refuse=lambda *tokens: _exceeded(settings, *tokens))
 
-    def answer(self, messages: Sequence[Message], prompt_hash: str, sample: int) -> TeacherReply:
-        """Raise TeacherUnavailable, TeacherBudgetSpent, or a GraftError that no retry fixes."""
-        key = key_of(self.settings, prompt_hash, sample)
-        known = self._journal.get(key)
-        if known is not None:
-            return known
-        if self._unanswered >= GIVE_UP_AFTER:
-            raise TeacherUnavailable(f"not asked: {GIVE_UP_AFTER} requests in a row had no answer")
-        self._reserve(key, messages)
-        try:
-            return self._ask_and_keep(key, messages, sample)
-        finally:
-            with self._settled:
-                self._settled.notify_all()
+    def answer(self, messages: Sequence[Message], prompt_hash: str, sample: int) -> KeptReply:
+        """Raise NoReply, BudgetSpent, or a GraftError that no retry fixes."""
+        return self._asker.ask(
+            key_of(self.settings, prompt_hash, sample),
+            lambda: self._count(messages, self._ask(messages, decoding_of(self.settings, sample))),
+            most_in=estimate_tokens(messages),
+            most_out=self.settings.max_tokens,
+        )
 
-    def _ask_and_keep(self, key: str, messages: Sequence[Message], sample: int) -> TeacherReply:
-        try:
-            reply = self._ask(messages, decoding_of(self.settings, sample))
-        except TeacherUnavailable:
-            self._unanswered += 1
-            self._journal.note_failed(key)
-            raise
-        except Exception:
-            self._journal.note_failed(key)
-            raise
-        self._unanswered = 0
-        at = datetime.now(UTC).isoformat(timespec="seconds")
+    def _count(self, messages: Sequence[Message], reply: EngineReply) -> KeptReply:
         tokens_in = reply.prompt_tokens or estimate_tokens(messages)
         tokens_out = reply.tokens or round(len(reply.text) / CHARACTERS_PER_TOKEN)
-        found = TeacherReply(reply.text, tokens_in, tokens_out, reply.finish_reason, at)
-        self._journal.put(key, found)
-        return found
+        return KeptReply(reply.text, tokens_in, tokens_out, reply.finish_reason)
 
     def give_up(self) -> None:
         """End requests that cost nothing but time: those to an engine on this machine."""
@@ -230,29 +125,8 @@ class Teacher:
         if stop is not None:
             stop()
 
-    def is_known(self, prompt_hash: str, sample: int) -> bool:
-        return self._journal.get(key_of(self.settings, prompt_hash, sample)) is not None
-
     def spent(self) -> TeacherSpending:
-        return count_spending(self._journal, self.settings)
-
-    def _reserve(self, key: str, messages: Sequence[Message]) -> None:
-        """Take the most that the request may cost from the budget, before it is sent."""
-        settings, journal = self.settings, self._journal
-        most_in, most_out = estimate_tokens(messages), settings.max_tokens
-        with self._settled:
-            while True:
-                waiting_in, waiting_out = journal.reserved()
-                total_in = journal.tokens_in + waiting_in + most_in
-                total_out = journal.tokens_out + waiting_out + most_out
-                exceeded = _exceeded(settings, total_in, total_out)
-                if exceeded is None:
-                    journal.note_asked(key, tokens_in=most_in, tokens_out=most_out)
-                    return
-                if not waiting_out:
-                    raise TeacherBudgetSpent(exceeded)
-                # Requests on their way seldom cost what was set aside for them.
-                self._settled.wait(BUDGET_PAUSE)
+        return count_spending(self._asker.journal, self.settings)
 
     def _ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
         retries = Retries(
@@ -261,16 +135,16 @@ class Teacher:
         sent = _speak_plainly(messages)
         while True:
             if not self._limit.take():
-                raise TeacherUnavailable("the run is being stopped")
+                raise NoReply("the run is being stopped")
             try:
                 return self._client.ask_once(sent, decoding)
             except TryAgain as trouble:
                 pause = 0.0 if trouble.adapted else retries.after_failure(asked=trouble.wait)
                 if pause is None:
                     why = f"no answer in {retries.failed} attempts: {trouble}"
-                    raise TeacherUnavailable(why) from trouble
+                    raise NoReply(why) from trouble
                 if pause and self._wait(pause):
-                    raise TeacherUnavailable("the run is being stopped") from trouble
+                    raise NoReply("the run is being stopped") from trouble
 
 
 def _exceeded(settings: TeacherSettings, tokens_in: int, tokens_out: int) -> str | None:
@@ -282,7 +156,7 @@ def _exceeded(settings: TeacherSettings, tokens_in: int, tokens_out: int) -> str
     return None
 
 
-def count_spending(journal: AnswerJournal, settings: TeacherSettings | None) -> TeacherSpending:
+def count_spending(journal: ReplyJournal, settings: TeacherSettings | None) -> TeacherSpending:
     return TeacherSpending(
         requests=journal.requests,
         tokens_in=journal.tokens_in,

@@ -19,31 +19,15 @@ from graftwork.engines.endpoint import JUDGE, EndpointEngine, EndpointPolicy
 from graftwork.engines.interface import DecodingSettings, EngineUnavailable, RenderedPrompt
 from graftwork.evaluate.judge.tally import Choice, PairVerdict, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.files.disk import Journal
 from graftwork.grading.answers import parse_object
 from graftwork.grading.interface import CannotGrade
+from graftwork.process.asking import Asker, BudgetSpent, KeptReply, NoReply, ReplyJournal
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, Endpoint, JudgeTally
 
 Chat = list[dict[str, str]]
 LONGEST_PAUSE = 30.0
-
-
-class JudgeReply(NamedTuple):
-    """The judge's reply, and the tokens that it took."""
-
-    text: str
-    tokens_in: int
-    tokens_out: int
-
-
-class JudgeUnavailable(Exception):
-    """All attempts failed in ways that may pass; this question has no reply for now."""
-
-
-class BudgetSpent(Exception):
-    """No more requests; earlier replies are kept."""
 
 
 class JudgeSpending(NamedTuple):
@@ -64,19 +48,20 @@ class JudgeBudget:
         self._lock = threading.Lock()
         self._questions = self._tokens_in = self._tokens_out = 0
 
-    def require(self) -> None:
+    def refuse(self, *_tokens: int) -> str | None:
         """Take one question from the budget, or say that there is none left."""
         settings, spent = self._settings, self.spent()
         with self._lock:
             if settings.max_questions is not None and self._questions >= settings.max_questions:
-                raise BudgetSpent(f"evaluate.judge.max_questions {settings.max_questions} is reached")
+                return f"evaluate.judge.max_questions {settings.max_questions} is reached"
             if settings.max_seconds is not None and spent.seconds >= settings.max_seconds:
-                raise BudgetSpent(f"evaluate.judge.max_seconds {settings.max_seconds:g} is reached")
+                return f"evaluate.judge.max_seconds {settings.max_seconds:g} is reached"
             if settings.max_cost is not None and (spent.cost or 0.0) >= settings.max_cost:
-                raise BudgetSpent(f"evaluate.judge.max_cost {settings.max_cost:g} is reached")
+                return f"evaluate.judge.max_cost {settings.max_cost:g} is reached"
             self._questions += 1
+            return None
 
-    def add(self, reply: JudgeReply) -> None:
+    def add(self, reply: KeptReply) -> None:
         with self._lock:
             self._tokens_in += reply.tokens_in
             self._tokens_out += reply.tokens_out
@@ -192,32 +177,9 @@ def reply_key(chat: Chat, *, settings: JudgeSettings) -> str:
     )
 
 
-class ReplyStore:
-    """`folder` None keeps the replies in memory alone."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._journal = Journal(folder / REPLIES_FILE) if folder is not None else None
-        self._lock = threading.Lock()
-        self._replies: dict[str, JudgeReply] = {}
-        for line in self._journal.read() if self._journal is not None else ():
-            self._replies[line["key"]] = JudgeReply(line["text"], line["tokens_in"], line["tokens_out"])
-
-    def get(self, key: str) -> JudgeReply | None:
-        with self._lock:
-            return self._replies.get(key)
-
-    def put(self, key: str, reply: JudgeReply) -> None:
-        with self._lock:
-            self._replies[key] = reply
-            if self._journal is not None:
-                self._journal.append({"key": key, **reply._asdict()}, durable=True)
-
-
 Reading = TypeVar("Reading")
 Progress = Callable[[int, int], None]
-GIVE_UP_AFTER = 5
-"""So many questions in a row without any reply: the judge is away, and asking on would only cost time."""
-_FAILURES = (UnclearReply, JudgeUnavailable, BudgetSpent)
+_FAILURES = (UnclearReply, NoReply, BudgetSpent)
 
 
 class JudgeClient:
@@ -235,20 +197,20 @@ class JudgeClient:
         self._engine = EndpointEngine(endpoint, policy)
         self._decoding = DecodingSettings(settings.max_tokens, seed=None)
 
-    def say(self, chat: Chat) -> JudgeReply:
+    def say(self, chat: Chat) -> KeptReply:
         messages = tuple(Message.model_validate(turn) for turn in chat)
         try:
             (reply,) = self._engine.answer([RenderedPrompt(messages, [])], self._decoding)
         except EngineUnavailable as trouble:
             often = f", {trouble.attempts} times" if trouble.attempts > 1 else ""
-            raise JudgeUnavailable(f"the judge did not answer: {trouble}{often}") from trouble
-        return JudgeReply(reply.text, reply.prompt_tokens, reply.tokens)
+            raise NoReply(f"the judge did not answer: {trouble}{often}") from trouble
+        return KeptReply(reply.text, reply.prompt_tokens, reply.tokens)
 
 
 class JudgeSpeaker(Protocol):
     """Answers a chat: the judge's endpoint, or a stand-in."""
 
-    def say(self, chat: Chat) -> JudgeReply: ...
+    def say(self, chat: Chat) -> KeptReply: ...
 
 
 class Judge:
@@ -259,15 +221,14 @@ class Judge:
         settings: JudgeSettings,
         *,
         speaker: JudgeSpeaker,
-        replies: ReplyStore,
+        replies: ReplyJournal,
         stopping: threading.Event | None = None,
     ) -> None:
         self._settings = settings
         self._speaker = speaker
-        self._replies = replies
         self._budget = JudgeBudget(settings)
+        self._asker = Asker(replies, refuse=self._budget.refuse)
         self._stopping = stopping or threading.Event()
-        self._unanswered = 0
 
     @property
     def model(self) -> str:
@@ -333,22 +294,13 @@ class Judge:
             return read(self._say(ask_again(chat, reply=reply)))
 
     def _say(self, chat: Chat) -> str:
-        key = reply_key(chat, settings=self._settings)
-        known = self._replies.get(key)
-        if known is not None:
-            return known.text
-        if self._unanswered >= GIVE_UP_AFTER:
-            raise JudgeUnavailable(f"not asked: the judge left {GIVE_UP_AFTER} questions in a row unanswered")
-        self._budget.require()
-        try:
-            reply = self._speaker.say(chat)
-        except JudgeUnavailable:
-            self._unanswered += 1
-            raise
-        self._unanswered = 0
-        self._budget.add(reply)
-        self._replies.put(key, reply)
+        reply = self._asker.ask(reply_key(chat, settings=self._settings), lambda: self._send(chat))
         return reply.text
+
+    def _send(self, chat: Chat) -> KeptReply:
+        reply = self._speaker.say(chat)
+        self._budget.add(reply)
+        return reply
 
     def _each(
         self, do: Callable[[Case], Reading], cases: Sequence[Case], progress: Progress
@@ -372,7 +324,8 @@ def open_judge(settings: JudgeSettings, *, folder: Path | None) -> Judge:
     """The judge of graft.yaml; its replies are kept in `folder`."""
     stopping = threading.Event()
     speaker = JudgeClient(settings, wait=stopping.wait)
-    return Judge(settings, speaker=speaker, replies=ReplyStore(folder), stopping=stopping)
+    replies = ReplyJournal(None if folder is None else folder / REPLIES_FILE)
+    return Judge(settings, speaker=speaker, replies=replies, stopping=stopping)
 
 
 def judge_subjects(

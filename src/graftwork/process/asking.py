@@ -1,0 +1,161 @@
+"""One asker of many prompts: each is asked once, within a budget, and its reply is kept by what was asked.
+
+In: a key of all that decides the reply, and a function that sends the question. Out: the reply, from the
+journal where the same was asked before. Each request is journaled before it is sent and after it is
+answered, so that a kill loses no reply and the budget counts what was lost. After five requests in a row
+without a reply nothing more is asked. Does not know who answers; retries are the sender's.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from graftwork.files.disk import Journal
+
+GIVE_UP_AFTER = 5
+"""Requests in a row without a reply: whoever is asked is away, and nothing more is asked."""
+BUDGET_PAUSE = 1.0
+"""Seconds after which a request that waits for budget looks again."""
+
+
+class KeptReply(NamedTuple):
+    text: str
+    tokens_in: int
+    tokens_out: int
+    finish_reason: str = "stop"
+    at: str = ""
+    """When it was answered."""
+
+
+class NoReply(Exception):
+    """No reply for now, after all attempts. The next run asks again."""
+
+
+class BudgetSpent(Exception):
+    """Nothing more is asked. A later run with a larger budget goes on."""
+
+
+class ReplyJournal:
+    """Replies by key, and what was spent on them, over all runs. Threads may share one.
+
+    Without a file, replies are kept in memory alone.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._journal = Journal(file) if file is not None else None
+        self._lock = threading.Lock()
+        self._replies: dict[str, KeptReply] = {}
+        self._open: dict[str, tuple[int, int]] = {}
+        self.requests = self.tokens_in = self.tokens_out = self.lost = 0
+        for line in self._journal.read() if self._journal is not None else ():
+            self._apply(line)
+        # What was asked and neither answered nor failed was lost by a kill: it may have been paid for.
+        for tokens_in, tokens_out in self._open.values():
+            self._lose(tokens_in, tokens_out)
+        self._open.clear()
+
+    def get(self, key: str) -> KeptReply | None:
+        with self._lock:
+            return self._replies.get(key)
+
+    def note_asked(self, key: str, *, tokens_in: int, tokens_out: int) -> None:
+        self._append({"event": "asked", "key": key, "in": tokens_in, "out": tokens_out})
+
+    def note_failed(self, key: str) -> None:
+        self._append({"event": "failed", "key": key})
+
+    def put(self, key: str, reply: KeptReply) -> None:
+        self._append({"event": "answered", "key": key, **reply._asdict()})
+
+    def reserved(self) -> tuple[int, int]:
+        """Prompt and reply tokens that requests on their way may still cost."""
+        with self._lock:
+            waiting = self._open.values()
+            return sum(tokens for tokens, _ in waiting), sum(tokens for _, tokens in waiting)
+
+    def _append(self, line: dict[str, object]) -> None:
+        with self._lock:
+            if self._journal is not None:
+                self._journal.append(line, durable=True)
+            self._apply(line)
+
+    def _lose(self, tokens_in: int, tokens_out: int) -> None:
+        self.lost += 1
+        self.tokens_in += tokens_in
+        self.tokens_out += tokens_out
+
+    def _apply(self, line: dict[str, object]) -> None:
+        key = str(line["key"])
+        if line["event"] == "asked":
+            if key in self._open:
+                # Asked again after a kill: the first request may have been paid for too.
+                self._lose(*self._open[key])
+            self._open[key] = (int(str(line["in"])), int(str(line["out"])))
+            return
+        self._open.pop(key, None)
+        if line["event"] == "answered":
+            reply = KeptReply(**{name: line[name] for name in KeptReply._fields})  # type: ignore[arg-type]
+            self._replies[key] = reply
+            self.requests += 1
+            self.tokens_in += reply.tokens_in
+            self.tokens_out += reply.tokens_out
+
+
+class Asker:
+    """Asks each key once. Threads may share one.
+
+    `refuse` says why nothing more may be asked where all requests cost so many prompt and reply tokens: those
+    of earlier runs, those on their way, and the next one.
+    """
+
+    def __init__(self, journal: ReplyJournal, *, refuse: Callable[[int, int], str | None]) -> None:
+        self.journal = journal
+        self._refuse = refuse
+        self._settled = threading.Condition()
+        self._unanswered = 0
+
+    def ask(
+        self, key: str, send: Callable[[], KeptReply], *, most_in: int = 0, most_out: int = 0
+    ) -> KeptReply:
+        """Raise NoReply, BudgetSpent, or what `send` raises."""
+        known = self.journal.get(key)
+        if known is not None:
+            return known
+        if self._unanswered >= GIVE_UP_AFTER:
+            raise NoReply(f"not asked: {GIVE_UP_AFTER} requests in a row had no answer")
+        self._reserve(key, most_in, most_out)
+        try:
+            return self._send_and_keep(key, send)
+        finally:
+            with self._settled:
+                self._settled.notify_all()
+
+    def _send_and_keep(self, key: str, send: Callable[[], KeptReply]) -> KeptReply:
+        try:
+            reply = send()._replace(at=datetime.now(UTC).isoformat(timespec="seconds"))
+        except Exception as error:
+            self._unanswered += isinstance(error, NoReply)
+            self.journal.note_failed(key)
+            raise
+        self._unanswered = 0
+        self.journal.put(key, reply)
+        return reply
+
+    def _reserve(self, key: str, most_in: int, most_out: int) -> None:
+        """Take the most that the request may cost from the budget, before it is sent."""
+        journal = self.journal
+        with self._settled:
+            while True:
+                waiting_in, waiting_out = journal.reserved()
+                refusal = self._refuse(
+                    journal.tokens_in + waiting_in + most_in, journal.tokens_out + waiting_out + most_out
+                )
+                if refusal is None:
+                    journal.note_asked(key, tokens_in=most_in, tokens_out=most_out)
+                    return
+                if not waiting_out:
+                    raise BudgetSpent(refusal)
+                # Requests on their way seldom cost what was set aside for them.
+                self._settled.wait(BUDGET_PAUSE)
