@@ -1,6 +1,5 @@
 """A log that grows costs what is new, and its dataset has the bytes of one that is prepared from nothing."""
 
-import gzip
 import json
 import random
 import shutil
@@ -12,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.data.audit.row_checks import AuditContext
-from graftwork.data.corpus import build, known_logs, row_features
+from graftwork.data.corpus import build, row_features
 from graftwork.data.corpus.prefix_cache import PrefixCache
-from graftwork.data.corpus.row_features import FeatureTask, extract_features
 from graftwork.data.dedup import repeats
-from graftwork.data.ingest.files import cut_blocks, is_plain_lines
 from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
 from graftwork.data.settings import DataSettings
 
@@ -28,13 +25,6 @@ FILLERS = (
     "on the long wall",
 )
 ASKS = ("What does the {} cost", "Who made our {}", "Where can one borrow any {}", "When was the {} tuned")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_logs_are_known():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(known_logs, "LEAST_BYTES", 0)
-        yield
 
 
 def prepare_in(folder, log, **changes):
@@ -194,19 +184,22 @@ def copy_decisions(root):
     """Copy `grown` to `other`: what the preparation decided, and nothing that it computed."""
     folder = root / "other"
     shutil.copytree(root / "grown", folder)
-    for path in (*(folder / "work" / "sifted").glob("*.arrow"), folder / "work" / "sifted" / "logs.json"):
+    for path in (folder / "work" / "sifted").glob("*.arrow"):
         path.unlink()
     shutil.rmtree(folder / "work" / "shards")
 
 
-@pytest.mark.parametrize("block_bytes", [5000, 1 << 20])
-def test_a_grown_log_costs_the_features_and_the_tokens_of_its_new_rows(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(build, "BLOCK_BYTES", block_bytes)
+def test_a_grown_log_costs_the_features_of_its_last_block_and_the_tokens_of_its_new_rows(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(build, "BLOCK_BYTES", 5000)
     log = distinct_rows(63)
+    rows_a_block = 5000 // min(map(len, log))
     prepare_in(tmp_path / "grown", log[:60])
     seen = count_work(monkeypatch)
     grown = prepare_in(tmp_path / "grown", log)
-    assert seen == {"extracted": 3, "rendered": 3}
+    assert seen["rendered"] == 3
+    assert seen["extracted"] <= rows_a_block + 3
     assert grown == prepare_in(tmp_path / "fresh", log)
 
 
@@ -222,9 +215,7 @@ def test_a_row_that_is_no_longer_kept_does_not_tokenize_its_block_again(tmp_path
     assert grown == prepare_in(tmp_path / "other", changed)
 
 
-@pytest.mark.parametrize(
-    "change", ["another first row", "shorter", "features lost", "index damaged", "features damaged"]
-)
+@pytest.mark.parametrize("change", ["another first row", "shorter", "features lost", "features damaged"])
 def test_a_log_that_did_not_only_grow_is_read_as_a_whole(tmp_path, monkeypatch, change):
     monkeypatch.setattr(build, "BLOCK_BYTES", 5000)
     log = distinct_rows(60)
@@ -237,44 +228,6 @@ def test_a_log_that_did_not_only_grow_is_read_as_a_whole(tmp_path, monkeypatch, 
         log = log[:50]
     elif change == "features lost":
         next(sifted.glob("*.arrow")).unlink()
-    elif change == "features damaged":
-        next(sifted.glob("*.arrow")).write_bytes(b"ARROW1")
     else:
-        index = sifted / known_logs.KNOWN_LOGS
-        index.write_bytes(index.read_bytes().replace(b".arrow", b".arrox"))
+        next(sifted.glob("*.arrow")).write_bytes(b"ARROW1")
     assert prepare_in(tmp_path / "grown", log) == prepare_in(tmp_path / "other", log)
-
-
-def test_extended_features_have_the_bytes_of_features_extracted_at_once(tmp_path):
-    log = make_log(random.Random(8), 60)
-    first, whole = ("".join(f"{line}\n" for line in log[:count]).encode() for count in (50, 60))
-    context = AuditContext(settings=DataSettings())
-
-    def cut(text):
-        (tmp_path / "log.jsonl").write_bytes(text)
-        (block,) = cut_blocks("log.jsonl", root=tmp_path)
-        return block
-
-    extract_features(FeatureTask(cut(first), tmp_path / "first.arrow", context))
-    extract_features(FeatureTask(cut(whole), tmp_path / "whole.arrow", context))
-    known = FeatureTask(cut(whole), tmp_path / "grown.arrow", context, tmp_path / "first.arrow", len(first))
-    extract_features(known)
-    assert (tmp_path / "grown.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "plain"),
-    [
-        ("log.jsonl", b'{"a": 1}\n{"a": 2}\n', True),
-        ("log.txt", b'{"a": 1}\n', True),
-        ("log.jsonl", b'\xef\xbb\xbf{"a": 1}\n', False),
-        ("log.jsonl", '{"a": 1}\n'.encode("utf-16"), False),
-        ("log.jsonl.gz", gzip.compress(b'{"a": 1}\n', mtime=0), False),
-        ("log.json", b'[{"a": 1}]\n', False),
-        ("log.json", b'{\n"a": 1}\n', False),
-        ("log.csv", b"prompt,reply\na,b\n", False),
-    ],
-)
-def test_only_lines_that_are_the_bytes_of_their_file_count_as_plain(tmp_path, name, text, plain):
-    (tmp_path / name).write_bytes(text)
-    assert is_plain_lines(name, root=tmp_path) is plain

@@ -27,8 +27,6 @@ from graftwork.data.audit.row_checks import (
     say_bad_score,
 )
 from graftwork.data.condition import NO_NUMBER, list_fields
-from graftwork.data.corpus.columns import ColumnCache
-from graftwork.data.corpus.known_logs import GrownLog, KnownBlock, KnownLogs, is_plain
 from graftwork.data.corpus.row_features import (
     FeatureTask,
     digest_file,
@@ -40,8 +38,7 @@ from graftwork.data.corpus.row_features import (
 )
 from graftwork.data.corpus.scores import find_low_rated, find_scored_pairs, require_scores
 from graftwork.data.corpus.store import Corpus, JoinedFacts, Segment, read_head, read_table
-from graftwork.data.ingest.blocks import LogBlock
-from graftwork.data.ingest.files import BlockStart, cut_blocks, cut_grown, find_sources, is_plain_lines
+from graftwork.data.ingest.files import cut_blocks, find_sources
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.process.cluster.pieces import MapEngine, MapWork
@@ -154,8 +151,6 @@ ROW_ORDER_FILE = "order.bin"
 """The hash of every line, in row order: 8 bytes per row."""
 
 BLOCK_BYTES = 4 << 20
-BLOCKS = "blocks"
-"""What is needed of every block before the rows have their order."""
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +192,6 @@ def build_corpus(
     ]
     seen = order_rows(blocks, _read_order(folder / ROW_ORDER_FILE))
     write_atomic(folder / ROW_ORDER_FILE, seen.keys.tobytes())
-    reading.known.save()
     _remove_stale(folder, keep={block.features for block in blocks})
     inputs = [
         InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
@@ -251,20 +245,11 @@ def _require_condition_fits(corpus: Corpus, condition: str) -> None:
 
 def _read_blocks(found: Sequence[_FoundBlock], folder: Path) -> tuple[Counter[str], list[Keys]]:
     """The records of each file, and the hashes of the lines of each block."""
-    kept = ColumnCache(folder / BLOCKS)
-    parts = [(block.features, 0, 0) for block in found]
-    # One by one: a head lists every unreadable line of its block.
-    counts = kept.get(
-        "records",
-        parts,
-        lambda number: np.array([read_head(folder / found[number].features).records], dtype=np.int64),
-    )
-    keys = kept.get("keys", parts, lambda number: _read_keys(folder / found[number].features))
-    kept.save()
     records: Counter[str] = Counter()
-    for block, count in zip(found, counts.values.tolist(), strict=True):
-        records[block.file] += count
-    return records, np.split(keys.values, np.cumsum(keys.sizes)[:-1])
+    for block in found:
+        # One by one: a head lists every unreadable line of its block.
+        records[block.file] += read_head(folder / block.features).records
+    return records, [_read_keys(folder / block.features) for block in found]
 
 
 def _find_retried_calls(corpus: Corpus) -> dict[int, str]:
@@ -352,76 +337,32 @@ class _LogReader:
         self.found: list[_FoundBlock] = []
         self.hashes: dict[str, str] = {}
         self._names = _leave_out_empty(names, root=root)
-        self._root, self._folder, self._sight = root, folder, context
+        self._root, self._folder, self._context = root, folder, context
         self._inputs = list_feature_inputs(context)
-        self.known = KnownLogs(folder, inputs=[self._inputs, BLOCK_BYTES])
         self._report = report
         self._total = sum(_size_of(root / name) for name in names)
         self._done = 0
 
     def new_tasks(self) -> Iterator[FeatureTask]:
         for name in self._names:
-            grown = self.known.find_grown(name, self._root / name)
-            if grown and all(has_features(self._folder / block.features) for block in grown.before.blocks):
-                yield from self._read_on(name, grown)
-            else:
-                yield from self._read(name)
+            yield from self._read(name)
         if not self.found:
             raise UserMistake("the logs hold no rows", fix="name other files under data.logs")
 
     def _read(self, name: str) -> Iterator[FeatureTask]:
-        """Read the file as a whole."""
-        keys, blocks, size, plain = hashlib.sha256(), [], 0, True
+        blocks_digest = hashlib.sha256()
         for block in cut_blocks(name, root=self._root, size=BLOCK_BYTES):
-            keys.update(block.key.encode())
-            features = self._find(block)
-            blocks.append(KnownBlock(features, block.first_line, size))
-            size, plain = size + len(block.data), plain and is_plain(block)
-            yield from self._new(block, features)
+            blocks_digest.update(block.key.encode())
+            features = name_features(block, inputs=self._inputs, settings=self._context.settings)
+            self.found.append(_FoundBlock(block.file, block.index, block.first_line, features))
+            if has_features(self._folder / features):
+                self.done(len(block.data))
+            else:
+                yield FeatureTask(block, self._folder / features, self._context)
         # Standard input can be read only once: it is identified by the hash of its blocks.
         path = self._root / name
-        sha256 = file_digest(path) if path.is_file() else keys.hexdigest()
+        sha256 = file_digest(path) if path.is_file() else blocks_digest.hexdigest()
         self.hashes[self.found[-1].file if self.found else name] = sha256
-        if plain and path.is_file() and is_plain_lines(name, root=self._root):
-            self.known.add(name, sha256=sha256, blocks=blocks, size=size)
-
-    def _read_on(self, name: str, grown: GrownLog) -> Iterator[FeatureTask]:
-        """Read a file that has grown from the last known block on."""
-        known = grown.before
-        *whole, last = known.blocks
-        for number, (features, first_line, _) in enumerate(whole):
-            self.found.append(_FoundBlock(name, number, first_line, features))
-        self.done(last.start)
-        blocks, size, plain = whole, last.start, True
-        since = BlockStart(len(whole), last.first_line, last.start)
-        for block in cut_grown(name, root=self._root, since=since, size=BLOCK_BYTES):
-            features = self._find(block)
-            ends = block.data[known.last_bytes - 1 : known.last_bytes] if size == last.start else b""
-            blocks.append(KnownBlock(features, block.first_line, size))
-            size, plain = size + len(block.data), plain and is_plain(block)
-            yield from self._new(
-                block, features, known=last if ends == b"\n" else None, size=known.last_bytes
-            )
-        self.hashes[name] = grown.sha256
-        if plain:
-            self.known.add(name, sha256=grown.sha256, blocks=blocks, size=size)
-
-    def _find(self, block: LogBlock) -> str:
-        features = name_features(block, inputs=self._inputs, settings=self._sight.settings)
-        self.found.append(_FoundBlock(block.file, block.index, block.first_line, features))
-        return features
-
-    def _new(
-        self, block: LogBlock, features: str, *, known: KnownBlock | None = None, size: int = 0
-    ) -> Iterator[FeatureTask]:
-        """The task, unless the features are there. `known` has those of the first bytes."""
-        out = self._folder / features
-        if has_features(out):
-            self.done(len(block.data))
-        elif known is not None and is_plain(block):
-            yield FeatureTask(block, out, self._sight, self._folder / known.features, size)
-        else:
-            yield FeatureTask(block=block, out=out, context=self._sight)
 
     def done(self, size: int) -> None:
         self._done += size

@@ -24,7 +24,7 @@ from graftwork.data.audit.row_checks import (
     redact_row,
 )
 from graftwork.data.audit.usage import UNKNOWN, day_of
-from graftwork.data.corpus.store import encode_row, read_all, read_head
+from graftwork.data.corpus.store import encode_row
 from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
 from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
 from graftwork.data.ingest.fields import SCORES
@@ -71,13 +71,9 @@ NOT_A_NUMBER = -math.inf
 
 
 class FeatureTask(NamedTuple):
-    """`known` are the features of the first `known_bytes` of the block, which are whole lines."""
-
     block: LogBlock
     out: Path
     context: AuditContext
-    known: Path | None = None
-    known_bytes: int = 0
 
 
 class RowFeatures(NamedTuple):
@@ -123,7 +119,7 @@ def has_features(features: Path) -> bool:
 
 def extract_features(task: FeatureTask) -> int:
     """Write the feature file. Returns the size of the block, for progress."""
-    encoded = _encode(_extend(task) or _extract(task.block, task.block.first_line, task.context))
+    encoded = _encode(_extract(task.block, task.context))
     write_atomic(task.out, encoded)
     write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
     return len(task.block.data)
@@ -135,13 +131,13 @@ class BlockFeatures(NamedTuple):
     records: int
 
 
-def _extract(block: LogBlock, first_line: int, context: AuditContext) -> BlockFeatures:
-    """The features of a block, with lines counted from `first_line`."""
+def _extract(block: LogBlock, context: AuditContext) -> BlockFeatures:
+    """The features of a block, with lines counted from its first."""
     rows: list[RowFeatures] = []
     apart = BlockRemarks()
     for read in read_block(block, settings=context.settings):
         result = read.result
-        place = read.line - first_line
+        place = read.line - block.first_line
         if isinstance(result, Interaction):
             rows.append(_extract_row(read, result, context=context))
         elif isinstance(result, ReadFault):
@@ -156,29 +152,9 @@ def _extract(block: LogBlock, first_line: int, context: AuditContext) -> BlockFe
     # Including rows that are filtered out: the audit reports what they would have done.
     fingerprints = compute_fingerprints([row.kept for row in rows], settings=context.settings)
     # A line may contain several rows, and an array has all of its records on one line.
-    lines = {(row.read.line - first_line, row.read.input_hash) for row in rows}
+    lines = {(row.read.line - block.first_line, row.read.input_hash) for row in rows}
     records = len(lines) + sum((place, key) not in lines for place, key, *_ in apart.faults)
-    return BlockFeatures(_to_table(rows, fingerprints, first_line=first_line), apart, records)
-
-
-def _extend(task: FeatureTask) -> BlockFeatures | None:
-    """The known features with those of the lines after them; None if they cannot be used."""
-    if task.known is None or not has_features(task.known):
-        return None
-    block = task.block
-    begins = block.first_line + block.data.count(b"\n", 0, task.known_bytes)
-    rest = block._replace(data=block.data[task.known_bytes :], first_line=begins)
-    new = _extract(rest, block.first_line, task.context)
-    old, head = read_all(task.known), read_head(task.known)
-    if not old.schema.equals(new.table.schema):
-        return None
-    apart = BlockRemarks(
-        [*map(tuple, head.faults), *new.apart.faults],
-        [*map(tuple, head.left_out), *new.apart.left_out],
-        [*map(tuple, head.scores), *new.apart.scores],
-    )
-    table = pa.concat_tables([old, new.table]).combine_chunks()
-    return BlockFeatures(table, apart, head.records + new.records)
+    return BlockFeatures(_to_table(rows, fingerprints, first_line=block.first_line), apart, records)
 
 
 @dataclass

@@ -20,7 +20,6 @@ import orjson
 import pyarrow as pa
 
 from graftwork.data.audit.row_checks import BAD, Note
-from graftwork.data.corpus.columns import ColumnCache, PartKey
 from graftwork.data.corpus.prefix_cache import Arrays, PrefixCache
 from graftwork.data.ingest.blocks import IN_OTHER_FILE, ReadFault
 from graftwork.data.ingest.read import SkippedPart
@@ -38,7 +37,7 @@ from graftwork.records.interaction import (
 
 CACHE_BYTES = 160 << 20
 LIST_BYTES = 96 << 20
-COLUMNS, LEARNED = "columns", "learned"
+LEARNED = "learned"
 
 
 class Segment(NamedTuple):
@@ -108,7 +107,6 @@ class Corpus:
         self._held: dict[str, np.ndarray[Any, Any]] = {}
         self._lists: dict[tuple[str, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
         self._list_bytes = 0
-        self._columns = ColumnCache(folder / COLUMNS)
         self._learned = PrefixCache(folder / LEARNED, self.identify)
 
     def column(self, name: str) -> "np.ndarray[Any, Any]":
@@ -127,16 +125,9 @@ class Corpus:
         return held
 
     def _load(self, name: str) -> "np.ndarray[Any, Any]":
-        def read(number: int) -> "np.ndarray[Any, Any]":
-            values: np.ndarray[Any, Any] = self._read(self.segments[number], name).to_numpy(
-                zero_copy_only=False
-            )
-            return values
-
-        return self._columns.get(name, self._parts(), read).values
-
-    def _parts(self) -> list[PartKey]:
-        return [(segment.features, segment.start, segment.stop) for segment in self.segments]
+        return np.concatenate(
+            [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
+        )
 
     def withdraw(self, rows: dict[int, str]) -> None:
         """Mark these rows as not passed, with their reasons."""
@@ -173,7 +164,6 @@ class Corpus:
         self._held.clear()
         self._lists.clear()
         self._list_bytes = 0
-        self._columns.save()
         self._learned.save()
         self._learned.forget()
 
@@ -209,15 +199,14 @@ class Corpus:
             return self._file_labels()
         if not self.segments:
             return LabelColumn(np.zeros(0, dtype=np.int32), [])
-        return LabelColumn(
-            *self._columns.labels(name, self._parts(), lambda number: self._encode(number, name))
-        )
-
-    def _encode(self, number: int, name: str) -> tuple["np.ndarray[Any, np.dtype[np.int64]]", list[str]]:
-        """The labels of a segment as numbers, -1 for none, and their names."""
-        coded = self._read(self.segments[number], name).dictionary_encode()
-        numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return numbers, coded.dictionary.to_pylist()
+        known: dict[str, int] = {}
+        parts = []
+        for segment in self.segments:
+            coded = self._read(segment, name).dictionary_encode()
+            lookup = [known.setdefault(label, len(known)) for label in coded.dictionary.to_pylist()]
+            numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            parts.append(np.array([*lookup, -1], dtype=np.int32)[numbers])
+        return LabelColumn(np.concatenate(parts), list(known))
 
     def notes(self) -> Iterator[tuple[int, Note]]:
         """Yield the notes on rows, in order."""
@@ -353,12 +342,6 @@ def read_table(path: Path, names: Sequence[str]) -> "pa.Table":
         wanted = [reader.schema.get_field_index(name) for name in names]
     with _opened(path, wanted) as reader:
         return reader.read_all()
-
-
-def read_all(path: Path) -> "pa.Table":
-    """Read a feature file without its head."""
-    with _opened(path) as reader:
-        return reader.read_all().replace_schema_metadata(None)
 
 
 @contextmanager

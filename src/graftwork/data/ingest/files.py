@@ -13,14 +13,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from graftwork.data.ingest.blocks import (
     BLOCK_SIZE,
     MAX_LINE,
     ByteStream,
     LogBlock,
-    PlainStream,
     cut_lines,
     gather_blocks,
 )
@@ -175,36 +174,6 @@ def _explain(error: OSError, path: Path) -> Exception:
 
 _JSON = (".jsonl", ".ndjson", ".json")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-
-
-class BlockStart(NamedTuple):
-    """Where a block of plain lines begins."""
-
-    number: int
-    first_line: int
-    byte: int
-
-
-def is_plain_lines(name: str, *, root: Path) -> bool:
-    """Whether the bytes of the file are its lines: UTF-8, not compressed, in no other container."""
-    with (root / name).open("rb") as handle:
-        stream = ByteStream(handle, size=_size_now(handle))
-        begins = os.pread(handle.fileno(), len(stream.head), 0) if stream.head else b""
-    return begins == stream.head and _has_lines(stream.head, delimiter=_find_delimiter(name, stream.head))
-
-
-def cut_grown(name: str, *, root: Path, since: BlockStart, size: int = BLOCK_SIZE) -> Iterator[LogBlock]:
-    """Yield the blocks of a file of plain lines from this one on."""
-    path = root / name
-    try:
-        with path.open("rb") as handle:
-            handle.seek(since.byte)
-            stream = PlainStream(handle, size=os.fstat(handle.fileno()).st_size)
-            blocks = cut_lines(stream, file=name, size=size, longest=MAX_LINE, line=since.first_line)
-            for index, block in enumerate(blocks, start=since.number):
-                yield block._replace(index=index)
-    except OSError as error:
-        raise explain_os_error(error, path) from error
 
 
 def cut_blocks(
