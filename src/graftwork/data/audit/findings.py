@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from graftwork.data.audit.lengths import CountTokens, RowLengths, measure_lengths
 from graftwork.data.audit.row_checks import AuditContext, Note, redact_row, show_start
+from graftwork.data.ingest.blocks import ReadFault, SkippedPart
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import Example, Finding, InputFile, ReadableRow, Severity
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Rows named per finding; the count stays exact.
 MOST_ROWS = 1000
@@ -143,28 +139,6 @@ CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
 PROMPT_FINGERPRINT, REPLY_FINGERPRINT = "prompt", "reply"
 
 
-class Unreadable(Protocol):
-    """A row that could not be read."""
-
-    @property
-    def origin(self) -> Origin: ...
-    @property
-    def code(self) -> str: ...
-    @property
-    def message(self) -> str: ...
-
-
-class LeftOutPart(Protocol):
-    """Parts of a line that are no rows: the rule that leaves them out, and how many."""
-
-    @property
-    def origin(self) -> Origin: ...
-    @property
-    def rule(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-
-
 class AuditedCorpus(Protocol):
     """The readable rows in row order, as columns.
 
@@ -178,8 +152,8 @@ class AuditedCorpus(Protocol):
     def column(self, name: str) -> "NDArray[Any]": ...
     def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]": ...
     def notes(self) -> Iterator[tuple[int, Note]]: ...
-    def faults(self) -> "Iterator[tuple[str, Unreadable]]": ...
-    def left_out(self) -> "Iterator[LeftOutPart]": ...
+    def faults(self) -> Iterator[tuple[str, ReadFault]]: ...
+    def left_out(self) -> Iterator[SkippedPart]: ...
     @property
     def withdrawn(self) -> Mapping[int, str]: ...
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ROWS_AT_ONCE = 1024
 ROWS_A_FILE = 200_000

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 SPLIT_CODES: tuple[Split, ...] = get_args(Split)
 
