@@ -156,10 +156,6 @@ class TeacherSettings(Record):
         None, description="The environment variable that holds the key; no key is sent without it."
     )
     max_tokens: int = Field(1024, ge=16, description="The longest answer. A longer one is refused.")
-    temperature: float = Field(
-        0.0, ge=0, le=2, description="Of the first sample; further samples are drawn at 0.7 or above."
-    )
-    timeout_seconds: float = Field(120.0, gt=0, description="The longest time for one request.")
     attempts: int = Field(5, ge=1, le=20, description="Attempts at a request that fails.")
     concurrency: int = Field(4, ge=1, le=64, description="Requests at the same time.")
     requests_per_minute: float | None = Field(None, gt=0, description="The most requests, retries included.")
@@ -220,18 +216,6 @@ class RepairSettings(Record):
     augment_to: int = Field(10, ge=1, description="Usable rows that such a role should have.")
     augment_share: float = Field(
         0.2, ge=0, le=0.5, description="The largest share of added rows in all usable rows."
-    )
-
-
-class DriftSettings(Record):
-    """When live prompts have moved so far from the training data that a retraining is due."""
-
-    retrain_above: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="A retraining is due when the share of live prompts that are unlike any training prompt "
-        "is above this, at 95 % confidence.",
     )
 
 
@@ -369,9 +353,6 @@ class DataSettings(Record):
         default_factory=RepairSettings,
         description="How `graft data repair` lets a teacher answer rows again that would be dropped.",
     )
-    drift: DriftSettings = Field(
-        default_factory=DriftSettings, description="When `graft status` says that a retraining is due."
-    )
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:
@@ -396,7 +377,7 @@ class DataSettings(Record):
         What is repaired is a log of its own: how it was made does not change the dataset.
         """
         stated = publishable(self)
-        del stated["repair"], stated["drift"]
+        del stated["repair"]
         if self.captures == CaptureSettings():
             del stated["captures"]
         for name in ("formats", "keep", "rated_bad_below", "score_weights", "score_pairs"):

@@ -50,7 +50,6 @@ class JudgeSettings(Record):
     )
     rubric: str = Field(RUBRIC, min_length=1, description="Instructions for the judge.")
     show_reference: bool = Field(True, description="Show the logged reply to the judge.")
-    max_answer_characters: int = Field(20_000, ge=100, description="Truncate longer answers for the judge.")
     max_tokens: int = Field(512, ge=16, description="Maximum tokens of a reply of the judge.")
     timeout_seconds: float = Field(60.0, gt=0, description="Time limit of one request.")
     attempts: int = Field(5, ge=1, le=20, description="Attempts per request, including the first.")
@@ -173,8 +172,6 @@ class EvaluateSettings(Record):
     """What is graded: names of the metrics."""
     checks: tuple[GradeCheck, ...] = ()
     """Rules of your own: each a name, a metric, its parameters, and `where` for some of the cases."""
-    worked_example: bool = True
-    """Show the base one worked example from the training split, so that the comparison is fair."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """The confidence of every interval."""
     latency_cases: int = Field(default=8, ge=1)

@@ -22,6 +22,8 @@ from graftwork.records.live import DriftShare, GroupDrift, PromptDrift
 LEDGER_ENTRY = "drift"
 MOST_CAPTURES = 1000
 FEWEST_PROMPTS = 20
+RETRAIN_ABOVE = 0.2
+"""A retraining is due when more live prompts than this are surely unlike any training prompt."""
 MOST_READ = 50_000
 MOST_EXAMPLES = 5
 SHOWN_CHARACTERS = 160
@@ -39,14 +41,13 @@ def measure_drift(work: OpenProject) -> PromptDrift:
             why_not="nothing was captured yet" if prepared is not None else "there is no dataset yet"
         )
     folder = Path(PreparedData.model_validate(prepared.output).folder)
-    settings = work.settings.data.drift
     try:
         dataset = read_manifest(folder).content_hash
-        key = fingerprint([dataset, newest[0].id, len(newest), settings.model_dump(mode="json")])
+        key = fingerprint([dataset, newest[0].id, len(newest)])
         kept = work.ledger.get(LEDGER_ENTRY)
         if kept is not None and kept.fingerprint == key:
             return PromptDrift.model_validate(kept.output)
-        found = _measure(folder, newest, dataset=dataset, retrain_above=settings.retrain_above)
+        found = _measure(folder, newest, dataset=dataset)
     except GraftError as error:
         return PromptDrift(why_not=error.what)
     work.ledger.put(
@@ -99,7 +100,7 @@ def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
     return {capture.id for capture, found in zip(captures, nearest, strict=True) if found.unlike}
 
 
-def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str, retrain_above: float) -> PromptDrift:
+def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> PromptDrift:
     from graftwork.data.drift import FEWEST_HELD_OUT, compare_prompts, expected_share
 
     training, groups, held_out, trained = _read_prompts(folder)
@@ -124,7 +125,7 @@ def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str, retrain
         by_group[groups[found.place]].append(found.unlike)
     farthest = sorted(range(len(prompts)), key=lambda place: nearest[place].similarity)
     total = _share([found.unlike for found in nearest])
-    due = total.low > retrain_above
+    due = total.low > RETRAIN_ABOVE
     return PromptDrift(
         dataset=dataset,
         all=total,
@@ -137,7 +138,7 @@ def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str, retrain
             _shorten(prompts[place]) for place in farthest[:MOST_EXAMPLES] if nearest[place].unlike
         ),
         due=due,
-        reason=_explain(total, retrain_above, due=due),
+        reason=_explain(total, due=due),
     )
 
 
@@ -147,13 +148,13 @@ def _share(flags: Sequence[bool]) -> DriftShare:
     return DriftShare(prompts=len(flags), unlike=unlike, share=unlike / len(flags), low=low, high=high)
 
 
-def _explain(total: DriftShare, limit: float, *, due: bool) -> str:
+def _explain(total: DriftShare, *, due: bool) -> str:
     if due:
         return f"a retraining is due: at least {total.low:.0%} of the prompts are unlike the training data"
-    if total.high > limit:
+    if total.high > RETRAIN_ABOVE:
         span = f"between {total.low:.0%} and {total.high:.0%}"
-        return f"a retraining may be due: {span} are unlike, limit {limit:.0%}"
-    return f"no retraining is due: at most {total.high:.0%} are unlike, limit {limit:.0%}"
+        return f"a retraining may be due: {span} are unlike, limit {RETRAIN_ABOVE:.0%}"
+    return f"no retraining is due: at most {total.high:.0%} are unlike, limit {RETRAIN_ABOVE:.0%}"
 
 
 def _join_user_turns(messages: Any) -> str:

@@ -229,7 +229,7 @@ def judge_identity(settings: JudgeSettings, mode: Mode) -> str:
     """A hash of all that decides what the judge says in this mode."""
     decided = settings.model_dump(
         mode="json",
-        include={"url", "model", "rubric", "show_reference", "max_answer_characters", "max_tokens"},
+        include={"url", "model", "rubric", "show_reference", "max_tokens"},
     )
     return fingerprint({**decided, "mode": mode})
 

@@ -63,7 +63,7 @@ REPLY_SHARE = 0.2
 """Of a logged row, where nothing is prepared yet."""
 MOST_CASES = 500
 """Whose lengths are looked at."""
-WITH_EXAMPLE, WITHOUT_EXAMPLE = 1.2, 2.0
+WITH_EXAMPLE = 1.2
 """Tokens that a base writes for each one that the log has: it was not trained on the task."""
 TRIED_ROWS = 8
 """Requests that the serving check's engine answers at once at most."""
@@ -188,13 +188,12 @@ def _expect_answers(
         longest_answer=min(longest, most),
     )
     # The worked example is a row without its system prompt.
-    example = prompt - shared + reply if settings.worked_example else 0.0
-    longer = WITH_EXAMPLE if settings.worked_example else WITHOUT_EXAMPLE
+    example = prompt - shared + reply
     base = trained.model_copy(
         update={
             "prompt_tokens": prompt + example,
             "shared_tokens": shared + example,
-            "answer_tokens": min(longer * reply, most),
+            "answer_tokens": min(WITH_EXAMPLE * reply, most),
             "longest_answer": most,
         }
     )

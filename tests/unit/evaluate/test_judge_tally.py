@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.evaluate.judge.judge import UnclearReply, ask_mark, ask_pair, read_mark, read_pair
+from graftwork.evaluate.judge.judge import (
+    LONGEST_ANSWER,
+    UnclearReply,
+    ask_mark,
+    ask_pair,
+    read_mark,
+    read_pair,
+)
 from graftwork.evaluate.judge.tally import PairVerdict, compare_by_judge, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
@@ -129,10 +136,9 @@ def test_the_reference_is_shown_only_where_it_may_be():
 
 
 def test_an_endless_answer_is_cut_for_the_judge():
-    short = SETTINGS.model_copy(update={"max_answer_characters": 100})
-    body = ask_mark(make_case("q"), answer="x" * 5000, settings=short)[1]["content"]
-    assert "x" * 101 not in body
-    assert "cut here: 5000" in body
+    body = ask_mark(make_case("q"), answer="x" * 50_000, settings=SETTINGS)[1]["content"]
+    assert "x" * (LONGEST_ANSWER + 1) not in body
+    assert "cut here: 50000" in body
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ LATER_SETTINGS = frozenset(
         "train_on",
         "seed",
         "repair",
-        "drift",
     }
 )
 """Settings that do not affect row features."""
@@ -262,8 +261,8 @@ def _encode(features: BlockFeatures) -> bytes:
     return encoded
 
 
-NOT_SENT = {"repair", "drift"}
-"""Settings of other commands, which may name endpoints."""
+NOT_SENT = {"repair"}
+"""Settings of another command, which may name endpoints."""
 
 
 def remote_features(context: AuditContext) -> RemoteWork[FeatureTask, int]:

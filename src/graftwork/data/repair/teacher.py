@@ -23,7 +23,9 @@ from graftwork.records.report import Endpoint
 JOURNAL_FILE = "answers.jsonl"
 LONGEST_PAUSE = 30.0
 WARM = 0.7
-"""The lowest temperature of further samples: at 0 they would all be the same."""
+"""The temperature of further samples: at 0 they would all be the same."""
+ANSWER_SECONDS = 120.0
+"""The longest time for one request."""
 TOKENS_PER_MESSAGE = 4
 TEACHER = EndpointRole(
     name="the teacher",
@@ -53,7 +55,8 @@ def price(settings: TeacherSettings | None, tokens_in: int, tokens_out: int) -> 
 
 
 def decoding_of(settings: TeacherSettings, sample: int) -> DecodingSettings:
-    warm = settings.temperature if sample == 0 else max(settings.temperature, WARM)
+    # The first sample is greedy.
+    warm = WARM if sample else 0.0
     return DecodingSettings(settings.max_tokens, temperature=warm, seed=sample)
 
 
@@ -175,7 +178,7 @@ def open_client(settings: TeacherSettings) -> TeacherClient:
         api_key_env=settings.api_key_env,
         concurrency=settings.concurrency,
         attempts=settings.attempts,
-        timeout_seconds=settings.timeout_seconds,
+        timeout_seconds=ANSWER_SECONDS,
     )
     return EndpointEngine(endpoint, EndpointPolicy(role=TEACHER, streamed=False))
 

@@ -125,7 +125,7 @@ def read_assignment(
 
 def _fingerprint_assignment(settings: DataSettings, *, embedded: bool, rows: str) -> str:
     # Log files may come and go: the rows themselves identify the input.
-    chosen = settings.model_dump(mode="json", exclude={"logs", "repair", "drift"})
+    chosen = settings.model_dump(mode="json", exclude={"logs", "repair"})
     return fingerprint([ASSIGNMENT_FORM, __version__, chosen, embedded, rows])
 
 

@@ -28,6 +28,8 @@ from graftwork.records.report import Answer, Case, Endpoint, JudgeTally
 
 Chat = list[dict[str, str]]
 LONGEST_PAUSE = 30.0
+LONGEST_ANSWER = 20_000
+"""Characters: a longer answer is truncated for the judge."""
 
 
 class JudgeSpending(NamedTuple):
@@ -144,7 +146,7 @@ def _shown_case(case: Case, settings: JudgeSettings) -> list[tuple[str, str]]:
 
 
 def _write(opening: str, parts: Sequence[tuple[str, str]], settings: JudgeSettings) -> Chat:
-    shown = [(title, _cut(text, settings.max_answer_characters)) for title, text in parts]
+    shown = [(title, _cut(text, LONGEST_ANSWER)) for title, text in parts]
     mark = _mark_for(text for _, text in shown)
     body = "\n\n".join(f"{title}:\n{mark}\n{text}\n{mark}" for title, text in shown)
     system = opening.format(rules=_RULES.format(mark=mark), rubric=settings.rubric)

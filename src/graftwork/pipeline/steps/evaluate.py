@@ -71,10 +71,8 @@ def held_out(work: OpenProject, prepared: PreparedData, *, also: Sequence[str] =
 
 
 def worked_example(work: OpenProject, prepared: PreparedData) -> tuple[Message, ...]:
-    settings = work.settings.evaluate
-    if not settings.worked_example:
-        return ()
-    return choose_worked_example(read_rows(Path(prepared.folder), "train"), fields=settings.fields)
+    fields = work.settings.evaluate.fields
+    return choose_worked_example(read_rows(Path(prepared.folder), "train"), fields=fields)
 
 
 def prepare_asking(
