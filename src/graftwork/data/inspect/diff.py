@@ -1,117 +1,58 @@
 """Compares two datasets: settings, base, inputs, rows, drops and tokens that differ.
 
-In: the folders of two datasets. Out: a `DatasetDiff`. Rows are identified by their id; only eight bytes per
-row are in memory, so that datasets of millions of rows can be compared.
+In: the folders of two datasets. Out: a `DatasetDiff`. Rows are identified by their id; of each row its split,
+its number there and a hash of what is trained on are in memory.
 """
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from graftwork.files.dataset import fetch_rows, read_manifest, scan_columns, scan_drops
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Split
 from graftwork.records.interaction import Origin
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
+SPLITS: tuple[Split, ...] = get_args(Split)
+RowKey = tuple[str, int]
+"""The id, and which row with this id it is: logs may use one twice."""
 
 
-SPLIT_CODES: tuple[Split, ...] = get_args(Split)
+class SeenRow(NamedTuple):
+    split: Split
+    number: int
+    content: bytes
 
 
-@dataclass(frozen=True)
-class RowKeys:
-    """One entry per row, sorted by key: its split, its number there and a hash of what is trained on."""
-
-    key: "NDArray[np.uint64]"
-    split: "NDArray[np.uint8]"
-    number: "NDArray[np.int64]"
-    content: "NDArray[np.uint64]"
-
-
-def read_row_keys(folder: Path, dataset: Dataset) -> RowKeys:
-    import numpy as np
-
-    keys, splits, numbers, contents = [], [], [], []
+def read_row_keys(folder: Path, dataset: Dataset) -> dict[RowKey, SeenRow]:
+    rows: dict[RowKey, SeenRow] = {}
+    repeats: Counter[str] = Counter()
     for columns in scan_columns(folder, dataset, columns=("id", "tokens", "trained_from", "weight")):
-        batch, size = columns.batch, columns.batch.num_rows
-        keys.append(_hash_texts(batch.column("id").to_pylist()))
-        splits.append(np.full(size, SPLIT_CODES.index(columns.split), dtype=np.uint8))
-        numbers.append(np.arange(columns.first, columns.first + size, dtype=np.int64))
-        contents.append(_hash_tokens(batch))
-    if not keys:
-        nothing = np.zeros(0, dtype=np.uint64)
-        return RowKeys(nothing, nothing.astype(np.uint8), nothing.astype(np.int64), nothing)
-    key = _number_repeated_keys(np.concatenate(keys))
-    order = np.argsort(key, kind="stable")
-    return RowKeys(
-        key[order],
-        np.concatenate(splits)[order],
-        np.concatenate(numbers)[order],
-        np.concatenate(contents)[order],
-    )
+        lists = columns.batch.column("tokens")
+        values, ends = lists.values.to_numpy(), lists.offsets.to_numpy()
+        rest = (columns.batch.column(name).to_pylist() for name in ("id", "trained_from", "weight"))
+        for place, (row_id, trained_from, weight) in enumerate(zip(*rest, strict=True)):
+            seen = hashlib.blake2b(f"{trained_from} {weight}\n".encode(), digest_size=8)
+            seen.update(values[ends[place] : ends[place + 1]].tobytes())
+            rows[row_id, repeats[row_id]] = SeenRow(columns.split, columns.first + place, seen.digest())
+            repeats[row_id] += 1
+    return rows
 
 
-def _hash_texts(texts: list[str]) -> "NDArray[np.uint64]":
-    import numpy as np
-
-    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
-    return np.frombuffer(digests, dtype=np.uint64)
-
-
-def _hash_tokens(batch: "pa.RecordBatch") -> "NDArray[np.uint64]":
-    """Hash everything that training sees of a row."""
-    import numpy as np
-
-    lists = batch.column("tokens")
-    values, ends = lists.values.to_numpy(), lists.offsets.to_numpy()
-    rest = zip(batch.column("trained_from").to_pylist(), batch.column("weight").to_pylist(), strict=True)
-    digests = bytearray()
-    for place, (trained_from, weight) in enumerate(rest):
-        seen = hashlib.blake2b(f"{trained_from} {weight}\n".encode(), digest_size=8)
-        seen.update(values[ends[place] : ends[place + 1]].tobytes())
-        digests += seen.digest()
-    return np.frombuffer(bytes(digests), dtype=np.uint64)
-
-
-def _number_repeated_keys(key: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
-    """Logs may use an id twice: repeated ids get keys of their own."""
-    import numpy as np
-
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    sizes = np.diff(np.append(starts, len(ordered)))
-    rank = np.arange(len(ordered)) - np.repeat(starts, sizes)
-    distinct = np.empty_like(key)
-    distinct[order] = ordered ^ (rank.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    return distinct
-
-
-def read_drop_keys(folder: Path, dataset: Dataset) -> "dict[str, NDArray[np.uint64]]":
-    import numpy as np
-
-    found: dict[str, list[str]] = {}
-    keys: dict[str, list[NDArray[np.uint64]]] = {}
+def read_drops(folder: Path, dataset: Dataset) -> dict[str, Counter[tuple[str, int]]]:
+    """The dropped lines by the step that drops them."""
+    drops: dict[str, Counter[tuple[str, int]]] = {}
     for batch in scan_drops(folder, dataset, columns=("file", "line", "step")):
-        found.clear()
         values = (batch.column(name).to_pylist() for name in ("file", "line", "step"))
         for file, line, step in zip(*values, strict=True):
-            found.setdefault(step, []).append(f"{file}:{line}")
-        for step, texts in found.items():
-            keys.setdefault(step, []).append(_hash_texts(texts))
-    return {step: _number_repeated_keys(np.concatenate(parts)) for step, parts in keys.items()}
+            drops.setdefault(step, Counter())[file, line] += 1
+    return drops
 
 
 NAMED = 20
 """Rows named per kind; the rest is counted."""
-NOWHERE = 255
-"""The code for no split."""
 
 
 class ValueChange(Record):
@@ -193,7 +134,7 @@ def diff_datasets(before: Path, after: Path) -> DatasetDiff:
         drops=_diff_drops(before, old, after, new),
         splits={
             split: SplitChange(before=_totals(old, split), after=_totals(new, split))
-            for split in SPLIT_CODES
+            for split in SPLITS
             if split in old.splits or split in new.splits
         },
     )
@@ -239,31 +180,25 @@ def _totals(dataset: Dataset, split: Split) -> SplitTotals:
 
 
 def _diff_rows(before: Path, old: Dataset, after: Path, new: Dataset) -> RowChanges:
-    import numpy as np
-
     was, now = read_row_keys(before, old), read_row_keys(after, new)
-    _, in_was, in_now = np.intersect1d(was.key, now.key, assume_unique=True, return_indices=True)
-    has_moved = was.split[in_was] != now.split[in_now]
-    has_changed = ~has_moved & (was.content[in_was] != now.content[in_now])
-    is_removed = np.ones(len(was.key), dtype=bool)
-    is_removed[in_was] = False
-    is_added = np.ones(len(now.key), dtype=bool)
-    is_added[in_now] = False
-    stood = np.full(len(now.key), NOWHERE, dtype=np.uint8)
-    stood[in_now] = was.split[in_was]
-    gone = np.full(len(was.key), NOWHERE, dtype=np.uint8)
+    common = [key for key in now if key in was]
+    moved = [key for key in common if was[key].split != now[key].split]
+    changed = [
+        key for key in common if was[key].split == now[key].split and was[key].content != now[key].content
+    ]
+    added, removed = [key for key in now if key not in was], [key for key in was if key not in now]
     named = {
-        "moved": _name(after, new, now, in_now[has_moved], before=stood, after=now.split),
-        "changed": _name(after, new, now, in_now[has_changed], before=stood, after=now.split),
-        "added": _name(after, new, now, np.flatnonzero(is_added), before=stood, after=now.split),
-        "removed": _name(before, old, was, np.flatnonzero(is_removed), before=was.split, after=gone),
+        "moved": _name(after, new, moved, now, was=was, now=now),
+        "changed": _name(after, new, changed, now, was=was, now=now),
+        "added": _name(after, new, added, now, was=was, now=now),
+        "removed": _name(before, old, removed, was, was=was, now=now),
     }
     return RowChanges(
-        same=int(len(in_was) - has_moved.sum() - has_changed.sum()),
-        added=int(is_added.sum()),
-        removed=int(is_removed.sum()),
-        moved=int(has_moved.sum()),
-        changed=int(has_changed.sum()),
+        same=len(common) - len(moved) - len(changed),
+        added=len(added),
+        removed=len(removed),
+        moved=len(moved),
+        changed=len(changed),
         named={kind: rows for kind, rows in named.items() if rows},
     )
 
@@ -271,44 +206,35 @@ def _diff_rows(before: Path, old: Dataset, after: Path, new: Dataset) -> RowChan
 def _name(
     folder: Path,
     dataset: Dataset,
-    keys: RowKeys,
-    places: "NDArray[np.int64]",
+    keys: Sequence[RowKey],
+    stand: dict[RowKey, SeenRow],
     *,
-    before: "NDArray[np.uint8]",
-    after: "NDArray[np.uint8]",
+    was: dict[RowKey, SeenRow],
+    now: dict[RowKey, SeenRow],
 ) -> tuple[NamedRow, ...]:
-    """Read id and origin of the first of these rows from their dataset."""
-    import numpy as np
-
-    first = places[np.lexsort((keys.number[places], keys.split[places]))][:NAMED]
-    stand = [(SPLIT_CODES[keys.split[place]], int(keys.number[place])) for place in first]
+    """Read id and origin of the first of these rows from their dataset, where they `stand`."""
+    first = sorted(keys, key=lambda key: (SPLITS.index(stand[key].split), stand[key].number))[:NAMED]
     wanted: dict[Split, list[int]] = {}
-    for split, number in stand:
-        wanted.setdefault(split, []).append(number)
+    for key in first:
+        wanted.setdefault(stand[key].split, []).append(stand[key].number)
     rows = fetch_rows(folder, dataset, places=wanted)
-    return tuple(
-        NamedRow(
-            id=rows[at].id, origin=rows[at].origin, before=_split(before[place]), after=_split(after[place])
-        )
-        for at, place in zip(stand, first, strict=True)
-    )
-
-
-def _split(code: "np.uint8") -> Split | None:
-    return None if code == NOWHERE else SPLIT_CODES[code]
+    named = []
+    for key in first:
+        row = rows[stand[key].split, stand[key].number]
+        before, after = (seen[key].split if key in seen else None for seen in (was, now))
+        named.append(NamedRow(id=row.id, origin=row.origin, before=before, after=after))
+    return tuple(named)
 
 
 def _diff_drops(before: Path, old: Dataset, after: Path, new: Dataset) -> dict[str, DropChanges]:
-    import numpy as np
-
-    was, now = read_drop_keys(before, old), read_drop_keys(after, new)
-    nothing = np.zeros(0, dtype=np.uint64)
+    was, now = read_drops(before, old), read_drops(after, new)
+    nothing: Counter[tuple[str, int]] = Counter()
     return {
         step: DropChanges(
-            before=len(was.get(step, nothing)),
-            after=len(now.get(step, nothing)),
-            appeared=len(np.setdiff1d(now.get(step, nothing), was.get(step, nothing), assume_unique=True)),
-            vanished=len(np.setdiff1d(was.get(step, nothing), now.get(step, nothing), assume_unique=True)),
+            before=was.get(step, nothing).total(),
+            after=now.get(step, nothing).total(),
+            appeared=(now.get(step, nothing) - was.get(step, nothing)).total(),
+            vanished=(was.get(step, nothing) - now.get(step, nothing)).total(),
         )
         for step in dict.fromkeys((*was, *now))
     }
