@@ -18,6 +18,7 @@ from graftwork.data.dedup.fingerprints import SPLIT_FIELDS
 from graftwork.data.settings import DataSettings, Keep, ModelSettings
 from graftwork.records.dataset import SubsetSummary
 from graftwork.records.errors import UserMistake
+from graftwork.text.similarity import spread
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 """Indexes into SPLITS."""
@@ -200,12 +201,9 @@ def _falls_below(share: float, values: npt.NDArray[np.int64], *, seed: int) -> M
 
 
 def _mix(values: npt.NDArray[np.uint64], *, purpose: str, seed: int) -> npt.NDArray[np.uint64]:
-    """Hash each value to 64 bits, differently per purpose and seed (the finalizer of splitmix64)."""
+    """Hash each value to 64 bits, differently per purpose and seed."""
     salt = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8]
-    mixed = values ^ np.uint64(int.from_bytes(salt))
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return spread(values ^ np.uint64(int.from_bytes(salt)))
 
 
 def _summarise(subset: ModelSubset, facts: KeptRows) -> SubsetSummary:
