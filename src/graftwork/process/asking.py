@@ -15,7 +15,7 @@ from typing import NamedTuple
 from graftwork.files.disk import Journal
 
 GIVE_UP_AFTER = 5
-"""Requests in a row without a reply: whoever is asked is away, and nothing more is asked."""
+"""Requests in a row without a reply: the model is away, and nothing more is asked."""
 BUDGET_PAUSE = 1.0
 """Seconds after which a request that waits for budget looks again."""
 
