@@ -6,6 +6,7 @@ from data_rows import make_row
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.data.dedup import questions as questions_module
 from graftwork.data.dedup.questions import mark_boilerplate
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import assign_splits
@@ -74,6 +75,6 @@ def test_rows_that_follow_change_no_mark(questions, data):
 def test_many_lines_are_processed_in_parts_with_the_same_result(monkeypatch):
     questions = [f"Explain {subject}.\nAnswer in JSON.\nBe brief." for subject in subjects(40)]
     whole = marks_of(questions)
-    monkeypatch.setattr(questions, "LINES_AT_ONCE", 7)
+    monkeypatch.setattr(questions_module, "LINES_AT_ONCE", 7)
     assert np.array_equal(marks_of(questions), whole)
     assert whole.any()
