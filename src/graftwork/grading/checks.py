@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from graftwork.grading.answers import AnswerFields
+from graftwork.grading.call_environment import FilesOfCheck
 from graftwork.grading.calls import PYTHON_CALLS, PythonCalls, grade_python_calls
 from graftwork.grading.code import PYTHON_TESTS, PythonTests, grade_python_tests
 from graftwork.grading.custom import grade_own, is_own, require_own_name
@@ -150,11 +151,14 @@ class GradeCheck(Record):
                 "leave `field` out, or compare the field by exact, numeric, set or normalised"
             )
         if kind is not None:
-            self._parameters = _read_parameters(self.metric, kind, given)
+            self._parameters = _read_parameters(self.metric, kind.parameters, given)
             return self
         if is_own(self.metric):
             require_own_name(self.metric)
-        elif not named:
+            if given:
+                self._parameters = _read_parameters(self.metric, FilesOfCheck, given)
+            return self
+        if not named:
             known = (*KINDS, *GRADERS, *CONTEXT_GRADERS)
             raise ValueError(f"there is no metric {self.metric}; {_hint(self.metric, known)}")
         if given:
@@ -164,7 +168,12 @@ class GradeCheck(Record):
     @property
     def rule(self) -> Record | None:
         """The parameters of its rule; None for a metric by name and for an own function."""
-        return self._parameters
+        return None if is_own(self.metric) else self._parameters
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What an own function runs calls with: then it needs a sandbox."""
+        return self._parameters.files if isinstance(self._parameters, FilesOfCheck) else ()
 
     @property
     def scored(self) -> bool:
@@ -201,7 +210,7 @@ class GradeCheck(Record):
         if kind is not None:
             return kind.grade(case, text, replace(context, parameters=self._parameters))
         if is_own(self.metric):
-            return grade_own(self.metric, case, text, context)
+            return grade_own(self.metric, case, text, replace(context, parameters=self._parameters))
         grader = find_grader(self.metric)
         if grader is None:
             raise CannotGrade(f"there is no metric {self.metric}")
@@ -264,13 +273,13 @@ def _main_parameter(kind: str, value: Any) -> dict[str, Any]:
     return {} if value is None or value is True else {main: value}
 
 
-def _read_parameters(metric: str, kind: CheckKind, given: dict[str, Any]) -> Record:
-    names = {field.alias or name for name, field in kind.parameters.model_fields.items()}
+def _read_parameters(metric: str, parameters: type[Record], given: dict[str, Any]) -> Record:
+    names = {field.alias or name for name, field in parameters.model_fields.items()}
     for key in given:
         if key not in names:
             raise ValueError(f"{metric} takes no {key}; {_hint(key, tuple(sorted(names)))}")
     try:
-        return kind.parameters.model_validate(given)
+        return parameters.model_validate(given)
     except ValidationError as error:
         raise ValueError(f"{metric}: {say_first(error)}") from error
 

@@ -1,8 +1,8 @@
 """Custom metrics: a function of the project, named in graft.yaml as `file.py:function` or `module:function`.
 
 In: the name, the project's folder. Out: the function, and its grades. Only files in the project's folder
-are loaded, and only those that graft.yaml names. A function that fails is reported with metric, case and
-line.
+are loaded, and only those that graft.yaml names. A function whose check names `files` can run tool calls in
+the sandbox. One that fails is reported with metric, case and line.
 """
 
 import importlib.util
@@ -18,11 +18,13 @@ from typing import Any, NoReturn
 
 from pydantic import PrivateAttr
 
+from graftwork.grading.call_environment import CallEnvironment, FilesOfCheck
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
 
-OwnFunction = Callable[[Case, str], float | bool | None]
+OwnFunction = Callable[..., float | bool | None]
+"""Takes the case and the text, and where its check names `files`, a CallEnvironment."""
 LONGEST_WORDS = 200
 _NAMED = re.compile(r"(?P<place>[^:\0]+):(?P<function>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -65,8 +67,13 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
         raise CannotGrade(f"{name}: there is no project folder to load it from")
     function = load_own(name, folder=context.folder)
     watched = _watch(case) if context.is_reference else None
+    asked: list[Any] = [case if watched is None else watched, text]
+    if isinstance(context.parameters, FilesOfCheck):
+        asked.append(CallEnvironment(context.parameters.files, context))
     try:
-        given = _plain(function(case if watched is None else watched, text))
+        given = _plain(function(*asked))
+    except CannotGrade:
+        raise
     except (Exception, SystemExit) as error:
         raise CannotGrade(f"{_place_of(error, function)}: {describe_error(error)}") from error
     if given is None or (watched is not None and watched.has_read_reference):

@@ -7,6 +7,7 @@ arise or the grader failed; a failure is added to `context.failed` and stops not
 from collections.abc import Iterable, Sequence
 
 from graftwork.grading.answers import AnswerFields, StructuredAnswer, parse_object, read_answer
+from graftwork.grading.call_environment import find_files
 from graftwork.grading.checks import GradeCheck, read_case_checks
 from graftwork.grading.custom import is_own, load_own, require_named
 from graftwork.grading.interface import CannotGrade, FailedGrade, Grade, GradeContext
@@ -44,6 +45,7 @@ def require_gradable(context: GradeContext) -> None:
     for check in context.checks.values():
         if is_own(check.metric) and context.folder is not None:
             load_own(check.metric, folder=context.folder)
+            find_files(check.files, folder=context.folder)
 
 
 def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: GradeContext) -> str:

@@ -330,11 +330,11 @@ def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
 
 
 def _open_runner(settings: EvaluateSettings, cases: Sequence[Case]) -> RememberingRunner | None:
-    """Only where code is graded: a machine without a sandbox can still grade everything else."""
+    """Only where code or calls are run: a machine without a sandbox can still grade everything else."""
     named = {*settings.metrics, *(check.metric for check in settings.checks)}
     # A check is written in full or in brief: {metric: python_tests, tests: …} or {python_tests: …}.
     named |= {name for case in cases for check in case.checks for name in (str(check.get("metric")), *check)}
-    if not named & CODE:
+    if not named & CODE and not any(check.files for check in settings.checks):
         return None
     return RememberingRunner(open_sandbox(settings.sandbox))
 

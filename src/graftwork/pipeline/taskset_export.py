@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graftwork.files.disk import atomic_folder
+from graftwork.grading.call_environment import find_files
 from graftwork.grading.checks import GradeCheck
 from graftwork.grading.custom import find_own, is_own
 from graftwork.grading.rewards import RewardSpec, function_of
@@ -112,10 +113,11 @@ def require_exportable(spec: RewardSpec) -> None:
 
 
 def own_files(spec: RewardSpec, checks: Sequence[GradeCheck], *, root: Path) -> dict[str, Path]:
-    """The files of own functions, of rewards and of checks, by their path in the project."""
+    """The files of own functions, of rewards and checks, with what they run, by their path in the project."""
     metrics = [function_of(part.metric) for part in spec.parts]
     metrics += [check.metric for check in checks]
     found = [find_own(metric, folder=root) for metric in metrics if is_own(metric)]
+    found += [path for check in checks for path in find_files(check.files, folder=root)]
     return {path.relative_to(root.resolve()).as_posix(): path for path in found}
 
 

@@ -1,6 +1,7 @@
 """Step: base, adapter, champion and the log's own answers on the same held-out cases."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from graftwork.evaluate.subjects import (
     parse_subjects,
 )
 from graftwork.files.dataset import read_rows
+from graftwork.grading.call_environment import find_files
 from graftwork.grading.custom import hash_own, is_own
 from graftwork.pipeline.evaluation import (
     Evaluated,
@@ -201,6 +203,9 @@ def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     asked = settings.model_dump(mode="json")
     named = [check.metric for check in settings.checks if is_own(check.metric)]
     own = {name: hash_own(name, folder=work.project.root) for name in named}
+    for check in settings.checks:
+        for name, path in zip(check.files, find_files(check.files, folder=work.project.root), strict=True):
+            own[name] = sha256(path.read_bytes()).hexdigest()
     asked = {**asked, "own": own} if own else asked
     if settings.cases is not None:
         asked = {**asked, "cases_hash": hash_case_file(work)}
