@@ -11,8 +11,8 @@ from s3_server import running_s3
 
 from graftwork.store.database import Database, open_database
 
-# The engines of other programs are asked through the gateway of the unit tests.
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "serve"))
+# The engines of other programs are asked through the gateway of the unit tests, agents on logs of the flows.
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("unit/serve", "flow")]
 
 
 @pytest.fixture(scope="session")

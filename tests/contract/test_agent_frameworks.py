@@ -1,17 +1,26 @@
-"""An agent of openai-agents on `graft serve`: its tools, its streams and its structured answers.
+"""An agent of openai-agents on `graft serve`: its tools, its streams, its structured answers, and a release.
 
 `make test-agents` installs the package, which stays apart.
 """
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Literal
 
 import pytest
+import yaml
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 from serve_engines import embedded, llamacpp, serve_with
+from test_tool_calls_flow import FIND, make_row
 from test_upstream_api import serving as serving_upstream
 from test_upstream_api import tool_base  # noqa: F401
 from upstream_servers import ChatServer
+
+import graftwork
+from graftwork.files.dataset import read_rows
+from graftwork.records.release import Release
 
 agents = pytest.importorskip("agents", reason="openai-agents is not installed")
 
@@ -93,3 +102,75 @@ def test_a_structured_answer_is_an_object_of_its_class(api, engine, tool_base): 
             assert isinstance(streamed.final_output, Sure)
 
     go(main)
+
+
+@pytest.fixture(scope="module")
+def released(tiny_base, tmp_path_factory):
+    """A project whose log has tools, run as far as its release; the base's template has no form for them."""
+    folder = tmp_path_factory.mktemp("released")
+    (folder / "logs").mkdir()
+    rows = [make_row(number) for number in range(40)]
+    (folder / "logs" / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "project": "bikes",
+        "base": str(tiny_base),
+        "data": {"logs": ["logs/*.jsonl"], "test": 0.3, "validation": 0.1},
+        "train": {"rank": 2, "epochs": 1, "batch_rows": 4, "threads": 1},
+        "evaluate": {"max_new_tokens": 4, "latency_cases": 6, "metrics": ["tool_calls"]},
+        "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}], "primary": "none"},
+    }
+    (folder / "graft.yaml").write_text(yaml.safe_dump(settings))
+    project = graftwork.open_project(folder)
+    assert project.run().get("release", Release)
+    return project, rows
+
+
+@MODELS
+def test_the_agent_that_made_the_log_runs_on_the_release(api, released):
+    """The first request is a row's prompt, token by token; the call's result comes back as a message."""
+    project, rows = released
+    trained = {
+        row.messages[-1].content: row.trained_from
+        for split in ("train", "validation", "test")
+        for row in read_rows(Path(project.prepare().folder), split)
+    }
+    asked = []
+
+    async def find_bikes(_context, arguments):
+        asked.append(json.loads(arguments))
+        return '{"free": 3}'
+
+    async def main(url):
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+            tool = agents.FunctionTool(
+                name=FIND["name"],
+                description=FIND["description"],
+                params_json_schema=FIND["parameters"],
+                on_invoke_tool=find_bikes,
+            )
+            agent = agents.Agent(
+                name="rider",
+                instructions="You help riders.",
+                tools=[tool],
+                model=getattr(agents, api)(model="champion", openai_client=client),
+                model_settings=agents.ModelSettings(
+                    tool_choice="required", parallel_tool_calls=False, max_tokens=200
+                ),
+                # The model knows no end: a text that reaches the limit is an error to the other model.
+                tool_use_behavior="run_llm_again" if "Chat" in api else "stop_on_first_tool",
+            )
+            for row in rows[:6]:
+                question = row["messages"][1]["content"]
+                before = len(asked)
+                result = await agents.Runner.run(agent, question, max_turns=8)
+                first = result.raw_responses[0]
+                assert first.usage.input_tokens == trained.get(question, first.usage.input_tokens)
+                assert asked[before].keys() == {"station", "least"}
+                assert any(item.type == "tool_call_output_item" for item in result.new_items)
+                streamed = agents.Runner.run_streamed(agent, question, max_turns=8)
+                assert [event async for event in streamed.stream_events()]
+                assert any(item.type == "tool_call_output_item" for item in streamed.new_items)
+        assert any(row["messages"][1]["content"] in trained for row in rows[:6])
+
+    with project.serving() as url:
+        go(lambda: main(url))

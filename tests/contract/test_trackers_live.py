@@ -67,7 +67,7 @@ print(json.dumps(reported))
 TRAIN = """
 import sys
 from pathlib import Path
-from graftwork.train.trackers.tracker import load_tracker
+from graftwork.train.trackers import load_tracker
 for steps in ([1, 2], [3]):
     run = load_tracker(sys.argv[1]).open_run("run-1", {"rank": 8, "examine": {"every": 5}}, Path(sys.argv[2]))
     for step in steps:
