@@ -27,6 +27,7 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import adapter_tensors, attach, load_adapter
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base
+from graftwork.model.shape import read_shape
 from graftwork.model.threads import use_threads
 from graftwork.process.heartbeat import Heart
 from graftwork.records.dataset import Row
@@ -50,9 +51,7 @@ class Ours:
         self.model = load_base(base)
         learned = attach(self.model, SHAPE, seed=settings.seed)
         self.first = {name: tensor.clone() for name, tensor in adapter_tensors(self.model).items()}
-        way = make_cpu_step(self.model, rows, settings=settings, folder=folder)
-        if way is None:
-            sys.exit("the processor's own step does not know this model")
+        way = make_cpu_step(self.model, rows, settings=settings, shape=read_shape(base), folder=folder)
         print(way[1])
         self.heart = Heart(folder)
         self.engine = TrainingEngine(

@@ -37,22 +37,6 @@ from graftwork.costmodel.run_time import compiling_pays
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
 
-LEAST_CAPABILITY = 8.0
-"""Ampere: bfloat16, and attention over rows of different lengths."""
-
-
-def why_plain_on_gpu(shape: ModelShape, *, method: str, capability: float | None) -> str | None:
-    """Why a run on a GPU takes the plain step; None where it takes graft's own. Plans and runs ask this."""
-    if capability is None or capability < LEAST_CAPABILITY:
-        return "the GPU has no bfloat16: it is older than Ampere"
-    if method not in ("lora", "qlora"):
-        return f"method {method} is trained on the plain path"
-    if shape.not_written_out is not None:
-        return shape.not_written_out
-    widths = (shape.hidden_size, shape.intermediate_size)
-    return None if all(width % 64 == 0 for width in widths) else "its widths are no multiples of 64"
-
-
 WITHOUT_END = float(2**20)
 """GiB: a limit that nothing presses against."""
 PARTS = 64

@@ -1,8 +1,7 @@
 """A training step on a processor: memory, FLOPs and seconds, of graft's own step and of the plain one. Pure.
 
 In: a shape, the work, the machine's memory and matrix rate. Out: bytes by parts, seconds by parts, how
-many rows at a time fit, whether a run takes the step written for processors and where it caches the
-output of frozen blocks. `train/cpu` decides the same from the loaded model; a test compares the two.
+many rows at a time fit, and where the step written for processors caches the output of frozen blocks.
 """
 
 import math
@@ -40,20 +39,13 @@ class TrunkTokens(NamedTuple):
     visited: int
 
 
-def why_plain_on_cpu(shape: ModelShape, *, method: str, dtype: str, alone: bool) -> str | None:
-    """Why a run on a processor takes the plain step; None where it takes the one that is written for it."""
-    if method != "lora":
-        return f"`{method}` trains more than adapters"
-    if dtype != "float32":
-        return f"it works in {dtype}"
-    if not alone:
-        return "several devices share it"
-    return shape.not_written_out
+def packed_bytes(shape: ModelShape, *, adapted: int, method: str) -> int:
+    """One copy of each frozen weight, two where the gradient comes back: the adapted blocks and the head.
 
-
-def packed_bytes(shape: ModelShape, *, adapted: int) -> int:
-    """One copy of each frozen weight, two where the gradient comes back: the adapted blocks and the head."""
+    Weights in four bits are opened for each product instead.
+    """
     block = sum(inputs * outputs for inputs, outputs in linear_sizes(shape).values())
+    block = 0 if method == "qlora" else block
     head = shape.vocab_size * shape.hidden_size
     return ((shape.layers - adapted) * block + 2 * (adapted * block + head)) * WIDTH
 
@@ -174,7 +166,7 @@ def _step_bytes(
     waiting = states_bytes(shape, own.distinct_tokens) if own.kept == "memory" else 0
     steps = math.ceil(len(work.lengths) / work.batch_rows)
     return {
-        "packed": packed_bytes(shape, adapted=work.adapted_layers) if own.packed else 0,
+        "packed": packed_bytes(shape, adapted=work.adapted_layers, method=work.method) if own.packed else 0,
         "states": waiting,
         "activations": kept * scattered(steps) if waiting else kept + _freed_bytes(kept),
     }

@@ -26,7 +26,7 @@ FLOAT = 4
 LEAVING = 2
 """Inputs on their way to the host at once."""
 UPDATE_SLICES, UPDATE_BUFFERS = 2 * (4 * FLOAT + FLOAT) * (1 << 22), 10
-"""Slices of Adam's states on the card: `train/streamed/update.py`."""
+"""Slices of Adam's states on the card: `train/streamed/engine.py`."""
 STEPS = 2
 """The second finds what the first made for good."""
 SIMULATED_BLOCKS, SIMULATED_CHUNKS = 2, 2

@@ -76,6 +76,13 @@ def pairs_to_halves(x: Tensor) -> Tensor:
     return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions on [tokens, heads, width]."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos[:, None] + turned * sin[:, None]
+
+
 class RotaryPositions:
     """Cosines and sines for each kind of block: one for all, one for each type of attention, or none."""
 

@@ -41,7 +41,7 @@ from graftwork.records.plan import (
     Workload,
 )
 from graftwork.records.units import ELEMENT_BYTES, GIB
-from graftwork.train.engine_choice import streams_layers, why_eager
+from graftwork.train.engine_choice import streams_layers, why_plain_step
 from graftwork.train.settings import TrainSettings
 
 
@@ -217,7 +217,11 @@ def plan_tuning(
 ) -> Tuning | None:
     """How a card's memory is spent; None where the run takes the plain step or a processor's."""
     settings = work.settings.train
-    if device.kind != "cuda" or why_eager(settings, shape, capability=device.capability) is not None:
+    if device.kind != "cuda":
+        return None
+    if why_plain_step(
+        settings, shape, device="cuda", precision=settings.precision, capability=device.capability
+    ):
         return None
     whole = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
     sampled = sampling_gib(shape, load)

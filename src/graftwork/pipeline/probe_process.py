@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, cast
 
 from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT
+from graftwork.costmodel.which_step import why_plain
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
 from graftwork.records.dataset import Row
@@ -93,8 +94,9 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     # As many replies as logs have: else the head would hide the blocks.
     asked = length - max(1, int(length * PROCESSOR_TRAINED_SHARE))
     rows = make_rows(rows_count, length=length, vocabulary=small, trained_from=asked)
-    way = make_cpu_step(model, rows, settings=settings, folder=Path(job.folder))
-    logits = None if way is None else way[0].logits
+    logits = None
+    if why_plain(shape, device="cpu", method=settings.method, precision="float32") is None:
+        logits = make_cpu_step(model, rows, settings=settings, shape=shape, folder=Path(job.folder))[0].logits
     engine = TrainingEngine(model, parameters, settings=settings, step=StepOptions(logits=logits))
     seconds = _time(engine, rows, warm_up=PROCESSOR_WARM_UP, timed=PROCESSOR_TIMED)
     return ProbedStep(

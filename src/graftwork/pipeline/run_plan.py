@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from graftwork.costmodel.answers import AnswerLoad
-from graftwork.costmodel.processor import why_plain_on_cpu
 from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import find_files
 from graftwork.files.dataset import iterate_rows
@@ -55,6 +54,7 @@ from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.records.units import MIB
 from graftwork.store.runs import STAGE, PastRun
+from graftwork.train.engine_choice import why_plain_step
 
 SAMPLE_BYTES = 4 * MIB
 SAMPLE_ROWS = 200
@@ -396,8 +396,7 @@ def _own_step(
 ) -> ProcessorStep | None:
     """The step that is written for processors, where such a run would take it: with the usual savings."""
     settings = work.settings.train
-    plain = why_plain_on_cpu(shape, method=settings.method, dtype="float32", alone=settings.processes == 1)
-    if device.kind != "cpu" or plain is not None:
+    if device.kind != "cpu" or why_plain_step(settings, shape, device="cpu", precision="float32"):
         return None
     return ProcessorStep(
         packed=True,

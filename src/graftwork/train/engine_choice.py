@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from graftwork.costmodel.card_memory import describe_tuning
-from graftwork.costmodel.card_tuning import why_plain_on_gpu
 from graftwork.costmodel.streamed import describe_streamed
+from graftwork.costmodel.which_step import why_plain
 from graftwork.files.disk import read_or_empty
 from graftwork.model.shape import describe_experts, read_shape
 from graftwork.records.dataset import Row
@@ -143,17 +143,15 @@ def _faster_logits(inputs: EngineInputs, report: Callable[[str], None]) -> "Logi
     from graftwork.train.cpu.step import make_cpu_step
 
     job, settings, model = inputs.job, inputs.settings, inputs.model
-    if settings.strategy != "single":
-        # The CPU step reads weights that a distributed strategy may shard.
-        return None
-    # Only the eager step checkpoints activations.
-    cpu_step = None
-    if settings.checkpointing != "on":
-        cpu_step = make_cpu_step(model, inputs.rows, settings=settings, folder=Path(job.folder))
-    if cpu_step is None:
-        return autocast_logits(model, settings, dtype=job.plan.dtype)
-    report(cpu_step[1])
-    return cpu_step[0].logits
+    if job.plan.device.kind == "cpu":
+        shape = read_shape(Path(job.base_folder))
+        if why_plain_step(settings, shape, device="cpu", precision=job.plan.dtype) is None:
+            cpu_step, description = make_cpu_step(
+                model, inputs.rows, settings=settings, shape=shape, folder=Path(job.folder)
+            )
+            report(description)
+            return cpu_step.logits
+    return autocast_logits(model, settings, dtype=job.plan.dtype)
 
 
 def autocast_logits(model: Any, settings: TrainSettings, *, dtype: str) -> "Logits | None":
@@ -176,15 +174,27 @@ def autocast_logits(model: Any, settings: TrainSettings, *, dtype: str) -> "Logi
     return logits
 
 
-def why_eager(settings: TrainSettings, shape: ModelShape, *, capability: float | None) -> str | None:
-    """Why a run does not take the written-out step; None if it does."""
-    if settings.strategy != "single":
-        return "several devices share the run"
-    if settings.precision not in ("auto", "bfloat16"):
-        return f"it works in bfloat16, not in {settings.precision}"
-    if settings.packing == "off":
+def why_plain_step(
+    settings: TrainSettings,
+    shape: ModelShape,
+    *,
+    device: Literal["cpu", "cuda"],
+    precision: str,
+    capability: float | None = None,
+) -> str | None:
+    """Why a run of these settings takes the plain step; None where it takes graft's own."""
+    if device == "cuda" and settings.packing == "off":
         return "packing is off"
-    return why_plain_on_gpu(shape, method=settings.method, capability=capability)
+    if device == "cpu" and settings.checkpointing == "on":
+        return "only the plain step checkpoints activations"
+    return why_plain(
+        shape,
+        device=device,
+        method=settings.method,
+        precision=precision,
+        devices=1 if settings.strategy == "single" else 2,
+        capability=capability,
+    )
 
 
 FIRST_WITH_BFLOAT16 = 8.0

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.costmodel.processor import (
+    DISK_SHARE,
     MEMORY_SHARE,
     TrunkTokens,
     choose_kept,
@@ -17,9 +18,9 @@ from graftwork.costmodel.processor import (
     training_flops,
     training_memory,
     validation_share,
-    why_plain_on_cpu,
 )
 from graftwork.costmodel.rollouts import update_seconds
+from graftwork.costmodel.which_step import why_plain
 from graftwork.model.shape import adapter_parameters, shape_of, total_parameters
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan
@@ -199,9 +200,8 @@ def shape_from(config):
     ("config", "changes"),
     [
         (LLAMA, {"method": "full"}),
-        (LLAMA, {"method": "qlora"}),
-        (LLAMA, {"dtype": "bfloat16"}),
-        (LLAMA, {"alone": False}),
+        (LLAMA, {"precision": "bfloat16"}),
+        (LLAMA, {"devices": 2}),
         ({"model_type": "gpt2"}, {}),
         ({"model_type": "llama", "hidden_act": "relu"}, {}),
         ({"model_type": "phi3", "partial_rotary_factor": 0.5}, {}),
@@ -210,87 +210,73 @@ def shape_from(config):
     ],
 )
 def test_other_runs_take_the_plain_step(config, changes):
-    usual = {"method": "lora", "dtype": "float32", "alone": True}
-    assert why_plain_on_cpu(shape_from(LLAMA), **usual) is None
-    assert why_plain_on_cpu(shape_from(config), **{**usual, **changes})
+    usual = {"device": "cpu", "method": "lora", "precision": "float32"}
+    assert all(
+        why_plain(shape_from(LLAMA), **{**usual, "method": method}) is None
+        for method in ("lora", "qlora", "dora")
+    )
+    assert why_plain(shape_from(config), **{**usual, **changes})
 
 
-def test_the_plan_uses_the_cpu_step_where_training_does():
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_packed_copies_are_of_the_weights_that_training_packs(method):
     pytest.importorskip("torch")
-    from transformers import (
-        AutoModelForCausalLM,
-        GPT2Config,
-        LlamaConfig,
-        MistralConfig,
-        Qwen2Config,
-        Qwen3Config,
+    from torch import nn
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from graftwork.model.nf4 import quantize_linear
+    from graftwork.model.parts import decoder_parts
+
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
     )
+    parts = decoder_parts(AutoModelForCausalLM.from_config(config))
+    if method == "qlora":
+        for block in parts.blocks:
+            for module in list(block.modules()):
+                for name, layer in list(module.named_children()):
+                    if type(layer) is nn.Linear:
+                        setattr(module, name, quantize_linear(layer))
 
-    from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.adapters.peft import attach
-    from graftwork.train.cpu import step
+    def weights(module):
+        return sum(part.weight.numel() for part in module.modules() if type(part) is nn.Linear)
 
-    small = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 128,
-    }
-    gpt2 = GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=128)
-    made = [kind(**small) for kind in (LlamaConfig, Qwen2Config, Qwen3Config)]
-    made += [MistralConfig(**small, sliding_window=64), LlamaConfig(**small, tie_word_embeddings=True), gpt2]
-    for config in made:
-        model = (
-            AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval().requires_grad_(False)
-        )
-        names = ("c_attn",) if config.model_type == "gpt2" else ("q_proj",)
-        attach(model, AdapterShape(rank=2, alpha=2, targets=names, layers=(2, 3)), seed=0)
-        stated = config.to_dict()
-        why = why_plain_on_cpu(shape_of(stated, name="x"), method="lora", dtype="float32", alone=True)
-        assert (why is None) == step.is_supported(model)
-        if config.model_type != "gpt2":
-            shape = shape_of(stated, name="x")
-            assert packed_bytes(shape, adapted=2) == step.packed_bytes(model, 2)
-    assert MEMORY_SHARE == step.MEMORY_SHARE
+    below, above = sum(map(weights, parts.blocks[:2])), sum(map(weights, [*parts.blocks[2:], parts.head]))
+    shape = shape_of(config.to_dict(), name="x")
+    assert packed_bytes(shape, adapted=2, method=method) == 4 * (below + 2 * above)
 
 
-@given(
-    distinct=st.integers(1, 10**8),
-    visits=st.integers(0, 3),
-    adapted=st.integers(1, 30),
-    memory=st.floats(1e8, 1e12),
-    disk=st.floats(1e8, 1e13),
-    threads=st.integers(1, 256),
-)
-def test_states_are_planned_to_wait_where_training_puts_them(
-    distinct, visits, adapted, memory, disk, threads
-):
-    pytest.importorskip("torch")
-    from graftwork.model.shape import linear_sizes
-    from graftwork.train.cpu import step
-    from graftwork.train.cpu.layers import CacheBudget, CacheLoad, choose_cache
+SETTINGS_OF_STATES = {
+    "tokens": st.builds(TrunkTokens, st.integers(1, 10**8), st.integers(1, 10**9)),
+    "adapted": st.integers(1, 30),
+    "memory_bytes": st.floats(0, 1e12),
+    "disk_bytes": st.floats(0, 1e13),
+    "threads": st.integers(1, 256),
+}
 
-    block = sum(a * b for a, b in linear_sizes(SHAPE).values())
-    load = CacheLoad(
-        distinct_tokens=distinct,
-        visited_tokens=distinct * visits,
-        bytes_a_token=SHAPE.hidden_size * 4,
-        operations_a_token=2.0 * block * (30 - adapted),
-    )
-    budget = CacheBudget(
-        memory * step.MEMORY_SHARE, disk * step.DISK_SHARE, threads * step.OPERATIONS_A_SECOND
-    )
-    planned = choose_kept(
-        SHAPE,
-        TrunkTokens(distinct, distinct * visits),
-        adapted=adapted,
-        memory_bytes=memory,
-        disk_bytes=disk,
-        threads=threads,
-    )
-    assert planned == choose_cache(load, budget).place
+
+@given(st.fixed_dictionaries(SETTINGS_OF_STATES))
+def test_no_place_is_ever_overfilled_or_chosen_in_vain(asked):
+    place, size = choose_kept(SHAPE, **asked), states_bytes(SHAPE, asked["tokens"].distinct)
+    if place == "memory":
+        assert size <= asked["memory_bytes"] * MEMORY_SHARE
+        more = {**asked, "memory_bytes": asked["memory_bytes"] * 2}
+        assert choose_kept(SHAPE, **more) == "memory"
+    if place == "file":
+        assert asked["memory_bytes"] * MEMORY_SHARE < size <= asked["disk_bytes"] * DISK_SHARE
+    if asked["tokens"].visited <= asked["tokens"].distinct or asked["adapted"] >= SHAPE.layers:
+        assert place == "nowhere"
+
+
+def test_slow_blocks_are_kept_in_a_file_and_quick_ones_are_computed_again():
+    asked = {"adapted": 1, "memory_bytes": 0.0, "disk_bytes": 1e12}
+    assert choose_kept(SHAPE, TrunkTokens(1000, 2000), threads=1, **asked) == "file"
+    assert choose_kept(SHAPE, TrunkTokens(1000, 2000), threads=10_000, **asked) == "nowhere"
 
 
 def seconds_of(work, *, cores=1):

@@ -127,7 +127,9 @@ def test_the_plan_decides_unless_the_settings_do(tiny_base, tmp_path, asked, pla
     shape = AdapterShape(rank=4, alpha=8, targets=TARGETS, layers=(0, 1))
     learned = make_trainable(model, shape, seed=3)
     plain = None if planned is None else PlainStep(micro_rows=2, checkpointed=planned, peak_gib=1.0)
-    plan = SimpleNamespace(tuning=None, plain=plain, streamed=None, train={}, dtype="float32")
+    plan = SimpleNamespace(
+        tuning=None, plain=plain, streamed=None, train={}, dtype="float32", device=SimpleNamespace(kind="cpu")
+    )
     job = SimpleNamespace(plan=plan, folder=str(tmp_path), base_folder=str(tiny_base))
     # Several processes train eagerly; a single one has the CPU step.
     settings = SETTINGS.model_copy(update={"checkpointing": asked, "strategy": "ddp"})

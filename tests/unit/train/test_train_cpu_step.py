@@ -5,7 +5,6 @@ import torch
 from cpu_rows import make_rows
 from transformers import (
     AutoModelForCausalLM,
-    GPT2Config,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -14,12 +13,11 @@ from transformers import (
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
+from graftwork.model.shape import shape_of
 from graftwork.train.cpu.layers import NoCache, can_pack
 from graftwork.train.cpu.step import (
     CpuStep,
-    cache_load,
     first_trained_block,
-    is_supported,
     layout_tokens,
     make_cpu_step,
 )
@@ -95,7 +93,6 @@ def assert_same(model, parameters, rows, *, packed=True):
 @pytest.mark.parametrize("shared", [0, 12])
 def test_each_known_family_gets_the_loss_and_the_gradient_of_the_plain_way(family, shared):
     model, parameters = make_model(FAMILIES[family])
-    assert is_supported(model)
     assert_same(model, parameters, make_rows(shared=shared))
 
 
@@ -148,28 +145,13 @@ def test_the_last_token_of_a_row_is_not_read():
     assert layout.shared + sum(layout.rests) == 12 + sum(len(row.tokens) - 13 for row in rows)
 
 
-def test_an_unknown_family_takes_the_plain_step():
-    learning, _ = make_model(FAMILIES["llama"])
-    learning.lm_head.weight.requires_grad_(True)
-    assert not is_supported(learning)
-    half, _ = make_model(FAMILIES["llama"])
-    assert not is_supported(half.to(torch.float16))
-    other = AutoModelForCausalLM.from_config(
-        GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=128), attn_implementation="sdpa"
-    )
-    other.requires_grad_(False)
-    attach(other, AdapterShape(rank=2, alpha=4, targets=("c_attn",), layers=(1,)), seed=1)
-    assert not is_supported(other.eval())
-
-
 def test_the_choice_says_where_the_trunk_is_kept_and_why(tmp_path):
     model, _ = make_model(FAMILIES["llama"])
     rows = make_rows(shared=12)
     settings = TrainSettings(epochs=3, batch_rows=2)
-    _, word = make_cpu_step(model, rows, settings=settings, folder=tmp_path)
+    shape = shape_of(model.config.to_dict(), name="small")
+    _, word = make_cpu_step(model, rows, settings=settings, shape=shape, folder=tmp_path)
     assert "in memory" in word
-    load = cache_load(model, 2, rows, settings=settings)
-    assert load.visited_tokens == 3 * load.distinct_tokens
-    assert load.bytes == load.distinct_tokens * 32 * 4
-    _, word = make_cpu_step(model, rows, settings=TrainSettings(epochs=1), folder=tmp_path)
+    once = TrainSettings(epochs=1)
+    _, word = make_cpu_step(model, rows, settings=once, shape=shape, folder=tmp_path)
     assert "not cached: no row is seen twice" in word

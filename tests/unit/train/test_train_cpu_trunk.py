@@ -3,21 +3,16 @@
 import pytest
 import torch
 from cpu_rows import make_rows
-from hypothesis import given
-from hypothesis import strategies as st
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.cpu.layers import (
-    CacheBudget,
-    CacheLoad,
     FileCache,
     FrozenLayers,
     MemoryCache,
     NoCache,
-    choose_cache,
     number_rows,
     shared_prefix,
 )
@@ -148,44 +143,3 @@ def test_the_file_leaves_nothing_behind(tmp_path):
     assert torch.equal(states.get(1), torch.full((3, 4), 7.0))
     assert states.get(0) is None
     assert list(tmp_path.iterdir()) == []
-
-
-loads = st.builds(
-    CacheLoad,
-    distinct_tokens=st.integers(1, 10**7),
-    visited_tokens=st.integers(1, 10**8),
-    bytes_a_token=st.integers(1, 10**5),
-    operations_a_token=st.floats(0, 1e12),
-)
-budgets = st.builds(
-    CacheBudget,
-    memory_bytes=st.floats(0, 1e11),
-    disk_bytes=st.floats(0, 1e12),
-    operations_a_second=st.floats(1e6, 1e14),
-)
-
-
-@given(loads, budgets)
-def test_no_place_is_ever_overfilled_or_chosen_in_vain(load, budget):
-    place = choose_cache(load, budget).place
-    if place == "memory":
-        assert load.bytes <= budget.memory_bytes
-    if place == "file":
-        assert budget.memory_bytes < load.bytes <= budget.disk_bytes
-    if load.visited_tokens <= load.distinct_tokens or load.operations_a_token == 0:
-        assert place == "nowhere"
-
-
-@given(loads, budgets)
-def test_more_memory_never_moves_the_states_away_from_it(load, budget):
-    if choose_cache(load, budget).place == "memory":
-        more = CacheBudget(budget.memory_bytes * 2, budget.disk_bytes, budget.operations_a_second)
-        assert choose_cache(load, more).place == "memory"
-
-
-def test_a_slow_trunk_is_kept_and_a_quick_one_is_computed_again():
-    budget = CacheBudget(memory_bytes=0, disk_bytes=1e12, operations_a_second=1e11)
-    slow = CacheLoad(1000, 2000, bytes_a_token=2304, operations_a_token=1e8)
-    quick = CacheLoad(1000, 2000, bytes_a_token=2304, operations_a_token=1e5)
-    assert choose_cache(slow, budget).place == "file"
-    assert choose_cache(quick, budget).place == "nowhere"

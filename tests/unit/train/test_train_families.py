@@ -15,7 +15,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import Tuning
 from graftwork.train.cpu.layers import NoCache
-from graftwork.train.cpu.step import CpuStep, is_supported
+from graftwork.train.cpu.step import CpuStep
 from graftwork.train.gpu.engine import GpuEngine
 from graftwork.train.gpu.load import load_quantized
 from graftwork.train.loss import TokenBatch, weighted_loss
@@ -97,7 +97,7 @@ def by_the_gpu_step(family, rows, layers, *, keep, lean):
 def by_the_cpu_step(family, rows, layers):
     model = family_samples.make(family)
     parameters = adapted(model, layers)
-    assert is_supported(model)
+    assert why_not_written_out(model.config.to_dict()) is None
     batch = TokenBatch(rows, device="cpu")
     step = CpuStep(model, min(layers), rows, states=NoCache(), packed=True)
     loss = weighted_loss(step.logits(batch), batch.targets, None) / batch.trained

@@ -12,7 +12,6 @@ from graftwork.costmodel.processor import (
     TrunkTokens,
     choose_kept,
     packed_bytes,
-    why_plain_on_cpu,
 )
 from graftwork.files.dataset import iterate_rows, read_rows
 from graftwork.model.adapter_shape import AdapterShape, require_names
@@ -42,7 +41,7 @@ from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
 from graftwork.train.callbacks.guards import STEPS_BEFORE_CRASH
-from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers
+from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers, why_plain_step
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.objectives.pairs import Render, make_pairs, render_with, require_pairs
 from graftwork.train.settings import LOSS, REWARD, TrainSettings
@@ -147,21 +146,12 @@ def _as_on_processor(
 ) -> WorkAhead:
     """The work with how the step that is written for processors does it, where the run takes that step."""
     settings = work.settings.train
-    if settings.checkpointing == "on":
-        # The step that is written out for processors has no such switch.
-        return ahead
-    why = why_plain_on_cpu(
-        shape,
-        method=settings.method,
-        dtype=dtype,
-        alone=settings.strategy == "single",
-    )
-    if why is not None:
+    if why_plain_step(settings, shape, device="cpu", precision=dtype) is not None:
         return ahead
     adapted = ahead.load.adapted_layers
     memory = machine_memory().get("limit", device.memory_gib) * GIB
     step = ProcessorStep(
-        packed=packed_bytes(shape, adapted=adapted) <= memory * MEMORY_SHARE,
+        packed=packed_bytes(shape, adapted=adapted, method=settings.method) <= memory * MEMORY_SHARE,
         kept=choose_kept(
             shape,
             ahead.trunk,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
-from graftwork.costmodel.card_tuning import why_plain_on_gpu
+from graftwork.costmodel import which_step
 from graftwork.costmodel.rollouts import choose_prompts_at_once
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
@@ -84,11 +84,15 @@ def half_precision(question: FitQuestion) -> Precision:
 
 
 def why_plain(question: FitQuestion) -> str | None:
-    """Why `graft train` would not take its own step on a card; None where it does."""
+    """Why `graft train` would not take its own step on one device; None where it does."""
     gpu = question.machine.gpu
-    if gpu is None:
-        return "there is no GPU"
-    return why_plain_on_gpu(question.shape, method=question.method, capability=gpu.capability)
+    return which_step.why_plain(
+        question.shape,
+        device=kind_of(question),
+        method=question.method,
+        precision=half_precision(question),
+        capability=None if gpu is None else gpu.capability,
+    )
 
 
 def plain_setup(

@@ -18,7 +18,6 @@ from graftwork.costmodel.processor import (
     packed_bytes,
     seconds_a_token,
     training_memory,
-    why_plain_on_cpu,
     with_rows,
 )
 from graftwork.costmodel.rates import StepRates
@@ -169,14 +168,12 @@ def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
         method=question.method,
         rollouts=rollout_load(question),
     )
-    plain = why_plain_on_cpu(
-        question.shape, method=question.method, dtype=half_precision(question), alone=True
-    )
-    if plain is not None:
+    if why_plain(question) is not None:
         return work
     memory, distinct = question.machine.ram_gib * GIB, sum(lengths) - len(lengths)
     own = ProcessorStep(
-        packed=packed_bytes(question.shape, adapted=work.adapted_layers) <= memory * MEMORY_SHARE,
+        packed=packed_bytes(question.shape, adapted=work.adapted_layers, method=work.method)
+        <= memory * MEMORY_SHARE,
         kept=choose_kept(
             question.shape,
             TrunkTokens(distinct, distinct * work.epochs),
@@ -241,7 +238,9 @@ def _sorted_out(question: FitQuestion, found: list[FitCandidate], level: Level) 
 
 
 def takes_own_step(question: FitQuestion) -> bool:
-    return question.engine == "graft" and why_plain(question) is None
+    """On a card."""
+    is_ours = question.engine == "graft" and question.machine.gpu is not None
+    return is_ours and why_plain(question) is None
 
 
 def _families(question: FitQuestion) -> Iterator[StrategyOption]:

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from graftwork.costmodel.processor import FILE_BYTES_A_SECOND, MEMORY_BYTES_A_SECOND
 from graftwork.files.disk import make_folder
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.model.blocks import (
@@ -28,6 +27,7 @@ from graftwork.model.blocks import (
     find_activation,
     layout_of,
     pairs_to_halves,
+    rotate,
 )
 from graftwork.model.families.family import BlockLayout
 from graftwork.records.dataset import Row
@@ -208,13 +208,6 @@ class CpuBlock:
         return x.reshape(x.shape[0], -1, self._width)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on [tokens, heads, width]."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos[:, None] + turned * sin[:, None]
-
-
 def attend(
     queries: Sequence[Tensor], known: Sequence[KeysValues], shared: KeysValues | None, rule: AttentionRule
 ) -> Tensor:
@@ -257,52 +250,6 @@ def _look_back(asking: int, seen: int, times: int, dtype: torch.dtype, window: i
     if window is not None:
         forbidden += torch.full((asking, seen), float("-inf"), dtype=dtype).tril(seen - asking - window)
     return forbidden.repeat(times, 1)[None, None]
-
-
-@dataclass(frozen=True)
-class CacheLoad:
-    """The hidden states that the frozen layers give over a run."""
-
-    distinct_tokens: int
-    visited_tokens: int
-    bytes_a_token: int
-    operations_a_token: float
-    """Multiplications and additions of one token through the frozen blocks."""
-
-    @property
-    def bytes(self) -> int:
-        return self.distinct_tokens * self.bytes_a_token
-
-
-@dataclass(frozen=True)
-class CacheBudget:
-    memory_bytes: float
-    disk_bytes: float
-    operations_a_second: float
-
-
-@dataclass(frozen=True)
-class CacheChoice:
-    place: Literal["memory", "file", "nowhere"]
-    why: str
-
-
-def choose_cache(load: CacheLoad, budget: CacheBudget) -> CacheChoice:
-    """The nearest place that is large enough and faster than computing again. Pure."""
-    again = load.operations_a_token / budget.operations_a_second
-    from_memory = load.bytes_a_token / MEMORY_BYTES_A_SECOND
-    # Written once and read at each later visit.
-    from_file = 2 * load.bytes_a_token / FILE_BYTES_A_SECOND
-    size = f"{load.bytes / 2**20:.0f} MiB of hidden states"
-    if load.operations_a_token == 0:
-        return CacheChoice("nowhere", "no block below the adapters")
-    if load.visited_tokens <= load.distinct_tokens:
-        return CacheChoice("nowhere", "no row is seen twice")
-    if load.bytes <= budget.memory_bytes and from_memory < again:
-        return CacheChoice("memory", f"{size} instead of computing them again")
-    if budget.memory_bytes < load.bytes <= budget.disk_bytes and from_file < again:
-        return CacheChoice("file", f"{size} are more than memory allows")
-    return CacheChoice("nowhere", f"{size} are too many to keep, or as fast computed again")
 
 
 class HiddenStateCache(Protocol):

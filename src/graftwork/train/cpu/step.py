@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from graftwork.costmodel.processor import DISK_SHARE, MEMORY_SHARE, OPERATIONS_A_SECOND
-from graftwork.model.adapters.lora import LoraLinear
+from graftwork.costmodel.processor import (
+    MEMORY_SHARE,
+    TrunkTokens,
+    choose_kept,
+    packed_bytes,
+    states_bytes,
+)
 from graftwork.model.blocks import RotaryPositions, layout_of
-from graftwork.model.families.registry import why_not_written_out
 from graftwork.model.parts import decoder_parts, logits_ending
 from graftwork.process.memory import machine_memory
 from graftwork.records.dataset import Row
+from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB, MIB
 from graftwork.train.cpu.layers import (
-    CacheBudget,
-    CacheChoice,
-    CacheLoad,
     CpuBlock,
     FileCache,
     FrozenLayers,
@@ -32,7 +35,6 @@ from graftwork.train.cpu.layers import (
     MemoryCache,
     NoCache,
     attend,
-    choose_cache,
     number_rows,
     shared_prefix,
     trainable_product,
@@ -138,79 +140,53 @@ def _pick(x: Tensor, layout: TokenLayout) -> Tensor:
 
 
 def make_cpu_step(
-    model: Any, rows: Sequence[Row], *, settings: TrainSettings, folder: Path
-) -> tuple[CpuStep, str] | None:
+    model: Any, rows: Sequence[Row], *, settings: TrainSettings, shape: ModelShape, folder: Path
+) -> tuple[CpuStep, str]:
+    """The step of a model that it is written for (`costmodel/which_step.py`), and where it caches what."""
     first = first_trained_block(model)
-    if first is None or not is_supported(model):
-        return None
-    memory = machine_memory().get("limit", 0.0) * 2**30
-    packed = packed_bytes(model, first) <= memory * MEMORY_SHARE
-    load = cache_load(model, first, rows, settings=settings)
-    budget = CacheBudget(
-        memory_bytes=memory * MEMORY_SHARE,
-        disk_bytes=shutil.disk_usage(folder).free * DISK_SHARE,
-        operations_a_second=torch.get_num_threads() * OPERATIONS_A_SECOND,
+    adapted = shape.layers - first
+    memory = machine_memory().get("limit", 0.0) * GIB
+    numbers, skipped = number_rows(rows), len(shared_prefix(rows)) + 1
+    trunk = TrunkTokens(
+        distinct=sum(len(tokens) - skipped for tokens in numbers),
+        visited=sum(
+            len(rows[at].tokens) - skipped for step in plan_steps(rows, settings=settings) for at in step
+        ),
     )
-    choice = choose_cache(load, budget)
+    kept = choose_kept(
+        shape,
+        trunk,
+        adapted=adapted,
+        memory_bytes=memory,
+        disk_bytes=shutil.disk_usage(folder).free,
+        threads=torch.get_num_threads(),
+    )
+    size = f"{states_bytes(shape, trunk.distinct) / MIB:.0f} MiB of hidden states"
+    why = f"{size} instead of computing them again"
+    states: HiddenStateCache = MemoryCache()
     if settings.objective == "grpo":
-        choice = CacheChoice("nowhere", "answers are new in every step")
-    states: HiddenStateCache = MemoryCache() if choice.place == "memory" else NoCache()
-    if choice.place == "file":
-        skipped = len(shared_prefix(rows)) + 1
-        lengths = tuple(len(tokens) - skipped for tokens in number_rows(rows))
-        states = FileCache(folder, lengths=lengths, width=model.config.hidden_size, dtype=model.dtype)
-    message = f"hidden states of the frozen layers are {_WHERE[choice.place]}: {choice.why}"
-    return CpuStep(model, first, rows, states=states, packed=packed), message
+        kept, why = "nowhere", "answers are new in every step"
+    elif first == 0:
+        why = "no block below the adapters"
+    elif trunk.visited <= trunk.distinct:
+        why = "no row is seen twice"
+    elif kept == "nowhere":
+        why = f"{size} are too many to keep, or as fast computed again"
+    if kept == "nowhere":
+        states = NoCache()
+    if kept == "file":
+        why = f"{size} are more than memory allows"
+        lengths = tuple(len(tokens) - skipped for tokens in numbers)
+        states = FileCache(folder, lengths=lengths, width=shape.hidden_size, dtype=model.dtype)
+    packed = packed_bytes(shape, adapted=adapted, method=settings.method) <= memory * MEMORY_SHARE
+    step = CpuStep(model, first, rows, states=states, packed=packed)
+    return step, f"hidden states of the frozen layers are {_WHERE[kept]}: {why}"
 
 
-def is_supported(model: Any) -> bool:
-    """Blocks as ours do them, on a processor, in float32, and nothing learns but adapters."""
-    if any(p.device.type != "cpu" for p in model.parameters()) or model.dtype != torch.float32:
-        return False
-    if why_not_written_out(model.config.to_dict()) is not None:
-        return False
-    return not model.training and _only_adapters_learn(model)
-
-
-def first_trained_block(model: Any) -> int | None:
+def first_trained_block(model: Any) -> int:
     """The lowest block with something to learn."""
     blocks = enumerate(decoder_parts(model).blocks)
-    return next((at for at, block in blocks if any(p.requires_grad for p in block.parameters())), None)
-
-
-def packed_bytes(model: Any, first: int) -> int:
-    """What the packed copies take: one of each weight, two where the gradient comes back."""
-    parts = decoder_parts(model)
-    below = sum(_linear_weights(block) for block in parts.blocks[:first])
-    above = sum(_linear_weights(block) for block in [*parts.blocks[first:], parts.head])
-    return (below + 2 * above) * int(parts.head.weight.element_size())
-
-
-def cache_load(model: Any, first: int, rows: Sequence[Row], *, settings: TrainSettings) -> CacheLoad:
-    skipped = len(shared_prefix(rows)) + 1
-    steps = plan_steps(rows, settings=settings)
-    return CacheLoad(
-        distinct_tokens=sum(len(tokens) - skipped for tokens in number_rows(rows)),
-        visited_tokens=sum(len(rows[at].tokens) - skipped for step in steps for at in step),
-        bytes_a_token=model.config.hidden_size * decoder_parts(model).head.weight.element_size(),
-        operations_a_token=2.0 * sum(_linear_weights(block) for block in decoder_parts(model).blocks[:first]),
-    )
-
-
-def _linear_weights(module: Any) -> int:
-    return sum(part.weight.numel() for part in module.modules() if type(part) is nn.Linear)
-
-
-def _only_adapters_learn(model: Any) -> bool:
-    """Then frozen weights can be copied: the copies stay true."""
-    adapters = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, LoraLinear)
-        for name, parameter in module.named_parameters()
-        if name.startswith("lora_")
-    }
-    return all(id(p) in adapters for p in model.parameters() if p.requires_grad)
+    return next(at for at, block in blocks if any(p.requires_grad for p in block.parameters()))
 
 
 _WHERE = {
