@@ -32,7 +32,6 @@ from graftwork.pipeline.status import (
 )
 from graftwork.pipeline.step import name_entry
 from graftwork.pipeline.table import ONLY_AFTER_DEPLOY, STEPS
-from graftwork.process.heartbeat import Patience
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
@@ -116,7 +115,6 @@ class Freshness(Record):
 
 def read_overview(project: Project) -> Overview:
     with project.open() as work:
-        patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
         split, recent = work.settings.serve.split, work.runs.list(limit=RECENT_RUNS)
         cycle = work.cycles.read()
         return Overview(
@@ -125,7 +123,7 @@ def read_overview(project: Project) -> Overview:
             models=tuple(work.project.settings.all_models),
             steps=_glance(work),
             live=_list_live(work),
-            runs=tuple(describe_run(run, patience) for run in recent),
+            runs=tuple(describe_run(run) for run in recent),
             last_run=to_line(recent[0]) if recent else None,
             run_counts=work.runs.count(),
             failure=_last_failure(work),

@@ -21,7 +21,6 @@ from graftwork.pipeline.runs import (
     read_vitals,
 )
 from graftwork.pipeline.status import RunStatus, describe_run
-from graftwork.process.heartbeat import Patience
 from graftwork.process.local_workers import LOG_FILE
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
@@ -117,8 +116,7 @@ def list_runs(project: Project, *, state: str = "", page: int = 1) -> RunPage:
 def read_run(project: Project, run_id: str) -> RunView:
     with project.open() as work:
         entry = _require_run(work, run_id)
-        patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
-        status = describe_run(entry, patience)
+        status = describe_run(entry)
     folder = Path(entry.folder)
     missing = [] if folder.is_dir() else [f"its folder {folder} is gone"]
     steps = read_curve(folder)

@@ -194,14 +194,13 @@ class ProjectStatus(Record):
 
 
 def project_status(work: OpenProject) -> ProjectStatus:
-    patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
     steps = find_running(work, examine_steps(work))
     return ProjectStatus(
         project=work.settings.project,
         steps=steps,
         next=next_run(work, steps),
         endpoint=ask_endpoint(work.settings.serve, root=work.project.root),
-        runs=tuple(describe_run(run, patience) for run in work.runs.list(limit=10)),
+        runs=tuple(describe_run(run) for run in work.runs.list(limit=10)),
         aliases=work.releases.aliases(),
         releases=len(work.releases.list()),
         captures=work.captures.count(),
@@ -283,13 +282,13 @@ def _list_troubles(engine: dict[str, Any], health: dict[str, Any]) -> list[str]:
     return [*down, *health.get("refused", {}).values()]
 
 
-def describe_run(run: RunEntry, patience: Patience) -> RunStatus:
+def describe_run(run: RunEntry) -> RunStatus:
     """The run as the store knows it; with its health and progress where it should be working."""
     shown = RunStatus(id=run.id, state=run.state, updated_at=run.updated_at)
     if run.state != "running":
         return shown
     plan = Plan.model_validate(run.plan)
-    found, beat = judge_run(Path(run.folder), expected=expected_step_seconds(plan), patience=patience)
+    found, beat = judge_run(Path(run.folder), expected=expected_step_seconds(plan), patience=Patience())
     gone = found.health == "gone"
     changes: dict[str, object] = {
         "health": found.health,

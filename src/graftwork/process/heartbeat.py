@@ -295,12 +295,6 @@ class Patience(Record):
     stuck_seconds: float = 60.0
     silent_seconds: float = 30.0
 
-    @classmethod
-    def of(cls, stuck_seconds: float) -> "Patience":
-        return cls(
-            slow_seconds=stuck_seconds / 6, stuck_seconds=stuck_seconds, silent_seconds=stuck_seconds / 2
-        )
-
 
 class HealthReport(Record):
     """`evidence` is what in the machine's figures may explain it; `reason` says it in one sentence."""

@@ -29,8 +29,9 @@ class PreferenceSettings(Record):
         0.1, gt=0, description="DPO, KTO: strength of the reference. ORPO: weight of the odds ratio."
     )
     sft: float = Field(0.0, ge=0, description="Weight of the supervised loss on chosen replies (DPO).")
-    desirable: float = Field(1.0, gt=0, description="Weight of good replies (KTO).")
-    undesirable: float = Field(1.0, gt=0, description="Weight of bad replies (KTO).")
+    undesirable: float = Field(
+        1.0, gt=0, description="Weight of bad replies, where that of good ones is 1 (KTO)."
+    )
     least_score: float | None = Field(
         None,
         description="Logged scores below this make a reply a bad one (KTO); the scores are audited first.",
@@ -99,11 +100,6 @@ class RolloutEndpointSettings(Record):
     )
     concurrency: int = Field(16, ge=1, le=512, description="Requests at a time.")
     seconds: float = Field(300.0, gt=0, description="Time limit of one request.")
-    most_apart: float = Field(
-        3.0,
-        gt=1,
-        description="Tokens whose probability by trainer and server differs by more than this are left out.",
-    )
 
 
 class TasksetSettings(Record):
@@ -147,11 +143,7 @@ class RolloutSettings(Record):
     truncated: Literal["fail", "grade"] = Field(
         "fail", description="Whether an answer that reaches max_tokens gets 0, or is graded as it is."
     )
-    temperature: float = Field(1.0, gt=0, description="Temperature of sampling; only 1 is supported.")
     updates: int = Field(1, ge=1, description="Optimizer steps per batch of rollouts.")
-    revisit: bool = Field(
-        True, description="Prefer prompts that are sometimes solved, by p(1 − p) of the share solved so far."
-    )
     environment: EnvironmentSettings | None = Field(
         None, description="Who answers between replies: then an answer is an episode of several turns."
     )
@@ -211,9 +203,6 @@ class RewardCheckSettings(Record):
     )
     audit_share: float = Field(
         0.0, ge=0, lt=1, description="Share of each case's checks that never reward and only audit."
-    )
-    stop_when_apart: float = Field(
-        0.3, gt=0, le=1, description="Stop when reward exceeds the audit by this much for three batches."
     )
     preflight: bool = Field(
         True, description="Stop before step 1 if almost no prompt or every prompt is solved."

@@ -116,9 +116,6 @@ class AlertSettings(Record):
         None, description="A command that receives the alert as JSON on standard input."
     )
     webhook: SecretLink | None = Field(None, description="An http(s) URL that receives the alert as JSON.")
-    patience_seconds: float = Field(
-        60, gt=0, description="Seconds without progress before a run counts as stuck."
-    )
 
 
 class RunSettings(Record):
@@ -293,10 +290,6 @@ class TrainSettings(Record):
             )
         if self.objective == "kto" and self.batch_rows < 2:
             raise ValueError("kto compares each prompt with the reply of another row: set `batch_rows: 2`")
-        if self.objective == "grpo" and self.rollouts.temperature != 1:
-            raise ValueError(
-                "the loss is that of answers sampled at temperature 1: set `rollouts.temperature: 1`"
-            )
         return self
 
     @model_validator(mode="after")
@@ -351,11 +344,6 @@ class TrainSettings(Record):
         """All that changes the result: two runs that agree here are the same run."""
         # An objective's settings count only where it is chosen: supervised runs keep their names.
         unused = set(OBJECTIVE_SETTINGS) - set(USED_BY[self.objective])
-        if not self.experts:
-            # Without experts, a run is the one that it was before they could be adapted.
-            unused |= {"experts"}
-        if not self.proximal:
-            unused |= {"proximal"}
         found = self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
         # Which server answers, and how it is reached, changes nothing: a run resumes with another address.
         for name in ENDPOINT_ACCESS:

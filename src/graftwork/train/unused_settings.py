@@ -26,7 +26,7 @@ def describe_idle(train: TrainSettings) -> list[str]:
         found.append("preferences.sft has no effect with kto, whose loss has no supervised term")
     if train.objective in ("dpo", "orpo"):
         usual = type(train.preferences)()
-        names = ("desirable", "undesirable", "least_score")
+        names = ("undesirable", "least_score")
         given = [name for name in names if getattr(train.preferences, name) != getattr(usual, name)]
         if given:
             found.append(f"preferences.{', '.join(given)}: no effect with {train.objective}, only with kto")

@@ -218,11 +218,6 @@ def test_experts_are_adapted_by_lora_alone(method):
         TrainSettings(experts=True, method=method)
 
 
-def test_a_run_without_experts_is_named_as_it_was_before_they_could_be_adapted():
-    assert "experts" not in TrainSettings().what_is_learned()
-    assert TrainSettings(experts=True).what_is_learned()["experts"]
-
-
 def test_expert_layers_are_found_once_wrapped_or_not():
     model = make("olmoe")
     before = [path for _, path, _ in expert_modules(model)]

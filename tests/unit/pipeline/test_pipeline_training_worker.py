@@ -233,7 +233,3 @@ def test_rewards_on_held_out_cases_need_both_and_grpo(examine, more, problem):
     settings = {"objective": "grpo", "rewards": [{"metric": "task_success"}], **more}
     with pytest.raises(ValueError, match=problem):
         TrainSettings.model_validate({**settings, "examine": {"every": 2, **examine}})
-
-
-def test_runs_without_a_file_of_cases_keep_their_names():
-    assert "source" not in TrainSettings().what_is_learned()["examine"]

@@ -134,7 +134,7 @@ times = st.floats(0, 1e5)
 
 @given(still=times, more=times, expected=st.floats(1e-3, 1e3), stuck=st.floats(0.1, 600))
 def test_a_longer_stall_never_looks_better(still, more, expected, stuck):
-    patience = Patience.of(stuck)
+    patience = Patience(slow_seconds=stuck / 6, stuck_seconds=stuck, silent_seconds=stuck / 2)
     first = health(beat(still=still), expected=expected, patience=patience).health
     later = health(beat(still=still + more), expected=expected, patience=patience).health
     assert ORDER.index(later) >= ORDER.index(first)

@@ -99,7 +99,6 @@ def test_published_settings_hold_no_secret():
     assert shown["train"]["run"]["alerts"] == {
         "command": HIDDEN,
         "webhook": f"https://hooks.example/{HIDDEN}",
-        "patience_seconds": 60.0,
     }
     assert shown["release"]["store"] == f"s3://{HIDDEN}@bucket/releases?{HIDDEN}"
     assert shown["data"]["system_prompt"] == "The api_key is <REDACTED:password:1>, be kind."

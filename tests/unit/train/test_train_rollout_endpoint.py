@@ -142,20 +142,20 @@ def make_row(count, factors=None):
 @given(st.lists(st.tuples(st.floats(-8, 0), st.floats(-8, 0)), min_size=1, max_size=12), st.floats(1.1, 9))
 def test_factors_are_ratios_within_the_limit_and_zero_beyond(pairs, most):
     sampled, now = zip(*pairs, strict=True)
-    found = correct_mismatch([make_row(len(pairs))], [sampled], [now], most=most)
-    for factor, theirs, ours in zip(found.rows[0].factors, sampled, now, strict=True):
+    (row,), measures = correct_mismatch([make_row(len(pairs))], [sampled], [now], most=most)
+    for factor, theirs, ours in zip(row.factors, sampled, now, strict=True):
         assert factor == 0 or 1 / most - 1e-6 <= factor <= most + 1e-6
         if abs(ours - theirs) < math.log(most):
             assert factor == pytest.approx(math.exp(ours - theirs))
-    assert found.measures["masked"] == sum(factor == 0 for factor in found.rows[0].factors) / len(pairs)
-    assert found.measures["mismatch_kl"] >= -1e-9
+    assert measures["masked"] == sum(factor == 0 for factor in row.factors) / len(pairs)
+    assert measures["mismatch_kl"] >= -1e-9
 
 
 def test_tokens_that_nobody_sampled_stay_out_of_the_mismatch():
     rows = [make_row(3, (1.0, 0.0, 1.0))]
-    found = correct_mismatch(rows, [(-1.0, 0.0, -1.0)], [(-1.0, -9.0, -1.0)], most=3.0)
-    assert found.rows[0].factors == (1.0, 0.0, 1.0)
-    assert found.measures["mismatch"] == 0.0
+    (row,), measures = correct_mismatch(rows, [(-1.0, 0.0, -1.0)], [(-1.0, -9.0, -1.0)], most=3.0)
+    assert row.factors == (1.0, 0.0, 1.0)
+    assert measures["mismatch"] == 0.0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.02])

@@ -184,7 +184,7 @@ def stall_watcher(work: OpenProject, job: TrainJob) -> Iterator[StallWatcher]:
             Path(job.folder),
             alarm,
             expected_seconds=job.plan.minutes.value * 60 / max(job.plan.steps.value, 1),
-            patience=Patience.of(alerts.patience_seconds),
+            patience=Patience(),
         )
 
 

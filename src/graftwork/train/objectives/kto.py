@@ -58,11 +58,7 @@ class KahnemanTversky:
         return torch.sigmoid(sign * self._settings.beta * (_gain(row, now) - row.baseline)), sign
 
     def _weight_of(self, row: TrainingSample) -> float:
-        return self._settings.desirable if row.part == "chosen" else self._settings.undesirable
-
-
-def _is_same(row: TrainingSample, other: TrainingSample) -> bool:
-    return (row.id, row.part) == (other.id, other.part)
+        return 1.0 if row.part == "chosen" else self._settings.undesirable
 
 
 def _gain(row: TrainingSample, now: Tensor) -> Tensor:
@@ -163,7 +159,9 @@ def mismatch(rows: Sequence[TrainingSample], samples: Sequence[TrainingSample]) 
     others = []
     for place, row in enumerate(rows):
         before = [*reversed(rows[:place]), *reversed(rows[place + 1 :])]
-        others.append(next(other for other in (*before, *samples) if not _is_same(row, other)))
+        others.append(
+            next(other for other in (*before, *samples) if (row.id, row.part) != (other.id, other.part))
+        )
     return [
         row.model_copy(
             update={

@@ -9,15 +9,17 @@ import json
 import math
 import os
 import shutil
+import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
-from graftwork.process.http_client import HttpClient, NoAnswer
+from graftwork.process.http_client import HttpClient, NoAnswer, Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.text.messages import hide
 from graftwork.train.objective_settings import RolloutEndpointSettings, RolloutSettings
 from graftwork.train.objectives.samples import TrainingSample
 from graftwork.train.rollouts.sampling import AskedReply, RolloutSampler, WrittenReply
@@ -102,30 +104,34 @@ class EndpointSampler(RolloutSampler):
         return read_choice(json.loads(self._post("completions", body)), end=self._end)
 
     def _post(self, path: str, body: dict[str, Any]) -> bytes:
-        headers = {"Content-Type": "application/json"}
+        headers, key = {"Content-Type": "application/json"}, ""
         if self._endpoint.api_key_env:
-            headers["Authorization"] = f"Bearer {os.environ.get(self._endpoint.api_key_env, '')}"
+            key = os.environ.get(self._endpoint.api_key_env, "")
+            headers["Authorization"] = f"Bearer {key}"
         url = f"{self._endpoint.url.rstrip('/')}/{path}"
-        why = ""
-        for _ in range(ATTEMPTS):
-            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        retries, content = Retries(attempts=ATTEMPTS), json.dumps(body).encode()
+        while True:
+            asked_pause = None
             try:
+                request = urllib.request.Request(url, content, headers)
                 with self._client.send(request, seconds=self._endpoint.seconds) as answer:
                     given = answer.read()
             except NoAnswer as error:
-                why = str(error)
-                continue
-            if answer.status < 300:
-                return given
-            why = f"status {answer.status}: {given[:200].decode(errors='replace')}"
-            if answer.status < 500:
-                break
-        raise EnvironmentLacks(
-            f"the endpoint {self._endpoint.url} does not answer {path}",
-            why=why,
-            fix="check its URL, model and log; `graft train` resumes the run where it stopped",
-            where=WHERE,
-        )
+                may_come, why = True, str(error)
+            else:
+                if answer.status < 300:
+                    return given
+                may_come, asked_pause = may_pass(answer.status), retry_after(answer.header("Retry-After"))
+                why = f"status {answer.status}: {given[:200].decode(errors='replace')}"
+            pause = retries.after_failure(asked=asked_pause) if may_come else None
+            if pause is None:
+                raise EnvironmentLacks(
+                    f"the endpoint {self._endpoint.url} does not answer {path}",
+                    why=hide(why, [key]),
+                    fix="check its URL, model and log; `graft train` resumes the run where it stopped",
+                    where=WHERE,
+                )
+            time.sleep(pause)
 
 
 def read_choice(given: Any, *, end: int) -> WrittenReply:
@@ -154,9 +160,8 @@ def _no_tokens(why: str) -> UserMistake:
     )
 
 
-class CorrectedRows(NamedTuple):
-    rows: list[TrainingSample]
-    measures: dict[str, float]
+MOST_APART = 3.0
+"""Tokens whose probability by trainer and server differs by more than this factor are left out."""
 
 
 def correct_mismatch(
@@ -165,9 +170,9 @@ def correct_mismatch(
     now: Sequence[Sequence[float]],
     *,
     most: float,
-) -> CorrectedRows:
+) -> tuple[list[TrainingSample], dict[str, float]]:
     """Weigh each token by the trainer's probability over the sampler's. Tokens beyond `most` or below its
-    inverse are left out, as are tokens that nobody sampled. Pure."""
+    inverse are left out, as are tokens that nobody sampled. Gives rows and measures. Pure."""
     corrected, gaps, left_out = [], [], 0
     for row, theirs, ours in zip(rows, sampled, now, strict=True):
         factors = []
@@ -187,7 +192,7 @@ def correct_mismatch(
         "mismatch_kl": fmean(math.expm1(gap) - gap for gap in map(_bounded, gaps)) if gaps else 0.0,
         "masked": left_out / max(len(gaps), 1),
     }
-    return CorrectedRows(corrected, measures)
+    return corrected, measures
 
 
 def _bounded(gap: float) -> float:

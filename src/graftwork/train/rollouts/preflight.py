@@ -17,7 +17,8 @@ ENOUGH_PROMPTS = 32
 """Prompts without a signal after which a run stops: of fewer, all may be without one by chance."""
 MOST_SOLVED = 0.95
 MOST_TRUNCATED = 0.5
-APART_BATCHES = 3
+APART_BATCHES, APART_FROM = 3, 0.3
+"""A run stops where reward exceeds audit by more than this in as many batches in a row."""
 NIGHT_SECONDS = 8 * 3600
 CANARY = "canary/"
 MOST_NAMED = 5
@@ -177,10 +178,10 @@ def _keep_checks(case: Case, kept: set[tuple[int, int]]) -> Case:
     return case.model_copy(update={"checks": tuple(checks)})
 
 
-def are_apart(recent: Sequence[tuple[float, float]], *, limit: float) -> bool:
-    """Whether reward exceeded audit by more than the limit in each of the last batches."""
+def are_apart(recent: Sequence[tuple[float, float]]) -> bool:
+    """Whether reward exceeded audit by too much in each of the last batches."""
     last = recent[-APART_BATCHES:]
-    return len(last) == APART_BATCHES and all(reward - audit > limit for reward, audit in last)
+    return len(last) == APART_BATCHES and all(reward - audit > APART_FROM for reward, audit in last)
 
 
 def uses_checks(spec: RewardSpec) -> bool:

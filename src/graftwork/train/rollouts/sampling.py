@@ -159,9 +159,8 @@ class RolloutSampler:
         from graftwork.model.generate.generator import Sampling
         from graftwork.model.generate.requests import GenerationRequest
 
-        sampling = Sampling(
-            max_new_tokens=asked.max_tokens, temperature=self._settings.temperature, seed=asked.seed
-        )
+        # The loss is that of answers sampled at temperature 1.
+        sampling = Sampling(max_new_tokens=asked.max_tokens, temperature=1.0, seed=asked.seed)
         return GenerationRequest(asked.tokens, sampling, adapter=adapter, options=TokenOptions(logprobs=0))
 
     def _open(self) -> "Decoder":
