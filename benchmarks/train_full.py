@@ -137,7 +137,7 @@ def card_gib() -> dict[str, float]:
 
 def choose_kernels(*, deterministic: bool) -> None:
     """As a worker of `graft train` does, before the card is used."""
-    from graftwork.train.determinism import use_deterministic_kernels
+    from graftwork.train.worker import use_deterministic_kernels
 
     use_deterministic_kernels(deterministic, on_card=device() == "cuda")
 

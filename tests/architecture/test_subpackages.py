@@ -12,15 +12,15 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 # level, separated by a comma, do not import each other.
 ORDER = {
     "components": "settings, spec < verify < generate",
-    "costmodel": "allocator < stream, card_tensors, packing, processor, rates "
+    "costmodel": "allocator, which_step < stream, card_tensors, packing, processor, rates "
     "< card_step, rollouts, run_time, plain_time, trace < answers, "
     "plain_decoder < card_memory < card_time < card_tuning, distributed, probed_rates "
     "< plain_memory < streamed",
     "data": "condition < settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
     "grading": "line_process, matching, score_audit, taskset_worker < answers, taskset "
-    "< interface < custom, code, tool_calls < calls, hacks, metrics < rules < checks < grade, prefix "
-    "< rewards < reward_runner, reward_worker",
+    "< interface < code, tool_calls < call_environment < custom < calls, hacks, metrics < rules < checks "
+    "< grade, prefix < rewards < reward_runner, reward_worker",
     "http": "messages < server < client",
     "engines": "settings, interface < protocol, embedded, endpoint, llamacpp < selection, constrained, "
     "upstream_server, process < child, replies, upstream_dialects < upstream_replies, embedded_process, "
@@ -28,14 +28,13 @@ ORDER = {
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, "
     "prompts, family < escalation, score < report < judge < gate < ask, ab, preflight, "
     "exchange",
-    "model": "hub, nf4_kernel < adapter_shape, base, determinism, families, headers, nf4, probe, "
-    "remembered, threads < blocks, parts, shape < chat, probe_rates < gguf, load < adapters < generate",
+    "model": "hub, nf4_kernel < adapter_shape, base, families, headers, nf4, probe, threads "
+    "< blocks, parts, shape < chat, probe_rates < load < adapters < generate, gguf",
     "report": "templates, svg < escalation, plots, notebook, junit < training < audit_page, evaluation_page, "
     "page, week_page",
-    "train": "objective_settings, sweep < run_folder, settings < checkpoints, determinism, distributed, "
-    "objectives, trackers < loss, pinned_memory, proximal < cpu, engine, side_by_side < callbacks, gpu, "
-    "streamed < engine_choice, loop, reference, rollouts, unused_settings < run_setup, run_source < worker "
-    "< multi_run",
+    "train": "objective_settings, sweep < run_folder, settings < checkpoints, distributed, objectives, "
+    "trackers < loss, pinned_memory < cpu, engine, side_by_side < callbacks, gpu, streamed < engine_choice, "
+    "loop, rollouts, unused_settings < run_setup, run_source < worker < multi_run",
     "api": "audits, components, models, plans < project < captures, cycle, datasets, endpoint, "
     "evaluations, fleet, generations, reviews, runs < overview, releases",
     "web": "static, templates, connections, options, security, warm_up < rendering < live, actions < views "

@@ -7,9 +7,8 @@ over all scales of the weight, row by row, in chunks of 256, scale = offset + ch
 scale_codes, with one offset a weight. Knows no adapters.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,7 @@ LEVELS = (
 """Quantiles of a normal distribution, scaled to -1 … 1, with an exact zero."""
 
 
-@dataclass(frozen=True)
-class Nf4Weight:
+class Nf4Weight(NamedTuple):
     """A weight of `codes.shape[0]` outputs and `2 · codes.shape[1]` inputs."""
 
     codes: Tensor
@@ -93,8 +91,7 @@ def dequantize_into(weight: Nf4Weight, levels: Tensor, out: Tensor) -> None:
     """On a GPU: the same bits in one kernel."""
     from graftwork.model import nf4_kernel
 
-    parts = (weight.codes, weight.scale_codes, weight.chunk_scales, weight.offset)
-    nf4_kernel.dequantize_into(parts, levels, out, block=BLOCK, chunk=CHUNK)
+    nf4_kernel.dequantize_into(weight, levels, out, block=BLOCK, chunk=CHUNK)
 
 
 def scales_of(weight: Nf4Weight) -> Tensor:

@@ -34,11 +34,36 @@ from graftwork.train.loss import (
 from graftwork.train.objectives import Objective, make_objective
 from graftwork.train.objectives.samples import LOSS_MEASURE, has_units, join_units, split_units
 from graftwork.train.objectives.sft import count_trained
-from graftwork.train.proximal import PROXIMAL_MEASURE, ProximalTerm
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.model.generate.decoder import TokenPass
+
+
+# The proximal term of FedProx: what is trained is pulled towards its values before the first step.
+# In: parameters with the gradient of the loss. Out: the same gradients with `strength · (now - start)` added.
+# The start is taken when the term is made, before a checkpoint is restored: a resumed run has the same one.
+PROXIMAL_MEASURE = "proximal"
+"""The name of the term in a step's measures."""
+
+
+class ProximalTerm:
+    def __init__(self, parameters: Sequence[nn.Parameter], strength: float) -> None:
+        self._parameters, self._strength = list(parameters), strength
+        self._start = [parameter.detach().clone() for parameter in self._parameters]
+
+    @torch.no_grad()
+    def add_gradients(self) -> float:
+        """Add the term to the gradients that are there; returns its value."""
+        total = 0.0
+        for parameter, start in zip(self._parameters, self._start, strict=True):
+            if parameter.grad is None:
+                continue
+            distance = parameter - start
+            parameter.grad.add_(distance.to(parameter.grad.dtype), alpha=self._strength)
+            total += float((distance.double() ** 2).sum())
+        return self._strength / 2 * total
+
 
 HOST_RANDOM = "random/torch"
 DEVICE_RANDOM = "random/cuda"
@@ -55,6 +80,12 @@ def restore_random_states(tensors: dict[str, Tensor]) -> None:
     torch.set_rng_state(tensors[HOST_RANDOM])
     if DEVICE_RANDOM in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors[DEVICE_RANDOM])
+
+
+def limit_gpu_memory(limit_gib: float) -> None:
+    """The allocator refuses what goes beyond: an error here is better than one in another process."""
+    total = torch.cuda.get_device_properties(0).total_memory / GIB
+    torch.cuda.set_per_process_memory_fraction(min(limit_gib / total, 1.0))
 
 
 FIRST_SCALE = 2.0**16

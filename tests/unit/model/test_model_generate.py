@@ -187,7 +187,7 @@ def test_a_caller_who_stays_is_answered_although_others_leave_in_the_same_pass()
 
 
 def test_models_whose_memory_does_not_fit_slots_get_static_batches():
-    from graftwork.model.generate.static import StaticDecoder
+    from graftwork.model.generate.generator import StaticDecoder
 
     model = tiny("mistral", sliding_window=16)
     asked = [[5, 9, 40, 7], [8, 100, 23], [11, 12, 13, 14, 15, 16]]

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from family_samples import ALL, FAMILIES
 
 from graftwork.model.families.registry import complete_config
-from graftwork.model.remembered import remembered_positions
+from graftwork.model.shape import remembered_positions
 
 
 def read(config):

@@ -26,8 +26,8 @@ from graftwork.costmodel.rollouts import (
     sampling_memory,
     sampling_sizes,
 )
-from graftwork.model.generate import cache, decoder, static
-from graftwork.model.generate.generator import open_decoder
+from graftwork.model.generate import cache, decoder
+from graftwork.model.generate.generator import StaticDecoder, open_decoder
 from graftwork.model.generate.lean import LeanPass
 from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.generate.sizes import DecoderSizes
@@ -319,7 +319,7 @@ def test_models_with_windows_take_what_static_batches_take(family, recorded, mon
     assert shape.remembered
     load = load_of(3, 4, 6, 20)
     held, rows = 0, set()
-    forward = static.StaticDecoder._forward
+    forward = StaticDecoder._forward
 
     def see_cache(decoder, tokens, mask, cache):
         nonlocal held
@@ -329,7 +329,7 @@ def test_models_with_windows_take_what_static_batches_take(family, recorded, mon
         held = max(held, sum(tensor.untyped_storage().nbytes() for tensor in tensors))
         return logits
 
-    monkeypatch.setattr(static.StaticDecoder, "_forward", see_cache)
+    monkeypatch.setattr(StaticDecoder, "_forward", see_cache)
     sample(load, model, recorded=recorded)
     planned = sampling_memory(shape, load, width=WIDTH, recorded=recorded)["key-value cache"]
     assert max(rows) == batch_rows(load, card=recorded)

@@ -15,15 +15,15 @@ def relative_error(found, expected):
 
 @pytest.mark.parametrize(("rows", "inputs"), [(96, 576), (33, 128), (1000, 3584)])
 def test_nf4_weights_open_to_the_same_bits_as_operation_by_operation(rows, inputs):
-    from graftwork.model.nf4 import LEVELS, quantize
-    from graftwork.train.gpu.quantized import FourBitWeight, Nf4Part, _dequantize_part, dequantize_four
+    from graftwork.model.nf4 import LEVELS, Nf4Weight, dequantize, quantize
+    from graftwork.train.gpu.quantized import FourBitWeight, dequantize_four
 
     torch.manual_seed(rows)
     levels = torch.tensor(LEVELS, device="cuda")
-    four = [quantize(torch.randn(rows, inputs, device="cuda") / 20) for _ in range(2)]
-    parts = tuple(Nf4Part(part.codes, part.scale_codes, part.chunk_scales, part.offset) for part in four)
+    parts = tuple(quantize(torch.randn(rows, inputs, device="cuda") / 20) for _ in range(2))
     opened = dequantize_four(FourBitWeight(parts, levels, None), torch.bfloat16)
-    assert torch.equal(opened, torch.cat([_dequantize_part(part, levels, torch.bfloat16) for part in parts]))
+    on_host = [dequantize(Nf4Weight(*(held.cpu() for held in part)), torch.bfloat16) for part in parts]
+    assert torch.equal(opened.cpu(), torch.cat(on_host))
 
 
 def test_rows_of_a_table_in_host_memory_are_those_of_the_table():

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graftwork.model.determinism import any_order
+from graftwork.model.generate.sampling import any_order
 from graftwork.records.errors import UserMistake
-from graftwork.train.determinism import (
+from graftwork.train.settings import TrainSettings
+from graftwork.train.worker import (
     AUTO,
     explain_missing_kernels,
     is_deterministic,
     use_deterministic_kernels,
 )
-from graftwork.train.settings import TrainSettings
 
 
 @pytest.fixture(autouse=True)

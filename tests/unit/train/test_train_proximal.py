@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from graftwork.train.proximal import ProximalTerm
+from graftwork.train.engine import ProximalTerm
 from graftwork.train.settings import TrainSettings
 
 
@@ -31,11 +31,6 @@ def test_at_the_start_the_term_adds_nothing():
     weight.grad = torch.ones(4)
     assert ProximalTerm([weight], 5.0).add_gradients() == 0
     assert torch.equal(weight.grad, torch.ones(4))
-
-
-def test_a_run_without_the_term_is_named_as_before_there_was_one():
-    assert "proximal" not in TrainSettings().what_is_learned()
-    assert TrainSettings(proximal=0.1).what_is_learned()["proximal"] == 0.1
 
 
 @pytest.mark.parametrize("other", [{"method": "full"}, {"objective": "dpo"}, {"strategy": "ddp"}])

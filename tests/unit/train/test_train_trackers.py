@@ -151,7 +151,7 @@ def test_require_installed_names_the_missing_package_of_an_installed_tracker(dec
 
 
 def test_require_installed_names_the_extra_of_a_built_in_tracker(monkeypatch):
-    monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")
+    monkeypatch.setattr("graftwork.train.trackers.WeightsAndBiases.PACKAGE", "surely_not_installed")
     with pytest.raises(EnvironmentLacks) as caught:
         require_installed(["wandb"])
     assert '[wandb]"' in caught.value.fix
@@ -172,7 +172,7 @@ def test_a_tracker_without_open_run_is_refused_before_the_run(declare):
 def test_a_missing_tracker_is_reported_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
     from graftwork.train.run_setup import reporting_callbacks
 
-    monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")
+    monkeypatch.setattr("graftwork.train.trackers.WeightsAndBiases.PACKAGE", "surely_not_installed")
     job = types.SimpleNamespace(run_id="run-1", folder=str(tmp_path), dataset_folder=str(tmp_path / "none"))
     settings = TrainSettings(run=RunSettings(trackers=("wandb",)), examine={"every": 5})
     with pytest.raises(EnvironmentLacks, match="the tracker wandb is not installed"):

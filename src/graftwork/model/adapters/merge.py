@@ -10,7 +10,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -33,21 +33,13 @@ Change = Callable[[str, Tensor], Tensor]
 
 def merge_into(base: Path, adapter: Path, folder: Path) -> int:
     """Fill `folder` with the merged model; how many weights differ from the base's."""
-    change, wanted = _changes(base, adapter)
-    missing = wanted - _weight_names(base)
-    if missing:
-        raise UserMistake(
-            f"the base has no weight {min(missing)}",
-            why="the weight names in its files differ from those of the loaded model",
-            fix="save it once with `model.save_pretrained(folder)` and name that folder as the base",
-            where=str(base),
-        )
+    merged = merged_weights(base, adapter)
     for path in sorted(base.iterdir()):
         if path.suffix in COPIED and path.name != FINGERPRINT_FILE:
             shutil.copyfile(path, folder / path.name)
     for path in sorted(base.glob("*.safetensors")):
-        _rewrite(path, folder / path.name, change)
-    return len(wanted)
+        _rewrite(path, folder / path.name, merged.change)
+    return len(merged.names)
 
 
 def merge_weight(
@@ -60,8 +52,28 @@ def merge_weight(
     return (whole.T if transposed else whole).to(weight.dtype)
 
 
-def _changes(base: Path, adapter: Path) -> tuple[Change, set[str]]:
+class MergedWeights(NamedTuple):
     """What becomes of each weight, and the names of those that it concerns."""
+
+    change: Change
+    names: set[str]
+
+
+def merged_weights(base: Path, adapter: Path) -> MergedWeights:
+    """LoRA, DoRA or full weights; refused where the base lacks a weight that would change."""
+    merged = _changes(base, adapter)
+    known = {name for path in base.glob("*.safetensors") for name in _names(_opened(path))}
+    if missing := merged.names - known:
+        raise UserMistake(
+            f"the base has no weight {min(missing)}",
+            why="the weight names in its files differ from those of the loaded model",
+            fix="save it once with `model.save_pretrained(folder)` and name that folder as the base",
+            where=str(base),
+        )
+    return merged
+
+
+def _changes(base: Path, adapter: Path) -> MergedWeights:
     if not (adapter / CONFIG_FILE).exists() and holds_full_weights(adapter):
         return _replaced(adapter / FULL_WEIGHTS_FILE)
     config = read_config(adapter)
@@ -83,7 +95,7 @@ def _changes(base: Path, adapter: Path) -> tuple[Change, set[str]]:
             return weight
         return _merge(weight, path, handle, shape, transposed=transposed)
 
-    return change, {f"{path}.weight" for path in paths}
+    return MergedWeights(change, {f"{path}.weight" for path in paths})
 
 
 def _merge(weight: Tensor, path: str, handle: Any, shape: AdapterShape, *, transposed: bool) -> Tensor:
@@ -104,7 +116,7 @@ def _merge(weight: Tensor, path: str, handle: Any, shape: AdapterShape, *, trans
     )
 
 
-def _replaced(path: Path) -> tuple[Change, set[str]]:
+def _replaced(path: Path) -> MergedWeights:
     """Fully trained weights replace those of the base."""
     handle = _opened(path)
     names = set(_names(handle))
@@ -112,16 +124,12 @@ def _replaced(path: Path) -> tuple[Change, set[str]]:
     def change(name: str, weight: Tensor) -> Tensor:
         return handle.get_tensor(name).to(weight.dtype) if name in names else weight
 
-    return change, names
+    return MergedWeights(change, names)
 
 
 def _count_layers(base: Path) -> int:
     config = json.loads((base / "config.json").read_text())
     return int(next((config[key] for key in ("num_hidden_layers", "n_layer") if key in config), 0))
-
-
-def _weight_names(base: Path) -> set[str]:
-    return {name for path in base.glob("*.safetensors") for name in _names(_opened(path))}
 
 
 def _names(handle: Any) -> list[str]:

@@ -167,7 +167,8 @@ class ChatRenderer:
         spoken = split_calls(reply) if given.tools is not None or given.has_calls else None
         turn = self._answer(given)
         if spoken is not None:
-            if self.tool_form.read(turn.body) != _trim(spoken):
+            # White space at the edges of a turn is the template's.
+            if self.tool_form.read(turn.body) != spoken._replace(text=spoken.text.strip()):
                 raise _calls_do_not_survive()
         elif not _is_reply(turn.body, reply, asked="".join(turn.asked)):
             raise not_a_plain_turn()
@@ -300,11 +301,6 @@ def _to_message(spoken: TextAndCalls) -> dict[str, Any]:
     return {"role": "assistant", "content": spoken.text, "tool_calls": calls}
 
 
-def _trim(spoken: TextAndCalls) -> TextAndCalls:
-    """White space at the edges of a turn is the template's."""
-    return TextAndCalls(spoken.text.strip(), spoken.calls)
-
-
 def _calls_do_not_survive() -> CannotProve:
     return CannotProve(
         "the chat template does not write these tool calls so that they can be read back",
@@ -389,7 +385,11 @@ class ContentChecks:
     """What in a content the template may react to."""
 
     def __init__(self, syntax: nodes.Template) -> None:
-        parts = [part for part in syntax.find_all(nodes.Getitem) if not _is_key(part.arg)]
+        parts = [
+            part
+            for part in syntax.find_all(nodes.Getitem)
+            if not (isinstance(part.arg, nodes.Const) and isinstance(part.arg.value, str))
+        ]
         self.copies_only = not any(_speaks_of_content(part.node) for part in parts)
         self._equal = frozenset(text for node in syntax.find_all(nodes.Compare) for text in _texts(node))
         self._edges = frozenset("".join(_find_arguments(syntax, stripping=True)))
@@ -503,10 +503,6 @@ def _find_sought(syntax: nodes.Template) -> Iterator[str]:
     for assigned in syntax.find_all(nodes.Assign):
         if isinstance(assigned.node, nodes.Const):
             yield from _texts(assigned.node)
-
-
-def _is_key(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Const) and isinstance(node.value, str)
 
 
 def _speaks_of_content(node: nodes.Node) -> bool:

@@ -1,7 +1,6 @@
 """The definition of a model family: layers, norms, biases, defaults, and the training steps written for it.
 
-A family is one `ModelFamily` in a module of this package, listed in its `FAMILIES`. The defaults are Llama's.
-Knows no weights; needs no torch.
+The defaults are Llama's. Knows no weights; needs no torch.
 """
 
 from collections.abc import Callable, Mapping

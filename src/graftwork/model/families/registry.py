@@ -1,16 +1,14 @@
 """Finds the definition of a model family, and counts the parameters of a decoder by it.
 
 In: a config. Out: the family, the linear layers of a block and how many parameters there are, without
-reading weights. To add a family, add a module to this package with its `FAMILIES`, and a test.
+reading weights.
 """
 
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
-from graftwork.model import families
+from graftwork.model.families.definitions import FAMILIES
 from graftwork.model.families.family import QKV, Linears, ModelFamily, Widths, separate_projections
 
 NESTED = "text_config"
@@ -34,11 +32,7 @@ class StatedParameters(NamedTuple):
 @cache
 def all_families() -> Mapping[str, ModelFamily]:
     """By `model_type`."""
-    found: dict[str, ModelFamily] = {}
-    for module in pkgutil.iter_modules(families.__path__):
-        for family in getattr(import_module(f"{families.__name__}.{module.name}"), "FAMILIES", ()):
-            found[family.name] = family
-    return found
+    return {family.name: family for family in FAMILIES}
 
 
 def find_family(model_type: str | None) -> ModelFamily | None:

@@ -6,8 +6,8 @@ known here, so that it never waits. What a row answers depends on its batch only
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,7 +23,6 @@ from graftwork.model.generate.constraint import (
     note_own_logprobs,
     note_top_logprobs,
 )
-from graftwork.model.generate.interrupt import Unwanted, interrupted_when
 from graftwork.model.generate.lean import LeanPass, PromptPart
 from graftwork.model.generate.prefix import SlotContents, common_length
 from graftwork.model.generate.recorded import GraphRecorder
@@ -31,6 +30,28 @@ from graftwork.model.generate.requests import GenerationRequest
 from graftwork.model.generate.sampling import choose_tokens
 from graftwork.model.generate.scheduler import SlotScheduler
 from graftwork.model.generate.sizes import PREFILL_TOKENS, RECORDED_PREFILLS, DecoderSizes, cut_prompts
+
+
+# Passes that end in the middle once nobody waits for what they compute. In: a model, and a question that is
+# asked before each of its modules runs. Out: `Unwanted` where the answer is yes. A long prompt takes a
+# processor seconds: a client that asks and leaves must not hold it up that long.
+class Unwanted(Exception):
+    """Everybody who asked for this pass has left."""
+
+
+@contextmanager
+def interrupted_when(model: Any, nobody_waits: Callable[[], bool]) -> Iterator[None]:
+    def look(_module: Any, _inputs: Any) -> None:
+        if nobody_waits():
+            raise Unwanted
+
+    hooks = [module.register_forward_pre_hook(look) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
 
 LONG_PROMPTS = 256
 """Tokens of prompts from which reading them on a processor is interrupted when their callers leave."""

@@ -4,17 +4,166 @@ In: prompts as tokens. Out: the generated tokens and why generation stopped. Kno
 or HTTP.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from graftwork.model.adapters.peft import activate
 from graftwork.model.adapters.rows import active_adapter
 from graftwork.model.generate.attention import register_attention
 from graftwork.model.generate.cache import cache_shape
+from graftwork.model.generate.constraint import apply_constraints, note_logprobs
 from graftwork.model.generate.decoder import SlotDecoder, TokenPass
 from graftwork.model.generate.memory import MOST_ROWS
+from graftwork.model.generate.prefix import common_length
 from graftwork.model.generate.requests import Generated, GenerationRequest
-from graftwork.model.generate.sampling import Sampling
-from graftwork.model.generate.static import StaticDecoder
+from graftwork.model.generate.sampling import Sampling, choose_tokens
+
+
+# Static batches, for models whose memory does not fit slots: windows of attention, states, other attention.
+# In and out as in `decoder.py`. A batch of waiting requests with one adapter runs to its end; ended rows
+# leave it, and new ones wait.
+class _Prefilled(NamedTuple):
+    """What reading the prompts left behind."""
+
+    cache: Any
+    mask: Tensor
+    logits: Tensor
+
+
+class StaticDecoder:
+    """Submit requests, then `step` until nothing is left; a step answers a whole batch."""
+
+    def __init__(self, model: Any, *, stop_tokens: Iterable[int], slots: int) -> None:
+        self._model = model
+        self._stop = frozenset(stop_tokens)
+        self._device = next(model.parameters()).device
+        self._waiting: deque[GenerationRequest] = deque()
+        self.slots = slots
+        self.held_bytes = 0
+        self.recording_seconds = 0.0
+        self.running = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, request: GenerationRequest) -> None:
+        if request.most < 1:
+            request.end("length")
+        else:
+            self._waiting.append(request)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        batch = self._next_batch()
+        if not batch:
+            return
+        self.running = len(batch)
+        try:
+            activate(self._model, batch[0].adapter)
+            self._walk(batch, self._prefill([request.prompt for request in batch]))
+        finally:
+            self.running = 0
+
+    def finish(self) -> None:
+        while self.busy:
+            self.step()
+
+    def reserve(self, slots: int, columns: int) -> None:
+        """A batch takes what it needs."""
+
+    def reset(self) -> list[GenerationRequest]:
+        forgotten = list(self._waiting)
+        self._waiting.clear()
+        return forgotten
+
+    def forget_prefixes(self) -> None:
+        """Nothing is kept between batches."""
+
+    def forget_adapters(self) -> None:
+        """The model's own are used."""
+
+    def update_adapters(self) -> None:
+        """The model's own are used."""
+
+    def _next_batch(self) -> list[GenerationRequest]:
+        """The oldest request and those with the same adapter."""
+        for request in [request for request in self._waiting if request.is_cancelled()]:
+            request.end("stop")
+            self._waiting.remove(request)
+        batch: list[GenerationRequest] = []
+        kept: deque[GenerationRequest] = deque()
+        for request in self._waiting:
+            fits = len(batch) < self.slots and (not batch or request.adapter == batch[0].adapter)
+            (batch if fits else kept).append(request)
+        self._waiting = kept
+        return batch
+
+    def _walk(self, rows: list[GenerationRequest], read: _Prefilled) -> None:
+        """Token by token; ended rows leave the batch, since they cost as much as others."""
+        cache, mask, logits = read
+        for step in count():
+            options = [row.options for row in rows]
+            allowed = apply_constraints(logits, options)
+            chosen = choose_tokens(allowed, [row.sampling for row in rows], [step] * len(rows))
+            note_logprobs(logits, chosen, options)
+            for row, token in zip(rows, chosen.tolist(), strict=True):
+                row.take(token, self._stop)
+            keep = [place for place, row in enumerate(rows) if not row.done]
+            if not keep:
+                return
+            if len(keep) < len(rows):
+                index = torch.tensor(keep, device=self._device)
+                cache.batch_select_indices(index)
+                mask, chosen = mask[index], chosen[index]
+                rows = [rows[place] for place in keep]
+            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+            logits = self._forward(chosen[:, None], mask, cache)
+
+    def _prefill(self, prompts: list[list[int]]) -> _Prefilled:
+        """Read the prompts: their common beginning once, the rest padded on the left."""
+        from transformers import DynamicCache
+
+        shared = common_length(prompts)
+        cache = DynamicCache(config=self._model.config)
+        if shared:
+            prefix = torch.tensor([prompts[0][:shared]], device=self._device)
+            self._forward(prefix, torch.ones_like(prefix), cache)
+            cache.batch_repeat_interleave(len(prompts))
+        rests = [prompt[shared:] for prompt in prompts]
+        width = max(map(len, rests))
+        tokens = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros(len(prompts), shared + width, dtype=torch.long)
+        mask[:, :shared] = 1
+        for row, rest in enumerate(rests):
+            tokens[row, width - len(rest) :] = torch.tensor(rest)
+            mask[row, shared + width - len(rest) :] = 1
+        mask = mask.to(self._device)
+        return _Prefilled(cache, mask, self._forward(tokens.to(self._device), mask, cache))
+
+    def _forward(self, tokens: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """Logits behind the last token of each row."""
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
 
 __all__ = ["Generated", "Generator", "OnToken", "Sampling", "open_decoder"]
 

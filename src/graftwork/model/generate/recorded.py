@@ -20,9 +20,19 @@ WARM_UPS = 2
 """Passes before a recording, until nothing is initialized or allocated any more."""
 
 
-class _Recording(NamedTuple):
+class Recording(NamedTuple):
+    """A graph, and what each replay of it renews."""
+
     graph: torch.cuda.CUDAGraph
-    result: Tensor
+    result: Any
+
+
+def record(compute: Callable[[], Any], *, pool: Any = None, stream: Any = None) -> Recording:
+    """Record what `compute` launches. Runs nothing; another thread may write a checkpoint meanwhile."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        result = compute()
+    return Recording(graph, result)
 
 
 class GraphRecorder:
@@ -31,7 +41,7 @@ class GraphRecorder:
     def __init__(self, *, enabled: bool, state: Callable[[], Tensor]) -> None:
         self.enabled = enabled
         self._state = state
-        self._recordings: dict[Hashable, _Recording] = {}
+        self._recordings: dict[Hashable, Recording] = {}
         self._uses: Counter[Hashable] = Counter()
         self.seconds = 0.0
         """Spent on recording."""
@@ -59,7 +69,8 @@ class GraphRecorder:
                 return compute()
         recording = self._recordings[key]
         recording.graph.replay()
-        return recording.result
+        result: Tensor = recording.result
+        return result
 
     def forget(self) -> None:
         if self._recordings:
@@ -67,7 +78,7 @@ class GraphRecorder:
         self._recordings.clear()
         self._pool = None
 
-    def _record(self, compute: Callable[[], Tensor]) -> _Recording:
+    def _record(self, compute: Callable[[], Tensor]) -> Recording:
         """Warm up on a stream of its own, then record. The warm-ups write what the pass will write again."""
         state = self._state()
         before = state.clone()
@@ -79,13 +90,9 @@ class GraphRecorder:
                     compute()
                     state.copy_(before)
             torch.cuda.current_stream().wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            # It runs nothing. A checkpoint may be written meanwhile by a thread of its own.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                result = compute()
+            return record(compute, pool=self._pool)
         finally:
             torch.cuda.current_stream().wait_stream(aside)
             if not torch.cuda.is_current_stream_capturing():
                 state.copy_(before)
-        return _Recording(graph, result)

@@ -5,14 +5,13 @@ card. A sampled token depends on the seed, the row and the position only, not on
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
-
-from graftwork.model.determinism import any_order
 
 FEW_TOKENS = 512
 """A processor looks at the likeliest first: sorting a whole vocabulary costs as much as a model's step."""
@@ -136,3 +135,20 @@ def _likeliest(probabilities: Tensor, columns: _Columns) -> tuple[Tensor, Tensor
         outside |= torch.arange(ordered.shape[1], device=ordered.device) >= columns.top_k
     outside[:, 0] = False
     return ordered.masked_fill(outside, 0.0), tokens
+
+
+# An exception from deterministic kernels, for what needs none: drawing a token. Where a process asks for
+# kernels that add up in the same order every time, torch refuses all others. On a GPU the cumulative sum is
+# one of them.
+@contextmanager
+def any_order(operand: Tensor) -> Iterator[None]:
+    """Operations on this tensor that may add up in any order are allowed within."""
+    if not operand.is_cuda or not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)

@@ -1,11 +1,12 @@
 """Writes a base, or a LoRA adapter of it, as a GGUF file.
 
 In: a transformers folder, or a PEFT folder and its base. Out: one file. Tensors are read, arranged, converted
-and written one at a time. Needs no torch. What cannot be written exactly is refused.
+and written one at a time. Only merging needs torch. What cannot be written exactly is refused.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,219 @@ from numpy.typing import NDArray
 
 from graftwork.files.safetensors import header_length, read_header
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft
-from graftwork.model.gguf.architecture import ROPE_FACTORS, Array, GgufArchitecture
-from graftwork.model.gguf.vocabulary import read_vocabulary
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.families.registry import complete_config
+from graftwork.model.shape import read_json_object
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
+
+# Which models the GGUF writer knows, and how llama.cpp names and lays out their tensors. In: the config.json
+# of a base. Out: the architecture, its metadata, names of tensors and the order of their rows. A family that
+# is not listed is refused: a file with rows in the wrong order loads and answers nonsense.
+Array = NDArray[Any]
+
+
+class GgufFamily(NamedTuple):
+    """`interleaved`: llama.cpp rotates neighbouring rows of queries and keys, transformers the two halves."""
+
+    architecture: str
+    interleaved: bool = False
+
+
+FAMILIES: Mapping[str, GgufFamily] = {
+    "llama": GgufFamily("llama", interleaved=True),
+    "mistral": GgufFamily("llama", interleaved=True),
+    "qwen2": GgufFamily("qwen2"),
+    "qwen3": GgufFamily("qwen3"),
+}
+ROPE_FACTORS = "rope_freqs.weight"
+_ROTATED = ("q_proj", "k_proj")
+
+
+class GgufArchitecture:
+    """The layout of one base."""
+
+    def __init__(self, config: Mapping[str, Any], *, where: str) -> None:
+        self.config = complete_config(config)
+        family = FAMILIES.get(str(self.config.get("model_type")))
+        if family is None:
+            raise UserMistake(
+                f"a model of the type {self.config.get('model_type')!r} cannot be written as GGUF",
+                why=f"the writer knows {', '.join(FAMILIES)}",
+                fix="serve it with the embedded engine or vLLM",
+                where=where,
+            )
+        self._family = family
+        self._where = where
+        self.name = family.architecture
+        self.layers = int(self.config["num_hidden_layers"])
+        self.heads = int(self.config["num_attention_heads"])
+        self.kv_heads = int(self.config.get("num_key_value_heads") or self.heads)
+        self.head_dim = int(self.config.get("head_dim") or self.config["hidden_size"] // self.heads)
+        self.tied = bool(self.config.get("tie_word_embeddings"))
+        self._names = _name_map(self.name, self.layers)
+        self._rope = _rope_settings(self.config)
+
+    def metadata(self) -> dict[str, int | float | str]:
+        """Keys and values of the file, without `general.*` and the tokenizer."""
+        config, rope = self.config, self._rope
+        found: dict[str, int | float | str] = {
+            "block_count": self.layers,
+            "context_length": int(config["max_position_embeddings"]),
+            "embedding_length": int(config["hidden_size"]),
+            "feed_forward_length": int(config["intermediate_size"]),
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+            "rope.dimension_count": self.head_dim,
+            "rope.freq_base": float(rope.get("rope_theta") or 10_000.0),
+            "vocab_size": int(config["vocab_size"]),
+        }
+        kind = rope.get("rope_type", "default")
+        if kind == "linear":
+            found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+        elif kind not in ("default", "llama3"):
+            raise self._unknown(f"rotary positions of the kind {kind!r}")
+        if config.get("use_sliding_window"):
+            raise self._unknown("sliding window attention")
+        return {f"{self.name}.{key}": value for key, value in found.items()}
+
+    def rope_factors(self) -> Array | None:
+        """What llama.cpp divides the frequencies by, for positions scaled as in Llama 3; else None."""
+        rope = self._rope
+        if rope.get("rope_type") != "llama3":
+            return None
+        base, pairs = float(rope.get("rope_theta") or 10_000.0), self.head_dim // 2
+        lengths = 2 * math.pi * base ** (np.arange(pairs) / pairs)
+        factor, old = float(rope["factor"]), float(rope["original_max_position_embeddings"])
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        share = np.clip((old / lengths - low) / (high - low), 0.0, 1.0)
+        return np.asarray(1 / ((1 - share) / factor + share), np.float32)
+
+    def tensor_name(self, name: str) -> str:
+        """The name of a weight of transformers in the file."""
+        path, _, suffix = name.rpartition(".")
+        found: str | None = self._names.get_name(path)
+        if found is None or suffix not in ("weight", "bias"):
+            raise self._unknown(f"the weight {name}")
+        return f"{found}.{suffix}"
+
+    def arrange(self, path: str, rows: Array) -> Array:
+        """The rows, which are outputs of the layer at `path`, in the order that llama.cpp expects."""
+        layer = path.rpartition(".")[2]
+        if not self._family.interleaved or layer not in _ROTATED:
+            return rows
+        heads = self.heads if layer == "q_proj" else self.kv_heads
+        halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+    def _unknown(self, what: str) -> UserMistake:
+        return UserMistake(
+            f"{what} cannot be written as GGUF",
+            why=f"the writer does not know it in a model of the type {self.config.get('model_type')!r}",
+            fix="serve it with the embedded engine or vLLM",
+            where=self._where,
+        )
+
+
+def _name_map(architecture: str, layers: int) -> Any:
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    kind = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    return get_tensor_name_map(kind, layers)
+
+
+def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the rotary positions, as configs since transformers 5 and before it state them."""
+    old = dict(config.get("rope_scaling") or {})
+    settings = {"rope_theta": config.get("rope_theta"), **old, **(config.get("rope_parameters") or {})}
+    settings.setdefault("rope_type", old.get("type", "default"))
+    return settings
+
+
+# The tokenizer of a base as metadata of a GGUF file.
+# In: the tokenizer.json, tokenizer_config.json and template of a folder. Out: keys and values, and whether
+# llama.cpp will split text exactly as the tokenizer does. Our own engine sends tokens, so only other programs
+# depend on that.
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+"""Types of a token, as llama.cpp numbers them."""
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {
+    _CONTRACTIONS + r"\p{N}" + _REST: "qwen2",
+    _CONTRACTIONS + r"\p{N}{1,3}" + _REST: "llama-bpe",
+}
+"""The patterns that llama.cpp knows by name."""
+
+
+def read_vocabulary(folder: Path, *, size: int) -> dict[str, Any]:
+    """`size` is the number of rows of the embedding; rows without a token get a name of their own."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        raise UserMistake(
+            "a tokenizer of this kind cannot be written as GGUF",
+            why=f"the writer knows byte-level BPE; this one is {model.get('type')}"
+            f"{' with byte fallback' if model.get('byte_fallback') else ''}",
+            fix="serve the model with the embedded engine or vLLM",
+            where=str(folder / "tokenizer.json"),
+        )
+    tokens = [f"[PAD{number}]" for number in range(size)]
+    kinds = [UNUSED] * size
+    for text, number in model["vocab"].items():
+        tokens[number], kinds[number] = text, NORMAL
+    for added in tokenizer.get("added_tokens", ()):
+        tokens[added["id"]] = added["content"]
+        kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+    split = _known_split(tokenizer.get("pre_tokenizer")) if tokenizer.get("normalizer") is None else None
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": split or "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [
+            pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
+        ],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        **_special_tokens(folder, {text: number for number, text in enumerate(tokens)}),
+    }
+
+
+def _special_tokens(folder: Path, numbers: dict[str, int]) -> dict[str, Any]:
+    template = ChatTemplate.from_folder(folder)
+    # The end of turn, not the configured end of text: programs that read the file stop there.
+    found: dict[str, Any] = {
+        "tokenizer.ggml.eos_token_id": template.eos,
+        "tokenizer.chat_template": template.source,
+    }
+    config = read_json_object(folder / "tokenizer_config.json", states="the special tokens and the template")
+    for key, name in (("bos_token", "bos"), ("pad_token", "padding"), ("unk_token", "unknown")):
+        value = config.get(key)
+        text = value.get("content") if isinstance(value, dict) else value
+        if text in numbers:
+            found[f"tokenizer.ggml.{name}_token_id"] = numbers[text]
+    return found
+
+
+def _known_split(pre: Any) -> str | None:
+    """llama.cpp's name for how text is split before BPE; None for a split that it has no name for."""
+    steps = pre["pretokenizers"] if pre and pre["type"] == "Sequence" else [pre or {"type": ""}]
+    kinds = [step["type"] for step in steps]
+    if any(step["type"] == "ByteLevel" and step.get("add_prefix_space") for step in steps):
+        return None
+    own_pattern = steps[-1]["type"] == "ByteLevel" and steps[-1].get("use_regex", True)
+    if kinds == ["ByteLevel"] and own_pattern:
+        return "gpt-2"
+    if kinds == ["Digits", "ByteLevel"] and own_pattern and steps[0].get("individual_digits"):
+        return "smollm"
+    if kinds == ["Split", "ByteLevel"] and not own_pattern and steps[0]["behavior"] == "Isolated":
+        return SPLITS.get(steps[0]["pattern"].get("Regex", ""))
+    return None
+
 
 WRITER = 1
 """Goes into the names of cached files; a change of what is written changes it."""
@@ -70,7 +280,7 @@ def write_base(
         "general.file_type": _FILE_TYPES[precision],
         "general.quantization_version": 2,
         **architecture.metadata(),
-        **read_vocabulary(folder, size=size).metadata,
+        **read_vocabulary(folder, size=size),
     }
     tensors = [
         _plan_weight(tensor, architecture, precision, change)
@@ -104,54 +314,18 @@ def write_adapter(folder: Path, target: Path, *, base: Path) -> None:
 
 def write_merged(base: Path, adapter: Path, target: Path, *, precision: GgufPrecision) -> None:
     """Merge an adapter (LoRA, DoRA or full weights) into the base in float32, then convert."""
-    tensors = {tensor.name: tensor for tensor in stored_tensors(adapter)}
-    if not (adapter / ADAPTER_CONFIG).is_file():
-        _require_known(tensors, base)
-        write_base(
-            base, target, precision=precision, change=lambda name, weight: _replaced(tensors, name, weight)
-        )
-        return
-    paths = {name.removeprefix(_PREFIX).partition(".lora_")[0] for name in tensors}
-    _require_known([f"{path}.weight" for path in paths], base)
-    config = parse_peft((adapter / ADAPTER_CONFIG).read_bytes(), where=str(adapter))
-    layers = int(json.loads((base / "config.json").read_text())["num_hidden_layers"])
-    shape = from_peft(config, layers=layers, paths=paths, where=str(adapter))
+    import torch
+
+    from graftwork.model.adapters.merge import merged_weights
+
+    merged = merged_weights(base, adapter)
 
     def change(name: str, weight: Array) -> Array:
-        path = name.removesuffix(".weight")
-        if path not in paths:
-            return weight
-        a, b = (tensors[f"{_PREFIX}{path}.{part}.weight"].read() for part in ("lora_A", "lora_B"))
-        merged: Array = weight + np.float32(shape.scale_of(path)) * (b @ a)
-        if shape.kind != "dora":
-            return merged
-        lengths = np.linalg.norm(merged, axis=1, keepdims=True)
-        stretched: Array = merged * (_magnitude(tensors, path).reshape(-1, 1) / lengths)
-        return stretched
+        # Files are mapped read-only; what is merged is another tensor.
+        changed: Array = merged.change(name, torch.from_numpy(np.array(weight))).numpy()
+        return changed
 
     write_base(base, target, precision=precision, change=change)
-
-
-def _magnitude(tensors: dict[str, StoredTensor], path: str) -> Array:
-    start = f"{_PREFIX}{path}.lora_magnitude_vector"
-    return next(tensor for name, tensor in tensors.items() if name.startswith(start)).read()
-
-
-def _replaced(tensors: dict[str, StoredTensor], name: str, weight: Array) -> Array:
-    return tensors[name].read() if name in tensors else weight
-
-
-def _require_known(names: Iterable[str], base: Path) -> None:
-    """Refuse an adapter of weights that the base does not have: they would be lost."""
-    known = {tensor.name for tensor in stored_tensors(base)}
-    missing = sorted(set(names) - known)
-    if missing:
-        raise UserMistake(
-            f"the base has no weight {missing[0]}",
-            why="the weight names in its files differ from those that the adapter names",
-            fix="save the base once with `model.save_pretrained(folder)` and name that folder as the base",
-            where=str(base),
-        )
 
 
 def _scaled(b: StoredTensor, path: str, scale: float, architecture: GgufArchitecture) -> Callable[[], Array]:

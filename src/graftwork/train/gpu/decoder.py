@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from graftwork.model.blocks import AttentionRule
+from graftwork.model.generate.recorded import record
 from graftwork.model.parts import LogitsEnding
 from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu import fused
@@ -103,7 +104,11 @@ class GpuDecoder:
         self.outside = outside
         self.shapes = list(shapes)
         self.policy = policy
-        adapted = [at for at, block in enumerate(self.blocks) if _has_adapters(block)]
+        adapted = [
+            at
+            for at, block in enumerate(self.blocks)
+            if any(g.a for g in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft))
+        ]
         self.first = adapted[0] if adapted else len(self.blocks)
         wrap: Callable[[Any], Any] = _compile if policy.compiled else lambda function: function
         self._before = wrap(pieces.before_attention)
@@ -331,10 +336,6 @@ def _compile(function: Any) -> Any:
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def _has_adapters(block: BlockWeights) -> bool:
-    return any(g.a for g in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft))
-
-
 def _part(kept: SavedActivations, some: slice) -> SavedActivations:
     """What was kept of some tokens."""
 
@@ -453,12 +454,10 @@ class CudaGraphDecoder:
             self._pool = torch.cuda.MemPool()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        # A checkpoint is written meanwhile by a thread that has nothing to do with this.
-        pool: Any = self._pool.id
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-            loss = self.decoder.learn(x, still, scale)
-        return GraphRecording(graph, x, still, scale, loss)
+        recording = record(
+            lambda: self.decoder.learn(x, still, scale), pool=self._pool.id, stream=self._stream
+        )
+        return GraphRecording(recording.graph, x, still, scale, recording.result)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from graftwork.costmodel.card_memory import keep_measured
 from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, bin_rows
 from graftwork.model.adapters.trainable import sum_bits
+from graftwork.model.generate.recorded import Recording, record
 from graftwork.model.load import tensors_digest
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
 from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
-from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine
+from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine, limit_gpu_memory
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
 from graftwork.train.gpu.packing import PackedPass, PackSizes, pack, pack_rows
@@ -61,7 +62,7 @@ class GpuEngine(TrainingEngine):
         if not self._on_card:
             self._use(self.tuning)
             return self.tuning
-        _limit(self.tuning.limit_gib + self.tuning.sampling_gib)
+        limit_gpu_memory(self.tuning.limit_gib + self.tuning.sampling_gib)
         adapted = len(self._decoder.blocks) - self._decoder.first
         rows = _fullest(rows, room=self.tuning.micro_tokens)
         least = self._measure_within(rows)
@@ -140,7 +141,8 @@ class GpuEngine(TrainingEngine):
             return computed[0]
 
         weights = self._objective.weights(rows, log_probabilities)
-        measured = rows if computed else [row for row in rows if _has_reference(row)]
+        samples = [row for row in rows if isinstance(row, TrainingSample)]
+        measured = rows if computed else [sample for sample in samples if sample.reference is not None]
         if measured:
             found = computed[0] if computed else self.log_probabilities(measured)
             self._measures.add(self._objective.measure(measured, found))
@@ -257,7 +259,7 @@ class SingleGpu(SingleProcess):
     Clipping and the update are recorded too: from Python, hundreds of adapters cost more than their sums.
     """
 
-    _clip: "tuple[Any, Tensor] | None" = None
+    _clip: Recording | None = None
     _update: Any = None
     _updates = 0
 
@@ -286,11 +288,12 @@ class SingleGpu(SingleProcess):
             return torch.tensor(super().clip_gradients(most))
         if self._clip is None:
             norm = nn.utils.clip_grad_norm_(self._parameters, most)
-            self._clip = _recorded(lambda: nn.utils.clip_grad_norm_(self._parameters, most))
+            torch.cuda.synchronize()
+            self._clip = record(lambda: nn.utils.clip_grad_norm_(self._parameters, most))
             return norm
-        graph, norm = self._clip
-        graph.replay()
-        return norm
+        self._clip.graph.replay()
+        norm_before: Tensor = self._clip.result
+        return norm_before
 
     def step(self, rate: float) -> None:
         if not self._has_fixed_gradients():
@@ -305,7 +308,8 @@ class SingleGpu(SingleProcess):
         if self._updates == 1:  # makes the states
             self._step_plainly()
             return
-        self._update = _recorded(self._step_plainly)[0]
+        torch.cuda.synchronize()
+        self._update = record(self._step_plainly).graph
         self._update.replay()
 
     def _step_plainly(self) -> None:
@@ -325,19 +329,6 @@ class SingleGpu(SingleProcess):
             torch._foreach_zero_(held)
 
 
-def _has_reference(row: Row) -> bool:
-    return isinstance(row, TrainingSample) and row.reference is not None
-
-
-def _recorded(compute: Callable[[], Any]) -> tuple[Any, Any]:
-    """A graph of what `compute` launches, and its result, which each replay renews. Computes nothing yet."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = compute()
-    return graph, result
-
-
 def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
     """The longest rows, as many as one pass holds: nothing in the run will take more."""
     chosen: list[Row] = []
@@ -347,12 +338,6 @@ def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
             chosen.append(row)
             left -= len(row.tokens)
     return chosen
-
-
-def _limit(limit_gib: float) -> None:
-    """The allocator refuses what goes beyond: an error here is better than one in another process."""
-    total = torch.cuda.get_device_properties(0).total_memory / GIB
-    torch.cuda.set_per_process_memory_fraction(min(limit_gib / total, 1.0))
 
 
 GOOD_HEAD_TOKENS, GOOD_CHUNK_TOKENS = 256, 1024

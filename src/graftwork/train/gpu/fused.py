@@ -110,7 +110,7 @@ def rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     The inputs are [tokens, heads, width] and may be slices of one product.
     """
     if is_compiling():
-        return _plain_rotate(q, cos, sin), _plain_rotate(k, cos, sin), v.contiguous()
+        return blocks.rotate(q, cos, sin), blocks.rotate(k, cos, sin), v.contiguous()
     rotated: tuple[Tensor, Tensor, Tensor] = _rotate(q, k, v, cos, sin)
     return rotated
 
@@ -149,12 +149,6 @@ def _plain_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) 
     even = wide * inverse
     d = dy.float() * weight.float()
     return (inverse * (d - even * (d * even).mean(-1, keepdim=True))).to(dy.dtype)
-
-
-def _plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos[:, None] + turned * sin[:, None]
 
 
 def _plain_rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -201,7 +195,7 @@ def _norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: T
 @torch.library.custom_op("graftwork::rotate", mutates_args=())
 def _rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     copy = v.clone(memory_format=torch.contiguous_format)
-    return _plain_rotate(q, cos, sin), _plain_rotate(k, cos, sin), copy
+    return blocks.rotate(q, cos, sin), blocks.rotate(k, cos, sin), copy
 
 
 @torch.library.custom_op("graftwork::rotate_backward", mutates_args=())

@@ -23,7 +23,7 @@ from graftwork.model.blocks import (
     norm_epsilon,
 )
 from graftwork.model.families.family import BlockLayout
-from graftwork.model.nf4 import LEVELS, Nf4Linear, can_quantize, quantize_linear
+from graftwork.model.nf4 import LEVELS, Nf4Linear, Nf4Weight, can_quantize, quantize_linear
 from graftwork.model.parts import logits_ending
 from graftwork.records.plan import Tuning
 from graftwork.train.gpu.block import BlockShape, BlockWeights
@@ -35,7 +35,6 @@ from graftwork.train.gpu.quantized import (
     EightBitWeight,
     FourBitWeight,
     FrozenWeight,
-    Nf4Part,
     WholeWeight,
     quantize_eight,
 )
@@ -142,12 +141,12 @@ def can_be_four(linear: Any) -> bool:
 
 
 def _four(layer: Any, paths: tuple[str, ...], linears: list[Any], device: str) -> FourBitWeight:
-    parts: list[Nf4Part] = []
+    parts: list[Nf4Weight] = []
     biases: list[Tensor] = []
     for path, linear in zip(paths, linears, strict=True):
         four = linear if isinstance(linear, Nf4Linear) else quantize_linear(linear, device=device)
         _replace(layer, path, four)
-        parts.append(Nf4Part(four.codes, four.scale_codes, four.chunk_scales, four.offset))
+        parts.append(four.quantised)
         biases += [] if four.bias is None else [four.bias.detach()]
     bias = torch.cat(biases) if biases else None
     return FourBitWeight(tuple(parts), torch.tensor(LEVELS, device=device), bias)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.nf4 import BLOCK, CHUNK, ROWS_AT_ONCE, Nf4Weight, dequantize_into
+from graftwork.model.nf4 import ROWS_AT_ONCE, Nf4Weight, dequantize, dequantize_into
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -34,19 +34,10 @@ class EightBitWeight(NamedTuple):
     bias: Tensor | None
 
 
-class Nf4Part(NamedTuple):
-    """One layer in the layout of `model/nf4.py`: two codes a byte, a scale for every 64 weights."""
-
-    codes: Tensor
-    scale_codes: Tensor
-    chunk_scales: Tensor
-    offset: Tensor
-
-
 class FourBitWeight(NamedTuple):
     """4-bit weights of layers that are used side by side."""
 
-    parts: tuple[Nf4Part, ...]
+    parts: tuple[Nf4Weight, ...]
     levels: Tensor
     bias: Tensor | None
 
@@ -90,8 +81,8 @@ def dequantize_nf4(
     dtype: torch.dtype,
 ) -> Tensor:
     """One kernel a layer on a card: operation by operation, a weight passes through 22 bytes a number."""
-    parts = map(Nf4Part, codes, scale_codes, chunk_scales, offsets)
-    return torch.cat([_dequantize_part(part, levels, dtype) for part in parts])
+    parts = map(Nf4Weight, codes, scale_codes, chunk_scales, offsets)
+    return torch.cat([dequantize(part, dtype) for part in parts])
 
 
 @dequantize_nf4.register_kernel("cuda")
@@ -127,16 +118,6 @@ def _(
 def _room_for(codes: list[Tensor], dtype: torch.dtype) -> Tensor:
     rows = sum(part.shape[0] for part in codes)
     return torch.empty(rows, 2 * codes[0].shape[1], dtype=dtype, device=codes[0].device)
-
-
-def _dequantize_part(part: Nf4Part, levels: Tensor, dtype: torch.dtype) -> Tensor:
-    rows, half = part.codes.shape
-    codes = torch.stack((part.codes >> 4, part.codes & 15), dim=-1).view(rows, half * 2)
-    blocks = half * 2 // BLOCK
-    place = torch.arange(rows * blocks, device=codes.device) // CHUNK
-    scales = part.scale_codes.reshape(-1).float() * part.chunk_scales[place] + part.offset
-    values = levels[codes.int()].view(rows, blocks, BLOCK) * scales.view(rows, blocks, 1)
-    return values.to(dtype).view(rows, half * 2)
 
 
 def product(frozen: FrozenWeight, x: Tensor) -> Tensor:

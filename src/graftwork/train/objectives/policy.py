@@ -28,7 +28,8 @@ class PolicyGradient:
 
     def weights(self, rows: Sequence[Row], log_probabilities: Callable[[], list[Tensor]]) -> list[Tensor]:
         samples = cast(Sequence[TrainingSample], rows)
-        compared = any(_needs_log_probabilities(row, self._settings) for row in samples)
+        with_kl = self._settings.kl > 0
+        compared = any(row.sampled is not None or (with_kl and row.reference is not None) for row in samples)
         now: Sequence[Tensor | None] = log_probabilities() if compared else [None] * len(samples)
         return [self._weigh(row, values) for row, values in zip(samples, now, strict=True)]
 
@@ -76,10 +77,6 @@ def kept_tokens(row: TrainingSample) -> Tensor:
     if row.factors is None:
         return torch.ones(len(row.tokens) - row.trained_from, dtype=torch.bool)
     return torch.tensor(row.factors) != 0
-
-
-def _needs_log_probabilities(row: TrainingSample, settings: PolicySettings) -> bool:
-    return row.sampled is not None or (settings.kl > 0 and row.reference is not None)
 
 
 def importance_ratio(now: Tensor, sampled: Tensor, settings: PolicySettings) -> Tensor:

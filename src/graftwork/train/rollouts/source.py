@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from graftwork.grading.reward_runner import GradedParts, RankedGroup, RewardQuestion
+from graftwork.grading.rewards import RANK
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT
 from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.objective_settings import RewardSettings
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.samples import TrainingSample, scale_policy, scale_supervised
-from graftwork.train.rollouts.endpoint import correct_mismatch
+from graftwork.train.rollouts.endpoint import MOST_APART, correct_mismatch
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.groups import (
     SOLVED,
@@ -46,9 +48,79 @@ from graftwork.train.rollouts.preflight import (
     are_apart,
     read_preflight,
 )
-from graftwork.train.rollouts.ranking import GroupRanking
 from graftwork.train.rollouts.sampling import AskedPrompt
 from graftwork.train.settings import TrainSettings
+
+
+# Judges that compare the answers to one prompt: asked only where the other rewards tie. In: answers and their
+# verdicts. Out: verdicts with another reward. A group whose gate failed, or whose rewards differ already,
+# costs no judge; a group that was ranked before a crash is not ranked again.
+class GroupJudge(Protocol):
+    def rank(self, metric: str, case: Case, texts: Sequence[str]) -> RankedGroup: ...
+
+
+class GroupRanking:
+    def __init__(self, rewards: Sequence[RewardSettings], judge: GroupJudge) -> None:
+        self._judges = [reward for reward in rewards if reward.metric.startswith(RANK)]
+        self._others = sum(abs(reward.weight) for reward in rewards if not reward.metric.startswith(RANK))
+        self._judge = judge
+
+    def break_ties(
+        self,
+        answers: Sequence[SampledAnswer],
+        verdicts: Mapping[str, AnswerVerdict],
+        prompts: Mapping[str, tuple[Case, list[int]]],
+        *,
+        report: Callable[[str], None],
+    ) -> Iterator[AnswerVerdict]:
+        """The verdicts that change."""
+        if not self._judges:
+            return
+        groups: dict[str, list[SampledAnswer]] = {}
+        for answer in answers:
+            groups.setdefault(answer.prompt, []).append(answer)
+        for prompt, group in groups.items():
+            known = [verdicts[answer.key] for answer in group]
+            if group[0].canary or not self._is_asked(known):
+                continue
+            # What a killed run ranked already stays; so does the 0 of an answer that was cut off.
+            open_places = [
+                at
+                for at, verdict in enumerate(known)
+                if not _is_ranked(verdict) and (self._others or verdict.reward is None)
+            ]
+            case, weight = prompts[prompt][0], self._others
+            for judge in self._judges:
+                found = self._judge.rank(judge.metric, case, [answer.text for answer in group])
+                if found.grades is None:
+                    report(
+                        f"the reward {judge.metric} could not rank the answers to {prompt}: {found.failed}"
+                    )
+                    continue
+                for at in open_places:
+                    known[at] = _add(known[at], judge, found.grades[at], weight=weight)
+                weight += abs(judge.weight)
+            yield from (known[at] for at in open_places if _is_ranked(known[at]))
+
+    def _is_asked(self, verdicts: Sequence[AnswerVerdict]) -> bool:
+        if any(verdict.failed for verdict in verdicts) or all(_is_ranked(verdict) for verdict in verdicts):
+            return False
+        if any(_is_ranked(verdict) for verdict in verdicts):
+            return True
+        rewards = [verdict.reward for verdict in verdicts]
+        alone = not self._others and any(reward is None for reward in rewards)
+        return alone or (is_dead(rewards) and all(reward for reward in rewards))
+
+
+def _add(verdict: AnswerVerdict, judge: RewardSettings, grade: float, *, weight: float) -> AnswerVerdict:
+    """`weight` is that of everything that is in the reward already."""
+    before = verdict.reward or 0.0
+    reward = (weight * before + judge.weight * grade) / (weight + abs(judge.weight))
+    return verdict.model_copy(update={"reward": reward, "parts": {**verdict.parts, judge.metric: grade}})
+
+
+def _is_ranked(verdict: AnswerVerdict) -> bool:
+    return any(name.startswith(RANK) for name in verdict.parts)
 
 
 class AnswerSampler(Protocol):
@@ -217,12 +289,12 @@ class RolloutSource(TrainingCallback):
         if number > self._watched and compared is not None:
             self._watched = number
             self._recent = [*self._recent, compared][-APART_BATCHES:]
-            if are_apart(self._recent, limit=checks.stop_when_apart):
+            if are_apart(self._recent):
                 raise AnswerIsNo(
                     f"reward and audit are apart since batch {number - APART_BATCHES + 1}",
                     why="answers get better by the checks that reward and not by those that only audit",
                     fix="the adapter of the last checkpoint before is in the run's folder; add checks",
-                    where="train.reward_checks.stop_when_apart",
+                    where="train.rewards",
                 )
 
     def _look_for_signal(self, number: int, *, seconds: float) -> None:
@@ -275,10 +347,9 @@ class RolloutSource(TrainingCallback):
         return self._held[1]
 
     def _choose(self, number: int) -> list[AskedPrompt]:
-        history = self._history if self._rollouts.revisit else {}
         chosen = choose_prompts(
             [name for name in self._parts.prompts if not name.startswith(CANARY)],
-            history,
+            self._history,
             count=self._rollouts.prompts,
             seed=self._settings.seed,
             batch=number,
@@ -382,16 +453,15 @@ class RolloutSource(TrainingCallback):
 
     def _correct(self, rows: list[TrainingSample], number: int) -> list[TrainingSample]:
         """Where another sampler wrote the answers: weigh tokens by how far both are apart."""
-        endpoint = self._rollouts.endpoint
-        if self._parts.now is None or endpoint is None or not rows:
+        if self._parts.now is None or self._rollouts.endpoint is None or not rows:
             return rows
         answers = self._parts.journal.answers(number) or []
         sampled = {f"{number}/{answer.key}": answer.logprobs for answer in answers}
-        found = correct_mismatch(
-            rows, [sampled[row.id] for row in rows], self._parts.now(rows), most=endpoint.most_apart
+        corrected, measures = correct_mismatch(
+            rows, [sampled[row.id] for row in rows], self._parts.now(rows), most=MOST_APART
         )
-        self._measures |= found.measures
-        return found.rows
+        self._measures |= measures
+        return corrected
 
     def _add_reference(self, rows: list[TrainingSample]) -> list[TrainingSample]:
         """The start's log-probabilities: of every row where KL is in the loss, else of one row a group."""

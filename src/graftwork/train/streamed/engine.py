@@ -6,17 +6,25 @@ activation checkpointing, bit by bit.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from graftwork.model.load import eval_mode
 from graftwork.records.dataset import Row
 from graftwork.records.plan import StreamedStep
-from graftwork.records.units import GIB
 from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
-from graftwork.train.engine import StepOptions, StepResult, TrainingEngine, random_states
+from graftwork.train.engine import (
+    StepOptions,
+    StepResult,
+    TrainingEngine,
+    limit_gpu_memory,
+    random_states,
+)
 from graftwork.train.loss import TokenBatch
 from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
@@ -24,8 +32,152 @@ from graftwork.train.streamed.memory import DeviceBytes
 from graftwork.train.streamed.passes import StreamedPasses
 from graftwork.train.streamed.shell import DecoderShell
 from graftwork.train.streamed.transfers import Placement
-from graftwork.train.streamed.units import ModelUnits, UnitMemory, cut_up, gradient_norm
-from graftwork.train.streamed.update import AdamSettings, StreamedAdam
+from graftwork.train.streamed.units import HostUnit, ModelUnits, UnitMemory, cut_up, gradient_norm
+
+# Adam over units in host memory: on the host in slices, or on the card with slices streamed through it.
+# In: units with gradients, the factor that clips them, a learning rate. Out: updated weights, moments and
+# working copies. A thread updates the units in the order in which the next forward pass asks for them; `wait`
+# blocks until one of them is done.
+SLICE_ELEMENTS = 1 << 22
+"""Elements that are updated at once: few enough for a slice of the gradient to stay in the cache."""
+
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+"""As torch.optim.AdamW has them."""
+
+
+class StreamedAdam:
+    def __init__(
+        self,
+        units: Sequence[HostUnit],
+        *,
+        weight_decay: float,
+        on: Literal["host", "card"] = "host",
+        device: torch.device,
+        overlapped: bool = True,
+        slice_elements: int = SLICE_ELEMENTS,
+    ) -> None:
+        self._units = [unit for unit in units if unit.trained]
+        self._weight_decay = weight_decay
+        self._slice = slice_elements
+        self._threads = (
+            ThreadPoolExecutor(1, thread_name_prefix="update") if overlapped and self._units else None
+        )
+        self._pending: dict[int, Future[None]] = {}
+        self._on, self._device = on, device
+        self._buffers: list[_SliceBuffers] = []
+
+    def begin(self, scale: float, rate: float) -> None:
+        """Update all units with their gradients times `scale`."""
+        self.finish()
+        for unit in self._units:
+            unit.updates += 1
+            if self._threads is None:
+                self._update(unit, scale, rate)
+            else:
+                self._pending[id(unit)] = self._threads.submit(self._update, unit, scale, rate)
+
+    def wait(self, unit: HostUnit) -> None:
+        """Until this unit is updated."""
+        pending = self._pending.pop(id(unit), None)
+        if pending is not None:
+            pending.result()
+
+    def finish(self) -> None:
+        """Until all units are updated."""
+        for unit in self._units:
+            self.wait(unit)
+
+    @torch.no_grad()
+    def _update(self, unit: HostUnit, scale: float, rate: float) -> None:
+        assert unit.gradient is not None
+        assert unit.moments is not None
+        if self._on == "card":
+            self._update_on_card(unit, scale, rate)
+            return
+        gradient = torch.empty(min(self._slice, unit.elements), dtype=torch.float32)
+        for part in self._slices(unit.elements):
+            some = gradient[: part.stop - part.start]
+            some.copy_(unit.gradient[part]).mul_(scale)
+            tensors = (unit.master[part], some, unit.moments[0][part], unit.moments[1][part])
+            self._step(tensors, unit.updates, rate)
+            if unit.working is not unit.master:
+                unit.working[part].copy_(unit.master[part])
+
+    def _update_on_card(self, unit: HostUnit, scale: float, rate: float) -> None:
+        """Two slices at a time on the card: one is fetched while the other is stepped and sent back."""
+        assert unit.gradient is not None
+        assert unit.moments is not None
+        if not self._buffers:
+            self._buffers = [_SliceBuffers(self._slice, self._device) for _ in range(2)]
+        for number, part in enumerate(self._slices(unit.elements)):
+            buffers, size = self._buffers[number % 2], part.stop - part.start
+            with buffers.apart():
+                master, first, second, gradient = (buffer[:size] for buffer in buffers.tensors)
+                held = (unit.master[part], unit.moments[0][part], unit.moments[1][part])
+                for target, source in zip((master, first, second), held, strict=True):
+                    target.copy_(source, non_blocking=True)
+                sent = buffers.sent(size, unit.gradient.dtype)
+                sent.copy_(unit.gradient[part], non_blocking=True)
+                gradient.copy_(sent).mul_(scale)
+                self._step((master, gradient, first, second), unit.updates, rate)
+                for target, source in zip(held, (master, first, second), strict=True):
+                    target.copy_(source, non_blocking=True)
+                if unit.working is not unit.master:
+                    sent = buffers.sent(size, unit.working.dtype)
+                    sent.copy_(master)
+                    unit.working[part].copy_(sent, non_blocking=True)
+        for buffers in self._buffers:
+            buffers.synchronize()
+
+    def _slices(self, elements: int) -> list[slice]:
+        return [slice(begin, min(begin + self._slice, elements)) for begin in range(0, elements, self._slice)]
+
+    def _step(self, tensors: tuple[Tensor, Tensor, Tensor, Tensor], updates: int, rate: float) -> None:
+        weights, gradient, first, second = tensors
+        adamw(
+            [weights],
+            [gradient],
+            [first],
+            [second],
+            [],
+            # The count before this update: the kernel adds one to it, for each slice to its own.
+            [torch.full((), float(updates - 1), device=weights.device)],
+            fused=True,
+            amsgrad=False,
+            beta1=BETA1,
+            beta2=BETA2,
+            lr=rate,
+            weight_decay=self._weight_decay,
+            eps=EPSILON,
+            maximize=False,
+        )
+
+
+class _SliceBuffers:
+    """A slice on the card: weights, both moments and the gradient in float32, and what travels in 16 bits."""
+
+    def __init__(self, elements: int, device: torch.device) -> None:
+        card = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if card else None  # type: ignore[no-untyped-call]
+        self.tensors = tuple(torch.empty(elements, device=device) for _ in range(4))
+        self._sent = torch.empty(4 * elements, dtype=torch.uint8, device=device)
+        if self._stream is not None:
+            # What had this memory before may still be computed with.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def apart(self) -> AbstractContextManager[Any]:
+        """What is launched within goes on next to the computation."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def synchronize(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def sent(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Room for `size` numbers on their way."""
+        return self._sent.view(dtype)[:size]
+
 
 CLIP_EPSILON = 1e-6
 """As torch's `clip_grad_norm_` has it."""
@@ -94,14 +246,14 @@ class StreamedEngine(TrainingEngine):
         place = torch.device(device)
         card = place.type == "cuda"
         if card:
-            _limit(step.limit_gib)
+            limit_gpu_memory(step.limit_gib)
         dtype: torch.dtype = getattr(torch, step.dtype)
         shell = DecoderShell(model, device=place, dtype=dtype)
         memory = UnitMemory(dtype, pinned=card, pinned_states=card and step.update == "card")
         self._units = cut_up(model, memory)
         adam = StreamedAdam(
             self._units.in_order(),
-            AdamSettings(weight_decay=settings.weight_decay),
+            weight_decay=settings.weight_decay,
             on=step.update,
             device=place,
             # On a processor the update would only compete with the forward pass.
@@ -134,7 +286,8 @@ class StreamedEngine(TrainingEngine):
     def backward(self, rows: Sequence[Row]) -> StepResult:
         normalizer = self._objective.normalizer(rows)
         self._progress("data")
-        batches = [self._batch(portion.rows) for portion in self._portions(rows)]
+        portions = self.strategy.micro_batches(rows, self._step.micro_rows)
+        batches = [self._batch(portion.rows) for portion in portions]
         try:
             losses = self._passes.learn(batches, normalizer)
         except BaseException:
@@ -145,9 +298,6 @@ class StreamedEngine(TrainingEngine):
         norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         tokens = sum(len(row.tokens) for row in rows)
         return StepResult(total, norm, tokens, count_trained(rows))
-
-    def _portions(self, rows: Sequence[Row]) -> Sequence[Any]:
-        return self.strategy.micro_batches(rows, self._step.micro_rows)
 
     def apply(self, rate: float) -> None:
         super().apply(rate)
@@ -196,9 +346,3 @@ class StreamedEngine(TrainingEngine):
     def restore_learned(self, tensors: dict[str, Tensor]) -> None:
         super().restore_learned(tensors)
         self._passes.forget_weights()
-
-
-def _limit(limit_gib: float) -> None:
-    """The allocator refuses what goes beyond: an error here is better than one in another process."""
-    total = torch.cuda.get_device_properties(0).total_memory / GIB
-    torch.cuda.set_per_process_memory_fraction(min(limit_gib / total, 1.0))
