@@ -3,8 +3,8 @@
 In: a shape and the answers of a batch. Out: bytes that the generator holds besides the weights, and seconds.
 The weights are those in training: nothing is there twice. The sizes of its tensors are those that the
 generator itself asks for (`model/generate/sizes.py`). Models that remember windows or states do not fit
-slots: they answer in static batches (`model/generate/generator.py`), on a processor one prompt at a time, on a
-card all prompts that are asked together, each read once for every answer, by passes that are not recorded.
+slots: they answer in static batches (`model/generate/generator.py`), on a processor one prompt at a time, on
+a card all prompts that are asked together, each read once for every answer, by passes that are not recorded.
 """
 
 from bisect import bisect_right
