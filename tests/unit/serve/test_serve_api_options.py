@@ -9,8 +9,6 @@ from serve_engines import embedded, llamacpp, serve_with
 from serve_harness import ListSink
 from tool_template import ASK, PLACE, TOOLS
 
-from graftwork.engines.embedded_process import EmbeddedBackend
-
 SCHEMA = {
     "type": "object",
     "properties": {"place": PLACE, "sure": {"type": "boolean"}},
@@ -76,7 +74,7 @@ def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(r
         async with serving(tool_base) as (house, client):
             rendered = []
             engine = house.stub
-            template = engine._template if isinstance(engine, EmbeddedBackend) else engine._prompts.template
+            template = engine._prompts.template
             prompt = template.prompt
             template.prompt = lambda messages: rendered.append(prompt(messages)) or rendered[-1]
             await client.chat.completions.create(model="base", messages=turns, tools=TOOLS, max_tokens=2)
