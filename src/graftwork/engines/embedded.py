@@ -5,10 +5,8 @@ it is served: in the device's precision and never quantized, whatever the adapte
 has no room for a batch, fewer of its rows run at once.
 """
 
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -149,45 +147,6 @@ class EmbeddedEngine:
             )
             for tokens, reply in zip(asked, replies, strict=True)
         ]
-
-    def stream(
-        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
-    ) -> Iterator[str]:
-        """Generate in a thread and yield text as it becomes certain; a consumer that leaves ends it."""
-        tokens: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
-        left = threading.Event()
-
-        def hear(_row: int, token: int) -> bool:
-            tokens.put(token)
-            return not left.is_set()
-
-        def generate() -> None:
-            try:
-                self._generator.generate([prompt.tokens], _sampling(decoding), hear, adapter=adapter)
-                tokens.put(None)
-            except BaseException as error:  # raised again in the consumer's thread
-                tokens.put(error)
-
-        thread = threading.Thread(target=generate, daemon=True)
-        thread.start()
-        heard: list[int] = []
-        shown = ""
-        try:
-            while (token := tokens.get()) is not None:
-                if isinstance(token, BaseException):
-                    raise token
-                if token != self.template.eos:
-                    heard.append(token)
-                text = self.template.decode_text(heard)
-                # A character of several tokens is broken until its last one has come.
-                if text.startswith(shown) and not text.endswith("\ufffd") and text != shown:
-                    yield text[len(shown) :]
-                    shown = text
-            if (text := self.template.decode_text(heard)) != shown and text.startswith(shown):
-                yield text[len(shown) :]
-        finally:
-            left.set()
-            thread.join()
 
     def time_one(
         self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None

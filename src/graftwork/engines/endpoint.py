@@ -137,16 +137,6 @@ class EndpointEngine:
         with ThreadPoolExecutor(max_workers=self._endpoint.concurrency) as pool:
             return list(pool.map(lambda prompt: self._ask_patiently(prompt.messages, decoding), prompts))
 
-    def stream(
-        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
-    ) -> Iterator[str]:
-        """Yield pieces as they come, in one attempt: what was shown cannot be taken back."""
-        with self._sent(prompt.messages, decoding) as answer:
-            for event in self._events(answer):
-                for choice in event.get("choices") or ():
-                    if text := _text_of(choice):
-                        yield self._mask_answer(_writable(text))
-
     def close(self) -> None:
         """Every request closes its own connection."""
 

@@ -9,7 +9,7 @@ or in an installed package under the entry point group `graftwork.engines` (a ca
 EngineSource).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -107,12 +107,6 @@ class InferenceEngine(Protocol):
         on_token: OnToken | None = None,
     ) -> list[EngineReply]:
         """Answer a batch, in its order. The same batch and seed give the same answers."""
-        ...
-
-    def stream(
-        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
-    ) -> Iterator[str]:
-        """Yield the answer piece by piece."""
         ...
 
     def close(self) -> None: ...

@@ -258,13 +258,6 @@ class LlamaCppEngine:
             replies.append(EngineReply(self.template.decode(tokens), len(tokens), len(prompt.tokens), reason))
         return replies
 
-    def stream(
-        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
-    ) -> Iterator[str]:
-        for event in self._ask(prompt, decoding, adapter):
-            if event["content"]:
-                yield event["content"]
-
     def time_one(
         self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
     ) -> Timing:

@@ -20,7 +20,7 @@ ENGINE_VARIABLE = "GRAFT_ENGINE"
 ADAPTER = "adapter"
 """The name under which an engine holds the adapter of a job."""
 PRECISIONS = ("float32", "bfloat16", "float16")
-REQUIRED = ("answer", "render", "stream", "time_one", "reply_losses", "peak_memory_gib", "close")
+REQUIRED = ("answer", "render", "time_one", "reply_losses", "peak_memory_gib", "close")
 """What the engine of an extension must have."""
 
 

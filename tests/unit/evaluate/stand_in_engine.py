@@ -30,9 +30,6 @@ class StandInEngine:
         text = str(decoding.seed if decoding.temperature > 0 else len(prompt.tokens))
         return EngineReply(text, len(text), len(prompt.tokens), "stop")
 
-    def stream(self, prompt, decoding, *, adapter=None):
-        yield from self._reply(prompt, decoding).text
-
     def time_one(self, _prompt, _decoding, *, adapter=None):
         return Timing(0.1, 0.2) if self._timings is None else Timing(None, next(self._timings))
 

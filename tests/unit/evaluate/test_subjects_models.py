@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from graftwork.engines.embedded import EmbeddedEngine
-from graftwork.engines.interface import DecodingSettings
 from graftwork.engines.selection import settle, source_of
 from graftwork.evaluate.ask import worker as ask_worker
 from graftwork.evaluate.ask.answers import CaseBatch, read_answers
@@ -157,13 +156,3 @@ def test_the_first_token_comes_before_the_last_and_the_report_says_what_was_load
         a.reference_loss is not None and math.isfinite(a.reference_loss)
         for a in read_answers(Path(job.folder))
     )
-
-
-@pytest.mark.usefixtures("same_threads")
-def test_a_streamed_answer_is_the_answer_of_the_batch_in_pieces(tmp_path, tiny_base):
-    engine = EmbeddedEngine(source_of(settle(make_job(tmp_path, tiny_base))))
-    prompt, decoding = engine.render(make_cases(1)[0].messages), DecodingSettings(12)
-    (reply,) = engine.answer([prompt], decoding)
-    pieces = list(engine.stream(prompt, decoding))
-    assert "".join(pieces) == reply.text
-    assert next(engine.stream(prompt, decoding)) == pieces[0]

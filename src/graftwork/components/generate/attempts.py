@@ -201,11 +201,6 @@ class RecordedEngine:
     ) -> list[EngineReply]:
         return [self._reply(prompt.messages, decoding.seed or 0) for prompt in prompts]
 
-    def stream(
-        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
-    ) -> Iterator[str]:
-        yield self._reply(prompt.messages, decoding.seed or 0).text
-
     def close(self) -> None:
         """Nothing is open."""
 
