@@ -583,13 +583,13 @@ def engine(tiny_base, tmp_path, monkeypatch):
     """An engine over a tiny model that notes in which thread it renders a prompt."""
     engine = EmbeddedBackend(EngineJob(folder=str(tmp_path), base_folder=str(tiny_base), threads=1))
     rendered_in = []
-    prompt = engine._template.prompt
+    prompt = engine._prompts.template.prompt
 
     def note(messages):
         rendered_in.append(threading.current_thread())
         return prompt(messages)
 
-    monkeypatch.setattr(engine._template, "prompt", note)
+    monkeypatch.setattr(engine._prompts.template, "prompt", note)
     return engine, rendered_in
 
 

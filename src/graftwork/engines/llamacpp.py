@@ -7,7 +7,6 @@ prompts, so that the same question always gets the same answer. Prompts are rend
 
 import http.client
 import json
-import os
 import socket
 import tempfile
 import time
@@ -26,6 +25,7 @@ from graftwork.engines.interface import (
     Timing,
 )
 from graftwork.process.memory import peak_memory_gib
+from graftwork.process.pool import count_cores
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
 from graftwork.records.interaction import Message
 
@@ -54,7 +54,7 @@ def serving_threads(threads: int | None) -> int:
 
     llama.cpp's threads wait for each other in busy loops: one that has to share its core holds up all others.
     """
-    return threads or max(_processors() - 1, 1)
+    return threads or max(count_cores() - 1, 1)
 
 
 def engine_version() -> str:
@@ -103,7 +103,7 @@ class LlamaServer:
         params.warmup = False
         params.fit_params = False
         for group in (params.cpuparams, params.cpuparams_batch):
-            group.n_threads = options.threads or _processors()
+            group.n_threads = options.threads or count_cores()
             group.poll = 0  # a thread that polls takes the processor from the gateway
         try:
             self._server: Any = xllamacpp.Server(params)
@@ -201,7 +201,7 @@ class LlamaCppEngine:
                 "engine": name,
                 "device": "cpu",
                 "base_as": f"{source.precision} in GGUF",
-                "threads": source.threads or _processors(),
+                "threads": source.threads or count_cores(),
             },
         )
 
@@ -307,10 +307,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _refused(body: bytes) -> WorkerFailed:

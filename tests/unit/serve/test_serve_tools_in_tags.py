@@ -10,7 +10,6 @@ from tool_template import FIND, PLACE, TOOLS
 
 from graftwork.data.ingest.read import to_interactions
 from graftwork.data.settings import DataSettings
-from graftwork.engines.embedded_process import EmbeddedBackend
 from graftwork.engines.protocol import GenerateRequest
 from graftwork.engines.replies import ReplyText
 from graftwork.model.chat.template import ChatTemplate
@@ -46,7 +45,7 @@ def trained_prompt(base, row):
 
 def note_prompts(house):
     engine, seen = house.stub, []
-    template = engine._template if isinstance(engine, EmbeddedBackend) else engine._prompts.template
+    template = engine._prompts.template
     prompt = template.prompt
     template.prompt = lambda messages: seen.append(prompt(messages)) or seen[-1]
     return seen
