@@ -54,6 +54,7 @@ MAPPED: dict[Meaning, str] = {"status": "status", "session": "session", "score":
 _WITH_PATHS = {"chat", "sharegpt", "preference", "alpaca", "completion", "openai_log"}
 MOST_SHOWN = 5
 FEW_STATUSES = 12
+FEW_IDS = 10
 
 
 class OwnField(Record):
@@ -96,6 +97,8 @@ def find_own_fields(rows: Sequence[Interaction], *, formats: Iterable[str]) -> t
             mapped, note = False, f"not mapped: data.keep_status would have to name {unknown}"
         if meaning == "time" and name not in TIME_FIELDS:
             note = "not read: the log's time is read from `timestamp` or `created_at`"
+        if meaning == "nothing" and _names_several_rows(name, found):
+            note = "names several rows: data.split_by keeps them together"
         if mapped:
             taken.add(meaning)
         fields.append(_describe(name, meaning, found, mapped=mapped, note=note))
@@ -120,6 +123,13 @@ def _guess(name: str, values: Sequence[Any]) -> Meaning:
     if named == "status" and len(set(map(str, values))) > FEW_STATUSES:
         return "nothing"
     return named or "nothing"
+
+
+def _names_several_rows(name: str, values: Sequence[Any]) -> bool:
+    """Whether an id stands in several rows and not in most: what they have in common must not be split."""
+    distinct = len(set(map(str, values)))
+    is_id = re.fullmatch(r"(?:.*[._])?(?:id|uuid|ref|key)|.*[a-z](?:Id|Ref|Key)", name)
+    return is_id is not None and distinct >= FEW_IDS and 1.2 * distinct <= len(values) <= 50 * distinct
 
 
 def _unknown_statuses(values: Sequence[Any]) -> str:

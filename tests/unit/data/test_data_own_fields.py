@@ -61,6 +61,15 @@ def test_ratings_within_a_feedback_object_are_own_fields(tmp_path):
     assert read_one(tmp_path, row, mapping={"reward": "feedback.csat"}).reward == 2.0
 
 
+def test_an_id_that_stands_in_several_rows_is_named_for_the_split(tmp_path):
+    rows = [chat(f"Q{n}?", "A.", trip_id=f"t{n // 3}", rowId=n, tool_id=n % 4) for n in range(60)]
+    write_log(tmp_path / "log.jsonl", rows)
+    read = list(read_file("log.jsonl", root=tmp_path, settings=DataSettings()))
+    notes = {field.name: field.note for field in find_own_fields(read, formats=["chat"])}
+    assert "data.split_by" in notes["trip_id"]
+    assert (notes["rowId"], notes["tool_id"]) == ("", "")
+
+
 def test_a_mapped_score_that_is_no_number_names_the_row_and_the_field(tmp_path):
     read = read_one(tmp_path, chat("A?", "B.", stars="good"), mapping={"reward": "stars"})
     assert isinstance(read, ReadFault)
