@@ -35,7 +35,7 @@ from graftwork.model.adapters.trainable import make_trainable, save_trained, tra
 from graftwork.model.base import loadable_name
 from graftwork.model.load import load_base
 from graftwork.model.threads import use_threads
-from graftwork.pipeline.merge_adapters import MergeRequest, merge_adapters
+from graftwork.pipeline.export import MergeRequest, merge_adapters
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.table import run_pipeline

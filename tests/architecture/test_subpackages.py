@@ -41,7 +41,7 @@ ORDER = {
     "< app < serve",
     "fleet": "place < settings, far_side, far_start, "
     "bootstrap, results, simulated_hosts < bundle, ledger < runner, control, image < places",
-    "cycle": "cron < settings < state < decide, notices",
+    "cycle": "cron < settings < state < decide",
     "cli": "output < show < progress < command, fleet_hosts < fleet < data, evaluate, "
     "generate, model, project, reward, run, spec, train, ui, up, worker < serve < gate, plan, release < main",
     "plan": "settings, residuals, catalog, week < fit, stages, estimate, serving < micro_batches, cost, lint "

@@ -5,8 +5,8 @@ import json
 import yaml
 
 from graftwork.pipeline.ab import compare_replayed
+from graftwork.pipeline.deploy import import_release
 from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.release_transfer import import_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from graftwork.api.project import open_project
 from graftwork.cli.main import app
 from graftwork.pipeline.ask_endpoint import EndpointQuestions, ask_endpoint
+from graftwork.pipeline.deploy import import_release
 from graftwork.pipeline.evaluation_subjects import find_trained
 from graftwork.pipeline.family_gate import gate_family, read_route
-from graftwork.pipeline.release_transfer import import_release
 from graftwork.pipeline.releases import promote_release
 from graftwork.pipeline.serving import open_chain_checks, with_threshold
 from graftwork.process.worker import hold_lock

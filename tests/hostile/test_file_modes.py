@@ -18,8 +18,8 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from store_samples import capture
 
 from graftwork.files.disk import Journal, atomic_folder, close_to_others, make_folder, write_atomic
+from graftwork.pipeline.deploy import export_release, import_release
 from graftwork.pipeline.open_project import OpenProject, use_project
-from graftwork.pipeline.release_transfer import export_release, import_release
 from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import run_pipeline

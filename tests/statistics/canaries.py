@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
 from graftwork.cycle.state import CycleState, CycleStepState
-from graftwork.pipeline.canary import CanaryRequest, find_canary, run_canary
-from graftwork.pipeline.cycle.live import watch_canary
+from graftwork.pipeline.cycle.runner import watch_canary
+from graftwork.pipeline.live_traffic import CanaryRequest, find_canary, run_canary
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter

@@ -15,7 +15,7 @@ from graftwork.data.inspect.diff import DatasetDiff, diff_datasets
 from graftwork.data.inspect.rows import ShownRow, find_row_id, show_row
 from graftwork.data.inspect.trace import Trace, names_token, read_log_line, trace
 from graftwork.files.dataset import MANIFEST, fetch_rows, read_manifest, scan_columns, scan_drops
-from graftwork.pipeline.dataset_folders import (
+from graftwork.pipeline.steps.data import (
     find_dataset_by_hash,
     find_latest_dataset,
     open_decoder,

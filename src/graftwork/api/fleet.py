@@ -5,9 +5,9 @@ In: a project. Out: records. Asking a place may go over the network; the ledger 
 
 from graftwork.api.project import Project
 from graftwork.pipeline import fleet_jobs
+from graftwork.pipeline.fleet_jobs import CostSummary, list_offers, summarize_costs
+from graftwork.pipeline.fleet_jobs import RunOffers as RunOffers  # noqa: PLC0414
 from graftwork.pipeline.fleet_places import FleetPlaces, list_places, place_names
-from graftwork.pipeline.fleet_reports import CostSummary, list_offers, summarize_costs
-from graftwork.pipeline.fleet_reports import RunOffers as RunOffers  # noqa: PLC0414
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import FleetJob

@@ -16,7 +16,7 @@ from graftwork.api.cycle import find_waiting_step, next_sessions, read_week
 from graftwork.api.project import Project
 from graftwork.api.runs import RunLine, to_line
 from graftwork.cycle.state import CoordinatorState
-from graftwork.pipeline.fleet_reports import CostSummary, summarize_costs
+from graftwork.pipeline.fleet_jobs import CostSummary, summarize_costs
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import read_verdict
 from graftwork.pipeline.status import (

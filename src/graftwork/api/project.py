@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.cycle.session import CycleStatus
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
-    from graftwork.pipeline.federated.rounds import Federation
+    from graftwork.pipeline.federated import Federation
     from graftwork.pipeline.preflight import Preflight
     from graftwork.pipeline.review import CalibratedJudge
     from graftwork.pipeline.serving import CreatedKey
@@ -180,7 +180,7 @@ class Project:
 
     def train_federated(self, *, again: bool = False) -> "Federation":
         """Train in rounds at the places of `federated:`, whose data stays there."""
-        from graftwork.pipeline.federated.rounds import run_federation
+        from graftwork.pipeline.federated import run_federation
 
         with self.open() as work:
             return run_federation(work, again=again)
@@ -342,7 +342,7 @@ class Project:
         `options` are the fields of `CanaryRequest`: alias, metric, reason, force, max_sessions, max_seconds,
         every_seconds.
         """
-        from graftwork.pipeline.canary import CanaryRequest, run_canary
+        from graftwork.pipeline.live_traffic import CanaryRequest, run_canary
 
         with self.open() as work:
             return run_canary(work, name, CanaryRequest(share=share, **options))
@@ -381,7 +381,7 @@ class Project:
 
     def shadow(self) -> "ShadowSummary | None":
         """Compare the challenger of `serve.shadow` with what users got; None where no shadow is set up."""
-        from graftwork.pipeline.shadow import summarize_shadow
+        from graftwork.pipeline.live_traffic import summarize_shadow
 
         with self.open() as work:
             return summarize_shadow(work)

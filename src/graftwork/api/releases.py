@@ -9,8 +9,8 @@ from typing import Any
 
 from graftwork.api.project import Project
 from graftwork.api.runs import Difference, flatten, list_differences
-from graftwork.pipeline.release_transfer import archive_path
-from graftwork.pipeline.release_transfer import export_release as write_release_archive
+from graftwork.pipeline.deploy import archive_path
+from graftwork.pipeline.deploy import export_release as write_release_archive
 from graftwork.pipeline.releases import LineageGraph as LineageGraph  # noqa: PLC0414
 from graftwork.pipeline.releases import LineageNode as LineageNode  # noqa: PLC0414
 from graftwork.pipeline.releases import (

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from graftwork.data.settings import CaptureSettings
     from graftwork.grading.score_audit import ScoreAudit
     from graftwork.pipeline.review import ReviewQueue
-    from graftwork.pipeline.score_audit import LogScoresAudit
     from graftwork.pipeline.serving import Forgotten
+    from graftwork.pipeline.steps.data import LogScoresAudit
     from graftwork.records.correction import ReviewAction, ReviewItem
     from graftwork.records.dataset import Audit, Split
 
@@ -109,7 +109,7 @@ def _audit(files: list[str], project: Path | None, row_format: str | None) -> "t
 
 
 def _audit_scores(files: list[str], project: Path | None, *, as_json: bool) -> NoReturn:
-    from graftwork.pipeline.score_audit import audit_logs
+    from graftwork.pipeline.steps.data import audit_logs
 
     if files:
         found = audit_logs(files)
@@ -180,7 +180,7 @@ def trace(
     """
     from graftwork.data.inspect.trace import names_token
     from graftwork.data.inspect.trace import trace as trace_in
-    from graftwork.pipeline.dataset_folders import open_decoder_if_there
+    from graftwork.pipeline.steps.data import open_decoder_if_there
 
     folder, root = _find_dataset(dataset, project)
     decoder = open_decoder_if_there(folder, root) if names_token(what) else None
@@ -208,7 +208,7 @@ def show(
     from graftwork.cli.show.data import show_rows as print_rows
     from graftwork.data.inspect.rows import show_rows
     from graftwork.files.dataset import read_manifest
-    from graftwork.pipeline.dataset_folders import open_decoder
+    from graftwork.pipeline.steps.data import open_decoder
 
     chosen = _to_split(split)
     folder, root = _find_dataset(dataset, project)
@@ -283,7 +283,7 @@ def export(
 def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder to which the names of its logs are relative."""
     from graftwork.files.dataset import MANIFEST
-    from graftwork.pipeline.dataset_folders import (
+    from graftwork.pipeline.steps.data import (
         find_dataset_by_hash,
         find_latest_dataset,
         no_such_dataset,

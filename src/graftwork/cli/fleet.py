@@ -63,9 +63,8 @@ def offers(
 
     Example:  graft fleet offers --run
     """
-    from graftwork.pipeline.fleet_jobs import FleetRequest
+    from graftwork.pipeline.fleet_jobs import FleetRequest, list_offers
     from graftwork.pipeline.fleet_places import list_places
-    from graftwork.pipeline.fleet_reports import list_offers
 
     if not run:
         with opened(project) as work:
@@ -139,7 +138,7 @@ def run_at_place(
 
 def choose_for(work: "OpenProject", request: "FleetRequest") -> "FleetRequest":
     """The request at the place that `--place auto` finds; prints the reasons on standard error."""
-    from graftwork.pipeline.fleet_reports import find_place
+    from graftwork.pipeline.fleet_jobs import find_place
 
     chosen = find_place(work, request)
     option = chosen.option
@@ -291,7 +290,7 @@ def ledger(
     import sys
 
     from graftwork.fleet.ledger import export_csv
-    from graftwork.pipeline.fleet_reports import summarize_costs
+    from graftwork.pipeline.fleet_jobs import summarize_costs
 
     with opened(project) as work:
         jobs, summary = work.jobs.list(), summarize_costs(work)
@@ -317,7 +316,7 @@ def bundle(
 
     Example:  graft fleet bundle --to bundle/
     """
-    from graftwork.pipeline.fleet_reports import export_bundle
+    from graftwork.pipeline.fleet_jobs import export_bundle
 
     with opened_with_progress(project, model) as work:
         found = export_bundle(work, to.absolute(), base_there=base)

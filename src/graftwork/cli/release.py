@@ -24,8 +24,8 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
+    from graftwork.pipeline.deploy import ImportedRelease
     from graftwork.pipeline.open_project import OpenProject
-    from graftwork.pipeline.release_transfer import ImportedRelease
 
 ToUrl = Annotated[
     str | None,
@@ -199,40 +199,40 @@ def _send(
     work: "OpenProject", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:
     """What was done: as JSON and as text."""
-    from graftwork.pipeline import release_transfer
+    from graftwork.pipeline import deploy
 
     body: dict[str, Any]
     if hub is not None:
-        on_hub = release_transfer.push_to_hub(work, name, repository=hub)
+        on_hub = deploy.push_to_hub(work, name, repository=hub)
         body = {"id": on_hub.release.id, "hub": hub, "commit": on_hub.commit, "tag": on_hub.tag}
         return body, f"{on_hub.release.id[:12]} is at {hub}, commit {on_hub.commit[:12]}, tag {on_hub.tag}"
     if ssh is not None:
-        there = release_transfer.push_to_machine(work, name, target=ssh, alias=alias)
+        there = deploy.push_to_machine(work, name, target=ssh, alias=alias)
         body = {"id": there.release.id, "ssh": ssh, "sent": there.sent, "alias": there.alias}
         text = f"{there.release.id[:12]} {'sent' if there.sent else 'already there'}: {ssh}"
         moved = f"; {there.alias} points at it there" if there.alias else ""
         return {**body, "previous": there.previous}, text + moved
-    pushed = release_transfer.push_to_url(work, name, url=to)
+    pushed = deploy.push_to_url(work, name, url=to)
     body = {"id": pushed.release.id, "sent": list(pushed.sent), "bytes": pushed.bytes}
     count, total = len(pushed.sent), len(pushed.release.files)
     return body, f"{pushed.release.id[:12]}: {count} of {total} files sent ({pushed.bytes:,} bytes)"
 
 
 def _track(work: "OpenProject", name: str, *, mlflow: str) -> tuple[dict[str, Any], str]:
-    from graftwork.pipeline import release_transfer
+    from graftwork.pipeline import deploy
 
-    entered = release_transfer.push_to_mlflow_registry(work, name, registered=mlflow)
+    entered = deploy.push_to_mlflow_registry(work, name, registered=mlflow)
     text = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", unchanged")
     return {"mlflow": mlflow, "version": entered.version, "new": entered.new}, text
 
 
 def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
-    from graftwork.pipeline import release_transfer
+    from graftwork.pipeline import deploy
 
     if hub is not None and url is None and name is None:
-        return release_transfer.pull_from_hub(work, hub)
+        return deploy.pull_from_hub(work, hub)
     if hub is None and name is not None:
-        return release_transfer.pull_from_url(work, name, url=url)
+        return deploy.pull_from_url(work, name, url=url)
     raise UserMistake(
         "the release is ambiguous",
         why="a release at a URL is named by its id, on the Hub by repository and revision",
@@ -318,7 +318,7 @@ def export(
         else:
             _export_for_program(name, to, format, precision, project=project, as_json=json)
         return
-    from graftwork.pipeline.release_transfer import export_base, export_release
+    from graftwork.pipeline.deploy import export_base, export_release
 
     with opened_with_progress(project) as work:
         done = export_release(work, name, target=to)
@@ -389,7 +389,7 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
 
     Example:  graft release import champion.tar
     """
-    from graftwork.pipeline.release_transfer import import_release
+    from graftwork.pipeline.deploy import import_release
 
     with opened_with_progress(project, model) as work:
         done = import_release(work, source)
@@ -471,7 +471,7 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
 
     Example:  graft release verify champion
     """
-    from graftwork.pipeline.release_transfer import report_bytes
+    from graftwork.pipeline.deploy import report_bytes
     from graftwork.pipeline.releases import open_store
     from graftwork.registry.index import find_release
 
@@ -591,7 +591,7 @@ def promote(
 def _promote_canary(
     project: Path | None, name: str, *, as_json: bool, share: str, options: dict[str, Any]
 ) -> NoReturn:
-    from graftwork.pipeline.canary import parse_share
+    from graftwork.pipeline.live_traffic import parse_share
 
     with reporting(project) as found:
         report = found.promote_canary(name, share=parse_share(share), **options)
@@ -850,7 +850,7 @@ def ab(
     Example:  graft release ab --traffic shadow --json | jq '.checks[] | {check, low, high}'
     """
     from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
-    from graftwork.pipeline.shadow import compare_shadow
+    from graftwork.pipeline.live_traffic import compare_shadow
 
     if traffic not in ("captures", "shadow"):
         raise UserMistake(

@@ -200,7 +200,7 @@ def merge(
 
     Example:  graft train merge run:1a2b run:3c4d --method ties --to merged/
     """
-    from graftwork.pipeline.merge_adapters import MergeRequest, merge_adapters
+    from graftwork.pipeline.export import MergeRequest, merge_adapters
 
     request = MergeRequest(
         tuple(names), to.absolute(), method.value, weights=weights, rank=rank, density=density, seed=seed
@@ -306,7 +306,7 @@ def federated(
     """
     with reporting(project, model) as found:
         if dry_run:
-            from graftwork.pipeline.federated.rounds import plan_federation
+            from graftwork.pipeline.federated import plan_federation
 
             with found.open() as work:
                 planned = plan_federation(work)

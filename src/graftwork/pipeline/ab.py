@@ -8,7 +8,6 @@ were kept, each once.
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -39,7 +38,6 @@ from graftwork.evaluate.score import average
 from graftwork.evaluate.subjects import Asking, Subject, parse_subject, settle_engine
 from graftwork.files.disk import write_atomic
 from graftwork.grading.grade import grade
-from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.pipeline.evaluation import Grading, ask_subject, open_grading
 from graftwork.pipeline.evaluation_subjects import resolve_subject
@@ -164,7 +162,7 @@ def _ask(
     ask_subject(work, subject, cases)
     answers = read_answers(subject.folder)
     grading.prepare(cases, answers)
-    context = grade_context(work, grading)
+    context = grading.context()
     by_id = {case.id: case for case in cases}
     grades: dict[str, list[float | None]] = {case.id: [] for case in cases}
     for answer in answers:
@@ -172,11 +170,6 @@ def _ask(
             mark = grade(metric, by_id[answer.case_id], answer.text, context=context)
             grades[answer.case_id].append(mark)
     return {case: average(values) if values else None for case, values in grades.items()}
-
-
-def grade_context(work: OpenProject, grading: Grading) -> GradeContext:
-    checks = {check.name: check for check in work.settings.evaluate.checks}
-    return replace(grading.context(), checks=checks)
 
 
 FEEDBACK = "feedback"
@@ -251,7 +244,7 @@ class LiveComparison:
         self._of: dict[str, Side] = {pair[0].id: "A", pair[1].id: "B"}
         self._tallies: dict[Side, ArmTally] = {"A": ArmTally(pair[0].id), "B": ArmTally(pair[1].id)}
         self._by_users = metric == FEEDBACK and metric not in work.settings.evaluate.graded
-        self._grade = partial(grade, metric, context=grade_context(work, open_grading(work, ())))
+        self._grade = partial(grade, metric, context=open_grading(work, ()).context())
         self._worst = 1.0 if metric in LOWER_IS_BETTER else 0.0
         confidence, lower = work.settings.evaluate.confidence, metric in LOWER_IS_BETTER
         self._live = LiveTest(1 - confidence, lower_is_better=lower, goes_on=self._by_users)

@@ -30,7 +30,6 @@ from graftwork.files.dataset import read_rows
 from graftwork.files.escalation import read_forecast, write_forecast
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import CannotGrade
-from graftwork.pipeline.ab import grade_context
 from graftwork.pipeline.answer_checks import (
     LiveChecks,
     find_live_checks,
@@ -154,7 +153,7 @@ def _ask_large(work: OpenProject, named: str, cases: Sequence[Case]) -> _Large:
     price = AnswerPrice(usd_per_hour=work.settings.evaluate.costs.usd_per_hour)
     if parsed.endpoint is not None:
         price = AnswerPrice(tokens=find_token_price(parsed.endpoint.model, index_prices(list_token_prices())))
-    context = grade_context(work, open_grading(work, cases))
+    context = open_grading(work, cases).context()
     metric = choose_success(work.settings.evaluate)
     grades = {
         case.id: grade(metric, case, by_case[case.id][0].text, context=context)
@@ -171,7 +170,7 @@ def _pair_up(
     large: _Large,
     search: ThresholdSearch,
 ) -> dict[str, PairedCase]:
-    context = grade_context(work, open_grading(work, cases))
+    context = open_grading(work, cases).context()
     metric, live = choose_success(work.settings.evaluate), LiveChecks(work, search.checks, where="--check")
     hourly = work.settings.evaluate.costs.usd_per_hour
     found = {}

@@ -67,7 +67,7 @@ from graftwork.records.base import Figure, Record, fingerprint
 from graftwork.records.dataset import Audit, Dataset
 from graftwork.records.errors import GraftError
 from graftwork.records.hardware import Machine, Offer
-from graftwork.records.interaction import CallUsage, Hosting, Savings, TokenPrice, UsageDay
+from graftwork.records.interaction import CallUsage, Hosting, Savings, TokenPrice
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
 
 HOURS_PER_MONTH = 730.5
@@ -197,7 +197,8 @@ def price_of_subject(work: OpenProject, subject: Subject) -> AnswerPrice | None:
 
 def savings_of(work: OpenProject, audit: Audit, dataset: Dataset) -> Savings | None:
     """What the model of this project would save on the calls that it is trained to take over."""
-    usage = tuple(day for day in audit.usage if _is_own(work, day))
+    roles = work.settings.all_models[work.model].keep.role
+    usage = tuple(day for day in audit.usage if not roles or day.group in roles)
     if not usage:
         return None
     settings = work.settings.evaluate.costs
@@ -214,11 +215,6 @@ def savings_of(work: OpenProject, audit: Audit, dataset: Dataset) -> Savings | N
     return find_savings(
         usage, find_price=lambda name: find_token_price(name, known), hosting=hosting, volume=volume
     )
-
-
-def _is_own(work: OpenProject, day: UsageDay) -> bool:
-    roles = work.settings.all_models[work.model].keep.role
-    return not roles or day.group in roles
 
 
 MODE_OF: dict[str, Mode] = {JUDGE_SCORE: "pointwise", JUDGE_PREFERENCE: "pairwise"}
@@ -286,8 +282,10 @@ class Grading:
 
     def context(self) -> GradeContext:
         """A fresh one for each subject: it gathers the grades that could not be given."""
+        settings = self.work.settings.evaluate
         return GradeContext(
-            fields=self.work.settings.evaluate.fields,
+            fields=settings.fields,
+            checks={check.name: check for check in settings.checks},
             folder=self.work.project.root,
             sandbox=self.sandbox,
             judge=self.judge,

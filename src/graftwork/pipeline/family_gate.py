@@ -25,7 +25,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.files.router import read_router, router_path
 from graftwork.grading.grade import grade
 from graftwork.http.messages import Headers
-from graftwork.pipeline.ab import choose_metric, grade_context
+from graftwork.pipeline.ab import choose_metric
 from graftwork.pipeline.ask_endpoint import EndpointQuestions, ServedAnswer, ask_endpoint, read_health
 from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.open_project import OpenProject
@@ -264,7 +264,7 @@ class _Grades:
 
     def __init__(self, work: OpenProject, metric: str, cases: dict[str, Case]) -> None:
         self._work, self._metric, self._cases = work, metric, cases
-        self._context = grade_context(work, open_grading(work, tuple(cases.values())))
+        self._context = open_grading(work, tuple(cases.values())).context()
 
     def of(self, answers: Sequence[ServedAnswer]) -> list[RoutedAnswer]:
         return [self._one(answer) for answer in answers]

@@ -33,7 +33,7 @@ from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
-from graftwork.records.hardware import Cpu, Gpu, Machine
+from graftwork.records.hardware import Cpu, Machine
 from graftwork.records.plan import (
     Algorithm,
     DeviceFacts,
@@ -423,7 +423,8 @@ def this_machine(*, overlay: Path | None = None) -> Machine:
     if cards:
         first = cards[0]
         same = [card for card in cards if card.name == first.name]
-        gpu = _known(first, overlay=overlay)
+        # The catalog's figures with the memory that the driver shows.
+        gpu = find_gpu(first.name, overlay=overlay).model_copy(update={"memory_gib": first.memory_gib})
     return Machine(
         gpu=gpu, gpus=len(same), cpu=_processor(device, overlay=overlay), ram_gib=device.memory_gib
     )
@@ -454,12 +455,6 @@ def read_cards(printed: str, *, visible: str | None = None) -> list[DriverCard]:
         if is_visible(index, uuid, visible):
             cards.append(card)
     return cards
-
-
-def _known(card: DriverCard, *, overlay: Path | None) -> Gpu:
-    """The catalog's figures with the memory that the driver shows."""
-    gpu = find_gpu(card.name, overlay=overlay)
-    return gpu.model_copy(update={"memory_gib": card.memory_gib})
 
 
 def _processor(device: DeviceFacts, *, overlay: Path | None) -> Cpu:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from graftwork.model.base import EMBEDDED, hub_place, models_folder
 from graftwork.model.hub import (
-    HubModel,
     HubName,
     HubPlace,
     fetch,
@@ -94,7 +93,9 @@ def list_models(*, project_folder: Path, bases: tuple[str, ...] = ()) -> LocalMo
         LocalModel(
             name=model.repository,
             commit=model.commit,
-            size_bytes=_size_here(model),
+            size_bytes=sum(
+                file.size for name, file in model.files.items() if (Path(model.folder) / name).exists()
+            ),
             has_weights=model.has_weights,
             pinned=(model.repository, model.commit) in pins,
             folder=model.folder,
@@ -132,11 +133,6 @@ def remove_model(name: str) -> RemovedModels:
         )
     freed = sum(remove_local(model) for model in chosen)
     return RemovedModels(removed=tuple(model.name for model in chosen), freed_bytes=freed)
-
-
-def _size_here(model: HubModel) -> int:
-    folder = Path(model.folder)
-    return sum(file.size for name, file in model.files.items() if (folder / name).exists())
 
 
 def _require_hub_name(name: str) -> HubName:

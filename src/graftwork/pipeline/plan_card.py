@@ -42,7 +42,6 @@ from graftwork.records.plan import (
 )
 from graftwork.records.units import ELEMENT_BYTES, GIB
 from graftwork.train.engine_choice import streams_layers, why_plain_step
-from graftwork.train.settings import TrainSettings
 
 
 def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
@@ -226,13 +225,16 @@ def plan_tuning(
     whole = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
     sampled = sampling_gib(shape, load)
     limit = whole - sampled
+    # Small models are quick in 16 bits, and 8 cost them most: on SmolLM2 the loss was 7 % higher.
+    large = total_parameters(shape) >= LARGE_PARAMETERS
+    wants_eight = settings.fp8 == "on" or (settings.fp8 == "auto" and large)
     request = TuningRequest(
         method=settings.method,
         adapted=load.adapted_layers,
         trainable=trained_by(shape, load),
         step_tokens=_largest_step(load),
         longest=max(load.lengths),
-        eight=_wants_eight(settings, shape) and (device.capability or 0) >= FIRST_WITH_EIGHT,
+        eight=wants_eight and (device.capability or 0) >= FIRST_WITH_EIGHT,
         compile=settings.compile,
         run_tokens=sum(load.lengths) * load.epochs,
     )
@@ -269,9 +271,3 @@ def _largest_step(load: Workload) -> int:
     mean, spread = statistics.fmean(lengths), statistics.pstdev(lengths)
     likely = rows * mean + 3 * spread * math.sqrt(rows)
     return min(math.ceil(likely), max(sum(lengths[-rows:]), round(rows * mean)))
-
-
-def _wants_eight(settings: TrainSettings, shape: ModelShape) -> bool:
-    """Small models are quick in 16 bits, and 8 cost them most: on SmolLM2 the loss was 7 % higher."""
-    large = total_parameters(shape) >= LARGE_PARAMETERS
-    return settings.fp8 == "on" or (settings.fp8 == "auto" and large)

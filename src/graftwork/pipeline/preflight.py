@@ -8,7 +8,6 @@ before it trains; `graft run --dry-run` does nothing else.
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,13 +20,10 @@ from graftwork.files.dataset import iterate_rows
 from graftwork.files.disk import write_atomic
 from graftwork.grading.grade import require_gradable
 from graftwork.grading.hacks import hacks_for
-from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import name_of
 from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
 from graftwork.grading.rewards import RewardSpec
-from graftwork.pipeline.dataset_folders import find_latest_dataset
-from graftwork.pipeline.doctor.machine import DoctorCheck, check_disk
-from graftwork.pipeline.doctor.project import check_port
+from graftwork.pipeline.doctor.checks import DoctorCheck, check_disk, check_port
 from graftwork.pipeline.evaluation import doubts_about_judge, open_grading
 from graftwork.pipeline.evaluation_cases import read_held_out
 from graftwork.pipeline.open_project import OpenProject
@@ -38,7 +34,7 @@ from graftwork.pipeline.rewards import (
     read_prompts,
 )
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.steps.data import PreparedData, find_latest_dataset
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
@@ -329,7 +325,7 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
         try:
             grading = open_grading(work, cases)
             context = grading.context()
-            require_gradable(_with_checks(work, context))
+            require_gradable(context)
             found = try_out(cases, evaluate=evaluate, gate=gate, context=context)
             trials, problems = found.metrics, [*problems, *found.problems]
         except GraftError as error:
@@ -345,7 +341,9 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
         for metric, why in doubts_about_judge(work).items()
     ]
     problems += find_missing_keys(work.settings)
-    problems += _look_at_machine(work, plan)
+    # Disk and port, as the doctor sees them; a port in use does not stop a training.
+    problems += _as_problem(check_disk(work.project.state, needed=plan.disk_gib.high), severity="error")
+    problems += _as_problem(check_port(work.project), severity="warning")
     return Preflight(
         cases=len(cases),
         metrics=trials,
@@ -353,11 +351,6 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
         run=run,
         power=power,
     )
-
-
-def _with_checks(work: OpenProject, context: GradeContext) -> GradeContext:
-    checks = {check.name: check for check in work.settings.evaluate.checks}
-    return replace(context, checks=checks)
 
 
 def _nothing_held_out(work: OpenProject) -> Problem:
@@ -392,12 +385,6 @@ def find_missing_keys(settings: ProjectSettings) -> list[Problem]:
         for where, variable in variables.items()
         if variable is not None and not os.environ.get(variable, "").strip()
     ]
-
-
-def _look_at_machine(work: OpenProject, plan: Plan) -> list[Problem]:
-    """Disk and port, as the doctor sees them; a port in use does not stop a training."""
-    disk, port = check_disk(work.project.state, needed=plan.disk_gib.high), check_port(work.project)
-    return [*_as_problem(disk, severity="error"), *_as_problem(port, severity="warning")]
 
 
 def _as_problem(check: DoctorCheck, *, severity: Severity) -> list[Problem]:

@@ -174,7 +174,7 @@ def _rules(work: OpenProject, data: DataSettings) -> AcceptanceRules:
             where="data.repair.judge_at_least",
         )
     grading = open_grading(work, ())
-    context = replace(grading.context(), checks={check.name: check for check in settings.checks})
+    context = grading.context()
     return AcceptanceRules(data, context, grading.judge)
 
 

@@ -545,7 +545,13 @@ def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[Labelle
             pairs.append(LabelledPair(_blind(case), case.reference, case.rejected, cluster))
             known.add(_name_pair(case.messages, case.reference, case.rejected))
     for number, label in enumerate(_last_labels(list_judge_labels(work))):
-        case = _case_of(label, number)
+        case = Case(
+            id=f"{label.item} {number}",
+            origin=Origin(file="labels", line=number + 1),
+            messages=label.messages,
+            reference="",
+            group=label.group,
+        )
         cluster = label.session or label.item
         answers.append(LabelledAnswer(case, label.answer, label.score >= GOOD_FROM, cluster))
         # An edited row is a pair of the log too, where data.logs names the log of reviews.
@@ -568,12 +574,6 @@ def _last_labels(labels: Iterable[JudgeLabel]) -> list[JudgeLabel]:
 def _name_pair(messages: Sequence[Message], preferred: str, other: str) -> tuple[str, str, str]:
     question = next((turn.content for turn in reversed(messages) if turn.role == "user"), "")
     return question, preferred.strip(), other.strip()
-
-
-def _case_of(label: JudgeLabel, number: int) -> Case:
-    origin = Origin(file="labels", line=number + 1)
-    name = f"{label.item} {number}"
-    return Case(id=name, origin=origin, messages=label.messages, reference="", group=label.group)
 
 
 def _blind(case: Case) -> Case:

@@ -212,7 +212,8 @@ def divide(
     """Loading, computing, sampling, waiting for data, evaluations, checkpoints, and the rest: validation at
     the end and saving; with restarts what was lost by them. The loss before the first step belongs to
     loading."""
-    waiting = outcome.seconds * _data_share(vitals)
+    shares = [vital.data_share for vital in vitals if vital.data_share is not None]
+    waiting = outcome.seconds * min(max(sum(shares) / len(shares), 0.0), 1.0) if shares else 0.0
     sampling = sum(step.measures.get(name, 0.0) for step in steps for name in SAMPLING_SECONDS)
     looks = sum(look.seconds for look in outcome.looks)
     checkpoints = max(0.0, between_steps(steps) - looks)
@@ -239,11 +240,6 @@ def between_steps(steps: Sequence[TrainStep]) -> float:
         if later.step == earlier.step + 1 and earlier.at and later.at
     ]
     return sum(gap for gap in gaps if gap > 0)
-
-
-def _data_share(vitals: Sequence[Vitals]) -> float:
-    shares = [vital.data_share for vital in vitals if vital.data_share is not None]
-    return min(max(sum(shares) / len(shares), 0.0), 1.0) if shares else 0.0
 
 
 def _loaded_gib(steps: Sequence[TrainStep], vitals: Sequence[Vitals]) -> float | None:

@@ -263,7 +263,7 @@ def serve_here(
 
     `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
     """
-    from graftwork.pipeline.canary import find_canary
+    from graftwork.pipeline.live_traffic import find_canary
     from graftwork.serve.run import ServedProject, run, serve
 
     require_upstream_keys(settings)
@@ -701,7 +701,7 @@ def forget_captures(
     asked = session if session is not None else user
     assert asked is not None
     names = _stored_forms(asked)
-    is_theirs = _of_session(names) if session is not None else _of_user(names)
+    is_theirs = (lambda capture: capture.session in names) if session is not None else _of_user(names)
     ids = tuple(capture.id for capture in work.captures.holding(names) if is_theirs(capture))
     book = FeedbackStore(work.database, project=work.settings.project)
     given = () if user is None else tuple(e for e in book.by(names) if e.feedback.capture not in set(ids))
@@ -742,10 +742,6 @@ def _stored_forms(name: str) -> tuple[str, ...]:
     for kind in ("session", "user"):
         forms += [redact_name(form, Redactor(), kind=kind) or form for form in forms[:2]]
     return tuple(dict.fromkeys(forms))
-
-
-def _of_session(names: Collection[str]) -> Callable[[Capture], bool]:
-    return lambda capture: capture.session in names
 
 
 def _of_user(names: Collection[str]) -> Callable[[Capture], bool]:

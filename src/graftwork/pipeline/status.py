@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from graftwork.pipeline import table
 from graftwork.pipeline.drift import measure_drift
+from graftwork.pipeline.live_traffic import summarize_shadow
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import StageTime, read_time
-from graftwork.pipeline.shadow import summarize_shadow
 from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk, name_entry
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock

@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from graftwork.pipeline.open_project import OpenProject, use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.run_identity import run_id_of
-from graftwork.pipeline.runs import Event, Events
+from graftwork.pipeline.runs import Events
 from graftwork.pipeline.step import name_entry
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.framing import Framing, FramingError, encode, read_messages
@@ -274,7 +274,8 @@ class MessageOutbox:
     def _write_all(self) -> None:
         while (message := self._next()) is not None:
             try:
-                self._stream.write(self._encode(message))
+                body = json.dumps({"type": None, **message.model_dump(mode="json")}, ensure_ascii=False)
+                self._stream.write(encode(body.encode("utf-8", "replace"), self._framing))
                 self._stream.flush()
             except (OSError, ValueError):
                 # The client is gone: the end of standard input says the same to the work.
@@ -298,10 +299,6 @@ class MessageOutbox:
     def _number(self, message: WorkerMessage) -> WorkerMessage:
         self._seq += 1
         return message.model_copy(update={"seq": self._seq, "at": time.time()})
-
-    def _encode(self, message: WorkerMessage) -> bytes:
-        body = {"type": None, **message.model_dump(mode="json")}
-        return encode(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"), self._framing)
 
 
 LOOK_SECONDS = 0.2
@@ -387,7 +384,9 @@ class WorkerSession:
                 self._set_busy(True)
                 watcher.start()
                 try:
-                    self._require_running()
+                    if self._stopping:
+                        # A client that closed the port at once has nothing begun.
+                        raise StoppedInOrder(self._stopping)
                     result, code = self._carry_out(start)
                 finally:
                     self._set_busy(False)
@@ -412,11 +411,6 @@ class WorkerSession:
         """A signal is sent only while the work can take it."""
         with self._guard:
             self._busy = busy
-
-    def _require_running(self) -> None:
-        """A client that closed the port at once has nothing begun."""
-        if self._stopping:
-            raise StoppedInOrder(self._stopping)
 
     def _carry_out(self, start: StartRequest) -> tuple[dict[str, Any], int]:
         project = open_project(Path(start.project))
@@ -531,15 +525,11 @@ class WorkerSession:
                 step = int(event.body.get("step", 0))
                 self._outbox.send(CheckpointMessage(run=self._run, step=step))
             elif event.kind == "alert":
-                self._outbox.send(LogMessage(level="warning", text=_describe_alert(event)))
+                texts = (event.body.get("what", ""), event.body.get("why", ""))
+                self._outbox.send(LogMessage(level="warning", text=": ".join(text for text in texts if text)))
 
 
 FAILURE_FIELDS = ("error", "what", "why", "fix", "where")
-
-
-def _describe_alert(event: Event) -> str:
-    what, why = event.body.get("what", ""), event.body.get("why", "")
-    return f"{what}: {why}" if why else str(what)
 
 
 def _run(work: OpenProject, start: StartRequest) -> tuple[dict[str, Any], int]:

@@ -275,7 +275,9 @@ class _Supervisor:
     def _stop(self, handle: JobHandle) -> None:
         """Ask it to stop, and end it only if it neither does nor still writes a checkpoint."""
         self._place.stop(handle)
-        usual = until = time.monotonic() + self._stop_seconds()
+        # A step must be able to finish, however long it takes.
+        steps = [float(beat.detail.get("step_seconds", 0.0)) for beat in self._beats()]
+        usual = until = time.monotonic() + STOP_SECONDS + 5 * max(steps, default=0.0)
         reported = False
         while (now := time.monotonic()) < until or self._is_saving():
             if self._is_saving():
@@ -324,11 +326,6 @@ class _Supervisor:
                 self._done[folder] = max(self._done.get(folder, 0.0), beat.done)
                 found.append(beat)
         return found
-
-    def _stop_seconds(self) -> float:
-        """A step must be able to finish, however long it takes."""
-        steps = [float(beat.detail.get("step_seconds", 0.0)) for beat in self._beats()]
-        return STOP_SECONDS + 5 * max(steps, default=0.0)
 
     def _is_saving(self) -> bool:
         return any(

@@ -24,7 +24,7 @@ from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.reporter import ModelReporter, Reporter
 from graftwork.pipeline.run_identity import note_done
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.train import enter_run, make_job, stall_watcher
+from graftwork.pipeline.steps.train import WorkerMessages, enter_run, make_job, stall_watcher
 from graftwork.pipeline.supervise import JOB_FILE, Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process import clock
@@ -44,7 +44,7 @@ from graftwork.records.job import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob, TrainOutcome
 from graftwork.text.validation import explain_error
 from graftwork.train.multi_run import choose_side_by_side
-from graftwork.train.run_folder import ATTEMPTS, MESSAGES, OUTCOME, failure_of, is_settled
+from graftwork.train.run_folder import ATTEMPTS, OUTCOME, failure_of, is_settled
 from graftwork.train.run_setup import pass_mirrors
 from graftwork.train.settings import TrainSettings
 
@@ -207,7 +207,9 @@ def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str
             module=MODULE,
             job=batch,
             folder=folder,
-            environment=_secrets_of(work, names),
+            environment=pass_mirrors(
+                {run: work.project.settings.of_model(name).train.run.mirror for run, name in names.items()}
+            ),
             # Each run counts its own crashes and gives up by itself; this only bounds them all.
             max_restarts=sum(int(job.run.get("max_restarts", 3)) + 1 for job in jobs),
         )
@@ -225,11 +227,6 @@ def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str
             progress.failed(failure)
 
 
-def _secrets_of(work: OpenProject, names: Mapping[str, str]) -> dict[str, str]:
-    own = {run: work.project.settings.of_model(name) for run, name in names.items()}
-    return pass_mirrors({run: settings.train.run.mirror for run, settings in own.items()})
-
-
 class _BatchProgress:
     """Follows the runs of a batch by the files in their folders; the RunWatcher of the active ones."""
 
@@ -243,7 +240,7 @@ class _BatchProgress:
         self._names = names
         self._entered: set[str] = set()
         self._failures_reported: set[str] = set()
-        self._read_until = {job.run_id: _end_of(Journal(Path(job.folder) / MESSAGES)) for job in batch.jobs}
+        self._messages = {job.run_id: WorkerMessages(Path(job.folder)) for job in batch.jobs}
 
     def active_jobs(self) -> list[TrainJob]:
         """Those that have begun and are not settled."""
@@ -257,7 +254,7 @@ class _BatchProgress:
                     self._entered.add(job.run_id)
                     self._work.runs.update(job.run_id, state="running", when=timestamp())
                 reporter = ModelReporter(self._work.reporter, self._names[job.run_id])
-                self._report_messages(job, reporter)
+                self._messages[job.run_id].report(reporter)
                 if not is_settled(job):
                     self._report_beat(job, reporter)
             self._report_failure(job)
@@ -324,16 +321,6 @@ class _BatchProgress:
             own = replace(self._work, asked_model=name, reporter=ModelReporter(self._work.reporter, name))
             self._watchers[job.run_id] = self._stack.enter_context(stall_watcher(own, job))
         return self._watchers[job.run_id]
-
-    def _report_messages(self, job: TrainJob, reporter: Reporter) -> None:
-        messages = Journal(Path(job.folder) / MESSAGES)
-        for line, offset in messages.follow(self._read_until[job.run_id]):
-            self._read_until[job.run_id] = offset
-            reporter.info(str(line["message"]))
-
-
-def _end_of(journal: Journal) -> int:
-    return max((offset for _, offset in journal.follow(0)), default=0)
 
 
 State = Literal["trained", "unchanged", "failed"]

@@ -79,12 +79,11 @@ class GradedAnswers:
         return tuple(self._grade_replies(metric, answered))
 
     def _grade_replies(self, metric: str, answered: "Sequence[tuple[Row, Generated]]") -> list[float]:
-        return [self._grade_reply(metric, row, reply) for row, reply in answered]
-
-    def _grade_reply(self, metric: str, row: Row, reply: "Generated") -> float:
-        text = self._template.decode(reply.tokens)
-        grade = self._grade(metric, row, text, reply.finish_reason)
-        return 0.0 if grade is None else grade
+        grades = (
+            self._grade(metric, row, self._template.decode(reply.tokens), reply.finish_reason)
+            for row, reply in answered
+        )
+        return [0.0 if grade is None else grade for grade in grades]
 
     def _grade(self, metric: str, row: Row, text: str, finish_reason: str) -> float | None:
         if metric == TRUNCATED:

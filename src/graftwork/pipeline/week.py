@@ -25,7 +25,7 @@ from graftwork.fleet.ledger import month_of
 from graftwork.fleet.places.manual import ManualPlace
 from graftwork.fleet.settings import CapSettings, FleetSettings, PlaceCalendarSettings, QuotaSettings
 from graftwork.pipeline.fit import FitRequest, question_of
-from graftwork.pipeline.open_project import OpenProject, use_project
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.plan.catalog.prices import list_places
 from graftwork.plan.cost.runs import fit_in_brief
@@ -166,7 +166,9 @@ def fit_project_curves(project: ProjectFolder, clock: Clock) -> dict[str, float]
         return {}
     curves: dict[str, list[FittedCurve]] = defaultdict(list)
     with use_project(project, NullReporter()) as work:
-        names = _models_by_dataset(work)
+        entry = work.ledger.get("prepare")
+        folders = (entry.output or {}).get("folders", {}) if entry is not None else {}
+        names = {Path(folder).name: model for model, folder in folders.items()}
         for run in work.runs.list():
             model = names.get(_dataset_of(run))
             made = _fit(run, clock) if run.state == "done" and model is not None else None
@@ -197,12 +199,6 @@ def _sums(values: Iterable[float]) -> list[float]:
 def _fit(run: RunEntry, clock: Clock) -> FittedCurve | None:
     steps = read_steps(Path(run.folder))
     return fit_curve(bin_losses(clock(steps), [step.loss for step in steps]))
-
-
-def _models_by_dataset(work: OpenProject) -> dict[str, str]:
-    entry = work.ledger.get("prepare")
-    folders = (entry.output or {}).get("folders", {}) if entry is not None else {}
-    return {Path(folder).name: model for model, folder in folders.items()}
 
 
 def _dataset_of(run: RunEntry) -> str:
@@ -726,7 +722,13 @@ def compare_proposal(
     best: ComparedProposal | None = None
     for scenario in scenarios_of(problem):
         own = as_scenario(problem, scenario)
-        sessions = [_in_round(own, session, scenario) for session in plain]
+        later = scenario == "sequential"
+        sessions = [
+            session.model_copy(update={"round": 1})
+            if later and own.model(session.model).inherits is not None
+            else session
+            for session in plain
+        ]
         worth = score(own, sessions)
         made = ComparedProposal(
             title=proposal.title,
@@ -762,11 +764,6 @@ def _session(problem: WeekProblem, proposed: ProposedSession) -> Session:
         place=place.name, model=proposed.model, start=start, end=start + length,
         train=max(0, length - place.overhead),
     )  # fmt: skip
-
-
-def _in_round(problem: WeekProblem, session: Session, scenario: Scenario) -> Session:
-    heir = problem.model(session.model).inherits is not None
-    return session.model_copy(update={"round": 1}) if heir and scenario == "sequential" else session
 
 
 MOST_SECONDS = 20.0

@@ -5,7 +5,7 @@ import yaml
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.cycle.state import CycleState, CycleStepState
-from graftwork.pipeline.cycle import live
+from graftwork.pipeline.cycle import runner
 from graftwork.pipeline.deploy import Deployed
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store, promote_release, rollback_alias
@@ -38,7 +38,7 @@ class Machines:
 @pytest.fixture
 def machines(monkeypatch):
     made = Machines()
-    monkeypatch.setattr(live, "deploy", made.deploy)
+    monkeypatch.setattr(runner, "deploy", made.deploy)
     return made
 
 
@@ -63,7 +63,7 @@ def make(work, number, parent=None):
 
 
 def deliver(work, release):
-    return live.deliver(work, None, release, StepOutputs({})).summary
+    return runner.deliver(work, None, release, StepOutputs({})).summary
 
 
 def test_a_delivery_done_again_leaves_no_machine_on_the_release_that_was_rolled_back(work, machines):
@@ -129,11 +129,11 @@ def test_a_promotion_done_again_does_not_undo_a_rollback(work):
     old, new = make(work, 1), make(work, 2)
     rollback_alias(work, reason="a test")
     cycle = cycle_at_promote(number=3)
-    assert live.promote_or_roll_back(work, cycle, new).summary["action"] == "promoted"
+    assert runner.promote_or_roll_back(work, cycle, new).summary["action"] == "promoted"
     rollback_alias(work, reason="it answers nonsense")
-    done = live.promote_or_roll_back(work, cycle, new).summary
+    done = runner.promote_or_roll_back(work, cycle, new).summary
     assert (done["action"], work.releases.aliases()["champion"]) == ("rolled_back", old.id)
     assert "it answers nonsense" in done["why"]
     # The next cycle may decide for it again.
-    done = live.promote_or_roll_back(work, cycle_at_promote(number=4), new).summary
+    done = runner.promote_or_roll_back(work, cycle_at_promote(number=4), new).summary
     assert (done["action"], work.releases.aliases()["champion"]) == ("promoted", new.id)

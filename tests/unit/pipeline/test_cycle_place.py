@@ -16,8 +16,8 @@ from graftwork.cycle.state import CycleState, CycleStepState
 from graftwork.grading.checks import GradeCheck
 from graftwork.pipeline import fleet_jobs
 from graftwork.pipeline.cycle import runner, session
+from graftwork.pipeline.fleet_jobs import export_bundle
 from graftwork.pipeline.fleet_plans import adopt_plan, find_unpacked, travelling_splits
-from graftwork.pipeline.fleet_reports import export_bundle
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
 from graftwork.records.errors import Busy, UserMistake

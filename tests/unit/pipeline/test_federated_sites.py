@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.pipeline.federated import sites
+from graftwork.pipeline import federated as sites
 from graftwork.records.fleet import Reconciled
 
 RUN = SimpleNamespace(work=None, run_id="run", site=SimpleNamespace(place="ssh:far"))

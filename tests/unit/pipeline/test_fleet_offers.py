@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from graftwork.pipeline import fleet_reports
+from graftwork.pipeline import fleet_jobs
 from graftwork.pipeline.fleet_jobs import RunQuote
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.hardware import Offer
@@ -40,12 +40,12 @@ def list_with(monkeypatch, *cards):
         assert plan == offer.gpu
         return RunQuote(place=request.place, gpu=request.gpu, planned_hours=1.0, seconds=60.0)
 
-    monkeypatch.setattr(fleet_reports, "run_pipeline", lambda *_words, **_options: None)
-    monkeypatch.setattr(fleet_reports, "PlacePlanner", Planner)
+    monkeypatch.setattr(fleet_jobs, "run_pipeline", lambda *_words, **_options: None)
+    monkeypatch.setattr(fleet_jobs, "PlacePlanner", Planner)
     place = SimpleNamespace(offer=lambda: offers(*cards))
-    monkeypatch.setattr(fleet_reports, "open_place", lambda *_words: place)
-    monkeypatch.setattr(fleet_reports, "quote_run", quote)
-    return fleet_reports.list_offers(None, only="runpod")
+    monkeypatch.setattr(fleet_jobs, "open_place", lambda *_words: place)
+    monkeypatch.setattr(fleet_jobs, "quote_run", quote)
+    return fleet_jobs.list_offers(None, only="runpod")
 
 
 def test_a_card_that_is_too_expensive_or_too_small_does_not_hide_the_other_cards_of_its_place(monkeypatch):

@@ -19,8 +19,8 @@ from registry_samples import PROJECT, alias_move, parts, publish_parts, write_ad
 from graftwork.cli.release import promote
 from graftwork.evaluate.ab import CanaryTest, LiveAnswer, decide_canary
 from graftwork.evaluate.statistics.anytime import TwoArms
-from graftwork.pipeline import canary as canaries
-from graftwork.pipeline.canary import CanaryRequest, find_canary, parse_share, run_canary
+from graftwork.pipeline import live_traffic as canaries
+from graftwork.pipeline.live_traffic import CanaryRequest, find_canary, parse_share, run_canary
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
@@ -329,7 +329,7 @@ def test_a_share_of_none_all_or_nonsense_is_refused(text):
 def test_the_command_prints_its_report_and_exits_by_the_decision(work, pair, root, monkeypatch):
     endpoint = Endpoint(work, answers(0.9, 0.4))
     watch = partial(run_canary, pause=endpoint.pause)
-    monkeypatch.setattr("graftwork.pipeline.canary.run_canary", watch)
+    monkeypatch.setattr("graftwork.pipeline.live_traffic.run_canary", watch)
     words = [pair[1], "--canary", "30%", "--metric", "json_valid", "-C", str(root)]
     made = CliRunner().invoke(app, [*words, "--json"])
     assert made.exit_code == 1, made.output

@@ -13,11 +13,11 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.data.settings import CaptureSettings
 from graftwork.pipeline.ab import compare_live
+from graftwork.pipeline.live_traffic import compare_shadow, summarize_shadow
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import CaptureExport
-from graftwork.pipeline.shadow import compare_shadow, summarize_shadow
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture

@@ -9,9 +9,8 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.cli import progress
-from graftwork.pipeline import release_transfer
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.release_transfer import (
+from graftwork.pipeline import deploy
+from graftwork.pipeline.deploy import (
     export_release,
     import_release,
     pull_from_url,
@@ -19,6 +18,7 @@ from graftwork.pipeline.release_transfer import (
     push_to_url,
     report_bytes,
 )
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
@@ -45,7 +45,7 @@ class Recorder(NullReporter):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    monkeypatch.setattr(release_transfer, "BETWEEN_SECONDS", 0.0)
+    monkeypatch.setattr(deploy, "BETWEEN_SECONDS", 0.0)
     root = tmp_path / "project"
     root.mkdir()
     settings = {"project": PROJECT, "data": {"logs": ["l"]}}

@@ -18,8 +18,8 @@ from graftwork.text.wording import duration
 from graftwork.train.run_folder import PAGE
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.federated.rounds import Federation, FederationPlan
-    from graftwork.pipeline.merge_adapters import MergedAdapter
+    from graftwork.pipeline.export import MergedAdapter
+    from graftwork.pipeline.federated import Federation, FederationPlan
     from graftwork.pipeline.runs import Event
     from graftwork.pipeline.sweep import SweepResult
     from graftwork.pipeline.train_all import ModelResult, TrainedAll

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from graftwork.cycle.decide import (
     CHECK_SECONDS,
+    COORDINATOR,
     Action,
     AwaitApproval,
     Begin,
@@ -24,11 +25,12 @@ from graftwork.cycle.decide import (
     DoStep,
     Rest,
     SkipStep,
+    approval_notice,
+    find_notices,
     next_action,
     next_date,
     rests_until,
 )
-from graftwork.cycle.notices import COORDINATOR, approval_notice, find_notices
 from graftwork.cycle.settings import COLLECT, CycleSettings
 from graftwork.cycle.state import (
     CoordinatorState,

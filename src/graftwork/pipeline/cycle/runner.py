@@ -5,19 +5,30 @@ ledger under the cycle's number, from where the steps after it read it.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from graftwork.cycle.decide import CycleFacts
-from graftwork.cycle.settings import CANARY, COLLECT, DELIVER, PROMOTE, NotifySettings
+from graftwork.cycle.settings import (
+    CANARY,
+    COLLECT,
+    DELIVER,
+    PROMOTE,
+    CanarySettings,
+    DeliverSettings,
+    NotifySettings,
+)
 from graftwork.cycle.state import CoordinatorState, CycleState, Notice
 from graftwork.data.ingest.read import find_files
+from graftwork.evaluate.ab import ABResult
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.fleet.control import what_failed
-from graftwork.pipeline.cycle import live
+from graftwork.pipeline.ab import LiveComparison, choose_live_metric, find_experiment
 from graftwork.pipeline.cycle.coordinator import CycleStepResult
+from graftwork.pipeline.deploy import HERE, Question, deploy
 from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.fleet_jobs import (
@@ -26,25 +37,30 @@ from graftwork.pipeline.fleet_jobs import (
     find_jobs,
     planned_as,
     stop,
+    summarize_costs,
     train_there,
 )
-from graftwork.pipeline.fleet_reports import summarize_costs
-from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.live_traffic import explain_step
+from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
+from graftwork.pipeline.releases import full_alias, promote_release, roll_back_release
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.serving import CaptureExport
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.steps.report import WrittenReport
 from graftwork.pipeline.table import STEPS, get_step, run_step
 from graftwork.process.alert import ALERTS_FILE, check_webhook, post, run_command, split_command
 from graftwork.records.base import Record
 from graftwork.records.dataset import Audit
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
-from graftwork.records.release import Release
+from graftwork.records.release import AliasMove, Release
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
+from graftwork.registry.index import Change, promote
+from graftwork.serve.routing import make_experiment
 from graftwork.store.cycles import name_cycle
 from graftwork.text.redact import publish_text
 
@@ -72,15 +88,17 @@ class ProjectRunner:
     def do(self, step: str, cycle: CycleState) -> CycleStepResult:
         work = self._of_model(cycle)
         if step == COLLECT:
-            self._forget_outputs(work, cycle.number - KEPT_CYCLES)
+            for known in STEPS:
+                # What the steps of an old cycle made; its summary stays.
+                work.ledger.forget(name_cycle(cycle.number - KEPT_CYCLES, known.name))
             return self._collect(work)
         made = self._load(work, cycle)
         if step == CANARY:
-            return live.watch_canary(work, cycle, made.get("release", Release), now=time.time())
+            return watch_canary(work, cycle, made.get("release", Release), now=time.time())
         if step == PROMOTE:
-            return live.promote_or_roll_back(work, cycle, made.get("release", Release))
+            return promote_or_roll_back(work, cycle, made.get("release", Release))
         if step == DELIVER:
-            return live.deliver(work, cycle, made.get("release", Release), made)
+            return deliver(work, cycle, made.get("release", Release), made)
         if step == "train" and work.settings.cycle.place != "local":
             made = train_at_place(work, made)
             # The steps after this one go on from what was trained.
@@ -142,7 +160,7 @@ class ProjectRunner:
 
     def _of_model(self, cycle: CycleState) -> OpenProject:
         work = replace(self._work, asked_model=cycle.model)
-        return replace(work, publish_to=live.publish_to(work))
+        return replace(work, publish_to=publish_to(work))
 
     def _load(self, work: OpenProject, cycle: CycleState) -> StepOutputs:
         """What the steps of this cycle have made."""
@@ -153,11 +171,6 @@ class ProjectRunner:
             if state is not None and state.status == "done" and entry is not None:
                 made.outputs[step.name] = get_step(step.name).makes.model_validate(entry.output)
         return made
-
-    def _forget_outputs(self, work: OpenProject, number: int) -> None:
-        """What the steps of an old cycle made; its summary stays."""
-        for step in STEPS:
-            work.ledger.forget(name_cycle(number, step.name))
 
     def _collect(self, work: OpenProject) -> CycleStepResult:
         """Export the captures that may become data, to the log file that the settings name."""
@@ -329,3 +342,180 @@ def _trains_in_another(work: OpenProject, cycle: CycleState, job: FleetJob) -> b
     if step is None or step.status == "waiting" or plan is None:
         return False
     return any(known.id == job.id for known in find_jobs(work, plan))
+
+
+CANDIDATE = "candidate"
+"""The alias of a release that waits for an approval."""
+LOOK_SECONDS = 60.0
+LONGEST_WAITS = 3.0
+"""Without enough sessions the canary ends after so many times its minutes."""
+
+
+def publish_to(work: OpenProject) -> str | None:
+    """The alias that a new release gets first; None if it goes live at once."""
+    cycle, split = work.settings.cycle, work.settings.serve.split
+    if cycle.canary is not None and split is not None:
+        return split.challenger
+    return CANDIDATE if "promote" in cycle.approve else None
+
+
+def watch_canary(work: OpenProject, cycle: CycleState, release: Release, *, now: float) -> CycleStepResult:
+    """Compare the new release with the champion in live traffic, as far as it has come."""
+    settings, split = work.settings.cycle.canary, work.settings.serve.split
+    assert settings is not None
+    assert split is not None
+    champion = work.releases.aliases().get(full_alias(work))
+    if full_alias(work, split.challenger) != split.challenger:
+        return CycleStepResult({"verdict": "promote", "why": "live traffic is split for the main model only"})
+    if champion is None or champion == release.id:
+        return CycleStepResult({"verdict": "promote", "why": "there is no other release to compare with"})
+    pair = work.releases.get(champion), release
+    experiment = find_experiment(work, pair, None)
+    if experiment is None:
+        # No session was assigned yet. What either answered before is no part of the canary.
+        experiment = make_experiment(split, champion=champion, challenger=release.id).experiment
+    metric = choose_live_metric(work, settings.metric)
+    look = LiveComparison(work, pair, metric=metric, experiment=experiment, is_canary=True)
+    found = look.look()
+    step, state = look.decide(found), cycle.step("canary")
+    if step != "wait":
+        verdict = "promote" if step == "promote" else "roll_back"
+        return CycleStepResult({**_facts(found), "verdict": verdict, "why": explain_step(step, found, look)})
+    begun = state.started_at if state is not None and state.started_at is not None else now
+    return end_or_wait(found, settings, begun=begun, now=now)
+
+
+def _facts(found: ABResult) -> dict[str, object]:
+    new = found.arms["B"]
+    failures = new.failures + new.hung_up
+    return {"sessions": new.sessions, "failures": failures, "failed_checks": new.failed_checks}
+
+
+def end_or_wait(found: ABResult, settings: CanarySettings, *, begun: float, now: float) -> CycleStepResult:
+    """Nothing is decided: the gate's verdict counts once the time is over; until then look again."""
+    new, facts = found.arms["B"], _facts(found)
+    enough = new.sessions >= settings.fewest_sessions
+    minutes = (now - begun) / 60
+    if minutes >= settings.minutes and enough:
+        why = f"{new.sessions} sessions in {minutes:.0f} min, no harm seen"
+        return CycleStepResult({**facts, "verdict": "promote", "why": why})
+    if minutes >= settings.minutes * LONGEST_WAITS:
+        why = f"only {new.sessions} sessions in {minutes:.0f} min; the gate's verdict counts"
+        return CycleStepResult({**facts, "verdict": "promote", "why": why})
+    left = (
+        f"{new.sessions} of {settings.fewest_sessions} sessions, {minutes:.0f} of {settings.minutes:.0f} min"
+    )
+    return CycleStepResult(facts, again_at=now + min(LOOK_SECONDS, settings.minutes * 60 or 1.0), why=left)
+
+
+def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release) -> CycleStepResult:
+    """Make the release live; or take the traffic from it again, as the canary decided."""
+    verdict = cycle.summary("canary")
+    alias, first = full_alias(work), publish_to(work)
+    champion = work.releases.aliases().get(alias)
+    if verdict.get("verdict") == "roll_back":
+        if first is not None and champion is not None:
+            # Both aliases point at one release: the experiment is over.
+            change = Change(current_user(), timestamp(), f"canary: {verdict.get('why', '')}")
+            live = work.releases.get(champion)
+            promote(work.releases, live, alias=full_alias(work, first), change=change, require_verdict=False)
+        return CycleStepResult(
+            {"action": "rolled_back", "release": release.id, "alias": alias, "why": verdict.get("why", "")}
+        )
+    approved = next((given for given in cycle.approvals if given.step == "promote"), None)
+    reason = f"cycle {cycle.number}" + (f", approved by {approved.who}" if approved else "")
+    if champion != release.id and (moved := _moved_away(work, release, alias, reason)) is not None:
+        return CycleStepResult(
+            {"action": "rolled_back", "release": release.id, "alias": alias, "why": moved.why}
+        )
+    promote_release(work, release.id, reason=reason)
+    return CycleStepResult(
+        {
+            "action": "promoted",
+            "release": release.id,
+            "alias": alias,
+            "previous": champion if champion != release.id else release.parent,
+            "why": verdict.get("why", ""),
+        }
+    )
+
+
+def _moved_away(work: OpenProject, release: Release, alias: str, reason: str) -> AliasMove | None:
+    """How the alias left the release after an earlier attempt of this cycle had promoted it."""
+    log = work.releases.alias_log(alias)
+    promoted = [at for at, move in enumerate(log) if move.release_id == release.id and move.why == reason]
+    return log[promoted[-1] + 1] if promoted and promoted[-1] + 1 < len(log) else None
+
+
+def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOutputs) -> CycleStepResult:
+    """Bring it to every serving machine. If one of them cannot answer with it, all go back."""
+    work, asked, targets = replace(work, publish_to=None), _questions(made), work.settings.cycle.deliver
+    champion = work.releases.aliases().get(full_alias(work))
+    if champion is not None and champion != release.id:
+        # An earlier attempt rolled it back, or a person promoted another one.
+        _bring(work, champion, targets, asked)
+        why = f"{full_alias(work)} is {champion[:12]}"
+        return _rolled_back(release, [target.to for target in targets], why)
+    reached: list[DeliverSettings] = []
+    for target in targets:
+        done = deploy(
+            work, release.id, to=target.to, graft=target.graft, requests=target.requests, questions=asked
+        )
+        if not done.ok:
+            _go_back(work, release, reached, asked)
+            return _rolled_back(release, [target.to], f"{target.to}: {done.why}")
+        reached.append(target)
+    return CycleStepResult(
+        {"action": "delivered", "release": release.id, "to": [target.to for target in reached]}
+    )
+
+
+def _rolled_back(release: Release, to: list[str], why: str) -> CycleStepResult:
+    return CycleStepResult({"action": "rolled_back", "release": release.id, "to": to, "why": why})
+
+
+def _go_back(
+    work: OpenProject, release: Release, reached: Sequence[DeliverSettings], asked: list[Question]
+) -> None:
+    """The alias here, and the machines that had taken the release already, get the one before it."""
+    champion = work.releases.aliases().get(full_alias(work))
+    if champion == release.id:
+        if release.parent is None:
+            return
+        roll_back_release(work, release.id, reason="a serving machine could not answer with it")
+        # A person may have promoted another one in the meantime.
+        champion = work.releases.aliases().get(full_alias(work))
+    if champion is not None:
+        others = [target for target in reached if "://" not in target.to and target.to != HERE]
+        _bring(work, champion, others, asked)
+
+
+def _bring(
+    work: OpenProject, champion: str, targets: Sequence[DeliverSettings], asked: list[Question]
+) -> None:
+    """Deploy the champion to all of these machines; raises if one of them does not serve it."""
+    failures: list[str] = []
+    for target in targets:
+        requests = min(1, target.requests)
+        try:
+            done = deploy(
+                work, champion, to=target.to, graft=target.graft, requests=requests, questions=asked
+            )
+        except GraftError as error:
+            failures.append(f"{target.to}: {error.what}")
+        else:
+            if not done.ok:
+                failures.append(f"{target.to}: {done.why}")
+    if failures:
+        raise WorkerFailed(
+            f"not every serving machine went back to release {champion[:12]}",
+            why="; ".join(failures),
+            fix=f"graft release deploy {champion[:12]} --ssh TARGET, for each of them",
+        )
+
+
+def _questions(made: StepOutputs) -> list[Question]:
+    """What the release was tried with here: it must be able to answer that there."""
+    if "try" not in made.outputs:
+        return []
+    return [[{"role": "user", "content": tried.question}] for tried in made.get("try", TryOut).tried]

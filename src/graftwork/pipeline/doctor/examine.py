@@ -16,12 +16,16 @@ from pathlib import Path
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import make_folder
 from graftwork.model.base import EMBEDDED
-from graftwork.pipeline.doctor.machine import DoctorCheck, check_gpus, check_machine, check_software, decide
-from graftwork.pipeline.doctor.project import (
+from graftwork.pipeline.doctor.checks import (
+    DoctorCheck,
     check_base,
     check_credentials,
+    check_gpus,
+    check_machine,
     check_network,
     check_project,
+    check_software,
+    decide,
     planned_disk_gib,
 )
 from graftwork.pipeline.open_project import use_project

@@ -18,7 +18,7 @@ from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.base import note_on_weights
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import linear_names, read_shape
-from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.plan_card import (
     as_plain,
     card_rates,
@@ -175,7 +175,7 @@ def measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -
     else:
         rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
     if settings.objective in ("dpo", "orpo"):
-        rows = rows_of_pairs(rows, _render_replies(work))
+        rows = rows_of_pairs(rows, render_with(load_template(work)))
     if settings.objective == "kto":
         # Both replies of a row that has two.
         rows = [copy for row in rows for copy in (row, row)[: 2 if row.rejected else 1]]
@@ -245,13 +245,6 @@ def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
             tokens = (*row.tokens, *[row.tokens[-1]] * length)[:length]
             found.append(row.model_copy(update={"tokens": tokens}))
     return found
-
-
-def _render_replies(work: OpenProject) -> Render:
-    from graftwork.model.chat.template import ChatTemplate
-
-    reasoning = work.settings.data.reasoning == "keep"
-    return render_with(ChatTemplate.from_folder(Path(work.base.folder), reasoning=reasoning))
 
 
 def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:

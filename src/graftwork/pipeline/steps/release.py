@@ -45,7 +45,9 @@ def _release(work: OpenProject, made: StepOutputs) -> Release:
         verdict=verdict,
         measured_adapter=evaluated.adapter_hash,
     )
-    settings = {**publishable(work.settings), **_note_on_base(work)}
+    settings = publishable(work.settings)
+    if note := note_on_weights(work.base.name):
+        settings = {**settings, "base_weights": note}
     # Locked until the alias points at the release: until then garbage collection could remove it.
     with store.shared_lock():
         release = publish(
@@ -66,7 +68,9 @@ def _release(work: OpenProject, made: StepOutputs) -> Release:
             ),
             adapter_folder=Path(outcome.adapter_folder),
         )
-        _sign(work, store, release)
+        given = work.settings.release.signing_key
+        if given and not (store.folder(release.id) / MINISIGN).exists():
+            sign_release(work, release, key=load_secret_key((work.project.root / given).expanduser()))
         store.verify(release.id)
         promote(
             work.releases,
@@ -92,17 +96,6 @@ def find_parent(work: OpenProject, lineage: Lineage, settings: Mapping[str, Any]
     made_of = (outcome.run_id, outcome.adapter_hash, verdict.fingerprint(), fingerprint(settings))
     live_of = (release.run_id, release.adapter_hash, release.verdict_hash, fingerprint(release.settings))
     return release.parent if made_of == live_of else live
-
-
-def _note_on_base(work: OpenProject) -> dict[str, str]:
-    note = note_on_weights(work.base.name)
-    return {"base_weights": note} if note else {}
-
-
-def _sign(work: OpenProject, store: ReleaseStore, release: Release) -> None:
-    given, folder = work.settings.release.signing_key, store.folder(release.id)
-    if given and not (folder / MINISIGN).exists():
-        sign_release(work, release, key=load_secret_key((work.project.root / given).expanduser()))
 
 
 def _depends_on(work: OpenProject, _made: StepOutputs) -> dict[str, Any]:

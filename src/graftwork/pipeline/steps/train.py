@@ -17,6 +17,7 @@ from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.multi_node import launch_of
 from graftwork.pipeline.open_project import OpenProject, report_base_note, timestamp
 from graftwork.pipeline.preflight import require_rewards
+from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.rewards import find_case_file, find_examined_file, keep_reward_seconds
 from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
 from graftwork.pipeline.runs import read_parts, write_training_page
@@ -122,15 +123,8 @@ def enter_run(work: OpenProject, job: TrainJob) -> None:
 def _train(work: OpenProject, job: TrainJob) -> float:
     """Minutes that the user waited, over all attempts."""
     folder = Path(job.folder)
-    words = Journal(folder / MESSAGES)
-    heard = max((offset for _, offset in words.follow(0)), default=0)
+    messages = WorkerMessages(folder)
     begun = time.perf_counter()
-
-    def listen() -> None:
-        nonlocal heard
-        for line, offset in words.follow(heard):
-            heard = offset
-            work.reporter.info(str(line["message"]))
 
     if (folder / OUTCOME).exists():
         # Trained at another place, with the others of its project, or just before a crash of this side.
@@ -159,12 +153,30 @@ def _train(work: OpenProject, job: TrainJob) -> float:
                 environment=pass_mirrors({job.run_id: work.settings.train.run.mirror}),
                 max_restarts=work.settings.train.run.max_restarts,
             )
-            hooks = Hooks(on_start=launch.call, on_poll=listen, on_out_of_memory=take_less, watcher=watcher)
+            hooks = Hooks(
+                on_start=launch.call,
+                on_poll=lambda: messages.report(work.reporter),
+                on_out_of_memory=take_less,
+                watcher=watcher,
+            )
             run_job(task, reporter=work.reporter, hooks=hooks, place=work.place)
     finally:
         launch.over()
         waited = add_waited(folder, time.perf_counter() - begun)
     return waited / 60
+
+
+class WorkerMessages:
+    """What the worker of a run has to say from now on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder / MESSAGES)
+        self._read_until = max((offset for _, offset in self._journal.follow(0)), default=0)
+
+    def report(self, reporter: Reporter) -> None:
+        for line, offset in self._journal.follow(self._read_until):
+            self._read_until = offset
+            reporter.info(str(line["message"]))
 
 
 @contextmanager

@@ -1,29 +1,55 @@
-"""`graft release promote --canary`: a new release gets a share of live sessions until the evidence decides.
+"""A new release in live traffic: a canary that answers a share of the sessions, or a shadow of another.
 
-In: an open project, a release, the share. Out: a `CanaryReport`. Endpoints read the running canary with the
-aliases. They stop it by themselves when this command ends or dies: its lease runs out.
+In: an open project, a release, the share. Out: a `CanaryReport`; of shadow traffic an ABResult by one metric,
+or a ShadowSummary by all checks of the project, where each session counts once. Endpoints read the running
+canary with the aliases. They stop it by themselves when its command ends or dies: its lease runs out.
 """
 
 import re
+import statistics
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.evaluate.ab import ABResult, CanaryStep
+from graftwork.evaluate.ab import ABEvidence, ABResult, CanaryStep, make_result
+from graftwork.evaluate.statistics.anytime import MeanTest
 from graftwork.files.disk import make_folder, write_atomic
-from graftwork.pipeline.ab import LiveComparison, choose_live_metric
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import CannotGrade
+from graftwork.grading.metrics import LOWER_IS_BETTER
+from graftwork.pipeline.ab import (
+    LiveComparison,
+    choose_live_metric,
+    choose_metric,
+    grade_own,
+    note_pair,
+)
+from graftwork.pipeline.answer_checks import LiveChecks, find_live_checks
+from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.pipeline.releases import full_alias, promote_release
-from graftwork.records.errors import Busy, UserMistake
-from graftwork.records.live import CanaryArm, CanaryDecision, CanaryReport, RunningCanary
+from graftwork.records.errors import Busy, GraftError, UserMistake
+from graftwork.records.interaction import INTERRUPTED, Capture
+from graftwork.records.live import (
+    CanaryArm,
+    CanaryDecision,
+    CanaryReport,
+    RunningCanary,
+    ShadowCheck,
+    ShadowSummary,
+)
 from graftwork.records.release import Release
+from graftwork.records.report import Case
 from graftwork.registry.index import find_release
 from graftwork.serve.routing import make_experiment
-from graftwork.serve.settings import SplitSettings
+from graftwork.serve.settings import ShadowSettings, SplitSettings
 from graftwork.store.runs import StepEntry
 
 CANARY = "canary"
@@ -72,21 +98,17 @@ def find_canary(work: OpenProject, *, clock: Callable[[], float] = time.time) ->
 
     Endpoints run one experiment at a time: the canary that began first.
     """
-    running = [found for found in _list_running(work, now=clock()) if not found.is_starting]
-    return _split(running[0]) if running else None
+    entries = (work.ledger.get(name) for name in work.ledger.times() if _is_entry(name))
+    known = _parse_running((entry for entry in entries if entry is not None), now=clock())
+    return next((_split(running) for running in known if not running.is_starting), None)
 
 
 def _entry_of(alias: str) -> str:
     return f"{LEDGER_ENTRY}/{alias}"
 
 
-def _list_running(work: OpenProject, *, now: float) -> list[RunningCanary]:
-    """Those whose lease has not ended, in the order of their beginning."""
-    entries = (work.ledger.get(name) for name in work.ledger.times() if _is_entry(name))
-    return _parse_running((entry for entry in entries if entry is not None), now=now)
-
-
 def _parse_running(entries: Iterable[StepEntry], *, now: float) -> list[RunningCanary]:
+    """Those whose lease has not ended, in the order of their beginning."""
     found = []
     for entry in sorted(entries, key=lambda entry: (entry.fingerprint, entry.step)):
         try:
@@ -381,3 +403,205 @@ def _report_progress(work: OpenProject, found: ABResult, *, began: float, now: f
         seconds_left=None,
         detail={"subject": state},
     )
+
+
+MOST_INTERRUPTED = 0.1
+"""The share of interrupted copies from which the comparison has a remark."""
+
+
+class ShadowPair(NamedTuple):
+    live: Capture
+    copy: Capture
+
+
+class ShadowPairs:
+    """Pairs of requests that one of the champions was asked and their copies, the first of each session.
+
+    A champion whose answer failed a check of `serve.escalate` was asked all the same.
+    """
+
+    def __init__(self, work: OpenProject, champions: Collection[str], challenger: str) -> None:
+        self._captures, self._champions, self._challenger = work.captures, champions, challenger
+        self.copies = self.interrupted = self.sessions = 0
+
+    def __iter__(self) -> Iterator[ShadowPair]:
+        seen: set[str] = set()
+        for _, copy in self._captures.read_on(releases=(self._challenger,), copies_only=True):
+            live = None if copy.shadow_of is None else self._captures.get(copy.shadow_of)
+            if live is None or live.asked_release not in self._champions:
+                continue
+            self.copies += 1
+            if copy.finish_reason == INTERRUPTED:
+                self.interrupted += 1
+                continue
+            session = live.session or f"capture {live.id}"
+            if session not in seen:
+                seen.add(session)
+                self.sessions = len(seen)
+                yield ShadowPair(live, copy)
+
+    def find_interrupted(self) -> list[str]:
+        """A remark where the pairs that are left are no fair sample."""
+        if self.interrupted <= MOST_INTERRUPTED * self.copies:
+            return []
+        return [
+            f"{self.interrupted} of {self.copies} copies were interrupted and are not compared: long answers "
+            "are missing more often"
+        ]
+
+
+class PairedMarks:
+    """Both marks of each pair, and the test of their mean difference."""
+
+    def __init__(
+        self, grade_case: Callable[[Case, str], float | None], *, alpha: float, lower_is_better: bool = False
+    ) -> None:
+        self._grade, self._lower = grade_case, lower_is_better
+        self.test = MeanTest(alpha)
+        self.champion: list[float] = []
+        self.challenger: list[float] = []
+        self.ungraded = 0
+
+    def take(self, pair: ShadowPair) -> None:
+        ours, theirs = (grade_own(capture, self._grade, worst=float(self._lower)) for capture in pair)
+        if ours is None or theirs is None:
+            self.ungraded += 1
+            return
+        ours, theirs = min(max(ours, 0.0), 1.0), min(max(theirs, 0.0), 1.0)
+        self.champion.append(ours)
+        self.challenger.append(theirs)
+        self.test.update(ours - theirs if self._lower else theirs - ours)
+
+
+def compare_shadow(work: OpenProject, a: str, b: str, *, metric: str | None = None) -> ABResult:
+    """The current result of the copies that `b` answered of requests that `a` was asked."""
+    pair = find_release(work.releases, a).id, _find_challenger(work, b)
+    name = choose_metric(work, metric)
+    confidence = work.settings.evaluate.confidence
+    pairs = ShadowPairs(work, {pair[0]}, pair[1])
+    grade_case = partial(grade, name, context=open_grading(work, ()).context())
+    marks = PairedMarks(grade_case, alpha=1 - confidence, lower_is_better=name in LOWER_IS_BETTER)
+    for both in pairs:
+        if not marks.test.decided:
+            marks.take(both)
+    test, used = marks.test, len(marks.champion)
+    remarks = note_pair(work, pair, metric=name, traffic="shadow") if used else ()
+    if pairs.copies == pairs.interrupted:
+        remarks = (f"no copies of requests to {a} were answered by {b}: set `serve.shadow`",)
+    return make_result(
+        pair,
+        name,
+        "shadow",
+        evidence=ABEvidence(
+            winner=test.winner,
+            used=used,
+            ungraded=marks.ungraded,
+            asked=pairs.copies - pairs.interrupted,
+            counts={"wins": test.wins, "losses": test.losses, "ties": test.ties},
+            e_value=test.e_value,
+            p_value=test.p_value,
+            interval=test.interval(confidence),
+            confidence=confidence,
+        ),
+        remarks=(*remarks, *pairs.find_interrupted()),
+    )
+
+
+MOST_PAIRS = 5000
+"""Sessions that a summary compares: more would make `graft status` slow and hardly narrow the intervals."""
+
+
+def summarize_shadow(work: OpenProject) -> ShadowSummary | None:
+    """The pair of `serve.shadow` by every check of the project; None where no shadow is set up."""
+    settings = work.project.settings.serve.shadow
+    if settings is None:
+        return None
+    aliases = work.releases.aliases()
+    champions = {aliases[name] for name in _names(work, settings) if name in aliases}
+    challenger = aliases.get(settings.to, settings.to)
+    copies = ShadowPairs(work, champions, challenger)
+    pairs = list(islice(copies, MOST_PAIRS))
+    names = find_live_checks(work)
+    confidence = work.settings.evaluate.confidence
+    checks = [_compare(work, name, pairs, 1 - (1 - confidence) / max(len(names), 1)) for name in names]
+    answered = [pair for pair in pairs if pair.copy.finish_reason != "error"]
+    return ShadowSummary(
+        champion=", ".join(sorted(champions)),
+        challenger=challenger,
+        copies=copies.copies,
+        sessions=len(pairs),
+        failed=len(pairs) - len(answered),
+        interrupted=copies.interrupted,
+        checks=tuple(check for check in checks if check is not None),
+        confidence=confidence,
+        champion_ms=_median([pair.live.total_ms for pair in answered]),
+        challenger_ms=_median([pair.copy.total_ms for pair in answered]),
+        remarks=_remarks(settings.to, copies, dict(zip(names, checks, strict=True))),
+    )
+
+
+def _names(work: OpenProject, settings: ShadowSettings) -> set[str]:
+    """The aliases of the models that are copied: the name of the family stands for its members."""
+    names, family = set(settings.models), work.project.settings.serve.family
+    if family is not None and family.name in names:
+        names |= {full_alias(work, model=name) for name in work.project.settings.all_models}
+    return names
+
+
+def _compare(work: OpenProject, name: str, pairs: list[ShadowPair], confidence: float) -> ShadowCheck | None:
+    """None where the check cannot be run here."""
+
+    def grade_case(case: Case, reply: str) -> float | None:
+        return live.grade(name, [message.model_dump() for message in case.messages], reply)
+
+    try:
+        live = LiveChecks(work, [name])
+        marks = PairedMarks(grade_case, alpha=1 - confidence)
+        for pair in pairs:
+            marks.take(pair)
+    except (CannotGrade, GraftError):
+        return None
+    test, interval = marks.test, marks.test.interval(confidence)
+    return ShadowCheck(
+        check=name,
+        pairs=len(marks.champion),
+        champion=statistics.fmean(marks.champion) if marks.champion else None,
+        challenger=statistics.fmean(marks.challenger) if marks.challenger else None,
+        wins=test.wins,
+        losses=test.losses,
+        ties=test.ties,
+        low=interval.low,
+        high=interval.high,
+    )
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _remarks(to: str, pairs: ShadowPairs, checks: dict[str, ShadowCheck | None]) -> tuple[str, ...]:
+    remarks = []
+    failing = [name for name, check in checks.items() if check is None]
+    if not pairs.copies:
+        remarks.append(f"{to} has answered no copies of live requests yet")
+    if not checks:
+        remarks.append("no metric or check under `evaluate` can judge an answer without a reference")
+    if failing:
+        remarks.append(f"not graded here: {', '.join(failing)}")
+    remarks += pairs.find_interrupted()
+    if pairs.sessions == MOST_PAIRS:
+        remarks.append(f"only the first {MOST_PAIRS:,} sessions are compared")
+    return tuple(remarks)
+
+
+def _find_challenger(work: OpenProject, name: str) -> str:
+    """The id of a release, or the name of an endpoint."""
+    if name in work.project.settings.serve.failover.endpoints:
+        return name
+    try:
+        return find_release(work.releases, name).id
+    except UserMistake as error:
+        known = ", ".join(work.project.settings.serve.failover.endpoints) or "none"
+        raise UserMistake(
+            error.what, why=f"endpoints of serve.failover: {known}", fix="name a release, alias or endpoint"
+        ) from error

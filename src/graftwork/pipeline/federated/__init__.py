@@ -1,1 +1,0 @@
-"""Rounds of training at places whose data stays there."""
