@@ -8,9 +8,14 @@ engine is in `run_time.py`.
 import math
 
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import TOKEN_SECONDS_A_BLOCK, cache_bytes
+from graftwork.costmodel.rollouts import TOKEN_SECONDS_A_BLOCK
 from graftwork.model.generate.sizes import PREFILL_TOKENS, DecoderSizes
-from graftwork.model.shape import active_layer_parameters, active_parameters, total_parameters
+from graftwork.model.shape import (
+    active_layer_parameters,
+    active_parameters,
+    cache_bytes,
+    total_parameters,
+)
 from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape
 

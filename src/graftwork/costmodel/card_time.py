@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from graftwork.costmodel.card_memory import weights_again
 from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, round_tokens, token_step
-from graftwork.costmodel.rates import UNEVEN_SHARE, StepRates
+from graftwork.costmodel.rates import OPENED_NF4_BYTES, UNEVEN_SHARE, StepRates
 from graftwork.model.shape import joined_sizes, layer_parameters, layout_of_shape
 from graftwork.records.plan import ModelShape, StepTime, Tuning
 
@@ -38,8 +38,6 @@ OPTIMIZER_BYTES = 28
 """AdamW in float32: four tensors read, three written."""
 HEAD_GO_SECONDS, BLOCK_GO_SECONDS = 2e-5, 3e-5
 """More, smaller goes: the head's and the blocks' products run less full."""
-NF4_BYTES = 2.5
-"""Half a byte read, two written."""
 HOST_TABLE_SHARE = 1.0
 """Of the transfers' rate: a kernel gathers rows of a table in locked pages."""
 CARD_KERNELS_A_BLOCK = 70
@@ -239,7 +237,7 @@ def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates:
     if tuning.form == "four":
         again = adapted - tuning.keep - tuning.lean
         opened = layers - again + tuning.keep + 2 * tuning.lean * goes + 3 * again * goes
-        return NF4_BYTES * weights * opened / (rates.bandwidth * rates.dequantising)
+        return OPENED_NF4_BYTES * weights * opened / (rates.bandwidth * rates.dequantising)
     return 0.0
 
 

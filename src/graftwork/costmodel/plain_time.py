@@ -8,7 +8,7 @@ Python: where that takes longer than the card, the card waits.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.rates import OPENED_NF4_BYTES, PLAIN_DEQUANTISING, StepRates
 from graftwork.model.families.family import ModelFamily
 from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_sizes, total_parameters
@@ -49,8 +49,6 @@ LOSS_BYTES = {"plain": 38, "fused": 6}
 """Traffic a logit: the plain loss brings them to float32 and writes their gradient twice."""
 OUTSIDE_KERNELS = 50
 """Embedding, positions, mask, last norm, loss."""
-PLAIN_NF4_BYTES, PLAIN_DEQUANTISING = 2.5, 0.22
-"""Half a byte read, two written; and the share of the bandwidth that bitsandbytes reaches there."""
 CAST_BYTES = 6
 """Four read, two written."""
 HOST_OVER_LAUNCH = 4.0
@@ -100,7 +98,7 @@ def plain_step(
         parts["bringing weights to 16 bits"] = CAST_BYTES * weights / rates.bandwidth
     if setup.method == "qlora":
         passes = layers + adapted + setup.checkpointed
-        opened = PLAIN_NF4_BYTES * layer_parameters(shape) * passes
+        opened = OPENED_NF4_BYTES * layer_parameters(shape) * passes
         share = rates.dequantising if setup.fused_nf4 else PLAIN_DEQUANTISING
         parts["opening NF4"] = opened / (rates.bandwidth * share)
     parts = {name: rates.plain_factor * seconds for name, seconds in parts.items()}

@@ -17,7 +17,7 @@ from graftwork.model.shape import (
 )
 from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workload
-from graftwork.records.units import GIB
+from graftwork.records.units import GIB, NF4_BYTES
 
 WIDTH = 4
 """It works in float32 alone."""
@@ -78,8 +78,6 @@ def choose_kept(
 
 
 ADAM_STATES = 2
-NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
-"""Codes, a byte for the scale of 64, and the scale of 256 of these."""
 
 RUNTIME_GIB = 0.50
 """Interpreter, torch and transformers, resident, before the model is loaded (measured on CPU)."""

@@ -37,6 +37,8 @@ OLD_ATTENTION_SHARE = 0.30
 """Before Ampere there is no flash attention 2: derived."""
 HOST_SHARE = 0.65
 """Of the connector's stated rate: 20 of 31.5 GB/s (PCIe 4.0 x16) staged through the host, published."""
+OPENED_NF4_BYTES, PLAIN_DEQUANTISING = 2.5, 0.22
+"""Half a byte read, two written; and the share of the bandwidth that bitsandbytes reaches there."""
 TURNING, DEQUANTISING = 0.65, 1.0
 """Of the bandwidth, what turning 8-bit weights over and opening NF4 reach within a step (H200)."""
 FIXED_SECONDS, FIXED_A_LAYER = 0.0006, 0.00003

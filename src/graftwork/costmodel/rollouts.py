@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from graftwork.costmodel.processor import PASS_TOKENS, reached_share, seconds_a_token
-from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.rates import PLAIN_DEQUANTISING, StepRates
 from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.generate.sizes import PREFILL_TOKENS, DecoderSizes, allocated_columns, cut_prompts
-from graftwork.model.shape import layer_parameters, total_parameters
+from graftwork.model.shape import cache_bytes, layer_parameters, total_parameters
 from graftwork.records.plan import ModelShape, RolloutLoad, Tuning, Workload
-from graftwork.records.units import GIB
+from graftwork.records.units import GIB, NF4_BYTES
 
 LAUNCHED_SECONDS_A_BLOCK = 2.6e-3
 """Of a pass whose kernels Python launches, with adapters. At least: three steps of 512 passes through the 30
@@ -58,7 +58,7 @@ def card_batch_seconds(
     rows = batch_rows(load, card=True)
     length = load.longest + load.max_tokens
     seen = sum(min(length, size) if size else length for size in shape.remembered) / len(shape.remembered)
-    cache = 2.0 * shape.layers * shape.kv_heads * shape.head_dim * 2.0 * seen * rows
+    cache = cache_bytes(shape, tokens=seen, rows=rows, width=2.0)
     table = shape.vocab_size * shape.hidden_size * 2.0
     reading = (weights * weight_bytes + table + cache) / rates.bandwidth
     passing = shape.layers * LAUNCHED_SECONDS_A_BLOCK + max(reading, rows * 2.0 * weights / rates.half)
@@ -87,7 +87,7 @@ SAMPLING_COPIES = 2
 """Of the logits, in 32 bits: what sampling a token computes from them is there in two versions at a time."""
 FORWARD_SHARE = 1 / 3
 """Of a pass forward and backward, what its forward pass takes."""
-BYTES_OF_FORM = {"whole": 2.0, "eight": 1.0, "four": 0.52}
+BYTES_OF_FORM = {"whole": 2.0, "eight": 1.0, "four": NF4_BYTES}
 
 
 class PromptPass(NamedTuple):
@@ -143,11 +143,6 @@ def _prompt_passes(
             width = sizes.recorded_width(len(places), width) or width
             found.append(PromptPass(len(places), width, sizes.columns(needed)))
     return [*found, PromptPass(rows, 1, sizes.columns(length))]
-
-
-def cache_bytes(shape: ModelShape, *, tokens: float, rows: int, width: float) -> float:
-    """Keys and values of rows that grow to `tokens`."""
-    return 2.0 * shape.layers * shape.kv_heads * shape.head_dim * width * tokens * rows
 
 
 def prompt_bytes(shape: ModelShape, read: PromptPass, *, width: float) -> float:
@@ -291,6 +286,39 @@ def card_seconds(
         "handling answers": HANDLING_SECONDS_A_TOKEN * load.rows * load.answer_tokens,
         **_rewards(load),
     }
+
+
+LAUNCHED_KERNELS_A_BLOCK = 60
+"""Kernels of a block for one token, called from Python one by one (derived from the plain step's)."""
+
+
+def launched_bytes(shape: ModelShape, *, prompt: int, completion: int, rows: int) -> dict[str, float]:
+    """What passes on a card while transformers generates `rows` answers side by side."""
+    return {
+        "key-value cache": cache_bytes(shape, tokens=prompt + completion, rows=rows, width=2.0),
+        # Hidden states of all prompts at once.
+        "activations": 8.0 * (shape.hidden_size + shape.intermediate_size) * prompt * rows,
+        # Of one token, in float32, sorted for sampling.
+        "logits": 12.0 * shape.vocab_size * rows,
+    }
+
+
+def launched_seconds(
+    shape: ModelShape, *, prompt: int, completion: int, rows: int, rates: StepRates, four_bits: bool
+) -> float:
+    """One answer of `completion` tokens in each of `rows` rows by transformers: for every token all weights
+    are read, and each kernel is launched."""
+    weights = float(shape.layers * layer_parameters(shape))
+    table = shape.vocab_size * shape.hidden_size * 2.0
+    reading = (weights * 2.0 + table) / rates.bandwidth
+    if four_bits:
+        # Its codes are read, two bytes written, two read again for the product.
+        reading = (weights * NF4_BYTES + table) / rates.bandwidth
+        reading += weights * 4.0 / (rates.bandwidth * PLAIN_DEQUANTISING) * 0.5
+    middle = round(prompt + completion / 2)
+    cache = cache_bytes(shape, tokens=middle, rows=rows, width=2.0) / rates.bandwidth
+    launching = LAUNCHED_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds
+    return completion * max(reading + cache, launching)
 
 
 def _rewards(load: RolloutLoad) -> dict[str, float]:

@@ -346,6 +346,16 @@ def layer_parameters(shape: ModelShape) -> int:
     return sum(a * b for a, b in linear_sizes(shape).values()) + 2 * shape.hidden_size
 
 
+def cached_numbers(layers: int, kv_heads: int, head_dim: int) -> int:
+    """What attention remembers of one token: its keys and values in every layer."""
+    return 2 * layers * kv_heads * head_dim
+
+
+def cache_bytes(shape: ModelShape, *, tokens: float, width: float, rows: float = 1) -> float:
+    """Keys and values of rows that grow to `tokens`, in `width` bytes each."""
+    return cached_numbers(shape.layers, shape.kv_heads, shape.head_dim) * width * tokens * rows
+
+
 def total_parameters(shape: ModelShape) -> int:
     if shape.parameters is not None:
         return shape.parameters

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.rollouts import cache_bytes, sampling_sizes
+from graftwork.costmodel.rollouts import sampling_sizes
+from graftwork.model.shape import cache_bytes
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit import plain_step

@@ -18,14 +18,13 @@ from graftwork.costmodel.distributed import (
 from graftwork.costmodel.plain_memory import plain_peak, quick_peak
 from graftwork.costmodel.plain_time import expected_longest
 from graftwork.costmodel.rates import rates_of
-from graftwork.model.shape import linear_names, total_parameters
+from graftwork.costmodel.rollouts import launched_seconds
+from graftwork.model.shape import cache_bytes, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit.answer import say_time
 from graftwork.plan.fit.candidate import most_tokens_per_second, require_possible
 from graftwork.plan.fit.plain_step import (
-    cache_bytes,
-    decode_seconds,
     host_memory,
     rows_at_once,
     trained,
@@ -169,14 +168,14 @@ def test_the_length_that_fits_is_where_the_line_meets_the_room():
 
 
 def test_keys_and_values_of_a_7b_take_half_a_mib_a_token():
-    assert cache_bytes(SHAPE, tokens=1, sequences=1) == 2 * 32 * 32 * 128 * 2
+    assert cache_bytes(SHAPE, tokens=1, width=2) == 2 * 32 * 32 * 128 * 2
 
 
 def test_decoding_never_beats_the_memory_of_the_card():
-    asked = question(method="lora", algorithm="grpo", completion_tokens=100)
     gpu = find_gpu("RTX 5060 Ti 16GB")
     least = 100 * 2 * total_parameters(SHAPE) * 0.98 / (gpu.bandwidth_gb_s * 1e9)
-    assert decode_seconds(asked, rows=1, rates=rates_of(gpu)) > least
+    taken = launched_seconds(SHAPE, prompt=512, completion=100, rows=1, rates=rates_of(gpu), four_bits=False)
+    assert taken > least
 
 
 @given(gib=st.floats(4.5, 16.0), batch=st.integers(1, 64))

@@ -18,7 +18,6 @@ from family_samples import make as make_family
 from graftwork.costmodel.rollouts import (
     PromptPass,
     batch_rows,
-    cache_bytes,
     card_seconds,
     processor_seconds,
     prompt_bytes,
@@ -31,7 +30,7 @@ from graftwork.model.generate.generator import StaticDecoder, open_decoder
 from graftwork.model.generate.lean import LeanPass
 from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.generate.sizes import DecoderSizes
-from graftwork.model.shape import shape_of
+from graftwork.model.shape import cache_bytes, shape_of
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape, RolloutLoad
 from graftwork.train.objective_settings import RolloutSettings

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from graftwork.model.shape import cached_numbers
+
 MOST_ROWS = 256
 """More rows answer hardly more a second: by then the products keep the card busy."""
 SHARE = 0.8
@@ -29,7 +31,7 @@ def bytes_of_row(config: Any, *, prompt_tokens: int, new_tokens: int, bytes_each
     groups = _number(config, "num_key_value_heads") or heads
     inner = _number(config, "intermediate_size") or 4 * hidden
     vocabulary = _number(config, "vocab_size") or 0
-    keys = 2 * layers * groups * width * bytes_each
+    keys = cached_numbers(layers, groups, width) * bytes_each
     # The states in and out of a layer, its gate, up and their product.
     passing = (4 * hidden + 3 * inner) * bytes_each
     # Growing copies the keys once.

@@ -8,10 +8,16 @@ from collections.abc import Mapping
 
 from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.plain_memory import peak_of_each
-from graftwork.costmodel.plain_time import PLAIN_DEQUANTISING, expected_longest
+from graftwork.costmodel.plain_time import expected_longest
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import FORWARD_SHARE, forward_rows, sampling_memory
-from graftwork.model.shape import adapter_parameters, layer_parameters, total_parameters
+from graftwork.costmodel.rollouts import (
+    FORWARD_SHARE,
+    forward_rows,
+    launched_bytes,
+    launched_seconds,
+    sampling_memory,
+)
+from graftwork.model.shape import adapter_parameters, cache_bytes, layer_parameters, total_parameters
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
 from graftwork.plan.fit.question import card_room, graders, half_precision, plain_setup, rollout_load
 from graftwork.records.base import Figure
@@ -51,15 +57,7 @@ def padded_gb(question: FitQuestion) -> float:
     return total_parameters(question.shape) * OFFLOADED_BYTES[2] * DEEPSPEED_PADS / 1e9
 
 
-KV_BYTES = 2
 LASTING = ("weights", "adapters", "optimizer", "reference")
-LAUNCH_KERNELS_A_BLOCK = 60
-"""Kernels of a block for one token, called from Python one by one (derived from the plain step's)."""
-
-
-def cache_bytes(shape: ModelShape, *, tokens: int, sequences: int) -> float:
-    """Keys and values of `sequences` answers that grow to `tokens`."""
-    return 2.0 * shape.layers * shape.kv_heads * shape.head_dim * KV_BYTES * tokens * sequences
 
 
 def rows_at_once(question: FitQuestion, lasting: float, *, room: float, cards: int) -> int:
@@ -114,7 +112,7 @@ def sampled_parts(question: FitQuestion) -> dict[str, float]:
     load = rollout_load(question)
     if load is None:
         return {}
-    return sampling_memory(question.shape, load, width=float(KV_BYTES), recorded=True)
+    return sampling_memory(question.shape, load, width=2.0, recorded=True)
 
 
 def with_answers(peak: MemoryPeak, sampled: Mapping[str, float]) -> MemoryPeak:
@@ -130,16 +128,8 @@ def with_answers(peak: MemoryPeak, sampled: Mapping[str, float]) -> MemoryPeak:
 
 
 def _generation_bytes(question: FitQuestion, *, rows: int) -> dict[str, float]:
-    """What passes while `rows` answers are generated side by side."""
-    shape = question.shape
-    tokens = question.prompt_tokens + question.completion_tokens
-    return {
-        "key-value cache": cache_bytes(shape, tokens=tokens, sequences=rows),
-        # Hidden states of all prompts at once.
-        "activations": 8.0 * (shape.hidden_size + shape.intermediate_size) * question.prompt_tokens * rows,
-        # Of one token, in float32, sorted for sampling.
-        "logits": 12.0 * shape.vocab_size * rows,
-    }
+    prompt, completion = question.prompt_tokens, question.completion_tokens
+    return launched_bytes(question.shape, prompt=prompt, completion=completion, rows=rows)
 
 
 def generation_seconds(
@@ -149,31 +139,23 @@ def generation_seconds(
     own = max(-(-question.batch_rows // cards), 1)
     read = own * question.prompt_tokens * 2.0 * _weights(question.shape)
     graded = own * question.reward_seconds / graders(question)
+    a_round = launched_seconds(
+        question.shape,
+        prompt=question.prompt_tokens,
+        completion=question.completion_tokens,
+        rows=min(rows, own),
+        rates=rates,
+        four_bits=question.method == "qlora",
+    )
     load = rollout_load(question)
     # TRL's reference reads every answer.
     read = 1.0 if load is None else forward_rows(load, own_step=False) / load.rows
     return {
-        "generation": -(-own // rows) * decode_seconds(question, rows=min(rows, own), rates=rates),
+        "generation": -(-own // rows) * a_round,
         "reading prompts": read / rates.half,
         "reference": FORWARD_SHARE * read * training,
         **({"rewards": graded} if graded else {}),
     }
-
-
-def decode_seconds(question: FitQuestion, *, rows: int, rates: StepRates) -> float:
-    """One answer of `completion_tokens` in each of `rows` rows: all weights are read for every token."""
-    shape = question.shape
-    weights = _weights(shape)
-    table = shape.vocab_size * shape.hidden_size * 2.0
-    reading = (weights * 2.0 + table) / rates.bandwidth
-    if question.method == "qlora":
-        # Half a byte read, two written, two read again for the product.
-        reading = (weights * 0.52 + table) / rates.bandwidth
-        reading += weights * 4.0 / (rates.bandwidth * PLAIN_DEQUANTISING) * 0.5
-    middle = question.prompt_tokens + question.completion_tokens / 2
-    cache = cache_bytes(shape, tokens=round(middle), sequences=rows) / rates.bandwidth
-    launching = LAUNCH_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds
-    return question.completion_tokens * max(reading + cache, launching)
 
 
 def _weights(shape: ModelShape) -> float:
@@ -184,7 +166,7 @@ def say_why(question: FitQuestion) -> tuple[str, ...]:
     """GRPO compared with PPO, in figures."""
     copy = total_parameters(question.shape) * 2.0 / GIB
     tokens = question.prompt_tokens + question.completion_tokens
-    cache = cache_bytes(question.shape, tokens=tokens, sequences=question.generations) / GIB
+    cache = cache_bytes(question.shape, tokens=tokens, rows=question.generations, width=2.0) / GIB
     first = (
         f"GRPO needs no reference copy: it is the base with its adapters off; PPO would add a value model of "
         f"{copy:.1f} GiB in 16 bits, with its own gradients and states"

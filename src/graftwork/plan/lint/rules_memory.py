@@ -15,7 +15,7 @@ from graftwork.plan.fit.question import CONTEXT_GIB, make_question
 from graftwork.plan.lint.facts import Configuration, LintContext, LintRule, Peaks, RuleHit, a, effective_batch
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import FitOptions, PlainSetup, Precision
-from graftwork.records.units import ELEMENT_BYTES, GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB, NF4_BYTES
 
 PLAIN = ("training", "axolotl", "llama-factory")
 """Kinds whose step is that of transformers and PEFT."""
@@ -80,8 +80,6 @@ def _dtype(config: Configuration) -> Precision | None:
     return config.weights_dtype or config.precision
 
 
-NF4 = 4.127 / 8
-"""Bytes a weight in NF4 with double quantisation."""
 HOST_OFFLOAD = 16.0
 """Bytes a parameter in host memory with the optimizer offloaded: fp32 weights, moments, gradients."""
 HOST_OFFLOAD_PADDED = 1.5
@@ -103,7 +101,7 @@ def weights_of(config: Configuration, context: LintContext) -> LoadedWeights | N
         if context.shape is not None:
             tables = 1 if context.shape.tied_embeddings else 2
             whole = context.shape.vocab_size * context.shape.hidden_size * tables
-        gib = ((context.parameters - whole) * NF4 + whole * 2) / GIB
+        gib = ((context.parameters - whole) * NF4_BYTES + whole * 2) / GIB
         return LoadedWeights(gib, "four bits")
     if config.bits == 8:
         return LoadedWeights(context.parameters / GIB, "eight bits")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
+from graftwork.model.shape import adapter_parameters, cache_bytes, layer_parameters, linear_names
 from graftwork.plan.catalog.hardware import GUESSED
 from graftwork.plan.catalog.models import CatalogModel, require_dense
 from graftwork.plan.serving.engines import (
@@ -145,7 +145,7 @@ def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> HeldBytes:
     return HeldBytes(
         weights=weights,
         adapters=layout.copies * question.adapters * adapter_bytes(question, engine) / layout.split,
-        cache=layout.users * cache_bytes(question.shape, question.context, engine=engine) / cache_split,
+        cache=layout.users * user_cache_bytes(question.shape, question.context, engine=engine) / cache_split,
         workspace=layout.copies * _workspace(question, engine) * WORKSPACE[case] / layout.split,
         runtime=layout.copies * engine.runtime_gib[case] * GIB,
     )
@@ -159,14 +159,10 @@ def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
     return float(count * engine.cache_bytes)
 
 
-def cache_bytes(shape: ModelShape, tokens: int, *, engine: EngineTraits) -> float:
+def user_cache_bytes(shape: ModelShape, tokens: int, *, engine: EngineTraits) -> float:
     """Keys and values of one user, in the blocks that the engine sets aside."""
     blocks = math.ceil(tokens / engine.cache_block)
-    return float(blocks * engine.cache_block * cache_bytes_a_token(shape, engine=engine))
-
-
-def cache_bytes_a_token(shape: ModelShape, *, engine: EngineTraits) -> int:
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * engine.cache_bytes
+    return cache_bytes(shape, tokens=blocks * engine.cache_block, width=engine.cache_bytes)
 
 
 def _workspace(question: ServeQuestion, engine: EngineTraits) -> float:
@@ -249,7 +245,7 @@ def step_seconds(question: ServeQuestion, form: Form, *, case: int) -> StepParts
     flops = 2.0 * (layer_parameters(shape) * shape.layers + shape.vocab_size * shape.hidden_size)
     multiply = layout.users * flops / (rates.flops * engine.compute[form][case] * layout.split)
     tokens = question.context - question.answer / 2
-    cache = layout.users * tokens * cache_bytes_a_token(shape, engine=engine)
+    cache = cache_bytes(shape, tokens=tokens, rows=layout.users, width=engine.cache_bytes)
     return StepParts(
         weights=max(read, multiply) * _adapter_factor(question, engine, case),
         cache=cache / (bandwidth * min(layout.split, shape.kv_heads)),
