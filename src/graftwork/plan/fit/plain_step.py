@@ -21,7 +21,7 @@ from graftwork.model.shape import adapter_parameters, cache_bytes, layer_paramet
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
 from graftwork.plan.fit.question import card_room, graders, half_precision, plain_setup, rollout_load
 from graftwork.records.base import Figure
-from graftwork.records.plan import FitQuestion, MemoryPeak, ModelShape, PlainSetup
+from graftwork.records.plan import FitQuestion, MemoryPeak, PlainSetup
 from graftwork.records.units import GIB
 
 PROCESS_GIB = (2.0, 2.5, 3.5)
@@ -137,7 +137,7 @@ def generation_seconds(
 ) -> dict[str, float]:
     """Seconds of a step that are spent before anything is learned: each card generates its own rows."""
     own = max(-(-question.batch_rows // cards), 1)
-    read = own * question.prompt_tokens * 2.0 * _weights(question.shape)
+    prompts = own * question.prompt_tokens * 2.0 * question.shape.layers * layer_parameters(question.shape)
     graded = own * question.reward_seconds / graders(question)
     a_round = launched_seconds(
         question.shape,
@@ -152,14 +152,10 @@ def generation_seconds(
     read = 1.0 if load is None else forward_rows(load, own_step=False) / load.rows
     return {
         "generation": -(-own // rows) * a_round,
-        "reading prompts": read / rates.half,
+        "reading prompts": prompts / rates.half,
         "reference": FORWARD_SHARE * read * training,
         **({"rewards": graded} if graded else {}),
     }
-
-
-def _weights(shape: ModelShape) -> float:
-    return float(shape.layers * layer_parameters(shape))
 
 
 def say_why(question: FitQuestion) -> tuple[str, ...]:
