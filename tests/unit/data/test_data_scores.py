@@ -125,6 +125,20 @@ def test_scores_that_are_too_near_and_repeated_exchanges_make_no_other_pairs(tmp
     }
 
 
+def test_a_worse_reply_that_was_logged_twice_is_no_row_of_its_own(tmp_path):
+    rows = [
+        chat(QUESTIONS[0], reply, stars=stars) for reply, stars in (("Poor.", 1), ("Fine.", 5), ("Poor.", 2))
+    ]
+    _, folder = run(tmp_path, rows, score_pairs=2, conflicts="keep_all", **MAPPED, **NO_TESTS)
+    assert [(row.reply, row.rejected) for row in all_rows(folder)] == [("Fine.", "Poor.")]
+
+
+def test_no_pair_is_made_where_all_scored_rows_are_dropped(tmp_path):
+    rows = [chat(QUESTIONS[0], "", stars=3), chat(QUESTIONS[1], "Fine.")]
+    _, folder = run(tmp_path, rows, score_pairs=2, **MAPPED, **NO_TESTS)
+    assert [(row.reply, row.rejected) for row in all_rows(folder)] == [("Fine.", None)]
+
+
 @pytest.mark.parametrize("setting", [{"score_weights": {1: 0, 5: 1}}, {"score_pairs": 1}])
 def test_scores_that_are_missing_or_no_number_are_an_error_with_the_row(tmp_path, setting):
     with pytest.raises(UserMistake) as missing:

@@ -93,8 +93,8 @@ def find_scored_pairs(corpus: Corpus, settings: DataSettings) -> dict[int, int]:
     places = np.flatnonzero((passed | bad) & ~np.isnan(scores))
     prompt, reply = corpus.column("prompt"), corpus.column("reply")
     order = places[np.lexsort((places, scores[places], passed[places], prompt[places]))]
-    starts = np.flatnonzero(np.diff(prompt[order].astype(np.uint64), prepend=np.uint64(0)) != 0)
-    ends = np.append(starts[1:], len(order))
+    starts = np.flatnonzero(np.concatenate(([True], prompt[order][1:] != prompt[order][:-1]))[: len(order)])
+    ends = np.append(starts, len(order))[1:]
     pairs: dict[int, int] = {}
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         replies = order[start:end]

@@ -157,10 +157,12 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
     _drop_conflicts(
         repeats, prompt, reply, passed=passed, unconfirmed=unconfirmed, wins=wins, rule=settings.conflicts
     )
-    for better, worse in corpus.pairs.items():
-        if passed[worse]:
-            repeats.instead[worse], repeats.step[worse] = better, CONFLICT
     exchange = spread(prompt) + reply
+    # The worse reply is no row of its own, however often it was logged.
+    winners = {int(exchange[worse]): better for better, worse in corpus.pairs.items()}
+    lost = np.flatnonzero(passed & np.isin(exchange, np.array(list(winners), dtype=exchange.dtype)))
+    for place in lost.tolist():
+        repeats.instead[place], repeats.step[place] = winners[int(exchange[place])], CONFLICT
     del prompt, reply
     # An unconfirmed reply of a model never replaces another row.
     ranks = _rank(corpus, settings.keep_duplicate) + np.where(unconfirmed, 4 * corpus.rows, 0)
