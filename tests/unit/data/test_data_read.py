@@ -6,10 +6,12 @@ from data_rows import chat, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.data.audit.row_checks import find_fault
 from graftwork.data.ingest.blocks import ReadFault, too_long
-from graftwork.data.ingest.read import find_files, read, read_file
+from graftwork.data.ingest.read import find_files, read, read_file, to_interactions
+from graftwork.data.settings import DataSettings
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
-from graftwork.records.interaction import Capture, Interaction
+from graftwork.records.interaction import Capture, Interaction, Origin
 
 GOOD = json.dumps(chat("Where?", "Here.")).encode()
 
@@ -97,6 +99,28 @@ def test_captures_come_back_as_interactions(tmp_path):
     [found] = read(["log.jsonl"], root=tmp_path)
     assert (found.id, found.reply, found.finish_reason, found.max_tokens) == ("c1", "Here.", "length", 64)
     assert found.status == "disconnected"
+
+
+@pytest.mark.parametrize(("correction", "code"), [(None, "truncated"), ("It is open.", None)])
+def test_a_served_answer_that_broke_off_is_no_example(correction, code):
+    row = {
+        "id": "c1",
+        "at": "2025-01-01T00:00:00Z",
+        "session": "s",
+        "model": "champion",
+        "release": "abc",
+        "request": {"messages": [{"role": "user", "content": "Is it open?"}]},
+        "reply": "It",
+        "finish_reason": "error",
+        "prompt_tokens": 0,
+        "reply_tokens": 0,
+        "first_token_ms": 1.0,
+        "total_ms": 2.0,
+        "correction": correction,
+    }
+    [found] = to_interactions(row, Origin(file="captured.jsonl", line=1), settings=DataSettings())
+    fault = find_fault(found, DataSettings())
+    assert (fault and fault.code) == code
 
 
 @pytest.mark.parametrize(

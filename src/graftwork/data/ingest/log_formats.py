@@ -132,6 +132,7 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
     served = take_text(capture.reply, "reply")
     reply = capture.correction if capture.correction is not None else served
     was_wrong = reply != served
+    ended = INCOMPLETE if capture.finish_reason == "error" else capture.finish_reason
     return Interaction(
         id=capture.id,
         origin=origin,
@@ -139,7 +140,7 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         reply=reply,
         # A client that disconnected got only a part of the reply, so its quality is unknown.
         status="disconnected" if capture.disconnected and not was_wrong else None,
-        finish_reason=None if was_wrong else capture.finish_reason,
+        finish_reason=None if was_wrong else ended,
         group=capture.model,
         session=capture.session,
         model=capture.release,
