@@ -115,10 +115,6 @@ class EmbeddedEngine:
         self._adapters = (*self._adapters, name)
 
     @property
-    def max_positions(self) -> int:
-        return int(self._model.config.max_position_embeddings)
-
-    @property
     def recording_seconds(self) -> float:
         """Spent on recording passes on a card, so far."""
         return self._generator.decoder.recording_seconds

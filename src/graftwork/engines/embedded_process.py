@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 _RESERVED_TOKENS = 512
 """Of each request that runs at once on a GPU. A cache that grows voids what was recorded."""
+_BATCH_WAIT_SECONDS = 0.004
+"""How long the first request of an idle engine waits for others to start with."""
 _SMALLEST_TOP_P = 1e-6  # 0 would leave no token to choose from
 
 
@@ -336,7 +338,7 @@ class EmbeddedBackend:
         self._grammars = GrammarCompiler(self._prompts.template)
         self._models = [BASE, *job.adapters]
         self.loop = RequestLoop(
-            self._engine.decoder, wait_seconds=job.batch_wait_ms / 1000, queue_limit=job.queue_limit
+            self._engine.decoder, wait_seconds=_BATCH_WAIT_SECONDS, queue_limit=job.queue_limit
         )
 
     def state(self) -> dict[str, Any]:

@@ -47,8 +47,6 @@ class EngineJob(Record):
     """Path of the unix socket; None lets the gateway choose one."""
 
     batch_size: int = 8
-    batch_wait_ms: float = 4.0
-    """How long the first request of an idle engine waits for others to start with."""
     queue_limit: int = 128
     threads: int | None = None
     dtype: str = "float32"

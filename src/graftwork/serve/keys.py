@@ -243,8 +243,6 @@ async def follow_keys(ring: KeyRing, load: LoadKeys, *, seconds: float = _REFRES
             ring.replace(keys)
 
 
-log = logging.getLogger(__name__)
-
 USAGE_FILE = "key_usage.json"
 _SAVE_SECONDS = 1.0
 _WARN_SECONDS = 60.0
