@@ -89,13 +89,13 @@ Refusal = Callable[[str, str], Damaged]
 """The error of one place where releases are, from what is wrong and why."""
 
 
-def parse_manifest(text: bytes, refuse: Refusal, *, named: str = "") -> Release:
+def parse_manifest(text: bytes, refuse: Refusal, *, named: str | None = None) -> Release:
     """The manifest, checked against its id, and against the one that it is `named` by."""
     try:
         release = Release.from_json(text)
     except ValidationError as error:
         raise refuse("the manifest cannot be read", str(error).splitlines()[0]) from error
-    if release.id != content_id(release) or release.id != (named or release.id):
+    if release.id != content_id(release) or named not in (None, release.id):
         raise refuse("the manifest was changed", "its id is not the hash of its content")
     return release
 

@@ -106,6 +106,12 @@ def renamed(name):
     return change
 
 
+def without_the_id(members):
+    for member, _data in members:
+        member.name = "/" + member.name.partition("/")[2]
+    return members
+
+
 def with_other_bytes(members):
     return [(one, bytes(len(data)) if one.name.endswith("README.md") else data) for one, data in members]
 
@@ -122,6 +128,7 @@ HOSTILE = {
     "a path that leads up": added("../../escaped"),
     "an absolute path": added("/tmp/escaped"),
     "a file of the release under a path that leads up": renamed("../verdict.json"),
+    "names without the id of the release": without_the_id,
     "a folder below the release": added("x/y/z"),
     "a symbolic link": added(kind=tarfile.SYMTYPE, link="/etc/passwd"),
     "a hard link": added(kind=tarfile.LNKTYPE, link="/etc/passwd"),
