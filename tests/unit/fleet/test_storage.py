@@ -6,6 +6,7 @@ from fleet_samples import LARGE, memory_limit
 from graftwork.fleet.place import PlaceUnreachable, Refused
 from graftwork.fleet.places.storage import UrlStorage, fetch_results, read_file
 from graftwork.fleet.runner import RunMirror
+from graftwork.records.errors import UserMistake
 
 
 def raise_not_found(*_words, **_options):
@@ -33,6 +34,12 @@ def test_a_package_that_is_missing_here_leaves_no_job_open(monkeypatch):
     monkeypatch.setattr("fsspec.core.url_to_fs", lacks)
     with pytest.raises(Refused, match="not installed"):
         UrlStorage("s3://bucket", setting="fleet.x.storage").sizes("blobs/")
+
+
+def test_an_address_of_no_known_kind_is_a_mistake_in_the_settings():
+    with pytest.raises(UserMistake) as caught:
+        UrlStorage("nosuch://bucket", setting="fleet.x.storage").sizes("blobs/")
+    assert caught.value.where == "fleet.x.storage"
 
 
 def test_weights_go_to_the_storage_and_back_piece_by_piece(tmp_path):

@@ -123,7 +123,8 @@ class UrlStorage:
     def _do(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Refused:
+        except GraftError:
+            # The address was refused before anything was asked.
             raise
         except Exception as error:  # whatever a network library may raise
             full = isinstance(error, OSError) and error.errno in FULL
