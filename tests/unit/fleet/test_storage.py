@@ -4,9 +4,10 @@ import pytest
 from fleet_samples import LARGE, memory_limit
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.places.storage import UrlStorage, fetch_results, read_file
+from graftwork.fleet.places.storage import MachinePrices, UrlStorage, fetch_results, read_file
 from graftwork.fleet.runner import RunMirror
 from graftwork.records.errors import UserMistake
+from graftwork.records.hardware import Offer
 
 
 def raise_not_found(*_words, **_options):
@@ -40,6 +41,17 @@ def test_an_address_of_no_known_kind_is_a_mistake_in_the_settings():
     with pytest.raises(UserMistake) as caught:
         UrlStorage("nosuch://bucket", setting="fleet.x.storage").sizes("blobs/")
     assert caught.value.where == "fleet.x.storage"
+
+
+def test_a_job_is_listed_with_its_price_whatever_machines_the_settings_name():
+    row = Offer(place="x", gpu="A10G", usd_per_hour=1.4, instance="g5", source="list", dated="2026-01-01")
+    prices = MachinePrices("x", {"unknown": 9.0}, [row])
+    with pytest.raises(Refused, match="does not know the machine unknown"):
+        prices.rows()
+    job = prices.placed("label", "g5")
+    assert (job.gpu, job.usd_per_hour) == ("A10G", 1.4)
+    assert MachinePrices("x", {"g5": 2.0}, [row]).placed("label", "g5").usd_per_hour == 2.0
+    assert prices.placed("label", "other").gpu == ""
 
 
 def test_weights_go_to_the_storage_and_back_piece_by_piece(tmp_path):

@@ -289,9 +289,10 @@ class MachinePrices:
         return min(rows, key=lambda row: row.usd_per_hour or 0.0)
 
     def placed(self, label: str, instance: str, *, created_at: float = 0.0) -> PlacedJob:
-        """A job on a machine of this kind, whose name is its label."""
-        row = next((row for row in self.rows() if row.instance == instance), None)
+        """A job on a machine of this kind, whose name is its label. The settings need not name it."""
+        row = self._catalog.get(instance)
         gpu, price = (row.gpu, row.usd_per_hour or 0.0) if row is not None else ("", 0.0)
+        price = self._prices.get(instance, price)
         return PlacedJob(
             place=self._place, id=label, label=label, gpu=gpu, usd_per_hour=price, created_at=created_at
         )
