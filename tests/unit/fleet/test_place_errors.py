@@ -71,6 +71,15 @@ def test_ray_errors_are_explained_by_their_status(message, kind, tmp_path):
     assert isinstance(place._explain(RuntimeError(message)), kind)
 
 
+def test_a_dashboard_of_ray_that_refuses_to_list_nodes_is_named_with_its_status(tmp_path, monkeypatch):
+    monkeypatch.setattr(RayPlace, "_client", object())
+    monkeypatch.setattr(RayPlace, "_headers", lambda _place: {})
+    monkeypatch.setattr(RayPlace, "_get", lambda *_request: (401, b"Unauthorized"))
+    with pytest.raises(PlaceUnreachable, match="does not list its nodes") as caught:
+        RayPlace(RaySettings(folder=str(tmp_path))).offer()
+    assert caught.value.why == "it answers with status 401"
+
+
 ERRORS = {"AnswerIsNo", "Busy", "EnvironmentLacks", "NotThere", "PlaceUnreachable", "Refused", "UserMistake"}
 
 

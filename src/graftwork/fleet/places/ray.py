@@ -242,8 +242,7 @@ class RayPlace:
         client = self._ask(lambda: self._client)
         assert client is not None
         try:
-            _, content = self._get("/nodes?view=summary", self._headers())
-            found: Iterable[dict[str, Any]] = json.loads(content)["data"]["summary"]
+            found: Iterable[dict[str, Any]] = json.loads(self._read_nodes())["data"]["summary"]
         except (NoAnswer, ValueError, KeyError, TypeError) as error:
             raise PlaceUnreachable(
                 "the Ray cluster does not list its nodes",
@@ -252,6 +251,12 @@ class RayPlace:
                 where=self._settings.jobs,
             ) from None
         return found
+
+    def _read_nodes(self) -> bytes:
+        status, content = self._get("/nodes?view=summary", self._headers())
+        if status >= 400:
+            raise NoAnswer(f"it answers with status {status}")
+        return content
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         request = urllib.request.Request(self._settings.jobs.rstrip("/") + path, headers=headers)
