@@ -76,6 +76,8 @@ def audit(
     from graftwork.report.audit_page import make_audit_page
 
     if scores:
+        if html is not None or row_format is not None:
+            raise typer.BadParameter("--scores cannot be combined with --html or --format")
         _audit_scores(files or [], project, as_json=json)
     if row_format is not None and not files:
         raise typer.BadParameter("--format requires FILES; set data.format in graft.yaml for the logs")
@@ -491,6 +493,8 @@ def review(
     if labels is not None and not corrections:
         raise typer.BadParameter("--labels needs --corrections")
     if corrections:
+        if who is not None or limit is not None or out is not None:
+            raise typer.BadParameter("--corrections cannot be combined with --reviewer, --limit or --out")
         _list_corrections(project, labels, as_json=json)
         return
     from graftwork.pipeline.open_project import current_user

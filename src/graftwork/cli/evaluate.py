@@ -63,6 +63,8 @@ def evaluate(
     if context.invoked_subcommand is not None:
         return
     if savings:
+        if subject or cases is not None or limit is not None or shards != 1 or again or engine is not None:
+            raise typer.BadParameter("--savings can only be combined with --model, --project and --json")
         _show_savings(project, model, as_json=json)
         return
     with reporting(project, model, engine=engine) as found:

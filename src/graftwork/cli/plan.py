@@ -841,6 +841,8 @@ def plan(
     if context.invoked_subcommand is not None:
         return
     if past is not None:
+        if model is not None:
+            raise typer.BadParameter("--past cannot be combined with --model: it is about all runs")
         _show_past(project, past, as_json=json)
         return
     from graftwork.cli.show import show

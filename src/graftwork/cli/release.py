@@ -308,6 +308,8 @@ def export(
         raise typer.BadParameter(
             "merged, gguf and adapter are formats of a run (`run` or run:ID) and only of it"
         )
+    if model is not None and not of_run:
+        raise typer.BadParameter("--model is for a run; the name of a release says its model")
     if format is not ReleaseFormat.tar:
         if base is not None or to is None:
             raise typer.BadParameter(
@@ -872,6 +874,8 @@ def ab(
             where="--cases",
         )
     if traffic == "shadow" and a is None:
+        if metric is not None:
+            raise typer.BadParameter("--metric needs two releases; without them every check is compared")
         _show_shadow(project, model, as_json=json)
     if a is None or b is None:
         raise typer.BadParameter("name two releases; only `--traffic shadow` does without")

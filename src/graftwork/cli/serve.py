@@ -74,6 +74,12 @@ def serve(
     if context.invoked_subcommand is not None:
         return
     if reload:
+        if _given(
+            host=host, port=port, engine=engine, challenger=challenger, share=share, experiment=experiment
+        ):
+            raise typer.BadParameter(
+                "--reload applies what graft.yaml says: it can only be combined with --project and --json"
+            )
         _reload(project, as_json=json)
         return
     from graftwork.api.project import open_project

@@ -70,6 +70,8 @@ def up(
         raise typer.BadParameter(f"--once and --dry-run cannot be combined with {action}")
     if step is not None and action is not Action.approve:
         raise typer.BadParameter("only `approve` takes a step")
+    if action in (None, Action.status, Action.week) and (reason or who is not None):
+        raise typer.BadParameter("--reason and --as need begin, pause, resume, cancel or approve")
     if action is Action.status:
         _show_status(project, as_json=json)
     elif action is Action.week:

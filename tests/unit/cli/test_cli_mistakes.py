@@ -131,6 +131,28 @@ def test_an_argument_that_is_unknown_is_the_users_mistake(graft):
     assert "--fast" in err
 
 
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("up --reason why", "--reason"),
+        ("up status --as ada", "--as"),
+        ("up week --reason why", "--reason"),
+        ("data audit --scores --html page.html", "--html"),
+        ("data audit log.jsonl --scores --format otlp", "--format"),
+        ("data review --corrections --limit 3", "--limit"),
+        ("eval --savings --subject base", "--savings"),
+        ("plan --past 3 --model tagger", "--model"),
+        ("serve --reload --port 8080", "--reload"),
+        ("release export champion --to out.tar --model tagger", "--model"),
+        ("release ab --traffic shadow --metric json_valid", "--metric"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(graft, project, command, named):
+    code, _, err = graft(*command.split(), "-C", project)
+    assert code == 2
+    assert named in err
+
+
 def test_for_people_an_error_is_words(graft, tmp_path):
     code, out, err = graft("data", "audit", tmp_path / "none.jsonl")
     assert code == 2
