@@ -245,7 +245,6 @@ async def follow_keys(ring: KeyRing, load: LoadKeys, *, seconds: float = _REFRES
 
 USAGE_FILE = "key_usage.json"
 _SAVE_SECONDS = 1.0
-_WARN_SECONDS = 60.0
 _Counts = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=6, max_length=6)]
 
 
