@@ -23,7 +23,6 @@ WORKERS = {
     "fleet/bootstrap.py": "runs at the place",
     "fleet/far_side.py": "runs on a host",
     "fleet/runner.py": "runs at the place",
-    "fleet/simulate.py": "simulated hosts need namespaces",
     "fleet/simulated_hosts.py": "simulated hosts need namespaces",
     "data/ingest/parquet_child.py": "a worker with a limit on its memory",
     "data/ingest/files.py": "names of pipes that a shell passes; not opened",

@@ -1,7 +1,7 @@
 """The candidate compared with another subject on the same cases, as gain or loss.
 
 In: a report, whom to compare with, a metric. Out: a Pair, or why there is none. Pure; statistics come from
-`evaluate.compare`. A gain is better whichever way the metric counts.
+`evaluate.comparison`. A gain is better whichever way the metric counts.
 """
 
 import math
@@ -42,7 +42,7 @@ class Surroundings(NamedTuple):
     instead: str = ""
     """Why the base replaces the champion, in a sentence, where the reason is not that nothing is served."""
     look: int = 0
-    """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
+    """Which look at these cases this is: later ones may err less (`evaluate.power`); 0: see the report."""
     tried: int = 1
     """Adapters that are judged together."""
     doubts: Mapping[str, str] = {}
