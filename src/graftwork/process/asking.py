@@ -114,22 +114,28 @@ class Asker:
         self.journal = journal
         self._refuse = refuse
         self._settled = threading.Condition()
+        self._asking: set[str] = set()
         self._unanswered = 0
 
     def ask(
         self, key: str, send: Callable[[], KeptReply], *, most_in: int = 0, most_out: int = 0
     ) -> KeptReply:
         """Raise NoReply, BudgetSpent, or what `send` raises."""
-        known = self.journal.get(key)
-        if known is not None:
-            return known
-        if self._unanswered >= GIVE_UP_AFTER:
-            raise NoReply(f"not asked: {GIVE_UP_AFTER} requests in a row had no answer")
-        self._reserve(key, most_in, most_out)
+        with self._settled:
+            # Another thread may be asking the same.
+            self._settled.wait_for(lambda: key not in self._asking)
+            known = self.journal.get(key)
+            if known is not None:
+                return known
+            self._asking.add(key)
         try:
+            if self._unanswered >= GIVE_UP_AFTER:
+                raise NoReply(f"not asked: {GIVE_UP_AFTER} requests in a row had no answer")
+            self._reserve(key, most_in, most_out)
             return self._send_and_keep(key, send)
         finally:
             with self._settled:
+                self._asking.discard(key)
                 self._settled.notify_all()
 
     def _send_and_keep(self, key: str, send: Callable[[], KeptReply]) -> KeptReply:
