@@ -66,9 +66,8 @@ class Solved(NamedTuple):
     sessions: tuple[Session, ...] | None
     """None if no plan was found."""
     bound: float
-    """No plan with at most as many sessions in a cell as the model has exceeds it."""
-    impossible: bool
-    """There is no plan."""
+    """No plan with at most as many sessions in a cell as the model has exceeds it; without such a plan, no
+    plan at all."""
 
 
 def solve(
@@ -86,12 +85,12 @@ def solve(
         week.complete_hint(limits)
     solver, status = week.run(limits)
     if status == "INFEASIBLE":
-        return Solved(None, 0.0, True)
+        return Solved(None, POINTS)
     bound = solver.best_objective_bound / VALUE_UNITS
     if bound <= 0:
         bound = POINTS  # the search ended before its first bound
     sessions = week.read(solver) if status in ("OPTIMAL", "FEASIBLE") else None
-    return Solved(sessions, min(POINTS, bound), False)
+    return Solved(sessions, min(POINTS, bound))
 
 
 def refine(

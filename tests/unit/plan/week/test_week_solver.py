@@ -8,7 +8,7 @@ from week_samples import model, place, session, week
 from graftwork.plan.week.checker import check_week
 from graftwork.plan.week.problem import GainCurve, WeekState, as_scenario, rounds_of
 from graftwork.plan.week.sat import SearchLimits, solve
-from graftwork.plan.week.score import score
+from graftwork.plan.week.score import POINTS, score
 
 NOW = WeekState()
 
@@ -54,3 +54,12 @@ def test_no_plan_of_a_tiny_week_exceeds_the_bound_and_the_solver_finds_the_best(
     solved = solve(problem, NOW, rounds=rounds, hint=None, limits=SearchLimits(20, workers=1))
     assert score(problem, solved.sessions).value >= best - 1e-6
     assert score(problem, solved.sessions).value <= solved.bound + 1e-6
+
+
+def test_a_week_without_a_plan_proves_no_other_plan_optimal():
+    """A greedy plan with more sessions than the solver has may still be there."""
+    problem = week([place("first", open=((0, 60),))], [model("main", least_hours=50)])
+    rounds = rounds_of(problem, "parallel")
+    solved = solve(problem, NOW, rounds=rounds, hint=None, limits=SearchLimits(5, workers=1))
+    assert solved.sessions is None
+    assert solved.bound == POINTS
