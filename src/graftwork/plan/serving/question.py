@@ -13,7 +13,7 @@ from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape
 
 Form = Literal["32 bits", "16 bits", "8 bits", "4 bits"]
-"""How many bits a weight of a block takes, in round figures; `weights.py` has the exact ones."""
+"""How many bits a weight of a block takes, in round figures; `engines.py` has the exact ones."""
 EngineName = Literal["vllm", "llama.cpp", "embedded"]
 Word = Literal["yes", "likely", "unlikely", "no"]
 """The whole range is good, the value is, only the better end is, nothing is."""

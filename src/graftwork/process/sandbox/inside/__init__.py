@@ -1,6 +1,6 @@
 """What runs on the far side: it enters the box, shuts it, and runs the code. Standard library only.
 
 These files are loaded by a bare interpreter that knows neither the packages of the environment nor the
-rest of graftwork; `namespaces.py` next to this folder says how. They are loaded for every run, so they import
+rest of graftwork; `command.py` next to this folder says how. They are loaded for every run, so they import
 little: json, typing, signal and pathlib would take more than half of the time that a run takes.
 """
