@@ -42,8 +42,6 @@ four thin products. Kernels were counted on the modules of transformers 5 and PE
 ADAPTER_INPUT = (14, 22)
 """Bytes of traffic a value of the layer's input, forward and backward."""
 ADAPTER_OUTPUT = (12, 8)
-UPCAST_BYTES = 6
-"""A value that is brought to float32 for an adapter in float32 outside autocast."""
 NO_AUTOCAST_ADAPTER = Cost(4, 7)
 LOSS_BYTES = {"plain": 38, "fused": 6}
 """Traffic a logit: the plain loss brings them to float32 and writes their gradient twice."""

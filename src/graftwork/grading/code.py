@@ -116,18 +116,6 @@ def extract_code(text: str, *, languages: Collection[str] = _PYTHON) -> str:
     return text
 
 
-def jobs_for(case: Case, text: str, *, metrics: Collection[str]) -> list[CodeJob]:
-    """The runs that grading this answer by these metrics asks for."""
-    source = extract_code(text)
-    jobs = [CodeJob(source, tests) for tests in find_tests(case)] if set(metrics) & _BY_TESTS else []
-    if CODE_COMPILES in metrics and asks_for_code(case):
-        jobs.append(CodeJob(source))
-    return jobs
-
-
-_BY_TESTS = {CODE_PASSES, PYTHON_TESTS, "task_success", "checks_passed"}
-
-
 def _compiles(text: str, context: GradeContext) -> float:
     return float(runner_of(context).compile(extract_code(text)).ok)
 

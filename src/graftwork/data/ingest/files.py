@@ -247,17 +247,6 @@ def _cut_stream(
         yield from cut_lines(stream, file=file, size=size, longest=longest)
 
 
-def _has_lines(head: bytes, *, delimiter: str | None) -> bool:
-    """Whether each line is a record: none of the other containers."""
-    return not (
-        delimiter
-        or head.startswith(MAGIC)
-        or find_transcript(head)
-        or _looks_like_array(head)
-        or _looks_like_objects(head)
-    )
-
-
 def _looks_like_array(head: bytes) -> bool:
     """Whether the file is one array of objects."""
     rest = head.lstrip()

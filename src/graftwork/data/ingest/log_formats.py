@@ -438,9 +438,6 @@ _READERS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any], Origin, str], I
 )
 
 
-_CALLS_OF_MODELS = ("completion", "responses", "messages", "generate_content")
-
-
 def fits_litellm(row: dict[str, Any]) -> bool:
     """Standard logging payloads, and rows of the proxy's table of spend."""
     return "call_type" in row and "messages" in row and "response" in row

@@ -38,13 +38,6 @@ def mcnemar(wins: int, *, losses: int, mid_p: bool = False) -> float:
     return min(1.0, ways / (1 << discordant))
 
 
-def likeliest_loss_rate(wins: float, losses: float, n: float, difference: float) -> float:
-    """The chance of a loss that fits best, if wins are likelier than losses by just `difference`."""
-    b = -wins - losses + (2 * n - wins + losses) * difference
-    c = -losses * difference * (1 - difference)
-    return (math.sqrt(max(b * b - 8 * n * c, 0.0)) - b) / (4 * n)
-
-
 EXACT_FLIPS = 32
 """So many differences can be flipped in every way: two halves of 2^16 sums each."""
 EXACT_STEPS = 2_000_000

@@ -60,9 +60,6 @@ class SlotScheduler(Generic[R]):
     def submit(self, request: R) -> None:
         self._waiting.append(request)
 
-    def next_waiting(self) -> R | None:
-        return self._waiting[0] if self._waiting else None
-
     def drop_waiting(self, is_unwanted: Callable[[R], bool]) -> list[R]:
         """Drop and return the requests whose callers have gone."""
         dropped = [request for request in self._waiting if is_unwanted(request)]
