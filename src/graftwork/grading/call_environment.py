@@ -41,7 +41,8 @@ class CallEnvironment:
 
     def __init__(self, files: Sequence[str], context: GradeContext) -> None:
         assert context.folder is not None
-        self._texts = {path.name: path.read_text() for path in find_files(files, folder=context.folder)}
+        paths = find_files(files, folder=context.folder)
+        self._texts = {path.name: path.read_text("utf-8") for path in paths}
         self._context = context
 
     def read_calls(self, text: str) -> tuple[ToolCall, ...] | None:
@@ -62,7 +63,7 @@ class CallEnvironment:
 
 
 def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
-    """Where the files are, all of them in the project's folder and under different names."""
+    """Where the files are: texts in the project's folder, under different names."""
     root = folder.resolve()
     paths = [(root / name).resolve() for name in files]
     for name, path in zip(files, paths, strict=True):
@@ -73,10 +74,19 @@ def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
                 fix="write it, or fix `files` under evaluate.checks",
                 where=str(path),
             )
-    if len({path.name for path in paths}) < len(paths):
+        try:
+            path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserMistake(
+                f"{name} is no text in UTF-8",
+                why="the files of a check are put into the sandbox as text",
+                fix="write its data as SQL, JSON or CSV",
+                where=str(path),
+            ) from error
+    if len({ARGUMENTS_FILE, *(path.name for path in paths)}) <= len(paths):
         raise UserMistake(
             "two files of a check have the same name",
-            why="in the sandbox they lie in one folder",
+            why=f"in the sandbox they lie in one folder, next to {ARGUMENTS_FILE} of a call",
             fix="rename one of them",
             where="evaluate.checks",
         )

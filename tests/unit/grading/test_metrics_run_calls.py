@@ -128,8 +128,16 @@ def test_a_file_that_is_not_of_the_project_is_reported_before_anything_is_asked(
         require_gradable(GradeContext(checks={"same_rows": check}, folder=project))
 
 
-def test_two_files_of_one_name_are_refused(project):
-    (project / "run_sql.py").write_text("")
-    check = GradeCheck.model_validate({**CHECK, "files": ["run_sql.py", *FILES]})
+def test_a_file_that_is_no_text_is_reported_before_anything_is_asked(project):
+    (project / "rides.db").write_bytes(b"SQLite format 3\0\xff")
+    check = GradeCheck.model_validate({**CHECK, "files": ["rides.db", *FILES]})
+    with pytest.raises(UserMistake, match=r"rides\.db is no text"):
+        require_gradable(GradeContext(checks={"same_rows": check}, folder=project))
+
+
+@pytest.mark.parametrize("name", ["run_sql.py", "arguments.json"])
+def test_two_files_of_one_name_are_refused(project, name):
+    (project / name).write_text("")
+    check = GradeCheck.model_validate({**CHECK, "files": [name, *FILES]})
     with pytest.raises(UserMistake, match="same name"):
         require_gradable(GradeContext(checks={"same_rows": check}, folder=project))
