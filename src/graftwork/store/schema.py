@@ -16,6 +16,7 @@ from sqlalchemy import (
     Dialect,
     Float,
     ForeignKeyConstraint,
+    Identity,
     Index,
     Integer,
     MetaData,
@@ -52,7 +53,7 @@ def json_text(value: Any) -> str:
 
 def _seq() -> Column[int]:
     """A number that grows and is never used twice."""
-    return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True)
 
 
 metadata = MetaData()
