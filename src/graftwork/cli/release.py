@@ -802,14 +802,15 @@ def edit(
             work.releases.tag(release.id, tag)
         if untag:
             work.releases.tag(release.id, untag, remove=True)
-        if note is not None:
-            work.releases.note(release.id, note, who=current_user(), when=timestamp())
         if new_key is not None:
             pair = create_key_pair(new_key)
             secret = load_secret_key(pair.secret)
             signed |= {"secret_key": str(pair.secret), "public_key": pair.text}
         if secret is not None:
             signed["signature"] = str(sign_release(work, release, key=secret))
+        # Last, for notes stay: after a failure the same command adds no second one.
+        if note is not None:
+            work.releases.note(release.id, note, who=current_user(), when=timestamp())
         entry, notes = work.releases.entry(release.id), work.releases.notes(release.id)
     if json:
         about = entry.model_dump(mode="json", include={"id", "model", "version", "tags"})

@@ -106,6 +106,16 @@ def test_a_mistake_is_reported_with_its_fix_and_changes_nothing(place, words):
     assert (place.ask("log"), place.ask("list")) == before
 
 
+def test_an_edit_that_cannot_sign_adds_no_note_so_that_it_can_be_repeated(place, tmp_path):
+    place.ask("promote", place.make())
+    taken = tmp_path / "keys"
+    place.ask("edit", "champion", "--new-key", str(taken))
+    place.ask("edit", "champion", "--note", "speaks French", "--new-key", str(taken), code=2)
+    assert place.ask("show")["notes"] == []
+    edited = place.ask("edit", "champion", "--note", "speaks French", "--sign", str(taken / "graft.key"))
+    assert len(edited["notes"]) == 1
+
+
 def test_promotion_needs_the_verdict_or_force_with_a_reason_and_the_log_keeps_both(place):
     release = place.make(verdict=parts_verdict("iterate"))
     assert place.ask("promote", release, code=1)["error"] == "AnswerIsNo"
