@@ -1,6 +1,6 @@
 """Moves releases, and puts them into service: verify, move the alias, wait for the endpoint, ask it.
 
-Releases go between this project and archives, PEFT folders, a store at a URL, the Hub, servers and trackers.
+Releases go between this project and archives, PEFT folders, a store at a URL, the Hub, machines and MLflow.
 Everything is verified before it leaves and after it has arrived. A release is in the index only when its
 files are in the store, and garbage collection cannot run in between. An endpoint loads a release before
 requests go to it, and answers that are under way end on the old one. If one of the first requests fails, the

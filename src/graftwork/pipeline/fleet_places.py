@@ -1,7 +1,8 @@
 """The places that a project can use, by name, and what each has to offer now.
 
 In: an open project with its `fleet` settings. Out: places; which of them answer, with cards and prices. A
-name is `local`, `ssh` or `ssh:HOST`, `manual`, `slurm`, `ray`, `runpod`, or one of an installed package.
+name is `local`, `ssh` or `ssh:HOST`, `manual`, `slurm`, `ray`, a provider such as `runpod`, or a place of an
+installed package.
 """
 
 from pathlib import Path

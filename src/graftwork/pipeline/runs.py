@@ -1,7 +1,7 @@
-"""Which run is meant, and who works on it now.
+"""Training runs: which one is meant, who works on it now, what happened in it, and where its time went.
 
-In: an open project and, perhaps, the beginning of a run's id. Out: the run, and the processes that
-hold its locks. Changes nothing but where it says so.
+In: an open project and, perhaps, the beginning of a run's id. Out: the run, the processes that hold its
+locks, its events and its page. Changes nothing but where it says so.
 """
 
 import os

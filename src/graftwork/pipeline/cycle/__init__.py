@@ -1,1 +1,1 @@
-"""The coordinator of `graft up`: the steps of a cycle for a project, and for a simulated month."""
+"""The coordinator of `graft up`: the steps of a cycle for a project, and the plan of a week followed."""
