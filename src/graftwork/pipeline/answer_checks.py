@@ -44,6 +44,17 @@ def require_live_check(name: str, context: GradeContext, *, where: str) -> None:
             fix="use checks of the answer itself, such as json_valid or a JSON Schema",
             where=where,
         )
+    if _runs_calls(name, context):
+        raise UserMistake(
+            f"{name} runs calls in the sandbox",
+            why="nothing is run for a live request, so the check could not decide there",
+            fix="use checks without `files`",
+            where=where,
+        )
+
+
+def _runs_calls(name: str, context: GradeContext) -> bool:
+    return name in context.checks and bool(context.checks[name].files)
 
 
 def find_live_checks(work: OpenProject) -> tuple[str, ...]:
@@ -55,6 +66,7 @@ def find_live_checks(work: OpenProject) -> tuple[str, ...]:
         if (name in context.checks or find_grader(name) is not None)
         and not against_reference(name, context)
         and name not in CONTEXT_GRADERS
+        and not _runs_calls(name, context)
     )
 
 

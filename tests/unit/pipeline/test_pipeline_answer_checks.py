@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT
 
 from graftwork.files.escalation import write_forecast
-from graftwork.pipeline.answer_checks import LiveChecks
+from graftwork.pipeline.answer_checks import LiveChecks, find_live_checks
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import open_checks, with_threshold
@@ -41,6 +41,7 @@ def work(tmp_path):
             "checks": [
                 {"name": "starts", "format": {"starts_with": "{"}},
                 {"name": "own", "function": "own.py:whole"},
+                {"name": "runs", "function": "own.py:whole", "files": ["own.py"]},
             ]
         },
     }
@@ -58,6 +59,13 @@ def test_a_citation_that_does_not_exist_fails_a_live_answer(work):
 
 def test_an_own_function_sees_no_reference_in_a_live_request(work):
     assert LiveChecks(work, ["own"]).find_failing(ASKED, "anything") is None
+
+
+def test_a_check_that_runs_calls_is_none_of_live_answers(work):
+    assert "own" in find_live_checks(work)
+    assert "runs" not in find_live_checks(work)
+    with pytest.raises(UserMistake, match="runs runs calls in the sandbox"):
+        LiveChecks(work, ["runs"])
 
 
 def test_a_beginning_is_judged_by_the_checks_that_can(work):
