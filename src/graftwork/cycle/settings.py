@@ -168,8 +168,3 @@ class CycleSettings(Record):
         if unknown:
             raise ValueError(f"approve: there is no step {unknown[0]!r}; known: {', '.join(CYCLE_STEPS)}")
         return self
-
-    @property
-    def is_automatic(self) -> bool:
-        """Whether anything begins a cycle besides a person."""
-        return self.schedule is not None or self.when.is_set

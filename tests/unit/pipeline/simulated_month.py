@@ -330,7 +330,7 @@ def simulate_month(
 ) -> SimulatedMonth:
     """Run the coordinator over some days. The same seed and settings are the same month."""
     chance = Random(seed)
-    settings = settings if settings is not None and settings.is_automatic else DEFAULT
+    settings = settings or DEFAULT
     caps = caps or CapSettings()
     safety = Safety()
     provider = SimulatedProvider(chance=chance, now=BEGIN, work_seconds=chance.uniform(1800, 3 * 3600))

@@ -26,7 +26,8 @@ def test_a_serving_machine_is_one_line(tmp_path):
 
 def test_without_the_section_nothing_begins_by_itself(tmp_path):
     cycle = load(tmp_path, "").cycle
-    assert not cycle.is_automatic
+    assert cycle.schedule is None
+    assert not cycle.when.is_set
     assert cycle.deliver == ()
 
 
