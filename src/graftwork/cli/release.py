@@ -742,7 +742,10 @@ def collect(
 
 
 def edit(
-    name: Name,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="An alias, a version or an id. Only a key can be created without one."),
+    ] = None,
     tag: Annotated[
         list[str] | None, typer.Option("--tag", help="Add a tag; `keep` protects a release from gc.")
     ] = None,
@@ -767,8 +770,8 @@ def edit(
         typer.Option(
             "--new-key",
             metavar="FOLDER",
-            help="Create graft.key, which has no password, and graft.pub in this folder, and sign with them. "
-            "Keep it outside the project.",
+            help="Create graft.key, which has no password, and graft.pub in this folder, and sign the named "
+            "release with them. Keep it outside the project.",
         ),
     ] = None,
     project: Folder = None,
@@ -792,8 +795,13 @@ def edit(
         raise typer.BadParameter("the note is empty, and notes cannot be removed")
     if sign is not None and new_key is not None:
         raise typer.BadParameter("choose one of --sign and --new-key")
-    secret = None if sign is None else load_secret_key(sign)
     signed: dict[str, str] = {}
+    if name is None:
+        if new_key is None or any((tag, untag, note is not None, version)):
+            raise typer.BadParameter("name a release: without one only --new-key works")
+        _create_key(new_key, as_json=json)
+        return
+    secret = None if sign is None else load_secret_key(sign)
     with opened(project) as work:
         release = find_release(work.releases, name)
         if version is not None:
@@ -816,14 +824,28 @@ def edit(
         about = entry.model_dump(mode="json", include={"id", "model", "version", "tags"})
         print_json({**about, "notes": [written.model_dump(mode="json") for written in notes], **signed})
         return
-    lines = [
-        f"{release.id[:12]}: version {entry.version}, {', '.join(entry.tags) or 'no tags'}, "
-        f"{plural(len(notes), 'note')}"
-    ]
-    lines += [f"{what.replace('_', ' ')}: {value}" for what, value in signed.items()]
-    if new_key is not None:
+    tags = ", ".join(entry.tags) or "no tags"
+    edited = f"{release.id[:12]}: version {entry.version}, {tags}, {plural(len(notes), 'note')}"
+    stdout.print(f"{edited}\n{_say_signed(signed)}".rstrip(), highlight=False, markup=False, soft_wrap=True)
+
+
+def _create_key(folder: Path, *, as_json: bool) -> None:
+    from graftwork.registry.signatures import create_key_pair
+
+    pair = create_key_pair(folder)
+    created = {"secret_key": str(pair.secret), "public_key": pair.text}
+    if as_json:
+        print_json(created)
+    else:
+        stdout.print(_say_signed(created), highlight=False, markup=False, soft_wrap=True)
+
+
+def _say_signed(signed: dict[str, str]) -> str:
+    """The files of a key pair and a signature, and how graft.yaml names a new public key."""
+    lines = [f"{what.replace('_', ' ')}: {value}" for what, value in signed.items()]
+    if "public_key" in signed:
         lines.append(f"for graft.yaml:\nrelease:\n  public_key: {signed['public_key']}")
-    stdout.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    return "\n".join(lines)
 
 
 def ab(

@@ -219,6 +219,18 @@ def test_a_project_that_trusts_a_key_promotes_only_what_is_signed(place, tmp_pat
     assert place.ask("verify", code=2)["where"] == "release.public_key"
 
 
+def test_a_key_is_created_before_the_first_release(place, tmp_path):
+    keys = json.loads(place.type("edit", "--new-key", str(tmp_path / "keys"), "--json", here=False))
+    assert Path(keys["secret_key"]).is_file()
+    assert keys["public_key"].startswith("RW")
+    assert f"public_key: {keys['public_key'][:2]}" in place.type("edit", "--new-key", str(tmp_path / "more"))
+    place.configure(release={"public_key": keys["public_key"]})
+    place.ask("edit", place.make(), "--sign", keys["secret_key"])
+    place.type("edit", "--new-key", str(tmp_path / "third"), "--tag", "keep", code=2)
+    place.type("edit", "--tag", "keep", code=2)
+    assert not (tmp_path / "third").exists()
+
+
 def test_a_lineage_goes_down_to_the_log_and_back_to_the_parents(place):
     first = place.make()
     second = place.make(parent=first)
