@@ -48,14 +48,19 @@ def make_job(folder, *, max_restarts=1):
     )
 
 
+def when(at):
+    """The moment of a journal's line by a clock that nobody sets."""
+    return {"at": at, "steady": at - 5, "boot": ""}
+
+
 def test_a_run_that_comes_further_each_time_is_never_given_up(tmp_path):
     job, clock = make_job(tmp_path), iter(range(10, 1000))
     for step in range(20):
         _require_patience(job, begun=Moment(at=5, steady=0, boot=""))
-        Journal(tmp_path / ATTEMPTS).append({"pid": 1, "at": next(clock)})
-        Journal(tmp_path / SAVED).append({"at": next(clock), "step": step, "folder": "x"})
+        Journal(tmp_path / ATTEMPTS).append({"pid": 1, **when(next(clock))})
+        Journal(tmp_path / SAVED).append({**when(next(clock)), "step": step, "folder": "x"})
     _require_patience(job, begun=Moment(at=5, steady=0, boot=""))
-    Journal(tmp_path / ATTEMPTS).append({"pid": 1, "at": next(clock)})
+    Journal(tmp_path / ATTEMPTS).append({"pid": 1, **when(next(clock))})
     with pytest.raises(WorkerFailed, match="killed 2 time"):
         _require_patience(job, begun=Moment(at=5, steady=0, boot=""))
 
