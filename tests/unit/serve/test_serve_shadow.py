@@ -57,7 +57,7 @@ async def open_shadow(sink, *, remote=None, backend=None, **settings):
     to = "challenger" if remote is None else "remote"
     asked = ShadowSettings(to=to, share=1.0, **settings)
     async with (
-        open_house(sink, routes=ROUTES, backend=backend) as house,
+        open_house(sink, routes=ROUTES, backend=backend, queue_size=1024) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         fallbacks = Fallbacks({}, engine=house.engine, endpoints={} if remote is None else {"remote": remote})
