@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 STAGES = {
-    "data", "plan", "train", "evaluate", "registry", "serve", "fleet", "components", "report", "cycle",
+    "data", "plan", "train", "evaluate", "registry", "serve", "fleet", "components", "cycle",
 }  # fmt: skip
 GROUND = {"engines", "http", "grading", "costmodel", "model", "text", "files", "process", "records"}
 
@@ -25,12 +25,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": {"http", "model", "text", "files", "process", "records"},
     "grading": {"model", "text", "files", "process", "records"},
     **{stage: set(GROUND) for stage in STAGES},
+    "views": STAGES | GROUND,
     "store": STAGES | GROUND,
     "project": STAGES | GROUND,
-    "pipeline": STAGES | GROUND | {"store", "project"},
-    "api": STAGES | GROUND | {"store", "project", "pipeline"},
-    "web": GROUND - {"engines", "http", "grading", "costmodel", "model"} | {"api", "report"},
-    "cli": STAGES | GROUND | {"store", "project", "pipeline", "api", "web"},
+    "pipeline": STAGES | GROUND | {"store", "project", "views"},
+    "api": STAGES | GROUND | {"store", "project", "pipeline", "views"},
+    "web": GROUND - {"engines", "http", "grading", "costmodel", "model"} | {"api", "views"},
+    "cli": STAGES | GROUND | {"store", "project", "pipeline", "api", "views", "web"},
 }
 
 HEAVY = {

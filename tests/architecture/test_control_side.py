@@ -12,7 +12,7 @@ CONTROL = (
     "plan",
     "costmodel",
     "registry",
-    "report",
+    "views",
     "store",
     "project",
     "pipeline",

@@ -30,7 +30,7 @@ ORDER = {
     "exchange",
     "model": "hub, nf4_kernel < adapter_shape, base, families, headers, nf4, probe, threads "
     "< blocks, parts, shape < chat, probe_rates < load < adapters < generate, gguf",
-    "report": "templates, svg < escalation, plots, notebook, junit < training < audit_page, evaluation_page, "
+    "views": "templates, svg < escalation, plots, notebook, junit < training < audit_page, evaluation_page, "
     "page, week_page",
     "train": "objective_settings, sweep < run_folder, settings < checkpoints, distributed, objectives, "
     "trackers < loss, pinned_memory < cpu, engine, side_by_side < callbacks, gpu, streamed < engine_choice, "

@@ -16,7 +16,7 @@ from graftwork.pipeline.gate import RULES
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
-from graftwork.report.junit import write_junit
+from graftwork.views.junit import write_junit
 
 
 def write(folder, **parts):

@@ -463,7 +463,7 @@ class Project:
         return self.run_to(step).get(step, kind)
 
     def _repr_html_(self) -> str:
-        from graftwork.report.notebook import render_fields
+        from graftwork.views.notebook import render_fields
 
         models = ", ".join(self.settings.all_models)
         fields = {"folder": str(self.root), "base": self.settings.base, "models": models}
@@ -492,7 +492,7 @@ def init_project(
 
 
 def _render(record: Record) -> str:
-    from graftwork.report.notebook import render_record
+    from graftwork.views.notebook import render_record
 
     return render_record(record)
 

@@ -73,7 +73,7 @@ def audit(
     Example:  graft data audit logs/interactions.jsonl --html audit.html
     """
     from graftwork.files.disk import write_atomic
-    from graftwork.report.audit_page import make_audit_page
+    from graftwork.views.audit_page import make_audit_page
 
     if scores:
         if html is not None or row_format is not None:

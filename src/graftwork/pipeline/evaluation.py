@@ -575,7 +575,7 @@ PAGE = "evaluation"
 
 def put_page(work: OpenProject, evaluated: Evaluated, *, separate: bool = False) -> Evaluated:
     """`separate` is an evaluation that the gate does not decide on: its page does not replace the other."""
-    from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+    from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
 
     path = work.project.page_of(PAGE, work.model)
     path = path.with_stem(f"{path.stem}-asked") if separate else path

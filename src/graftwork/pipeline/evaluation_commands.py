@@ -54,8 +54,8 @@ from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case, NextStart, Report, SubjectReport, Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 from graftwork.version import __version__
+from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ SHOWN_ANSWERS = 3
 
 def write_training_page(folder: Path, plan: Plan, outcome: TrainOutcome) -> Path:
     # The template library is not needed to train; planning does not wait for it.
-    from graftwork.report.training import make_training_page
+    from graftwork.views.training import make_training_page
 
     answers = read_extremes(folder, most=SHOWN_ANSWERS, batches=1)
     page = make_training_page(plan, outcome, read_journal(folder), read_vitals(folder), answers=answers)

@@ -75,10 +75,10 @@ from graftwork.records.week import (
     parse_moment,
     parse_window,
 )
-from graftwork.report.week_page import render_week
 from graftwork.store.runs import RunEntry
 from graftwork.text.validation import explain_error
 from graftwork.train.run_folder import read_steps
+from graftwork.views.week_page import render_week
 
 
 class PaidJob(NamedTuple):

@@ -21,9 +21,9 @@ from starlette.responses import HTMLResponse
 from graftwork.api.overview import ProjectWatch
 from graftwork.api.project import Project, current_user, open_project
 from graftwork.records.errors import GraftError
-from graftwork.report import templates as report_templates
 from graftwork.text.wording import plural
 from graftwork.version import __version__
+from graftwork.views import templates as report_templates
 from graftwork.web.options import WebOptions
 from graftwork.web.security import own_path
 
@@ -142,7 +142,7 @@ def asset(name: str) -> str:
 def read_static(name: str) -> bytes:
     """A static file by its name; the style sheet of the reports is shared."""
     if name == "page.css":
-        return files("graftwork.report").joinpath("page.css").read_bytes()
+        return files("graftwork.views").joinpath("page.css").read_bytes()
     return files("graftwork.web").joinpath("static").joinpath(name).read_bytes()
 
 

@@ -19,7 +19,7 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import GraftError
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "views"))
 from evaluation_sample import make_evaluation
 
 INSPECT = Path(__file__).parents[1] / "evaluate" / "exchange_files" / "inspect_log.json"

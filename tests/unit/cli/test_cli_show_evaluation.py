@@ -11,7 +11,7 @@ from graftwork.cli.show.evaluation import show_evaluated, show_report
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.records.report import SliceFigure
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "views"))
 from evaluation_sample import make_evaluation
 
 
@@ -250,7 +250,7 @@ def test_control_characters_in_a_name_are_not_obeyed(report):
 
 
 def test_notes_on_a_subject_are_shown_under_the_table_and_on_the_page(report):
-    from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+    from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
 
     remarked = report.model_copy(update={"remarks": ("The log is flattered.",)})
     assert "The log is flattered." in shown(remarked)

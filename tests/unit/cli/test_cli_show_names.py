@@ -7,7 +7,7 @@ import pytest
 from shown_commands import ROOT
 
 from graftwork.cli import show
-from graftwork.report import notebook
+from graftwork.views import notebook
 
 DEFINED = {
     name

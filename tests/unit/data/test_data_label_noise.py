@@ -168,7 +168,7 @@ def shown_as_text(audit):
 
 
 def test_the_terminal_and_the_page_show_the_estimate_and_rows_to_review():
-    from graftwork.report.audit_page import make_audit_page
+    from graftwork.views.audit_page import make_audit_page
 
     found = audit_rows(tickets()[0])
     first = found.label_noise.suspicious[0]
@@ -179,7 +179,7 @@ def test_the_terminal_and_the_page_show_the_estimate_and_rows_to_review():
 
 
 def test_the_terminal_and_the_page_say_why_nothing_was_estimated():
-    from graftwork.report.audit_page import make_audit_page
+    from graftwork.views.audit_page import make_audit_page
 
     rows = [make_row(f"What about {n}?", f"It is number {n} of them.", line=n + 1) for n in range(100)]
     found = audit_rows(rows)

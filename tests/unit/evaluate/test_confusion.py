@@ -11,7 +11,7 @@ from graftwork.evaluate.report import OTHER, UNREADABLE, confuse
 from graftwork.grading.checks import GradeCheck
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case
-from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
 
 DUE = ["billing"] * 30 + ["access"] * 20 + ["sales"] * 10
 SAID = [

@@ -13,7 +13,7 @@ from graftwork.evaluate.escalation import (
     mean_cost,
 )
 from graftwork.records.routing import EscalationForecast, EscalationOption, MeasuredShare
-from graftwork.report.escalation import draw_by_cost, draw_curve, show_escalation
+from graftwork.views.escalation import draw_by_cost, draw_curve, show_escalation
 
 
 def draw_cases(count, *, seed, useful=True):

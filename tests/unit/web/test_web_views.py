@@ -10,7 +10,7 @@ from served_page import serve
 from web_views import list_views
 
 from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
-from graftwork.report.week_page import draw_week
+from graftwork.views.week_page import draw_week
 
 HOSTILE = ("<script>document", "<img src=x", "onerror=alert(1)>")
 MOST_BYTES = 300_000

@@ -25,7 +25,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.train.run_folder import read_journal
 
 if TYPE_CHECKING:
-    from graftwork.report.page import AnswerPair
+    from graftwork.views.page import AnswerPair
 
 
 class WrittenReport(Record):
@@ -34,7 +34,7 @@ class WrittenReport(Record):
 
 
 def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
-    from graftwork.report.page import ReportPage, render_report
+    from graftwork.views.page import ReportPage, render_report
 
     outcome = made.get("train", TrainOutcome)
     released = "release" in made.outputs
@@ -69,7 +69,7 @@ def _find_forecast(work: OpenProject) -> EscalationForecast | None:
 
 
 def _side_by_side(made: StepOutputs) -> "tuple[AnswerPair, ...]":
-    from graftwork.report.page import AnswerPair
+    from graftwork.views.page import AnswerPair
 
     return tuple(
         AnswerPair(

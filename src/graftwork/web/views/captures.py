@@ -7,7 +7,7 @@ from starlette.routing import Route
 
 from graftwork.api import captures
 from graftwork.api.captures import Traffic
-from graftwork.report.svg import (
+from graftwork.views.svg import (
     Scale,
     draw_both,
     draw_nothing,

@@ -6,15 +6,15 @@ from starlette.routing import Route
 
 from graftwork.api import evaluations
 from graftwork.api.evaluations import CaseQuery
-from graftwork.report.escalation import draw_by_cost, draw_by_share
-from graftwork.report.evaluation_page import (
+from graftwork.views.escalation import draw_by_cost, draw_by_share
+from graftwork.views.evaluation_page import (
     confusion_tables,
     cut_tables,
     draw_metrics,
     metric_rows,
     pair_rows,
 )
-from graftwork.report.page import show_answer
+from graftwork.views.page import show_answer
 from graftwork.web.actions import LARGE, SMALL, escalation_command
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from graftwork.api import endpoint
-from graftwork.report.page import show_answer
+from graftwork.views.page import show_answer
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
 from graftwork.web.rendering import project_of, render
 

@@ -12,8 +12,8 @@ from starlette.routing import Route
 from graftwork.api import runs
 from graftwork.api.project import Project
 from graftwork.records.run import TrainingEvaluation, TrainStep
-from graftwork.report import plots, svg
-from graftwork.report.training import (
+from graftwork.views import plots, svg
+from graftwork.views.training import (
     find_restarts,
     machine_courses,
     measure_courses,

@@ -19,8 +19,8 @@ from graftwork.api.cycle import (
 )
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.week import Scenario, WeekSchedule
-from graftwork.report.svg import draw_both
-from graftwork.report.week_page import draw_legend, draw_week
+from graftwork.views.svg import draw_both
+from graftwork.views.week_page import draw_legend, draw_week
 from graftwork.web.rendering import project_of, render, text_in
 
 SECTION = "/week"

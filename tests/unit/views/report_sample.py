@@ -19,7 +19,7 @@ from graftwork.records.report import (
     Verdict,
 )
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.report.page import AnswerPair, ReportPage
+from graftwork.views.page import AnswerPair, ReportPage
 
 
 def digest(letter):

@@ -22,11 +22,11 @@ from graftwork.records.release import Release
 from graftwork.records.report import Comparison, Decision, Metric, Report, SubjectReport, Verdict
 from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.report import plots, svg, templates
-from graftwork.report.escalation import show_escalation
-from graftwork.report.templates import open_templates
-from graftwork.report.training import show_training
 from graftwork.text.wording import duration, plural
+from graftwork.views import plots, svg, templates
+from graftwork.views.escalation import show_escalation
+from graftwork.views.templates import open_templates
+from graftwork.views.training import show_training
 
 
 class AnswerPair(Record):

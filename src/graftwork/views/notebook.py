@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graftwork.records.base import Figure, Record
-from graftwork.report.templates import open_templates
+from graftwork.views.templates import open_templates
 
 MOST_ROWS = 20
 MOST_CHARACTERS = 200

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from graftwork.report.svg import (
+from graftwork.views.svg import (
     Scale,
     draw_nothing,
     drawing,
@@ -23,7 +23,7 @@ from graftwork.report.svg import (
     smooth,
     tick_text,
 )
-from graftwork.report.templates import number
+from graftwork.views.templates import number
 
 SMALL = 340.0
 MOST_CURVE_POINTS = 400

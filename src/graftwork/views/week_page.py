@@ -8,9 +8,9 @@ from datetime import timedelta
 from markupsafe import Markup
 
 from graftwork.records.week import ShownSession, WeekSchedule
-from graftwork.report.svg import Scale, drawing, element, label, line
-from graftwork.report.templates import FILTERS, open_templates
 from graftwork.text.wording import plural
+from graftwork.views.svg import Scale, drawing, element, label, line
+from graftwork.views.templates import FILTERS, open_templates
 
 LANE, TOP = 34.0, 28.0
 HUES = (205, 25, 145, 280, 95, 340, 55, 180, 240)

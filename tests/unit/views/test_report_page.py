@@ -18,8 +18,8 @@ from graftwork.records.routing import (
     EscalationPoint,
     MeasuredShare,
 )
-from graftwork.report.page import AnswerPair, render_report
-from graftwork.report.training import find_restarts
+from graftwork.views.page import AnswerPair, render_report
+from graftwork.views.training import find_restarts
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}"
 

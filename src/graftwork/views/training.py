@@ -13,10 +13,10 @@ from markupsafe import Markup
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutcome, TrainStep
-from graftwork.report import plots, svg, templates
-from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks
-from graftwork.report.templates import open_templates
 from graftwork.text.wording import duration
+from graftwork.views import plots, svg, templates
+from graftwork.views.plots import EvaluationPoint, draw_course, draw_looks
+from graftwork.views.templates import open_templates
 
 LOSS = "loss"
 MOST_SHOWN = 2_000

@@ -13,10 +13,10 @@ from markupsafe import Markup, escape
 
 from graftwork.records.dataset import Audit, Cluster, Finding, LengthHistogram
 from graftwork.records.interaction import Origin
-from graftwork.report import templates
-from graftwork.report.svg import Scale, draw_both, draw_nothing, drawing, element, label, line, round_ticks
-from graftwork.report.templates import number, open_templates
 from graftwork.text.wording import duration, plural
+from graftwork.views import templates
+from graftwork.views.svg import Scale, draw_both, draw_nothing, drawing, element, label, line, round_ticks
+from graftwork.views.templates import number, open_templates
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 200.0, 44.0, 14.0, 12.0, 38.0
 

@@ -13,7 +13,7 @@ from page_reader import read
 from report_sample import make_page
 
 from graftwork.records.report import JudgeTally
-from graftwork.report.evaluation_page import (
+from graftwork.views.evaluation_page import (
     MOST_CHARACTERS,
     embed,
     list_cases,
@@ -21,7 +21,7 @@ from graftwork.report.evaluation_page import (
     render_evaluation,
     shorten,
 )
-from graftwork.report.page import render_report
+from graftwork.views.page import render_report
 
 DATA = re.compile(r'<script type="application/json" id="case-data">(.*?)</script>', re.S)
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)

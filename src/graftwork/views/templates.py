@@ -14,7 +14,7 @@ from graftwork.text.wording import duration, plural
 def open_templates(**filters: Callable[..., Any]) -> Environment:
     """Everything that is put in is escaped, and a name that is missing is an error, not a blank."""
     environment = Environment(
-        loader=PackageLoader("graftwork", "report"),
+        loader=PackageLoader("graftwork", "views"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

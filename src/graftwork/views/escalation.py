@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from graftwork.records.routing import EscalationForecast, EscalationOption, EscalationPoint
-from graftwork.report.svg import (
+from graftwork.views.svg import (
     Scale,
     drawing,
     element,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.report.page import make_pretty, mark_differences, show_answer
-from graftwork.report.plots import Restart, draw_lengths, draw_loss
-from graftwork.report.svg import (
+from graftwork.views.page import make_pretty, mark_differences, show_answer
+from graftwork.views.plots import Restart, draw_lengths, draw_loss
+from graftwork.views.svg import (
     BeforeAfter,
     PlannedActual,
     PlotInterval,
@@ -20,7 +20,7 @@ from graftwork.report.svg import (
     smooth,
     tick_text,
 )
-from graftwork.report.templates import (
+from graftwork.views.templates import (
     change,
     name_of,
     number,

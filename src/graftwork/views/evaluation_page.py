@@ -17,10 +17,10 @@ from markupsafe import Markup
 
 from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Comparison, Metric, Report, SliceFigure, SubjectReport
-from graftwork.report import templates
-from graftwork.report.svg import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
-from graftwork.report.templates import name_of, open_templates
 from graftwork.text.wording import plural
+from graftwork.views import templates
+from graftwork.views.svg import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
+from graftwork.views.templates import name_of, open_templates
 
 LINE = 17.0
 """Between the intervals of one metric."""
@@ -136,7 +136,7 @@ def embed(data: Mapping[str, Any]) -> Markup:
 
 def read_part(name: str) -> str:
     """A file next to this module."""
-    return files("graftwork.report").joinpath(name).read_text(encoding="utf-8")
+    return files("graftwork.views").joinpath(name).read_text(encoding="utf-8")
 
 
 def shorten(text: str) -> str:

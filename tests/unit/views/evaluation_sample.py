@@ -6,7 +6,7 @@ from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation
-from graftwork.report.evaluation_page import EvaluationPage
+from graftwork.views.evaluation_page import EvaluationPage
 
 SETTINGS = EvaluateSettings.model_validate(
     {
