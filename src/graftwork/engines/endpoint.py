@@ -12,7 +12,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from graftwork.engines.interface import (
     OnToken,
     RenderedPrompt,
 )
+from graftwork.process.asking import ask_many
 from graftwork.process.http_client import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -132,10 +132,9 @@ class EndpointEngine:
         on_token: OnToken | None = None,
     ) -> list[EngineReply]:
         """Answer `concurrency` prompts at a time. `on_token` is not called: tokens are the server's."""
-        if len(prompts) == 1:
-            return [self._ask_patiently(prompts[0].messages, decoding)]
-        with ThreadPoolExecutor(max_workers=self._endpoint.concurrency) as pool:
-            return list(pool.map(lambda prompt: self._ask_patiently(prompt.messages, decoding), prompts))
+        return ask_many(
+            prompts, lambda prompt: self.ask(prompt.messages, decoding), together=self._endpoint.concurrency
+        )
 
     def close(self) -> None:
         """Every request closes its own connection."""
@@ -152,7 +151,8 @@ class EndpointEngine:
         except (AttributeError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise TryAgain(f"the reply is no chat completion ({type(error).__name__})") from None
 
-    def _ask_patiently(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
+    def ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
+        """Ask again as patiently as the policy says. Raise EngineUnavailable, or what no retry fixes."""
         policy = self._policy
         retries = Retries(
             attempts=self._endpoint.attempts,

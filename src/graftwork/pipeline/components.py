@@ -12,10 +12,9 @@ from typing import Literal, NamedTuple
 
 from graftwork.components.generate.attempts import (
     ComponentModel,
-    EngineModel,
     GenerationJournal,
     OnProgress,
-    RecordedEngine,
+    RecordedAnswers,
 )
 from graftwork.components.generate.episodes import (
     EpisodeFiles,
@@ -43,7 +42,7 @@ from graftwork.components.verify.verifier import Submission
 from graftwork.engines.child import EngineChild
 from graftwork.engines.embedded import EMBEDDED
 from graftwork.engines.endpoint import EndpointEngine
-from graftwork.engines.interface import DecodingSettings, EngineReply, EngineSource
+from graftwork.engines.interface import EngineSource
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP
 from graftwork.evaluate.subjects import NamedSubject, parse_subject
 from graftwork.files.dataset import read_rows
@@ -56,7 +55,6 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.sandbox import SandboxSettings
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Message
 
 RECORDED = "recorded:"
 ENGINES = "URL#model, base, engine:llamacpp@base, run:ID, release:ID, champion and recorded:FILE"
@@ -76,18 +74,6 @@ class ComponentRequest(NamedTuple):
     judged: bool = False
     max_total_tokens: int | None = None
     max_minutes: float | None = None
-
-
-class ChildModel:
-    """A model for local weights in a process of its own."""
-
-    def __init__(self, child: EngineChild, *, label: str, identity: str) -> None:
-        self._child = child
-        self.label, self.identity = label, identity
-        self.at_once = 1
-
-    def ask(self, messages: tuple[Message, ...], decoding: DecodingSettings) -> EngineReply:
-        return self._child.ask_once(messages, decoding)
 
 
 def generate_components(
@@ -149,12 +135,14 @@ def open_model(name: str, work: OpenProject | None) -> Iterator[ComponentModel]:
     """recorded:FILE, URL#model, base, or a subject of a project: run:ID, release:ID, champion, …"""
     if name.startswith(RECORDED):
         path = Path(name.removeprefix(RECORDED))
-        yield EngineModel(RecordedEngine(path), label=f"{RECORDED}{path.name}")
+        recorded = RecordedAnswers(path)
+        yield ComponentModel(f"{RECORDED}{path.name}", recorded.digest, recorded.ask)
         return
     subject = _read_engine(name)
     if subject.endpoint is not None:
         engine = EndpointEngine(subject.endpoint)
-        yield EngineModel(engine, label=subject.name, at_once=subject.endpoint.concurrency)
+        identity = engine.facts.fingerprint
+        yield ComponentModel(subject.name, identity, engine.ask, at_once=subject.endpoint.concurrency)
         return
     with _open_local(subject, work) as model:
         yield model
@@ -206,7 +194,7 @@ def _open_local(subject: NamedSubject, work: OpenProject | None) -> Iterator[Com
         child = EngineChild(kind, source, folder=Path(folder))
         with closing(child):
             label = f"{subject.name} ({base.name})" if subject.kind == "base" else subject.name
-            yield ChildModel(child, label=label, identity=identity)
+            yield ComponentModel(label, identity, child.ask_once)
 
 
 def _sandbox_of(work: OpenProject | None) -> SandboxSettings:

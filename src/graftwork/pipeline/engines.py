@@ -7,7 +7,7 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
-from graftwork.evaluate.ask.cluster_shards import ENGINE_VARIABLE
+from graftwork.evaluate.ask.shards import ENGINE_VARIABLE
 from graftwork.fleet.settings import RaySettings
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.cluster.pieces import MapEngine

@@ -1,4 +1,4 @@
-"""One asker of many prompts: each is asked once, within a budget, and its reply is kept by what was asked.
+"""One asker of many prompts: some at a time, each once, within a budget, its reply kept by what was asked.
 
 In: a key of all that decides the reply, and a function that sends the question. Out: the reply, from the
 journal where the same was asked before. Each request is journaled before it is sent and after it is
@@ -7,10 +7,12 @@ without a reply nothing more is asked. Does not know who answers; retries are th
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from graftwork.files.disk import Journal
 
@@ -18,6 +20,48 @@ GIVE_UP_AFTER = 5
 """Requests in a row without a reply: the model is away, and nothing more is asked."""
 BUDGET_PAUSE = 1.0
 """Seconds after which a request that waits for budget looks again."""
+POLL_SECONDS = 0.2
+"""Between two looks at replies that are being waited for."""
+
+Question = TypeVar("Question")
+Reply = TypeVar("Reply")
+
+
+def ask_many(
+    questions: Sequence[Question],
+    ask: Callable[[Question], Reply],
+    *,
+    together: int,
+    on_reply: Callable[[Question, Reply], object] = lambda _question, _reply: None,
+    on_poll: Callable[[], object] = lambda: None,
+    give_up: Callable[[], object] = lambda: None,
+) -> list[Reply]:
+    """Ask so many at a time; the replies in the order of the questions. Callbacks run in this thread alone.
+
+    Any error, or Ctrl-C, ends it: `give_up` is called, and no further question is asked. What is on its way
+    is paid for: `on_reply` gets it where it arrives.
+    """
+    replies: dict[int, Reply] = {}
+    left = iter(enumerate(questions))
+    running: dict[Future[Reply], int] = {}
+    with ThreadPoolExecutor(max_workers=together) as pool:
+        try:
+            while True:
+                for number, question in islice(left, together - len(running)):
+                    running[pool.submit(ask, question)] = number
+                if not running:
+                    return [replies[number] for number in range(len(questions))]
+                for future in wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
+                    number = running.pop(future)
+                    replies[number] = future.result()
+                    on_reply(questions[number], replies[number])
+                on_poll()
+        except BaseException:
+            give_up()
+            for future, number in running.items():
+                if not future.cancel() and future.exception() is None:
+                    on_reply(questions[number], future.result())
+            raise
 
 
 class KeptReply(NamedTuple):

@@ -3,7 +3,7 @@
 import threading
 from types import SimpleNamespace
 
-from graftwork.evaluate.ask import cluster_shards
+from graftwork.evaluate.ask import shards as shard_processes
 
 
 class BusyCluster:
@@ -30,7 +30,7 @@ def test_a_stopped_evaluation_ends_the_tasks_of_its_shards(tmp_path):
         folder.mkdir(parents=True)
     shards = [SimpleNamespace(folder=str(folder), to_json=lambda: "{}") for folder in folders]
     copied, cluster = [], BusyCluster()
-    cluster_shards.ask_on_cluster(
+    shard_processes.ask_on_cluster(
         shards,
         cluster,
         SimpleNamespace(copy_from=copied.extend),

@@ -198,7 +198,7 @@ def test_a_temporary_failure_is_retried(stand, tmp_path, fault):
     asked = ask(job, make_cases(1))
     assert texts(job) == {"c0": "answer to question 0"}
     assert len(stand.requests) == 3
-    assert asked.details["asked_again"] == 2
+    assert asked.settings["asked_again"] == 2
 
 
 def test_an_endpoint_that_dribbles_for_ever_is_given_up(stand):
@@ -237,7 +237,7 @@ def test_an_endpoint_with_other_words_is_asked_in_them(stand, tmp_path):
     assert "max_tokens" not in last
     assert "seed" not in last
     assert last["max_completion_tokens"] == 16
-    assert asked.details["left_out"] == ["seed"]
+    assert asked.settings["left_out"] == ["seed"]
 
 
 def test_the_first_cases_are_asked_alone_the_rest_some_at_a_time(stand, tmp_path):

@@ -12,9 +12,10 @@ import pytest
 
 from graftwork.engines.embedded import EmbeddedEngine
 from graftwork.engines.selection import settle, source_of
-from graftwork.evaluate.ask import worker as ask_worker
+from graftwork.evaluate.ask import shards as shard_processes
 from graftwork.evaluate.ask.answers import CaseBatch, read_answers
-from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate, share_out
+from graftwork.evaluate.ask.shards import share_out
+from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate
 from graftwork.evaluate.cases import write_cases
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, EvalJob, Generation
@@ -93,7 +94,7 @@ def wait_for_an_answer(folder, worker):
 @pytest.mark.usefixtures("same_threads")
 def test_killed_while_shared_out_what_was_answered_stays(tmp_path, tiny_base, monkeypatch):
     # Orphans stop at their next batch; on a busy machine that may take minutes.
-    monkeypatch.setattr(ask_worker, "PATIENCE_SECONDS", 600)
+    monkeypatch.setattr(shard_processes, "PATIENCE_SECONDS", 600)
     job = make_job(
         tmp_path, tiny_base, cases=40, batch_size=2, shards=2, answers_folder=str(tmp_path / "answers")
     )
@@ -115,7 +116,7 @@ def test_killed_while_shared_out_what_was_answered_stays(tmp_path, tiny_base, mo
 def test_shares_hold_every_batch_once_and_no_process_is_idle(tmp_path, tiny_base):
     job = make_job(tmp_path, tiny_base, shards=5, threads=4, device="cuda")
     batches = [CaseBatch(0, (f"c{i}",)) for i in range(3)]
-    shares = share_out(job, batches, cards=2)
+    shares = share_out(job, batches, gpus=2)
     assert [share.device for share in shares] == ["cuda:0", "cuda:1", "cuda:0"]
     assert sorted(b for share in shares for b in share.batches) == [(0, (f"c{i}",)) for i in range(3)]
     assert {share.threads for share in shares} == {1}

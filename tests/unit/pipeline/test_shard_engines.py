@@ -2,7 +2,7 @@
 
 import yaml
 
-from graftwork.evaluate.ask.cluster_shards import ENGINE_VARIABLE, find_runner
+from graftwork.evaluate.ask.shards import ENGINE_VARIABLE, find_runner
 from graftwork.pipeline.engines import shard_environment, shard_runner
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from graftwork.components.generate.attempts import EngineModel, RecordedEngine
+from graftwork.components.generate.attempts import ComponentModel, RecordedAnswers
 from graftwork.components.generate.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.component import load_plan
@@ -158,9 +158,9 @@ def add_generations(folder: Path) -> None:
     """The components of examples/converter, before and after training."""
     plan = load_plan(CONVERTER / "converter.tiki")
     for name, strict in (("components/before", True), ("components/after", False)):
-        model = EngineModel(
-            RecordedEngine(CONVERTER / "answers.jsonl"), label="champion" if strict else "run:000005009aab"
-        )
+        recorded = RecordedAnswers(CONVERTER / "answers.jsonl")
+        label = "champion" if strict else "run:000005009aab"
+        model = ComponentModel(label, recorded.digest, recorded.ask)
         settings = GenerateSettings(samples=2, rounds=1, hacks=False)
         generate(GenerateJob(plan, model, folder / name, settings, verifier=PretendVerifier(strict=strict)))
 

@@ -8,30 +8,22 @@ engine, a child process with one, or answers that were recorded before.
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from graftwork.components.generate.prompts import prompt_hash
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import Language, Stage
 from graftwork.components.spec.component import Component
 from graftwork.components.verify.verifier import Evidence, SourceVerdict, SourceVerifier, Submission
-from graftwork.engines.interface import (
-    DecodingSettings,
-    EngineFacts,
-    EngineReply,
-    EngineUnavailable,
-    InferenceEngine,
-    OnToken,
-    RenderedPrompt,
-)
+from graftwork.engines.interface import DecodingSettings, EngineReply, EngineUnavailable
 from graftwork.files.config_text import read_config_text
 from graftwork.files.disk import Journal, file_digest
 from graftwork.grading.code import extract_code
+from graftwork.process.asking import ask_many
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import Damaged, EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message
@@ -100,118 +92,57 @@ MOST_RECORDED_BYTES = 64 << 20
 _HEADING = re.compile(r"^Component (?P<id>.+?) · (?P<function>\w+) · stage (?P<stage>\d)", re.M)
 
 
-class ComponentModel(Protocol):
+class ComponentModel(NamedTuple):
     """A model that is asked for components."""
 
-    @property
-    def label(self) -> str:
-        """How people know it."""
-
-    @property
-    def identity(self) -> str:
-        """The hash of its weights or of its address."""
-
-    @property
-    def at_once(self) -> int:
-        """Questions that it answers at a time."""
-
-    def ask(self, messages: tuple[Message, ...], decoding: DecodingSettings) -> EngineReply:
-        """Raise EngineUnavailable where another attempt would not help now."""
+    label: str
+    """How people know it."""
+    identity: str
+    """The hash of its weights or of its address."""
+    ask: Callable[[tuple[Message, ...], DecodingSettings], EngineReply]
+    """Raises EngineUnavailable where another attempt would not help now."""
+    at_once: int = 1
+    """Questions that it answers at a time."""
 
 
-class EngineModel:
-    """An inference engine as a model."""
-
-    def __init__(
-        self, engine: InferenceEngine, *, label: str, adapter: str | None = None, at_once: int = 1
-    ) -> None:
-        self._engine, self._adapter = engine, adapter
-        self.label, self.at_once = label, at_once
-
-    @property
-    def identity(self) -> str:
-        return self._engine.facts.fingerprint
-
-    def ask(self, messages: tuple[Message, ...], decoding: DecodingSettings) -> EngineReply:
-        [reply] = self._engine.answer([self._engine.render(messages)], decoding, adapter=self._adapter)
-        return reply
-
-
-def _parse_row(line: str) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _whole(value: object, where: str) -> int:
-    if isinstance(value, int):
-        return value
-    raise _no_answer(where)
-
-
-def _no_answer(where: str) -> UserMistake:
-    return UserMistake(
-        "this is no recorded answer",
-        why="every line is a JSON object with the keys component, stage (a number) and text",
-        fix="correct the line, or name another file as recorded:FILE",
-        where=where,
-    )
-
-
-class RecordedEngine:
+class RecordedAnswers:
     """Answers from a file, one JSON object a line: component, stage, text, and sample where it matters.
 
     Stands in for a large model: the file is what such a model answered, or what a person wrote in its place.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._answers: dict[tuple[str, int], dict[int, str]] = {}
-        text = read_config_text(path, most_bytes=MOST_RECORDED_BYTES)
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                self._add(_parse_row(line), f"{path}:{number}")
-        self._digest = file_digest(path)
+        for number, line in enumerate(read_config_text(path, most_bytes=MOST_RECORDED_BYTES).splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                texts = self._answers.setdefault((str(row["component"]), _whole(row["stage"])), {})
+                texts[_whole(row.get("sample", len(texts)))] = str(row["text"])
+            except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+                raise UserMistake(
+                    "this is no recorded answer",
+                    why="every line is a JSON object with the keys component, stage (a number) and text",
+                    fix="correct the line, or name another file as recorded:FILE",
+                    where=f"{path}:{number}",
+                ) from None
+        self.digest = file_digest(path)
 
-    def _add(self, row: object, where: str) -> None:
-        if not isinstance(row, dict) or not {"component", "stage", "text"} <= row.keys():
-            raise _no_answer(where)
-        known = self._answers.setdefault((str(row["component"]), _whole(row["stage"], where)), {})
-        known[_whole(row.get("sample", len(known)), where)] = str(row["text"])
-
-    @property
-    def facts(self) -> EngineFacts:
-        return EngineFacts("recorded", "none", self._digest, {"file": self._path.name})
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        return ()
-
-    def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
-        return RenderedPrompt(messages, [])
-
-    def answer(
-        self,
-        prompts: Sequence[RenderedPrompt],
-        decoding: DecodingSettings,
-        *,
-        adapter: str | None = None,
-        on_token: OnToken | None = None,
-    ) -> list[EngineReply]:
-        return [self._reply(prompt.messages, decoding.seed or 0) for prompt in prompts]
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _reply(self, messages: tuple[Message, ...], sample: int) -> EngineReply:
-        found = _HEADING.search(messages[-1].content)
-        if found is None:
+    def ask(self, messages: tuple[Message, ...], decoding: DecodingSettings) -> EngineReply:
+        heading = _HEADING.search(messages[-1].content)
+        if heading is None:
             raise EngineUnavailable("the question names no component")
-        known = self._answers.get((found["id"], int(found["stage"])), {})
-        text = known.get(sample % max(1, len(known)), "") if known else ""
+        texts = self._answers.get((heading["id"], int(heading["stage"])), {})
+        text = texts.get((decoding.seed or 0) % len(texts), "") if texts else ""
         words = sum(len(message.content.split()) for message in messages)
         return EngineReply(text, tokens=len(text.split()), prompt_tokens=words, finish_reason="stop")
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, int):
+        return value
+    raise ValueError("no whole number")
 
 
 FENCES: dict[Language, tuple[str, ...]] = {
@@ -265,11 +196,6 @@ class Budget:
         self._max_tokens, self._max_minutes, self._clock = max_tokens, max_minutes, clock
         self.tokens = spent
         self._began = clock()
-        self._lock = threading.Lock()
-
-    def add(self, reply: EngineReply) -> None:
-        with self._lock:
-            self.tokens += reply.tokens + reply.prompt_tokens
 
     def require(self) -> None:
         """StoppedInOrder once it is spent."""
@@ -304,7 +230,6 @@ class Attempts:
     ) -> None:
         self._model, self._verifier, self._journal = model, verifier, journal
         self._settings, self.budget, self._progress = settings, budget, on_progress
-        self._lock = threading.Lock()
 
     def ask(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
         """The entry of each answer, from the journal where it is known."""
@@ -314,21 +239,43 @@ class Attempts:
             hashed = prompt_hash(each.messages)
             if self._journal.find(PROMPT, hashed) is None:
                 self._journal.add(PROMPT, hashed, messages=[turn.model_dump() for turn in each.messages])
-        with ThreadPoolExecutor(max(1, self._model.at_once)) as pool:
-            try:
-                for done, question in enumerate(pool.map(self._ask_one, missing)):
-                    self._progress(f"stage {question.stage}: answers", done + 1, len(missing))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        found = [self._journal.find(ANSWER, each.key(identity)) for each in questions]
-        return [entry for entry in found if entry is not None]
+        done = count(1)
 
-    def _ask_one(self, question: Question) -> Question:
+        def keep(question: Question, answer: tuple[EngineReply, float]) -> None:
+            reply, seconds = answer
+            self.budget.tokens += reply.tokens + reply.prompt_tokens
+            self._journal.add(
+                ANSWER,
+                question.key(identity),
+                component=question.component.id,
+                stage=question.stage,
+                round=question.round,
+                sample=question.sample,
+                prompt=prompt_hash(question.messages),
+                model=self._model.label,
+                identity=identity,
+                text=reply.text,
+                tokens=reply.tokens,
+                prompt_tokens=reply.prompt_tokens,
+                finish_reason=reply.finish_reason,
+                seconds=round(seconds, 3),
+            )
+            self._progress(f"stage {question.stage}: answers", next(done), len(missing))
+
+        ask_many(missing, self._ask_one, together=self._model.at_once, on_reply=keep)
+        entries = [self._journal.find(ANSWER, each.key(identity)) for each in questions]
+        return [entry for entry in entries if entry is not None]
+
+    def _ask_one(self, question: Question) -> tuple[EngineReply, float]:
+        """The reply, and the seconds that it took."""
         self.budget.require()
+        # The first sample is greedy; each has a seed of its own.
+        seed = question.round * self._settings.samples + question.sample
+        temperature = TEMPERATURE if seed else 0.0
+        decoding = DecodingSettings(self._settings.max_tokens, temperature=temperature, seed=seed)
         began = time.monotonic()
         try:
-            reply = self._model.ask(question.messages, self._decoding(question))
+            return self._model.ask(question.messages, decoding), time.monotonic() - began
         except EngineUnavailable as error:
             raise EnvironmentLacks(
                 f"{self._model.label} does not answer for component {question.component.id}, "
@@ -336,37 +283,11 @@ class Attempts:
                 why=f"{error} (after {error.attempts} attempts)",
                 fix="start it again, then run the same command: nothing that was answered is asked again",
             ) from error
-        self.budget.add(reply)
-        with self._lock:
-            self._journal.add(
-                ANSWER,
-                question.key(self._model.identity),
-                component=question.component.id,
-                stage=question.stage,
-                round=question.round,
-                sample=question.sample,
-                prompt=prompt_hash(question.messages),
-                model=self._model.label,
-                identity=self._model.identity,
-                text=reply.text,
-                tokens=reply.tokens,
-                prompt_tokens=reply.prompt_tokens,
-                finish_reason=reply.finish_reason,
-                seconds=round(time.monotonic() - began, 3),
-            )
-        return question
 
     def is_prose(self, attempt: Attempt) -> bool:
         """Whether its answer has no code block and is no code itself."""
         entry = self._journal.find(ANSWER, attempt.key)
         return entry is not None and "```" not in entry["text"] and bool(attempt.verdict.facts.syntax)
-
-    def _decoding(self, question: Question) -> DecodingSettings:
-        """The first sample is greedy; each has a seed of its own."""
-        seed = question.round * self._settings.samples + question.sample
-        return DecodingSettings(
-            self._settings.max_tokens, temperature=TEMPERATURE if seed else 0.0, seed=seed
-        )
 
     def verify(self, given: Sequence[Submission]) -> list[SourceVerdict]:
         """Verdicts in order, each computed once for all runs."""

@@ -9,8 +9,8 @@ the logged reply are left out: that reply is what is wrong.
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from graftwork.data.settings import DataSettings, RepairSettings, TeacherSetting
 from graftwork.files.disk import write_atomic
 from graftwork.grading.grade import right_or_wrong
 from graftwork.grading.interface import CannotGrade, GradeContext, Rater
-from graftwork.process.asking import BudgetSpent, KeptReply, NoReply, ReplyJournal
+from graftwork.process.asking import BudgetSpent, KeptReply, NoReply, ReplyJournal, ask_many
 from graftwork.records.correction import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow, RepairState
 from graftwork.records.interaction import AnswerOrigin
 from graftwork.records.report import Case
@@ -300,19 +300,19 @@ def _decide_all(
             stopping.set()
             raise
 
-    with ThreadPoolExecutor(max_workers=teacher.settings.concurrency) as pool:
-        asked = [pool.submit(work, question) for question in questions]
-        try:
-            for done, future in enumerate(as_completed(asked), start=1):
-                future.result()
-                on_progress(done, len(asked))
-        except BaseException:
-            # Also on Ctrl-C: what waits between two attempts ends now, what was asked is still journaled.
-            stopping.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            teacher.give_up()
-            raise
-    return [future.result() for future in asked]
+    def give_up() -> None:
+        # What waits between two attempts ends now, what was asked is still journaled.
+        stopping.set()
+        teacher.give_up()
+
+    done = count(1)
+    return ask_many(
+        questions,
+        work,
+        together=teacher.settings.concurrency,
+        on_reply=lambda _question, _decision: on_progress(next(done), len(questions)),
+        give_up=give_up,
+    )
 
 
 def decide(question: RepairQuestion, teacher: Teacher, rules: AcceptanceRules) -> RepairDecision:

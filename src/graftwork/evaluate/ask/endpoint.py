@@ -7,157 +7,90 @@ job, and its answers stay.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from graftwork.engines.endpoint import (
-    EndpointEngine,
-    EndpointPolicy,
-)
+from graftwork.engines.endpoint import EndpointEngine, EndpointPolicy
 from graftwork.engines.interface import DecodingSettings, EngineReply, EngineUnavailable
 from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
-from graftwork.evaluate.ask.runner import Progress, stopped
+from graftwork.evaluate.ask.runner import Progress, stopped, summarise
 from graftwork.evaluate.cases import asked_messages, cases_to_time
+from graftwork.process.asking import ask_many
 from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.report import Answer, Case, EvalJob
+from graftwork.records.report import Answer, Case, EvalJob, Generation
 from graftwork.text.wording import plural
 
 FIRST_WAIT = FIRST_PAUSE
-POLL_SECONDS = 0.2
-
-
-class AskedEndpoint(NamedTuple):
-    single_latency_seconds: tuple[float, ...]
-    first_token_seconds: tuple[float, ...]
-    details: Mapping[str, Any]
-
-
-class _Question(NamedTuple):
-    case: Case
-    repeat: int
 
 
 def ask_endpoint(
     job: EvalJob, cases: Sequence[Case], *, progress: Progress, stop_asked: threading.Event
-) -> AskedEndpoint:
+) -> Generation:
     assert job.endpoint is not None
     book = AnswerBook(job, cases)
     planned = book.plan({case.id: 0 for case in cases})
-    by_id = {case.id: case for case in cases}
-    open_ = {(case_id, batch.repeat) for batch in planned for case_id in batch.cases}
-    there = {(answer.case_id, answer.repeat) for answer in read_answers(Path(job.folder))}
-    waiting = [
-        _Question(case, repeat)
-        for repeat in range(repeats_of(job))
-        for case in by_id.values()
-        if (case.id, repeat) in open_ - there
-    ]
-    timed = {case.id for case in cases_to_time(cases, most=job.latency_cases)}
-    alone = [question for question in waiting if question.repeat == 0 and question.case.id in timed]
-    rest = [question for question in waiting if question not in alone]
-    desk = _Desk(job, book, progress, stop_asked)
-    desk.ask(alone, together=1)
-    desk.ask(rest, together=job.endpoint.concurrency)
-    return _sum_up(job, cases, desk)
+    began, answered_before = time.monotonic(), book.answered
+    stopping = threading.Event()
+    engine = EndpointEngine(job.endpoint, EndpointPolicy(wait=stopping.wait, first_pause=FIRST_WAIT))
 
-
-class _Desk:
-    """Puts questions, some at a time. Answers are written by the thread that called, and by no other."""
-
-    def __init__(
-        self, job: EvalJob, book: AnswerBook, progress: Progress, stop_asked: threading.Event
-    ) -> None:
-        assert job.endpoint is not None
-        self._job, self._book, self._progress, self._stop = job, book, progress, stop_asked
-        self._began, self._before = time.monotonic(), book.answered
-        self._given_up = threading.Event()
-        policy = EndpointPolicy(wait=self._given_up.wait, first_pause=FIRST_WAIT)
-        self.engine = EndpointEngine(job.endpoint, policy)
-
-    def ask(self, questions: Sequence[_Question], *, together: int) -> None:
-        self._report()
-        left = list(reversed(questions))
-        running: dict[Future[EngineReply], _Question] = {}
-        with ThreadPoolExecutor(max_workers=together) as pool:
-            try:
-                while left or running:
-                    while left and len(running) < together:
-                        question = left.pop()
-                        running[pool.submit(self._ask_one, question)] = question
-                    done, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        self._write(running.pop(future), future.result())
-                    self._report()
-                    if self._stop.is_set():
-                        answered, asked = self._book.answered, plural(self._book.total, "case")
-                        raise stopped(
-                            self._job, f"{answered} of {asked} {'is' if answered == 1 else 'are'} answered"
-                        )
-            finally:
-                self._given_up.set()
-                for future, question in running.items():
-                    # What is on its way is paid for: it is kept where it arrives.
-                    if not future.cancel() and future.exception() is None:
-                        self._write(question, future.result())
-                self._given_up.clear()
-
-    def _ask_one(self, question: _Question) -> EngineReply:
-        job = self._job
-        messages = asked_messages(job, question.case)
-        decoding = DecodingSettings(
-            job.max_new_tokens, job.temperature, job.top_p, seed=job.seed + question.repeat
-        )
+    def ask(question: tuple[Case, int]) -> EngineReply:
+        case, repeat = question
+        decoding = DecodingSettings(job.max_new_tokens, job.temperature, job.top_p, seed=job.seed + repeat)
         try:
-            (reply,) = self.engine.answer([self.engine.render(messages)], decoding)
+            return engine.ask(asked_messages(job, case), decoding)
         except EngineUnavailable as trouble:
-            raise self._no_answer(question, trouble) from trouble
-        return reply
+            attempts = plural(trouble.attempts, "attempt")
+            raise EnvironmentLacks(
+                f"the endpoint did not answer case {case.id} in {attempts}: {trouble}",
+                why="a rate over the answered cases alone would flatter it",
+                fix="run `graft eval` again when it is well: what was answered is kept",
+                where=job.subject,
+            ) from trouble
 
-    def _write(self, question: _Question, reply: EngineReply) -> None:
-        self._book.write(
+    def keep(question: tuple[Case, int], reply: EngineReply) -> None:
+        case, repeat = question
+        book.write(
             Answer(
-                case_id=question.case.id,
+                case_id=case.id,
                 text=reply.text,
                 tokens=reply.tokens,
                 prompt_tokens=reply.prompt_tokens,
                 finish_reason=reply.finish_reason,
                 seconds=reply.seconds or 0.0,
-                repeat=question.repeat,
+                repeat=repeat,
                 first_token_seconds=reply.first_token_seconds,
             )
         )
 
-    def _report(self) -> None:
-        done, total = self._book.answered, self._book.total
-        new = done - self._before
-        pace = (time.monotonic() - self._began) / new if new else None
-        self._progress.beat(
-            "answering",
-            done,
-            total,
-            seconds_left=pace * (total - done) if pace is not None else None,
-            subject=self._job.subject,
-        )
+    def report() -> None:
+        done, total = book.answered, book.total
+        new = done - answered_before
+        left = (time.monotonic() - began) / new * (total - done) if new else None
+        progress.beat("answering", done, total, seconds_left=left, subject=job.subject)
+        if stop_asked.is_set():
+            verb = "is" if done == 1 else "are"
+            raise stopped(job, f"{done} of {plural(total, 'case')} {verb} answered")
 
-    def _no_answer(self, question: _Question, trouble: EngineUnavailable) -> EnvironmentLacks:
-        asked = plural(trouble.attempts, "attempt")
-        return EnvironmentLacks(
-            f"the endpoint did not answer case {question.case.id} in {asked}: {trouble}",
-            why="a rate over the answered cases alone would flatter it",
-            fix="run `graft eval` again when it is well: what was answered is kept",
-            where=self._job.subject,
-        )
+    missing = {(case_id, batch.repeat) for batch in planned for case_id in batch.cases}
+    missing -= {(answer.case_id, answer.repeat) for answer in read_answers(Path(job.folder))}
+    questions = [
+        (case, repeat) for repeat in range(repeats_of(job)) for case in cases if (case.id, repeat) in missing
+    ]
+    timed_cases = cases_to_time(cases, most=job.latency_cases)
+    timed_ids = {case.id for case in timed_cases}
+    alone = [(case, repeat) for case, repeat in questions if repeat == 0 and case.id in timed_ids]
+    together = [question for question in questions if question not in alone]
+    for some, at_once in ((alone, 1), (together, job.endpoint.concurrency)):
+        ask_many(some, ask, together=at_once, on_reply=keep, on_poll=report, give_up=stopping.set)
 
-
-def _sum_up(job: EvalJob, cases: Sequence[Case], desk: _Desk) -> AskedEndpoint:
     first = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}
-    timed = [first[case.id] for case in cases_to_time(cases, most=job.latency_cases)]
-    firsts = [a.first_token_seconds for a in timed if a.first_token_seconds is not None]
-    return AskedEndpoint(
+    timed = [first[case.id] for case in timed_cases]
+    first_tokens = [a.first_token_seconds for a in timed if a.first_token_seconds is not None]
+    return summarise(
+        job,
         single_latency_seconds=tuple(answer.seconds for answer in timed),
-        first_token_seconds=tuple(firsts) if len(firsts) == len(timed) else (),
-        details=desk.engine.facts.details,
+        first_token_seconds=tuple(first_tokens) if len(first_tokens) == len(timed) else (),
+        peak_memory_gib=0.0,
+        details=engine.facts.details,
     )

@@ -11,17 +11,17 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from graftwork.engines.endpoint import JUDGE, EndpointEngine, EndpointPolicy
-from graftwork.engines.interface import DecodingSettings, EngineUnavailable, RenderedPrompt
+from graftwork.engines.interface import DecodingSettings, EngineUnavailable
 from graftwork.evaluate.judge.tally import Choice, PairVerdict, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.grading.answers import parse_object
 from graftwork.grading.interface import CannotGrade
-from graftwork.process.asking import Asker, BudgetSpent, KeptReply, NoReply, ReplyJournal
+from graftwork.process.asking import Asker, BudgetSpent, KeptReply, NoReply, ReplyJournal, ask_many
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, Endpoint, JudgeTally
@@ -202,7 +202,7 @@ class JudgeClient:
     def say(self, chat: Chat) -> KeptReply:
         messages = tuple(Message.model_validate(turn) for turn in chat)
         try:
-            (reply,) = self._engine.answer([RenderedPrompt(messages, [])], self._decoding)
+            reply = self._engine.ask(messages, self._decoding)
         except EngineUnavailable as trouble:
             often = f", {trouble.attempts} times" if trouble.attempts > 1 else ""
             raise NoReply(f"the judge did not answer: {trouble}{often}") from trouble
@@ -308,18 +308,15 @@ class Judge:
         self, do: Callable[[Case], Reading], cases: Sequence[Case], progress: Progress
     ) -> list[Reading]:
         """In the order of the cases. The first error that is no verdict ends it; earlier replies are kept."""
-        with ThreadPoolExecutor(max_workers=self._settings.concurrency) as pool:
-            asked = [pool.submit(do, case) for case in cases]
-            try:
-                for done, future in enumerate(as_completed(asked), start=1):
-                    future.result()
-                    progress(done, len(cases))
-            except BaseException:
-                # Also on Ctrl-C: those that pause between two attempts leave now, the others after theirs.
-                self._stopping.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return [future.result() for future in asked]
+        done = count(1)
+        return ask_many(
+            cases,
+            do,
+            together=self._settings.concurrency,
+            on_reply=lambda _case, _reply: progress(next(done), len(cases)),
+            # Those that pause between two attempts leave now, the others after theirs.
+            give_up=self._stopping.set,
+        )
 
 
 def open_judge(settings: JudgeSettings, *, folder: Path | None) -> Judge:
