@@ -2,7 +2,7 @@
 
 import time
 
-from graftwork.api.overview import ProjectWatch
+from graftwork.api.overview import mark_project
 from graftwork.api.project import open_project
 
 DEADLINE_SECONDS = 40
@@ -13,7 +13,7 @@ def test_a_written_row_changes_the_mark_and_a_read_does_not(database_url, databa
 
     monkeypatch.setenv("GRAFT_DATABASE_URL", database_url)
     (tmp_path / "graft.yaml").write_text("project: p\nbase: small\ndata: {logs: [a.jsonl]}\n")
-    watch = ProjectWatch(open_project(tmp_path))
+    watched_project = open_project(tmp_path)
 
     def write() -> None:
         with database.write() as connection:
@@ -21,7 +21,7 @@ def test_a_written_row_changes_the_mark_and_a_read_does_not(database_url, databa
 
     def wait_for_another(before: str) -> str:
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while (mark := watch.mark()) == before:
+        while (mark := mark_project(watched_project)) == before:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         return mark
@@ -31,4 +31,4 @@ def test_a_written_row_changes_the_mark_and_a_read_does_not(database_url, databa
     second = wait_for_another(first)
     with database.read() as connection:
         connection.execute(text("SELECT * FROM schema_migrations")).all()
-    assert watch.mark() == second
+    assert mark_project(watched_project) == second

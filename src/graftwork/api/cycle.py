@@ -1,58 +1,53 @@
 """The training cycle of `graft up`, and the week that was planned: what a page shows and asks of them.
 
-In: a project. Out: a `CycleView`, the state after a decision; the schedule of the file that `graft plan week
---out week.json` writes, None where there is none. Starts no coordinator; `try_terms` writes nothing.
+In: a project. Out: the status of the cycle, the state after a decision; the schedule of the file that
+`graft plan week --out week.json` writes, None where there is none. Starts no coordinator; `try_terms` writes
+nothing.
 """
 
 import threading
 from datetime import datetime
 
 from graftwork.api.project import Project
-from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings
+from graftwork.cycle.settings import CycleSettings
 from graftwork.cycle.state import CoordinatorState
 from graftwork.pipeline.cycle.session import ControlAction as ControlAction  # noqa: PLC0414
 from graftwork.pipeline.cycle.session import CycleStatus, approve_step, decide, read_status
 from graftwork.pipeline.week import WeekDial as WeekDial  # noqa: PLC0414
 from graftwork.pipeline.week import WeekTerms as WeekTerms  # noqa: PLC0414
 from graftwork.pipeline.week import WeekTrial, list_dials, read_schedule, try_week
-from graftwork.records.base import Record
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.week import Scenario, ShownSession, WeekSchedule
 
-CONTROLS: tuple[ControlAction, ...] = ("begin", "pause", "resume", "cancel")
 
-
-class CycleView(Record):
-    """What `graft up status` shows, with the settings that decide when a cycle begins."""
-
-    status: CycleStatus
-    settings: CycleSettings
-    steps: tuple[str, ...] = CYCLE_STEPS
-    waits_for: str | None = None
-    """The step that waits for a person."""
-
-    @property
-    def controls(self) -> tuple[ControlAction, ...]:
-        """What can be decided now."""
-        state = self.status.state
-        if state.open_cycle is None:
-            return ("begin", "resume") if state.paused is not None else ("begin", "pause")
-        return ("resume", "cancel") if state.paused is not None else ("pause", "cancel")
-
-
-def read_cycle(project: Project, *, limit: int = 20) -> CycleView:
+def read_cycle(project: Project) -> CycleStatus:
+    """What `graft up status` shows."""
     with project.open() as work:
-        status, settings = read_status(work, limit=limit), work.settings.cycle
-    return CycleView(status=status, settings=settings, waits_for=find_waiting_step(status.state, settings))
+        return read_status(work, limit=SHOWN_CYCLES)
 
 
-def control_cycle(project: Project, action: str, *, why: str, who: str, cycle: str = "") -> CoordinatorState:
+def find_waiting_step(state: CoordinatorState, settings: CycleSettings) -> str | None:
+    """The step of the open cycle that waits for a person."""
+    cycle = state.open_cycle
+    step = cycle.current if cycle is not None else None
+    if cycle is None or step is None or step.name not in settings.approve:
+        return None
+    return None if any(approval.step == step.name for approval in cycle.approvals) else step.name
+
+
+def list_controls(state: CoordinatorState) -> tuple[ControlAction, ...]:
+    """What can be decided now."""
+    if state.open_cycle is None:
+        return ("begin", "resume") if state.paused is not None else ("begin", "pause")
+    return ("resume", "cancel") if state.paused is not None else ("pause", "cancel")
+
+
+def control_cycle(
+    project: Project, action: ControlAction, *, why: str, who: str, cycle: str = ""
+) -> CoordinatorState:
     """Begin, pause, resume or cancel, with name and reason; `cycle` is the number that was shown."""
-    chosen = next((known for known in CONTROLS if known == action), None)
-    if chosen is None:
-        raise UserMistake(f"a cycle cannot {action!r}", fix=f"choose one of {', '.join(CONTROLS)}")
     with project.open() as work:
-        return decide(work, chosen, why=why, who=who, cycle=_parse_number(cycle))
+        return decide(work, action, why=why, who=who, cycle=_parse_number(cycle))
 
 
 def approve_in_cycle(project: Project, step: str, *, why: str, who: str, cycle: str = "") -> CoordinatorState:
@@ -67,15 +62,8 @@ def _parse_number(cycle: str) -> int | None:
     return int(cycle) if cycle else None
 
 
-def find_waiting_step(state: CoordinatorState, settings: CycleSettings) -> str | None:
-    """The step of the open cycle that waits for a person."""
-    cycle = state.open_cycle
-    step = cycle.current if cycle is not None else None
-    if cycle is None or step is None or step.name not in settings.approve:
-        return None
-    return None if any(given.step == step.name for given in cycle.approvals) else step.name
-
-
+SHOWN_CYCLES = 20
+SHOWN_SESSIONS = 3
 WEEK_FILE = "week.json"
 WAIT_SECONDS = 60.0
 _planning = threading.Lock()
@@ -87,10 +75,10 @@ def read_week(project: Project) -> WeekSchedule | None:
     return read_schedule(path) if path.exists() else None
 
 
-def next_sessions(week: WeekSchedule, *, now: datetime, most: int = 3) -> tuple[ShownSession, ...]:
+def next_sessions(week: WeekSchedule, *, now: datetime) -> tuple[ShownSession, ...]:
     """Those that run or come next."""
     coming = [session for session in week.sessions if session.ends_at > now]
-    return tuple(sorted(coming, key=lambda session: session.starts_at)[:most])
+    return tuple(sorted(coming, key=lambda session: session.starts_at)[:SHOWN_SESSIONS])
 
 
 def list_terms(project: Project) -> tuple[WeekDial, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from graftwork.api.project import Project
+from graftwork.api.project import Project, changed_at
 from graftwork.components.generate.attempts import (
     ANSWER,
     ATTEMPT,
@@ -183,7 +183,7 @@ def _name(root: Path, folder: Path) -> str:
 
 
 def _glance(root: Path, folder: Path) -> GenerationGlance:
-    name, changed = _name(root, folder), _changed_at(folder)
+    name, changed = _name(root, folder), changed_at(folder / GENERATION / JOURNAL_FILE)
     try:
         journal, manifest, cards = _journal(folder), _manifest(folder), _cards(folder)
     except GraftError as error:
@@ -299,10 +299,3 @@ def _cards(folder: Path) -> tuple[ScoreCard, ...]:
         return ()
     except (ValidationError, OSError) as error:
         raise Damaged("the score card cannot be read", why=str(error)[:200], where=str(folder)) from error
-
-
-def _changed_at(folder: Path) -> float:
-    try:
-        return (folder / GENERATION / JOURNAL_FILE).stat().st_mtime
-    except OSError:
-        return 0.0

@@ -6,15 +6,14 @@ what takes longer: which steps are out of date, and what the endpoint says.
 
 import hashlib
 import os
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
 from graftwork.api.captures import Traffic, summarize_traffic
 from graftwork.api.cycle import find_waiting_step, next_sessions, read_week
-from graftwork.api.project import Project
-from graftwork.api.runs import RunLine, to_line
+from graftwork.api.project import Project, changed_at
 from graftwork.cycle.state import CoordinatorState
 from graftwork.pipeline.fleet_jobs import CostSummary, summarize_costs
 from graftwork.pipeline.open_project import OpenProject
@@ -23,15 +22,16 @@ from graftwork.pipeline.status import (
     EndpointStatus,
     NextRun,
     RunStatus,
-    StepState,
     ask_endpoint,
     describe_run,
     examine_steps,
     find_running,
+    list_steps,
     next_run,
 )
+from graftwork.pipeline.status import StepState as StepState  # noqa: PLC0414
 from graftwork.pipeline.step import name_entry
-from graftwork.pipeline.table import ONLY_AFTER_DEPLOY, STEPS
+from graftwork.pipeline.table import STEPS
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
@@ -41,20 +41,10 @@ from graftwork.records.run import RunState
 from graftwork.records.week import ShownSession
 from graftwork.registry.index import plan_rollback
 from graftwork.store.database import Database, open_database
+from graftwork.store.runs import RunEntry
 
 RECENT_CAPTURES = 500
 RECENT_RUNS = 5
-
-
-class StepGlance(Record):
-    """When a step was last done. Whether it is up to date is a question of its own."""
-
-    step: str
-    title: str
-    finished_at: str | None = None
-    seconds: float | None = None
-    needs: tuple[str, ...] = ()
-    only_after_deploy: bool = False
 
 
 class LiveRelease(Record):
@@ -69,26 +59,18 @@ class LiveRelease(Record):
     back_to_version: str = ""
 
 
-class LastFailure(Record):
-    """The last run that failed, with what the error says."""
-
-    run: str
-    at: str
-    what: str
-    why: str = ""
-    fix: str = ""
-
-
 class Overview(Record):
     project: str
     base: str
     models: tuple[str, ...]
-    steps: tuple[StepGlance, ...]
+    steps: tuple[StepState, ...]
+    """Whether they were done; whether they are up to date is a question of its own."""
     live: tuple[LiveRelease, ...]
     runs: tuple[RunStatus, ...]
-    last_run: RunLine | None
+    last_run: RunEntry | None
     run_counts: dict[RunState, int]
-    failure: LastFailure | None
+    failure: RunEntry | None
+    """The last run that failed."""
     costs: CostSummary
     verdict: Verdict | None
     """The last one of the gate, whether it led to a release or not."""
@@ -106,30 +88,28 @@ class Overview(Record):
     """The step of the cycle that a person has to approve."""
 
 
-class Freshness(Record):
-    """Which steps are up to date, and what `graft run` would do."""
-
-    steps: tuple[StepState, ...]
-    next: NextRun
-
-
 def read_overview(project: Project) -> Overview:
     with project.open() as work:
         split, recent = work.settings.serve.split, work.runs.list(limit=RECENT_RUNS)
-        cycle = work.cycles.read()
+        cycle, judged = work.cycles.read(), work.ledger.get(name_entry(work, "gate"))
+        verdict, week = None, None
+        with suppress(ValueError):
+            verdict = Verdict.model_validate(judged.output) if judged is not None else None
+        with suppress(GraftError):  # its own page says what is wrong with it
+            week = read_week(project)
         return Overview(
             project=work.settings.project,
             base=work.settings.base,
             models=tuple(work.project.settings.all_models),
-            steps=_glance(work),
-            live=_list_live(work),
+            steps=list_steps(work),
+            live=list_live(work),
             runs=tuple(describe_run(run) for run in recent),
-            last_run=to_line(recent[0]) if recent else None,
+            last_run=recent[0] if recent else None,
             run_counts=work.runs.count(),
-            failure=_last_failure(work),
+            failure=work.runs.last_failure(),
             costs=summarize_costs(work).model_copy(update={"lines": ()}),
-            verdict=_read_last_verdict(work),
-            sessions=_next_sessions(project),
+            verdict=verdict,
+            sessions=next_sessions(week, now=datetime.now(UTC)) if week is not None else (),
             captures=work.captures.count(),
             releases=len(work.releases.entries()),
             traffic=summarize_traffic(work.captures.recent(limit=RECENT_CAPTURES)),
@@ -140,43 +120,8 @@ def read_overview(project: Project) -> Overview:
         )
 
 
-def check_freshness(project: Project) -> Freshness:
-    """Compare every step with its inputs; reads the logs to hash them."""
-    with project.open() as work:
-        steps = find_running(work, examine_steps(work))
-        return Freshness(steps=steps, next=next_run(work, steps))
-
-
-def check_endpoint(project: Project) -> EndpointStatus:
-    """Ask the endpoint for its health, where graft.yaml says that it listens."""
-    return ask_endpoint(project.settings.serve, root=project.root)
-
-
-def _glance(work: OpenProject) -> tuple[StepGlance, ...]:
-    done = work.ledger.times()
-    found = []
-    for step in STEPS:
-        times = done.get(name_entry(work, step.name))
-        found.append(
-            StepGlance(
-                step=step.name,
-                title=step.title,
-                finished_at=times.finished_at if times else None,
-                seconds=times.seconds if times else None,
-                needs=tuple(step.needs),
-                only_after_deploy=step.name in ONLY_AFTER_DEPLOY,
-            )
-        )
-    return tuple(found)
-
-
-def list_live(project: Project) -> tuple[LiveRelease, ...]:
+def list_live(work: OpenProject) -> tuple[LiveRelease, ...]:
     """What every alias points at."""
-    with project.open() as work:
-        return _list_live(work)
-
-
-def _list_live(work: OpenProject) -> tuple[LiveRelease, ...]:
     found = []
     for alias, release_id in work.releases.aliases().items():
         moves = work.releases.alias_log(alias)
@@ -197,70 +142,40 @@ def _list_live(work: OpenProject) -> tuple[LiveRelease, ...]:
     return tuple(found)
 
 
-def _read_last_verdict(work: OpenProject) -> Verdict | None:
-    entry = work.ledger.get(name_entry(work, "gate"))
-    try:
-        return Verdict.model_validate(entry.output) if entry is not None else None
-    except ValueError:
-        return None
+def check_freshness(project: Project) -> tuple[tuple[StepState, ...], NextRun]:
+    """Compare every step with its inputs; reads the logs to hash them. Also what `graft run` would do."""
+    with project.open() as work:
+        steps = find_running(work, examine_steps(work))
+        return steps, next_run(work, steps)
 
 
-def _next_sessions(project: Project) -> tuple[ShownSession, ...]:
-    try:
-        week = read_week(project)
-    except GraftError:
-        return ()  # its own page says what is wrong with it
-    return next_sessions(week, now=datetime.now(UTC)) if week is not None else ()
+def check_endpoint(project: Project) -> EndpointStatus:
+    """Ask the endpoint for its health, where graft.yaml says that it listens."""
+    return ask_endpoint(project.settings.serve, root=project.root)
 
 
-def _last_failure(work: OpenProject) -> LastFailure | None:
-    run = work.runs.last_failure()
-    if run is None or run.error is None:
-        return None
-    error = run.error
-    return LastFailure(
-        run=run.id,
-        at=run.updated_at,
-        what=str(error.get("what", "the run failed")),
-        why=str(error.get("why", "")),
-        fix=str(error.get("fix", "")),
-    )
-
-
-@dataclass(frozen=True)
-class ProjectWatch:
-    """Notices that a project has changed, by its files alone. Cheap enough for every second."""
-
-    project: Project
-
-    def mark(self) -> str:
-        """Another text after every change of the database, of graft.yaml or of a running job."""
-        folder = self.project.folder
-        parts = [_mark_of(folder.file), *_mark_database(folder.database_url)]
-        parts += [_mark_of(path) for path in _working_files(folder.runs)]
-        parts.append(str(lock_holder(folder.state / "pipeline") is not None))
-        return hashlib.blake2b("-".join(parts).encode(), digest_size=12).hexdigest()
-
+NEEDED_STEPS = {step.name: tuple(step.needs) for step in STEPS}
+"""By step, those that it needs."""
 
 WATCHED_FILES = ("heartbeat.json", "steps.jsonl", "evaluations.jsonl", "saved.jsonl", "messages.jsonl")
 MOST_WATCHED = 4
 
 
-def _working_files(runs: Path) -> list[Path]:
-    """The journals of the runs that changed last."""
-    try:
-        with os.scandir(runs) as found:
-            folders = sorted((entry for entry in found), key=_changed_at, reverse=True)[:MOST_WATCHED]
-    except OSError:
-        return []
-    return [Path(folder.path) / name for folder in folders for name in WATCHED_FILES]
+def mark_project(project: Project) -> str:
+    """Another text after every change of the database, of graft.yaml or of a running job.
 
-
-def _changed_at(entry: "os.DirEntry[str]") -> float:
+    Reads files alone, and is cheap enough for every second.
+    """
+    folder = project.folder
+    parts = [_mark_of(folder.file), *_mark_database(folder.database_url)]
     try:
-        return entry.stat().st_mtime
+        with os.scandir(folder.runs) as entries:
+            runs = sorted(entries, key=changed_at, reverse=True)[:MOST_WATCHED]
     except OSError:
-        return 0.0
+        runs = []
+    parts += [_mark_of(Path(run.path) / name) for run in runs for name in WATCHED_FILES]
+    parts.append(str(lock_holder(folder.state / "pipeline") is not None))
+    return hashlib.blake2b("-".join(parts).encode(), digest_size=12).hexdigest()
 
 
 def _mark_of(path: Path) -> str:

@@ -4,6 +4,7 @@ In: the folder with graft.yaml, and a reporter for progress. Out: the records of
 the project's database and closes it again. Knows neither the terminal nor exit codes.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -489,6 +490,14 @@ def init_project(
 
     start_project(Path(folder), logs, base=base)
     return open_project(folder)
+
+
+def changed_at(path: "Path | os.DirEntry[str]") -> float:
+    """When a file or a folder was last changed, in seconds since 1970; 0 where it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _render(record: Record) -> str:

@@ -7,8 +7,10 @@ why.
 from pathlib import Path
 from typing import Any
 
+from graftwork.api.overview import LiveRelease
+from graftwork.api.overview import list_live as list_live_releases
 from graftwork.api.project import Project
-from graftwork.api.runs import Difference, flatten, list_differences
+from graftwork.api.runs import Comparison, flatten, list_differences
 from graftwork.pipeline.deploy import archive_path
 from graftwork.pipeline.deploy import export_release as write_release_archive
 from graftwork.pipeline.releases import LineageGraph as LineageGraph  # noqa: PLC0414
@@ -56,19 +58,6 @@ class ReleaseView(Record):
     """The file of its report page; empty where there is none."""
 
 
-class VerifiedRelease(Record):
-    id: str
-    files: int
-    size_bytes: int
-    signature_checked: bool
-
-
-class ReleaseComparison(Record):
-    a: ReleaseEntry
-    b: ReleaseEntry
-    rows: tuple[Difference, ...]
-
-
 def list_releases(project: Project, *, search: str = "", decision: str = "", page: int = 1) -> ReleasePage:
     """A page of releases, the newest first."""
     with project.open() as work:
@@ -99,6 +88,8 @@ def read_release(project: Project, name: str) -> ReleaseView:
             for move in log
             if release.id in (move.release_id, move.previous)
         ]
+        report_page = next((file.path for file in release.files if file.path.endswith(".html")), "")
+        has_page = has_files and bool(report_page) and (folder / report_page).is_file()
         return ReleaseView(
             release=release,
             entry=work.releases.entry(release.id),
@@ -108,7 +99,7 @@ def read_release(project: Project, name: str) -> ReleaseView:
             moves=tuple(sorted(moves, key=lambda move: move.when, reverse=True)),
             has_files=has_files,
             size_bytes=sum(file.size for file in release.files),
-            page=_find_page(folder, release) if has_files else "",
+            page=str(folder / report_page) if has_page else "",
         )
 
 
@@ -118,26 +109,23 @@ def read_lineage(project: Project, name: str) -> LineageGraph:
         return trace_release(work, find_release(work.releases, name))
 
 
-def read_alias_log(project: Project, *, alias: str = "") -> tuple[AliasMove, ...]:
-    """Every move, the newest first; of one alias, or of all."""
+def list_live(project: Project) -> tuple[LiveRelease, ...]:
+    """What every alias points at."""
     with project.open() as work:
-        logs = work.releases.alias_logs()
-    moves = [move for name, log in logs.items() if not alias or name == alias for move in log]
+        return list_live_releases(work)
+
+
+def read_alias_log(project: Project) -> tuple[AliasMove, ...]:
+    """Every move of every alias, the newest first."""
+    with project.open() as work:
+        moves = [move for log in work.releases.alias_logs().values() for move in log]
     return tuple(sorted(moves, key=lambda move: move.when, reverse=True))
 
 
-def verify_release(project: Project, name: str) -> VerifiedRelease:
-    """Read every byte of a release and compare it with its manifest; its signature too."""
+def verify_release(project: Project, name: str) -> Release:
+    """Read every byte of a release and compare it with its manifest; its signature too, with a key."""
     with project.open() as work:
-        found = find_release(work.releases, name)
-        release = open_store(work).verify(found.id)
-        signed = work.settings.release.public_key is not None
-    return VerifiedRelease(
-        id=release.id,
-        files=len(release.files),
-        size_bytes=sum(file.size for file in release.files),
-        signature_checked=signed,
-    )
+        return open_store(work).verify(find_release(work.releases, name).id)
 
 
 def export_release(project: Project, name: str) -> ArchiveFile:
@@ -182,7 +170,7 @@ def name_alias(project: Project) -> str:
         return full_alias(work)
 
 
-def compare_releases(project: Project, a: str, b: str) -> ReleaseComparison:
+def compare_releases(project: Project, a: str, b: str) -> Comparison:
     """Metrics with their intervals, data, settings and versions of two releases."""
     first, second = read_release(project, a), read_release(project, b)
     if first.release.id == second.release.id:
@@ -196,7 +184,7 @@ def compare_releases(project: Project, a: str, b: str) -> ReleaseComparison:
         *list_differences("settings", flatten(left.settings), flatten(right.settings)),
         *list_differences("versions", left.versions, right.versions),
     ]
-    return ReleaseComparison(a=first.entry, b=second.entry, rows=tuple(rows))
+    return Comparison(a=first.entry, b=second.entry, rows=tuple(rows))
 
 
 def _metrics_of(view: ReleaseView) -> dict[str, Any]:
@@ -226,8 +214,3 @@ def _read_report(folder: Path, release: Release) -> Report | None:
         return Report.from_json((folder / name).read_bytes()) if name else None
     except (OSError, ValueError, GraftError):
         return None
-
-
-def _find_page(folder: Path, release: Release) -> str:
-    name = next((file.path for file in release.files if file.path.endswith(".html")), "")
-    return str(folder / name) if name and (folder / name).is_file() else ""

@@ -26,6 +26,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan, Residual
+from graftwork.records.release import ReleaseEntry
 from graftwork.records.run import AnswerExtremes, RunState, TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.store.runs import RunEntry
 from graftwork.train.rollouts.episodes import read_extremes
@@ -38,25 +39,8 @@ LAST_BATCHES = 5
 STATES: tuple[RunState, ...] = get_args(RunState)
 
 
-class RunLine(Record):
-    """A run as the list shows it."""
-
-    id: str
-    state: RunState
-    created_at: str
-    updated_at: str
-    base: str = ""
-    method: str = ""
-    dataset: str = ""
-    steps: int | None = None
-    final_loss: float | None = None
-    minutes: float | None = None
-    tokens_per_second: float | None = None
-    error: str = ""
-
-
 class RunPage(Record):
-    runs: tuple[RunLine, ...]
+    runs: tuple[RunEntry, ...]
     counts: dict[RunState, int]
     total: int
     page: int
@@ -89,9 +73,11 @@ class Difference(Record):
     same: bool = False
 
 
-class RunComparison(Record):
-    a: RunLine
-    b: RunLine
+class Comparison(Record):
+    """Two runs, or two releases, side by side."""
+
+    a: RunEntry | ReleaseEntry
+    b: RunEntry | ReleaseEntry
     rows: tuple[Difference, ...]
 
 
@@ -104,13 +90,7 @@ def list_runs(project: Project, *, state: str = "", page: int = 1) -> RunPage:
         pages = max(-(-total // PAGE_SIZE), 1)
         page = min(max(page, 1), pages)
         entries = work.runs.list(limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE, state=chosen)
-        return RunPage(
-            runs=tuple(to_line(entry) for entry in entries),
-            counts=counts,
-            total=total,
-            page=page,
-            pages=pages,
-        )
+        return RunPage(runs=entries, counts=counts, total=total, page=page, pages=pages)
 
 
 def read_run(project: Project, run_id: str) -> RunView:
@@ -173,7 +153,7 @@ def list_answer_extremes(project: Project, run_id: str, *, most: int = 5) -> Ans
     return read_extremes(Path(entry.folder), most=most, batches=LAST_BATCHES)
 
 
-def compare_runs(project: Project, a: str, b: str) -> RunComparison:
+def compare_runs(project: Project, a: str, b: str) -> Comparison:
     """Plan, settings, measured figures and losses of two runs, side by side."""
     with project.open() as work:
         first, second = _require_run(work, a), _require_run(work, b)
@@ -184,7 +164,7 @@ def compare_runs(project: Project, a: str, b: str) -> RunComparison:
         ),
         *list_differences("plan", _planned(first), _planned(second)),
     ]
-    return RunComparison(a=to_line(first), b=to_line(second), rows=tuple(rows))
+    return Comparison(a=first, b=second, rows=tuple(rows))
 
 
 def list_differences(section: str, left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
@@ -204,25 +184,6 @@ def stop_run(project: Project) -> bool:
             return False
         ask_to_stop(busy)
         return True
-
-
-def to_line(entry: RunEntry) -> RunLine:
-    outcome, plan = entry.outcome or {}, entry.plan
-    seconds = outcome.get("seconds")
-    return RunLine(
-        id=entry.id,
-        state=entry.state,
-        created_at=entry.created_at,
-        updated_at=entry.updated_at,
-        base=str(plan.get("base", "")),
-        method=str(plan.get("method", "")),
-        dataset=str(plan.get("dataset_hash", "")),
-        steps=outcome.get("steps"),
-        final_loss=outcome.get("final_loss"),
-        minutes=seconds / 60 if seconds is not None else None,
-        tokens_per_second=outcome.get("tokens_per_second"),
-        error=str((entry.error or {}).get("what", "")),
-    )
 
 
 def _require_run(work: OpenProject, run_id: str) -> RunEntry:

@@ -33,7 +33,8 @@ from graftwork.serve.settings import ServeSettings
 from graftwork.store.runs import RunEntry
 from graftwork.text.wording import duration
 
-State = Literal["fresh", "running", "stale", "missing", "not_due"]
+State = Literal["fresh", "running", "stale", "missing", "not_due", "done"]
+"""`done`: it was not compared with its inputs."""
 
 
 class StepState(Record):
@@ -82,6 +83,25 @@ def _examine(work: OpenProject, walk: StepWalk, step: PipelineStep) -> StepState
         time=read_time(work, name) if entry else None,
         expected_seconds=expected,
     )
+
+
+def list_steps(work: OpenProject) -> tuple[StepState, ...]:
+    """Whether every step was done, and when; what it was done with is not looked at."""
+    times = work.ledger.times()
+    steps = []
+    for step in table.STEPS:
+        entry = times.get(name_entry(work, step.name))
+        undone: State = "not_due" if step.name in table.ONLY_AFTER_DEPLOY else "missing"
+        steps.append(
+            StepState(
+                step=step.name,
+                title=step.title,
+                state="done" if entry else undone,
+                finished_at=entry.finished_at if entry else None,
+                seconds=entry.seconds if entry else None,
+            )
+        )
+    return tuple(steps)
 
 
 def _says_deploy(made: StepOutputs) -> bool:

@@ -138,9 +138,10 @@ def _promote(form: ActionForm) -> Done:
 
 def _verify(form: ActionForm) -> Done:
     release = form.text("release")
-    found = releases.verify_release(form.project, release)
-    signed = "files and signature" if found.signature_checked else "files"
-    return Done(f"all {found.files} {signed} verified ({found.size_bytes:,} bytes)", f"/releases/{release}")
+    files = releases.verify_release(form.project, release).files
+    signed = "files and signature" if form.project.settings.release.public_key is not None else "files"
+    size = sum(file.size for file in files)
+    return Done(f"all {len(files)} {signed} verified ({size:,} bytes)", f"/releases/{release}")
 
 
 def _stop(form: ActionForm) -> Done:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from graftwork.api.overview import ProjectWatch
+from graftwork.api.overview import mark_project
 from graftwork.api.project import Project, current_user, open_project
 from graftwork.records.errors import GraftError
 from graftwork.text.wording import plural
@@ -94,7 +94,7 @@ def render(
 def read_mark(root: Path) -> str:
     """What the project looks like now; streams report when it is another one."""
     try:
-        return ProjectWatch(open_project(root)).mark()
+        return mark_project(open_project(root))
     except GraftError as error:
         # graft.yaml is being edited: the page shows the error itself.
         return f"error-{hashlib.sha256(error.what.encode()).hexdigest()[:12]}"

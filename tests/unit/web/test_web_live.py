@@ -5,7 +5,7 @@ import http.client
 import pytest
 from served_page import serve
 
-from graftwork.api.overview import ProjectWatch
+from graftwork.api.overview import mark_project
 from graftwork.api.project import open_project
 
 
@@ -43,7 +43,7 @@ def watched(shop):
     with serve(shop) as served:
         served.folder = shop
         served.visitor.get("/")
-        served.mark = ProjectWatch(open_project(shop)).mark()
+        served.mark = mark_project(open_project(shop))
         yield served
 
 
@@ -70,21 +70,21 @@ def test_a_browser_that_comes_back_to_a_new_server_gets_what_it_missed(watched, 
 
 
 def test_reading_a_page_is_not_a_change(watched):
-    watch = ProjectWatch(open_project(watched.folder))
+    watched_project = open_project(watched.folder)
     watched.visitor.get("/")
-    before = watch.mark()
+    before = mark_project(watched_project)
     for path in ("/", "/runs", "/releases", "/captures"):
         watched.visitor.get(path)
-    assert watch.mark() == before
+    assert mark_project(watched_project) == before
 
 
 def test_a_step_of_a_running_job_is_a_change(shop):
-    watch = ProjectWatch(open_project(shop))
-    before = watch.mark()
+    watched_project = open_project(shop)
+    before = mark_project(watched_project)
     run = sorted((shop / ".graft" / "runs").iterdir(), key=lambda path: path.stat().st_mtime)[-1]
     with (run / "steps.jsonl").open("a") as journal:
         journal.write("{}\n")
-    assert watch.mark() != before
+    assert mark_project(watched_project) != before
 
 
 def test_the_server_stops_while_streams_are_open(shop):

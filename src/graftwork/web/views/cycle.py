@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from graftwork.api.cycle import read_cycle
+from graftwork.api.cycle import find_waiting_step, list_controls, read_cycle
 from graftwork.web.rendering import project_of, render
 
 SECTION = "/cycle"
@@ -24,22 +24,24 @@ LONGEST = 64
 
 
 def index(request: Request) -> Response:
-    view = read_cycle(project_of(request))
-    state = view.status.state
+    project = project_of(request)
+    status, settings = read_cycle(project), project.settings.cycle
+    state = status.state
     return render(
         request,
         "cycle.html.jinja",
         title="Cycle",
         section=SECTION,
-        view=view,
-        status=view.status,
+        status=status,
         state=state,
         cycle=state.cycle,
-        settings=view.settings,
+        settings=settings,
+        waits_for=find_waiting_step(state, settings),
+        controls=list_controls(state),
         signs=SIGNS,
         states=STATES,
         facts_of=facts_of,
-        begins=describe_triggers(view.settings),
+        begins=describe_triggers(settings),
         command=control_command,
     )
 

@@ -9,8 +9,8 @@ from starlette.routing import Route
 
 from graftwork.api.endpoint import read_endpoint_counts
 from graftwork.api.overview import (
-    Freshness,
-    StepGlance,
+    NEEDED_STEPS,
+    StepState,
     check_endpoint,
     check_freshness,
     read_overview,
@@ -54,39 +54,29 @@ class ShownStep(NamedTuple):
     seconds: float | None
 
 
-def draw_steps(
-    glances: Sequence[StepGlance], verdict: Verdict | None, fresh: Freshness | None
-) -> list[ShownStep]:
-    """Without `fresh` it is only known which steps were done."""
-    known = {state.step: state for state in fresh.steps} if fresh is not None else {}
+def draw_steps(steps: Sequence[StepState], verdict: Verdict | None) -> list[ShownStep]:
     shown = []
-    open_steps = {state.step for state in known.values() if state.state in ("running", "stale", "missing")}
-    for glance in glances:
-        state: ShownState = "done" if glance.finished_at else "missing"
-        because, is_cause = "", False
-        examined = known.get(glance.step)
-        if examined is not None:
-            state = "waiting" if examined.state == "not_due" else examined.state
-            before = [f"`{name}`" for name in glance.needs if name in open_steps]
-            is_cause = state == "stale" and not before
-            because = "; ".join(examined.because)
-            if before and state == "stale":
-                because = f"needs {' and '.join(before)} first"
-        elif glance.only_after_deploy and not glance.finished_at:
-            state = "waiting"
-        if glance.step == "gate" and state in ("fresh", "done") and verdict and verdict.decision != "deploy":
+    open_steps = {step.step for step in steps if step.state in ("running", "stale", "missing")}
+    for step in steps:
+        state: ShownState = "waiting" if step.state == "not_due" else step.state
+        before = [f"`{name}`" for name in NEEDED_STEPS[step.step] if name in open_steps]
+        is_cause = state == "stale" and not before
+        because = "; ".join(step.because)
+        if before and state == "stale":
+            because = f"needs {' and '.join(before)} first"
+        if step.step == "gate" and state in ("fresh", "done") and verdict and verdict.decision != "deploy":
             state, because = "refused", f"{verdict.decision.replace('_', ' ')}: {verdict.reason}"
         shown.append(
             ShownStep(
-                glance.step,
-                glance.title,
+                step.step,
+                step.title,
                 state,
                 SIGNS[state],
                 WORDS[state],
                 because,
                 is_cause,
-                glance.finished_at,
-                glance.seconds,
+                step.finished_at,
+                step.seconds,
             )
         )
     return shown
@@ -109,7 +99,7 @@ def overview(request: Request) -> Response:
     """`?check=1` compares the steps with their inputs at once, for browsers without script."""
     project = project_of(request)
     found = read_overview(project)
-    fresh = check_freshness(project) if request.query_params.get("check") else None
+    steps, fresh = check_freshness(project) if request.query_params.get("check") else (found.steps, None)
     running = next((run for run in found.runs if run.state == "running"), None)
     return render(
         request,
@@ -118,7 +108,7 @@ def overview(request: Request) -> Response:
         section="/",
         overview=found,
         running=running,
-        steps=draw_steps(found.steps, found.verdict, fresh),
+        steps=draw_steps(steps, found.verdict),
         fresh=fresh,
         where=WHERE,
         rollback_command=rollback_command,
@@ -129,13 +119,13 @@ def overview(request: Request) -> Response:
 def freshness(request: Request) -> Response:
     """The steps once more, compared with their inputs: a part of the page."""
     project = project_of(request)
-    found, fresh = read_overview(project), check_freshness(project_of(request))
+    found, (steps, fresh) = read_overview(project), check_freshness(project)
     return render(
         request,
         "part_steps.html.jinja",
         title="Steps",
         overview=found,
-        steps=draw_steps(found.steps, found.verdict, fresh),
+        steps=draw_steps(steps, found.verdict),
         fresh=fresh,
         where=WHERE,
     )

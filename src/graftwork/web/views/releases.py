@@ -9,7 +9,6 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from graftwork.api import releases
-from graftwork.api.overview import list_live
 from graftwork.api.releases import LineageGraph, LineageNode
 from graftwork.views.svg import drawing, element, label, path
 from graftwork.web.actions import export_command, promote_command, rollback_command
@@ -163,7 +162,7 @@ def index(request: Request) -> Response:
         title="Releases",
         section=SECTION,
         found=found,
-        live=list_live(project),
+        live=releases.list_live(project),
         rollback_command=rollback_command,
         versions={entry.id: entry.version for entry in found.releases},
         moves=releases.read_alias_log(project)[:20],
