@@ -315,7 +315,7 @@ def _whole_shape(setting: Setting) -> Any:
 
 
 def make_rows(setting: Setting, vocabulary: int) -> list[Any]:
-    from graftwork.pipeline.probe_process import make_rows as make
+    from graftwork.train.probe_process import make_rows as make
 
     return [
         make(

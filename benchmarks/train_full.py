@@ -67,8 +67,8 @@ def plan(case: Case) -> Any:
     from graftwork.costmodel.rates import rates_of
     from graftwork.costmodel.streamed import StreamedWork, choose_streamed
     from graftwork.model.shape import total_parameters
-    from graftwork.pipeline import fit
     from graftwork.plan.catalog.hardware import default_rates, find_gpu
+    from graftwork.plan.fit import project as fit
     from graftwork.plan.fit.candidate import RESERVED_SPREAD
     from graftwork.plan.fit.question import SYSTEM_GIB
     from graftwork.records.errors import UserMistake

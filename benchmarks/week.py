@@ -11,11 +11,11 @@ import time
 from datetime import date, timedelta
 from pathlib import Path
 
-from graftwork.pipeline.week import WeekRequest, compare_proposal, week_problem
-from graftwork.plan.week.plan import plan_week
-from graftwork.plan.week.problem import Effort, WeekState
-from graftwork.plan.week.replan import WeekEvent, sessions_ahead, state_after
 from graftwork.project.load import open_project
+from graftwork.week.plan import plan_week
+from graftwork.week.problem import Effort, WeekState
+from graftwork.week.project import WeekRequest, compare_proposal, week_problem
+from graftwork.week.replan import WeekEvent, sessions_ahead, state_after
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "week"
 

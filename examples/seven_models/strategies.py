@@ -28,6 +28,7 @@ import yaml
 from safetensors.torch import load_file
 
 from graftwork.api.project import open_project
+from graftwork.data.project import PreparedData
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.model.adapter_shape import AdapterShape
@@ -35,11 +36,10 @@ from graftwork.model.adapters.trainable import make_trainable, save_trained, tra
 from graftwork.model.base import loadable_name
 from graftwork.model.load import load_base
 from graftwork.model.threads import use_threads
-from graftwork.pipeline.export import MergeRequest, merge_adapters
-from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.table import run_pipeline
+from graftwork.project.open_project import OpenProject
 from graftwork.records.dataset import Row
+from graftwork.registry.export import MergeRequest, merge_adapters
 from graftwork.train.cpu.layers import MemoryCache
 from graftwork.train.cpu.step import CpuStep
 from graftwork.train.engine import StepOptions, TrainingEngine

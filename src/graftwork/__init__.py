@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from graftwork.api.project import Project as Project
     from graftwork.api.project import init_project as init_project
     from graftwork.api.project import open_project as open_project
-    from graftwork.pipeline.evaluation import Evaluated as Evaluated
-    from graftwork.pipeline.reporter import NullReporter as NullReporter
-    from graftwork.pipeline.reporter import Reporter as Reporter
-    from graftwork.pipeline.steps.data import PreparedData as PreparedData
+    from graftwork.data.project import PreparedData as PreparedData
+    from graftwork.evaluate.project import Evaluated as Evaluated
+    from graftwork.project.reporter import NullReporter as NullReporter
+    from graftwork.project.reporter import Reporter as Reporter
     from graftwork.records.base import Figure as Figure
     from graftwork.records.dataset import Audit as Audit
     from graftwork.records.errors import AnswerIsNo as AnswerIsNo
@@ -51,9 +51,9 @@ _MODULES = {
     "graftwork.api.models": ("list_models", "pull_model", "remove_model"),
     "graftwork.api.plans": ("plan_fit",),
     "graftwork.api.project": ("Project", "init_project", "open_project"),
-    "graftwork.pipeline.evaluation": ("Evaluated",),
-    "graftwork.pipeline.reporter": ("NullReporter", "Reporter"),
-    "graftwork.pipeline.steps.data": ("PreparedData",),
+    "graftwork.evaluate.project": ("Evaluated",),
+    "graftwork.project.reporter": ("NullReporter", "Reporter"),
+    "graftwork.data.project": ("PreparedData",),
     "graftwork.records.dataset": ("Audit",),
     "graftwork.records.base": ("Figure",),
     "graftwork.records.errors": ("AnswerIsNo", "EnvironmentLacks", "GraftError", "Stale", "UserMistake"),

@@ -4,34 +4,64 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
-STAGES = {
-    "data", "plan", "train", "evaluate", "registry", "serve", "fleet", "components", "cycle",
-}  # fmt: skip
-GROUND = {"engines", "http", "grading", "costmodel", "model", "text", "files", "process", "records"}
-
-MAY_IMPORT: dict[str, set[str]] = {
-    "records": set(),
-    "files": {"text", "records"},
-    "text": {"records"},
-    "process": {"files", "records"},
-    "model": {"files", "process", "text", "records"},
-    "costmodel": {"model", "text", "files", "process", "records"},
-    "http": {"text", "files", "process", "records"},
-    "engines": {"http", "model", "text", "files", "process", "records"},
-    "grading": {"model", "text", "files", "process", "records"},
-    **{stage: set(GROUND) for stage in STAGES},
-    "views": STAGES | GROUND,
-    "store": STAGES | GROUND,
-    "project": STAGES | GROUND,
-    "pipeline": STAGES | GROUND | {"store", "project", "views"},
-    "api": STAGES | GROUND | {"store", "project", "pipeline", "views"},
-    "web": GROUND - {"engines", "http", "grading", "costmodel", "model"} | {"api", "views"},
-    "cli": STAGES | GROUND | {"store", "project", "pipeline", "api", "views", "web"},
+# What a package may import, from the lowest to the highest.
+FOUNDATION = {
+    "records": "",
+    "text": "records",
+    "files": "text records",
+    "process": "files records",
+    "model": "files process text records",
+    "costmodel": "model text files process records",
+    "http": "text files process records",
+    "engines": "http model text files process records",
+    "grading": "model text files process records",
+}
+# The features, each with those whose modules its own may use where they work on an open project.
+# All else in a feature is pure: it imports the foundation and its own package.
+FEATURES = {
+    "data": "evaluate plan",
+    "plan": "train",
+    "week": "cycle data fleet plan train views",
+    "train": "data evaluate fleet plan registry views",
+    "evaluate": "data fleet plan registry serve train views",
+    "registry": "data evaluate serve",
+    "serve": "data evaluate registry",
+    "fleet": "data evaluate plan train",
+    "components": "evaluate",
+    "cycle": "data evaluate fleet registry serve",
+}
+AROUND = {
+    "views": {*FEATURES, *FOUNDATION},
+    "store": {*FEATURES, *FOUNDATION},
+    "project": {*FEATURES, *FOUNDATION, "store", "pipeline"},
+    "pipeline": {*FEATURES, *FOUNDATION, "store", "project", "views"},
+    "api": {*FEATURES, *FOUNDATION, "store", "project", "pipeline", "views"},
+    "web": {"text", "files", "process", "records", "api", "views"},
+    "cli": {*FEATURES, *FOUNDATION, "store", "project", "pipeline", "api", "views", "web"},
+}
+OPEN_PROJECT = {"project", "store", "pipeline"}
+"""A module that imports one of these works on an open project."""
+# Those of each feature; a module that is not listed stays pure.
+ON_A_PROJECT = {
+    "data": "project repair.project review",
+    "plan": "fit.project lint.project probe project",
+    "week": "follow project",
+    "train": "distributed.multi_node many.all_models many.federated many.sweep rewards router runs "
+    "taskset_export worker_process",
+    "evaluate": "commands gate.engine gate.family gate.project live.answer_checks live.comparison live.drift "
+    "live.traffic measure_escalation project project_cases project_subjects",
+    "registry": "deploy export formats make_prompt_release project",
+    "serve": "project",
+    "fleet": "jobs map_engine plans project",
+    "components": "project",
+    "cycle": "coordinator runner session",
 }
 
 HEAVY = {
@@ -49,35 +79,97 @@ HEAVY = {
 }
 
 
-def imports_of(path: Path) -> set[str]:
-    """The rooms of graftwork that a file imports, wherever in the file it does so."""
-    found: set[str] = set()
+Graph = dict[str, set[str]]
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path, modules: Collection[str]) -> set[str]:
+    """Every module of graftwork that a file imports, wherever in the file and for whatever purpose."""
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            imported |= {alias.name for alias in node.names if alias.name in modules}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
-            names = [node.module or ""]
-            if node.module == "graftwork":
-                names = [f"graftwork.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("graftwork.")}
-    return found & {room.name for room in SOURCE.iterdir() if room.is_dir()}
+            children = {f"{node.module}.{alias.name}" for alias in node.names} & set(modules)
+            imported |= children or ({node.module} & set(modules))
+    return imported - {name_of(path), "graftwork", "graftwork.version"}
 
 
-def rooms() -> list[str]:
-    return sorted(room.name for room in SOURCE.iterdir() if room.is_dir() and room.name != "__pycache__")
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    paths = {name_of(path): path for path in SOURCE.rglob("*.py")}
+    return {name: imported_modules(path, paths.keys()) for name, path in paths.items()}
+
+
+def package_of(module: str) -> str:
+    return [*module.split("."), ""][1]
+
+
+def on_a_project(graph: Graph) -> set[str]:
+    """The modules of features that work on an open project, directly or through another."""
+    working = {module for module, imported in graph.items() if OPEN_PROJECT & {*map(package_of, imported)}}
+    while more := {module for module, imported in graph.items() if imported & working} - working:
+        working |= more
+    return {module for module in working if package_of(module) in FEATURES}
+
+
+def find_cycle(graph: Graph) -> list[str]:
+    """What remains when whatever imports nothing of the rest is taken away again and again."""
+    rest = dict(graph)
+    while ready := {name for name, imported in rest.items() if not imported & rest.keys()}:
+        rest = {name: imported for name, imported in rest.items() if name not in ready}
+    return sorted(rest)
 
 
 def test_every_package_has_a_rule():
-    assert set(rooms()) == set(MAY_IMPORT)
+    packages = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages == {*FOUNDATION, *FEATURES, *AROUND}
 
 
-@pytest.mark.parametrize("room", rooms())
-def test_a_package_imports_only_packages_below_it(room):
-    for path in (SOURCE / room).rglob("*.py"):
-        beyond = imports_of(path) - {room} - MAY_IMPORT[room]
-        assert not beyond, f"{path.relative_to(SOURCE)} imports {sorted(beyond)}"
+@pytest.mark.parametrize("package", [*FOUNDATION, *FEATURES, *AROUND])
+def test_a_package_imports_only_what_its_rule_names(package, graph):
+    working = on_a_project(graph)
+    for module in (name for name in graph if package_of(name) == package):
+        if package in FOUNDATION:
+            allowed = set(FOUNDATION[package].split())
+        elif package in AROUND:
+            allowed = AROUND[package]
+        elif module in working:
+            allowed = {*FOUNDATION, *FEATURES[package].split(), *OPEN_PROJECT}
+        else:
+            allowed = set(FOUNDATION)
+        beyond = {*map(package_of, graph[module])} - allowed - {package}
+        assert not beyond, f"{module} imports {sorted(beyond)}"
+
+
+@pytest.mark.parametrize("package", FEATURES)
+def test_the_modules_that_work_on_a_project_are_listed(package, graph):
+    """The command that plans, trains or grades without a project imports only the others."""
+    modules = {f"graftwork.{package}.{name}" for name in ON_A_PROJECT[package].split()}
+    assert {name for name in on_a_project(graph) if package_of(name) == package} == modules
+
+
+def test_modules_form_no_import_cycle(graph):
+    """Deferred imports included."""
+    assert not find_cycle(graph)
+
+
+@pytest.mark.parametrize("package", [*FOUNDATION, *FEATURES, "store", "project", "web"])
+def test_pure_members_of_a_package_form_no_import_cycle(package, graph):
+    """A member is a module or sub-package of the package: `data.split` of `graftwork.data.split.groups`."""
+    working = on_a_project(graph)
+    members: Graph = defaultdict(set)
+    for module, imported in graph.items():
+        if package_of(module) == package and module.count(".") > 1 and module not in working:
+            member = module.split(".")[2]
+            same = {name for name in imported if package_of(name) == package and name.count(".") > 1}
+            members[member] |= {name.split(".")[2] for name in same - working} - {member}
+    assert not find_cycle(members)
 
 
 def test_only_the_store_uses_sql():

@@ -1,6 +1,7 @@
 """The control side runs on macOS too: no Linux-only call, path or module outside of workers."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ CONTROL = (
     "api",
 )
 CONTROL_TOO = ("cli", "fleet", "text", "data")
+ON_A_PROJECT = re.compile(r"^from graftwork\.(project|store|pipeline)\b", re.M)
 WORKERS = {
     "fleet/bootstrap.py": "runs at the place",
     "fleet/far_side.py": "runs on a host",
@@ -55,6 +57,11 @@ def control_files():
             name = path.relative_to(SOURCE).as_posix()
             if name not in WORKERS and not name.startswith(tuple(f"{worker[:-3]}/" for worker in WORKERS)):
                 yield name
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        opens_a_project = ON_A_PROJECT.search(path.read_text()) is not None
+        if opens_a_project and name.split("/")[0] not in (*CONTROL, *CONTROL_TOO):
+            yield name
 
 
 def linux_only(tree: ast.AST) -> list[str]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from random import Random
 
 from graftwork.cycle import state as state_changes
+from graftwork.cycle.coordinator import ClaimKeeper, Coordinator, CycleStepResult
 from graftwork.cycle.decide import CycleFacts
 from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings
 from graftwork.cycle.state import Holder, enqueue
-from graftwork.pipeline.cycle.coordinator import ClaimKeeper, Coordinator, CycleStepResult
 from graftwork.store.cycles import CycleTable
 from graftwork.store.database import open_database
 

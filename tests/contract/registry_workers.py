@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from registry_samples import parts, publish_parts, write_adapter
 
-from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import OpenProject
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
 from graftwork.registry.index import plan_rollback
+from graftwork.registry.project import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.store.database import open_database
 
 

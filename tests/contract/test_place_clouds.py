@@ -21,11 +21,11 @@ from fleet_simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 from place_contract import order
 
 from graftwork.fleet.control import Controller, Safety
+from graftwork.fleet.jobs import FleetRequest, choose_offer, quote_run
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace
 from graftwork.fleet.places.rented import RentedPlace
 from graftwork.fleet.settings import CapSettings, FleetSettings, LambdaSettings
-from graftwork.pipeline.fleet_jobs import FleetRequest, choose_offer, quote_run
 from graftwork.records.errors import EnvironmentLacks, GraftError
 
 SECRET = "hf_s3cr3tvalue"

@@ -16,10 +16,10 @@ from fleet_simulator import SimulatedProvider
 from place_contract import order
 
 from graftwork.fleet.control import Controller, Safety
+from graftwork.fleet.jobs import choose_offer
 from graftwork.fleet.ledger import OverCap
 from graftwork.fleet.place import Refused, make_label
 from graftwork.fleet.settings import CapSettings
-from graftwork.pipeline.fleet_jobs import choose_offer
 from graftwork.records.errors import AnswerIsNo, GraftError
 
 SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)

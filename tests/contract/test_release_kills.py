@@ -14,10 +14,10 @@ from new_database import new_database
 from registry_workers import make_release, open_work
 from sqlalchemy import text
 
-from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
+from graftwork.project.open_project import OpenProject
 from graftwork.registry.folder import MINISIGN, verify_release
 from graftwork.registry.index import reachable_releases
+from graftwork.registry.project import collect_garbage, open_store, promote_release
 
 NURSERY = Path(__file__).with_name("registry_workers.py")
 ACTIONS = {"make", "promote", "back", "gc", "sign"}

@@ -11,9 +11,9 @@ from registry_workers import make_release, open_work
 from sqlalchemy import event
 from store_samples import release
 
-from graftwork.pipeline.releases import promote_release, rollback_alias
 from graftwork.records.release import ReleaseQuery
 from graftwork.registry.index import find_release
+from graftwork.registry.project import promote_release, rollback_alias
 from graftwork.store.schema import releases as table
 
 _opened: list[str] = []

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "fleet"))
 
 from place_contract import processes_with
 
-from graftwork.pipeline import fleet_jobs
-from graftwork.pipeline.fleet_jobs import FleetRequest, follow, get_job, start_run
-from graftwork.pipeline.fleet_places import open_place
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.fleet import jobs as fleet_jobs
+from graftwork.fleet.jobs import FleetRequest, follow, get_job, start_run
+from graftwork.fleet.project import open_place
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.run import TrainOutcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

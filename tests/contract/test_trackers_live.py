@@ -17,7 +17,7 @@ from registry_workers import make_release, open_work
 from tracker_servers import mlflow_server, running, trackio_server, whole_python_path, wire_to
 
 from graftwork.files.disk import file_digest
-from graftwork.pipeline.releases import promote_release, rollback_alias
+from graftwork.registry.project import promote_release, rollback_alias
 
 needs_mlflow = pytest.mark.skipif(
     importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("flask") is None,

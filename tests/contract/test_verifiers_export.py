@@ -10,8 +10,8 @@ import pytest
 
 from graftwork import open_project
 from graftwork.grading.taskset import TasksetSpec, load_tasks, start_worker
-from graftwork.pipeline.taskset_export import export_taskset, require_name
 from graftwork.records.errors import UserMistake
+from graftwork.train.taskset_export import export_taskset, require_name
 
 REAL = os.environ.get("GRAFT_VERIFIERS_PYTHON")
 """An interpreter with verifiers and graftwork."""

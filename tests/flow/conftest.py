@@ -8,7 +8,7 @@ import pytest
 import yaml
 from garden import PLACES, PLANTS
 
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.project.reporter import NullReporter
 
 
 class Listener(NullReporter):

@@ -15,14 +15,14 @@ from registry_samples import PROJECT, alias_move, parts, publish_parts, write_ad
 
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.engines.protocol import EngineJob
+from graftwork.evaluate.live.comparison import compare_live
 from graftwork.http.client import Client
-from graftwork.pipeline.ab import compare_live
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import StoreSink, describe_experiment
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.interaction import Origin
+from graftwork.registry.project import open_store
+from graftwork.serve.project import StoreSink, describe_experiment
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings, SplitSettings
 

@@ -4,11 +4,11 @@ import json
 
 import yaml
 
-from graftwork.pipeline.ab import compare_replayed
-from graftwork.pipeline.deploy import import_release
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.evaluate.live.comparison import compare_replayed
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.registry.deploy import import_release
 
 
 def write_peft(base, folder, *, seed):

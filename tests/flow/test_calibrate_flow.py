@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from graftwork.api.project import open_project
-from graftwork.pipeline.evaluation import doubts_about_judge
-from graftwork.pipeline.review import gather_labels
+from graftwork.data.review import gather_labels
+from graftwork.evaluate.project import doubts_about_judge
 from graftwork.records.correction import ReviewDecision, ReviewItem
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback, Message

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.data.project import PreparedData
+from graftwork.evaluate.project_cases import hash_case_file, read_held_out
 from graftwork.files.dataset import read_rows
-from graftwork.pipeline.evaluation_cases import hash_case_file, read_held_out
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
 from graftwork.records.errors import UserMistake
 
 

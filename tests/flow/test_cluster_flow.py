@@ -21,11 +21,11 @@ from slurm_cluster import running_slurm
 from graftwork.evaluate.ask.answers import ANSWERS_FILE
 from graftwork.fleet import simulated_hosts
 from graftwork.fleet.simulated_hosts import HostNetwork, start_ray, start_slurm
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.train_all import train_all
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.train.many.all_models import train_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}

@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from graftwork.pipeline.cycle.session import approve_step, decide, plan_cycle, read_status, run_once
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.cycle.session import approve_step, decide, plan_cycle, read_status, run_once
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Busy, StoppedInOrder
 from graftwork.records.interaction import Capture
 from graftwork.store.cycles import name_cycle

@@ -13,13 +13,13 @@ import pytest
 import typer
 
 from graftwork.cli import run as commands
-from graftwork.pipeline import runs
-from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process import local_workers
 from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
 from graftwork.records.run import TrainOutcome
+from graftwork.train import runs
 
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
 
@@ -168,7 +168,7 @@ class Greedy(engine.TokenBatch):
         super().__init__(rows, **options)
 
 engine.TokenBatch = Greedy
-runpy.run_module("graftwork.pipeline.training_worker", run_name="__main__")
+runpy.run_module("graftwork.train.worker_process", run_name="__main__")
 """
 
 

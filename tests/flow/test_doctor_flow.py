@@ -1,6 +1,6 @@
 """The doctor's dry run: ten real steps, a checkpoint read back, and nothing left behind."""
 
-from graftwork.pipeline.doctor.examine import STEPS, check_dry_run, examine
+from graftwork.project.doctor.examine import STEPS, check_dry_run, examine
 from graftwork.project.load import open_project
 
 

@@ -98,9 +98,9 @@ class Driver:
 
 
 def run_state(folder):
-    from graftwork.pipeline.open_project import use_project
-    from graftwork.pipeline.reporter import NullReporter
     from graftwork.project.load import open_project
+    from graftwork.project.open_project import use_project
+    from graftwork.project.reporter import NullReporter
 
     with use_project(open_project(folder), NullReporter()) as work:
         return work.runs.list()[0].state

@@ -13,11 +13,11 @@ from graftwork.api.project import open_project
 from graftwork.cli.main import app
 from graftwork.engines.llamacpp import LlamaOptions, LlamaServer
 from graftwork.engines.settings import EngineSettings
+from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
+from graftwork.evaluate.gate.project import require_engine_gate
 from graftwork.files.disk import file_digest
-from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
-from graftwork.pipeline.gate import require_engine_gate
-from graftwork.pipeline.serving import serve_here
 from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.serve.project import serve_here
 
 ENGINE = EngineSettings(kind="llamacpp", precision="f16", context=512)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
-from graftwork.pipeline.open_project import use_project
+from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
 from graftwork.records.errors import UserMistake
 
 

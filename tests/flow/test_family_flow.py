@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from graftwork.api.project import open_project
 from graftwork.cli.main import app
-from graftwork.pipeline.ask_endpoint import EndpointQuestions, ask_endpoint
-from graftwork.pipeline.deploy import import_release
-from graftwork.pipeline.evaluation_subjects import find_trained
-from graftwork.pipeline.family_gate import gate_family, read_route
-from graftwork.pipeline.releases import promote_release
-from graftwork.pipeline.serving import open_chain_checks, with_threshold
+from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ask_endpoint
+from graftwork.evaluate.gate.family import gate_family, read_route
+from graftwork.evaluate.project_subjects import find_trained
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
+from graftwork.registry.deploy import import_release
+from graftwork.registry.project import promote_release
+from graftwork.serve.project import open_chain_checks, with_threshold
 from graftwork.serve.reload import gateway_folder
 from graftwork.serve.settings import ServeSettings
 

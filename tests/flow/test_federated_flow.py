@@ -22,13 +22,13 @@ from graftwork.files.dataset import read_manifest
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.adapter_shape import AdapterShape, to_peft
 from graftwork.model.probe import describe_device
-from graftwork.pipeline import federated as site_module
-from graftwork.pipeline.federated import FleetSites, SiteData, plan_federation, run_federation
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
 from graftwork.records.hardware import Offer
 from graftwork.records.run import TrainOutcome, TrainStep
+from graftwork.train.many import federated as site_module
+from graftwork.train.many.federated import FleetSites, SiteData, plan_federation, run_federation
 
 SIZES = {
     "q_proj": (64, 64),

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.store.captures import FeedbackStore
 
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import StoreSink
-from graftwork.pipeline.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.serve.project import StoreSink
+from graftwork.project.open_project import use_project
 from graftwork.project.load import open_project
 from graftwork.engines.protocol import EngineJob
 from graftwork.serve.run import ServedProject, serve

@@ -10,11 +10,11 @@ import yaml
 
 from graftwork.api.project import Project
 from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import dry_run, run_pipeline
 from graftwork.project.init import start_project
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Verdict
 from tickets import write_tickets

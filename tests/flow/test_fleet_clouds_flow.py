@@ -15,13 +15,13 @@ from cloud_server import has_checkpoint
 from fleet_simulator import SimulatedProvider
 
 from graftwork.cli.main import app
-from graftwork.pipeline import fleet_jobs
-from graftwork.pipeline.fleet_jobs import FleetRequest, follow, start_run
-from graftwork.pipeline.fleet_plans import PlacePlanner, adopt_plan
-from graftwork.pipeline.open_project import use_project
+from graftwork.fleet import jobs as fleet_jobs
+from graftwork.fleet.jobs import FleetRequest, follow, start_run
+from graftwork.fleet.plans import PlacePlanner, adopt_plan
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan

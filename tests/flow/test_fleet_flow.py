@@ -14,13 +14,13 @@ from ssh_server import running_sshd
 
 from graftwork.cli.main import app
 from graftwork.files.disk import Journal
-from graftwork.pipeline import fleet_jobs
-from graftwork.pipeline.fleet_jobs import FleetRequest, follow, start_run
-from graftwork.pipeline.fleet_places import open_place
-from graftwork.pipeline.fleet_plans import BundleOptions, pack_run
-from graftwork.pipeline.open_project import use_project
+from graftwork.fleet import jobs as fleet_jobs
+from graftwork.fleet.jobs import FleetRequest, follow, start_run
+from graftwork.fleet.plans import BundleOptions, pack_run
+from graftwork.fleet.project import open_place
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
 from graftwork.records.run import TrainOutcome
 
 SECRETS = ("hooks3cr3t", "mirr0rpassword", "c0mmandtoken", "hf_environments3cr3t")

@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 
 import yaml
 
+from graftwork.evaluate.commands import gate_all, judge_session
+from graftwork.evaluate.gate.project import RULES
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.files.disk import Journal
-from graftwork.pipeline.evaluation_commands import gate_all, judge_session
-from graftwork.pipeline.gate import RULES
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.views.junit import write_junit
 
 

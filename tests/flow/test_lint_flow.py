@@ -2,10 +2,10 @@
 
 import pytest
 
-from graftwork.pipeline.lint import Given, lint_file
-from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.table import run_pipeline
+from graftwork.plan.lint.project import Given, lint_file
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome

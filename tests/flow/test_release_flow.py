@@ -2,14 +2,14 @@
 
 import json
 
+from graftwork.data.project import PreparedData
 from graftwork.files.dataset import iterate_rows
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store, trace_release
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.release import Release
+from graftwork.registry.project import open_store, trace_release
 
 
 def test_a_specialist_is_released_with_its_whole_lineage(small_project, change_settings):

@@ -9,9 +9,9 @@ import pytest
 
 from graftwork.api.project import open_project
 from graftwork.cli.data import _revise
+from graftwork.data.repair.project import RepairJob, repair_project, with_prices
 from graftwork.data.settings import RepairSettings, TeacherSettings
 from graftwork.files.dataset import read_rows
-from graftwork.pipeline.repair import RepairJob, repair_project, with_prices
 from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.records.interaction import Capture
 

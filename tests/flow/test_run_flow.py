@@ -13,21 +13,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.run_identity import run_id_of
-from graftwork.pipeline.serving import CaptureExport
 from graftwork.pipeline.status import examine_steps
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import STEPS, run_pipeline
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import AnswerIsNo, Busy, Interrupted
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
+from graftwork.serve.project import CaptureExport
 
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
 ALL = [step.name for step in STEPS]

@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.table import STEPS, plan_whole_run, run_pipeline
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
 
 
 @pytest.fixture

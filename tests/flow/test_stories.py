@@ -19,21 +19,21 @@ from story_logs import STORIES
 from typer.testing import CliRunner
 
 from graftwork.cli.main import make_app
+from graftwork.data.project import PreparedData
 from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.project import Evaluated
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.files.dataset import iterate_drops, iterate_rows
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.model.base import EMBEDDED
-from graftwork.pipeline.evaluation import Evaluated
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import load_cases
 from graftwork.pipeline.table import dry_run, finish_run, run_pipeline
 from graftwork.project.init import start_project
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.text.tool_calls import read_calls

@@ -7,12 +7,12 @@ import pytest
 
 from graftwork.api.project import open_project
 from graftwork.model.probe import describe_device
-from graftwork.pipeline import sweep
 from graftwork.pipeline.run_identity import run_id_of
-from graftwork.pipeline.sweep import SweepRequest, _Sweep, run_sweep, write_best
 from graftwork.records.base import Figure
 from graftwork.records.errors import AnswerIsNo, Interrupted, UserMistake, WorkerFailed
 from graftwork.records.run import TrainOutcome
+from graftwork.train.many import sweep
+from graftwork.train.many.sweep import SweepRequest, _Sweep, run_sweep, write_best
 
 TEXT = """\
 project: p

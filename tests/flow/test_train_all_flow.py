@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 from graftwork.files.disk import Journal, file_digest
 from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
-from graftwork.pipeline.export import EXPORT_FILE, export_run
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import run_pipeline
-from graftwork.pipeline.train_all import train_all
 from graftwork.process.alert import ALERTS_FILE
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.run import TrainOutcome
+from graftwork.registry.export import EXPORT_FILE, export_run
 from graftwork.train.checkpoints.checkpoint import TENSORS
+from graftwork.train.many.all_models import train_all
 from graftwork.train.run_folder import ADAPTER, CHECKPOINTS
 
 SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}

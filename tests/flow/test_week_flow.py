@@ -8,14 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import make_app
-from graftwork.pipeline.cycle.week import ProjectWeek, WeekData, follow_once, week_status
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.week import write_schedule
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.week import ShownSession, WeekSchedule
+from graftwork.week.follow import ProjectWeek, WeekData, follow_once, week_status
+from graftwork.week.project import write_schedule
 
 
 def schedule(model):

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from graftwork.pipeline.stdio import protocol_schema
+from graftwork.api.stdio import protocol_schema
 from graftwork.process.framing import encode, read_messages
 
 WORKER = [sys.executable, "-m", "graftwork.cli.main", "worker", "--stdio"]

@@ -23,10 +23,10 @@ from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.read import FORMATS, read_block
 from graftwork.data.settings import DataSettings
 from graftwork.http.messages import ApiError
-from graftwork.pipeline.serving import read_traces
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Interaction
 from graftwork.serve.otlp import BadTrace, parse_json, parse_protobuf, unpack
+from graftwork.serve.project import read_traces
 
 FOLDER = Path(__file__).parents[1] / "data" / "traces"
 GOOD = {"id": "good", "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}

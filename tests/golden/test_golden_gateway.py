@@ -14,10 +14,10 @@ from serve_harness import OTHER, RELEASE, ListSink, open_house, raw
 from typed import type_json
 
 from graftwork.files.dataset import iterate_rows
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import StoreSink
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.serve.project import StoreSink
 
 STORED = Path(__file__).parent / "gateway"
 REQUESTS = json.loads((STORED / "requests.json").read_text())

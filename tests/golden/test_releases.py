@@ -9,10 +9,10 @@ from compare import check
 from registry_samples import PROJECT, WHEN, outcome, parts, publish_parts, verdict
 from typed import type_json
 
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.registry.project import open_store
 
 STORED = Path(__file__).parent / "releases"
 ADAPTERS = STORED / "adapters"

@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from archive_corpus import Good, make_corpus
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.pipeline.deploy import import_release
-from graftwork.pipeline.open_project import OpenProject, use_project
-from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import OpenProject, use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError
+from graftwork.registry.deploy import import_release
+from graftwork.registry.project import collect_garbage, open_store, promote_release
 from graftwork.registry.store import ReleaseStore
 
 

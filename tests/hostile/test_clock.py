@@ -7,21 +7,21 @@ from itertools import count
 import pytest
 
 from graftwork.files.disk import Journal
-from graftwork.pipeline import supervise
-from graftwork.pipeline.runs import between_steps
 from graftwork.pipeline.status import judge_run
-from graftwork.pipeline.supervise import StallWatcher
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.heartbeat import HEARTBEAT_FILE, Heart, Patience, Sampler, read_beat
 from graftwork.process.http_client import Retries
 from graftwork.process.worker import hold_lock
+from graftwork.project import supervise
+from graftwork.project.supervise import StallWatcher
 from graftwork.records.errors import StoppedInOrder, WorkerFailed
 from graftwork.records.job import Beat, Moment
 from graftwork.records.run import TrainStep
 from graftwork.train.callbacks.guards import DeadlineCallback
 from graftwork.train.run_folder import ATTEMPTS, SAVED
 from graftwork.train.run_setup import deadline_of
+from graftwork.train.runs import between_steps
 from graftwork.train.settings import TrainSettings
 
 HOUR = 3600.0

@@ -18,13 +18,13 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from store_samples import capture
 
 from graftwork.files.disk import Journal, atomic_folder, close_to_others, make_folder, write_atomic
-from graftwork.pipeline.deploy import export_release, import_release
-from graftwork.pipeline.open_project import OpenProject, use_project
-from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import hold_lock, start_detached
 from graftwork.project.load import open_project
+from graftwork.project.open_project import OpenProject, use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.registry.deploy import export_release, import_release
+from graftwork.registry.project import collect_garbage, open_store, promote_release
 from graftwork.store.database import open_database
 
 

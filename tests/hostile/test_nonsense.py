@@ -14,11 +14,11 @@ from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import score
 from graftwork.grading.answers import shared_words, words_of
 from graftwork.model import probe
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.init import start_project
 from graftwork.project.load import load_settings, open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.report import Answer, Case, Generation, Verdict
 from tickets import write_tickets
 

@@ -16,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
+from graftwork.cycle.runner import watch_canary
 from graftwork.cycle.state import CycleState, CycleStepState
-from graftwork.pipeline.cycle.runner import watch_canary
-from graftwork.pipeline.live_traffic import CanaryRequest, find_canary, run_canary
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.evaluate.live.traffic import CanaryRequest, find_canary, run_canary
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.interaction import Capture, Feedback
+from graftwork.registry.project import open_store
 from graftwork.serve.routing import make_experiment
 from graftwork.store.captures import FeedbackStore
 

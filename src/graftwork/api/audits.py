@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.project import audit_context_here, counter_here, template_here
 from graftwork.data.settings import DataSettings
 from graftwork.model.base import EMBEDDED
-from graftwork.pipeline.reporter import NullReporter, Reporter, progress_listener
-from graftwork.pipeline.steps.data import audit_context_here, counter_here, template_here
 from graftwork.process import worker
 from graftwork.project.load import ProjectFolder
+from graftwork.project.reporter import NullReporter, Reporter, progress_listener
 from graftwork.records.dataset import Audit
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.text.validation import explain_error

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from graftwork.components.generate.package import ProvenanceReport
 from graftwork.components.generate.session import GenerationOutcome
+from graftwork.components.project import ComponentRequest, verify_components
+from graftwork.components.project import generate_components as generate
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.check import SpecReport, check_file
-from graftwork.pipeline.components import ComponentRequest, verify_components
-from graftwork.pipeline.components import generate_components as generate
 
 
 def check_spec(path: str | Path) -> SpecReport:

@@ -9,15 +9,15 @@ import threading
 from datetime import datetime
 
 from graftwork.api.project import Project
+from graftwork.cycle.session import ControlAction as ControlAction  # noqa: PLC0414
+from graftwork.cycle.session import CycleStatus, approve_step, decide, read_status
 from graftwork.cycle.settings import CycleSettings
 from graftwork.cycle.state import CoordinatorState
-from graftwork.pipeline.cycle.session import ControlAction as ControlAction  # noqa: PLC0414
-from graftwork.pipeline.cycle.session import CycleStatus, approve_step, decide, read_status
-from graftwork.pipeline.week import WeekDial as WeekDial  # noqa: PLC0414
-from graftwork.pipeline.week import WeekTerms as WeekTerms  # noqa: PLC0414
-from graftwork.pipeline.week import WeekTrial, list_dials, read_schedule, try_week
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.week import Scenario, ShownSession, WeekSchedule
+from graftwork.week.project import WeekDial as WeekDial  # noqa: PLC0414
+from graftwork.week.project import WeekTerms as WeekTerms  # noqa: PLC0414
+from graftwork.week.project import WeekTrial, list_dials, read_schedule, try_week
 
 
 def read_cycle(project: Project) -> CycleStatus:

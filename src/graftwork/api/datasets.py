@@ -14,13 +14,13 @@ from graftwork.api.project import Project
 from graftwork.data.inspect.diff import DatasetDiff, diff_datasets
 from graftwork.data.inspect.rows import ShownRow, find_row_id, show_row
 from graftwork.data.inspect.trace import Trace, names_token, read_log_line, trace
-from graftwork.files.dataset import MANIFEST, fetch_rows, read_manifest, scan_columns, scan_drops
-from graftwork.pipeline.steps.data import (
+from graftwork.data.project import (
     find_dataset_by_hash,
     find_latest_dataset,
     open_decoder,
     open_decoder_if_there,
 )
+from graftwork.files.dataset import MANIFEST, fetch_rows, read_manifest, scan_columns, scan_drops
 from graftwork.records.base import Record
 from graftwork.records.dataset import Audit, Dataset, Drop, Row, Split
 from graftwork.records.errors import GraftError, UserMistake

@@ -4,10 +4,10 @@ In: a project. Out: records. Asking a place may go over the network; the ledger 
 """
 
 from graftwork.api.project import Project
-from graftwork.pipeline import fleet_jobs
-from graftwork.pipeline.fleet_jobs import CostSummary, list_offers, summarize_costs
-from graftwork.pipeline.fleet_jobs import RunOffers as RunOffers  # noqa: PLC0414
-from graftwork.pipeline.fleet_places import FleetPlaces, list_places, place_names
+from graftwork.fleet import jobs as fleet_jobs
+from graftwork.fleet.jobs import CostSummary, list_offers, summarize_costs
+from graftwork.fleet.jobs import RunOffers as RunOffers  # noqa: PLC0414
+from graftwork.fleet.project import FleetPlaces, list_places, place_names
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import FleetJob

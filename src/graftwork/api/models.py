@@ -7,10 +7,10 @@ keeps the commit that it uses.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graftwork.pipeline.reporter import NullReporter, Reporter
+from graftwork.project.reporter import NullReporter, Reporter
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.models import LocalModels, PulledModel, RemovedModels
+    from graftwork.model.hub_models import LocalModels, PulledModel, RemovedModels
 
 
 def pull_model(
@@ -22,8 +22,8 @@ def pull_model(
     reporter: Reporter | None = None,
 ) -> "PulledModel":
     """Fetch a model at the commit that the project uses, or with `update` at the newest of its revision."""
-    from graftwork.pipeline import models
-    from graftwork.pipeline.open_project import report_downloads
+    from graftwork.model import hub_models as models
+    from graftwork.project.open_project import report_downloads
 
     place = report_downloads(reporter or NullReporter())
     return models.pull_model(name, project_folder=Path(project), place=place, update=update, weights=weights)
@@ -31,7 +31,7 @@ def pull_model(
 
 def list_models(*, project: str | Path = ".") -> "LocalModels":
     """List the base models on this machine, with their commits and sizes; those of a project are marked."""
-    from graftwork.pipeline import models
+    from graftwork.model import hub_models as models
     from graftwork.project.load import PROJECT_FILE, open_project
 
     root = Path(project)
@@ -44,6 +44,6 @@ def list_models(*, project: str | Path = ".") -> "LocalModels":
 
 def remove_model(name: str) -> "RemovedModels":
     """Remove a model from this machine: one commit if it is named, else all of them."""
-    from graftwork.pipeline import models
+    from graftwork.model import hub_models as models
 
     return models.remove_model(name)

@@ -15,9 +15,7 @@ from graftwork.api.captures import Traffic, summarize_traffic
 from graftwork.api.cycle import find_waiting_step, next_sessions, read_week
 from graftwork.api.project import Project, changed_at
 from graftwork.cycle.state import CoordinatorState
-from graftwork.pipeline.fleet_jobs import CostSummary, summarize_costs
-from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.releases import read_verdict
+from graftwork.fleet.jobs import CostSummary, summarize_costs
 from graftwork.pipeline.status import (
     EndpointStatus,
     NextRun,
@@ -30,9 +28,9 @@ from graftwork.pipeline.status import (
     next_run,
 )
 from graftwork.pipeline.status import StepState as StepState  # noqa: PLC0414
-from graftwork.pipeline.step import name_entry
 from graftwork.pipeline.table import STEPS
 from graftwork.process.worker import lock_holder
+from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
 from graftwork.records.release import AliasMove, ReleaseEntry
@@ -40,6 +38,7 @@ from graftwork.records.report import Verdict
 from graftwork.records.run import RunState
 from graftwork.records.week import ShownSession
 from graftwork.registry.index import plan_rollback
+from graftwork.registry.project import read_verdict
 from graftwork.store.database import Database, open_database
 from graftwork.store.runs import RunEntry
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from graftwork.model.shape import total_parameters
-from graftwork.pipeline.fit import FitRequest, answer_fit, named_machine, question_of
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, list_cpus, list_gpus
 from graftwork.plan.catalog.models import find_model, list_models
 from graftwork.plan.catalog.prices import (
@@ -22,6 +21,7 @@ from graftwork.plan.catalog.prices import (
     list_quoted_offers,
     list_token_prices,
 )
+from graftwork.plan.fit.project import FitRequest, answer_fit, named_machine, question_of
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import FitAnswer, FitQuestion

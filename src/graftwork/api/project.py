@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from graftwork.pipeline.open_project import OpenProject, use_project
-from graftwork.pipeline.open_project import current_user as current_user  # noqa: PLC0414
-from graftwork.pipeline.open_project import timestamp as timestamp  # noqa: PLC0414
-from graftwork.pipeline.reporter import NullReporter, Reporter
 from graftwork.project import load as project_folder
+from graftwork.project.open_project import OpenProject, use_project
+from graftwork.project.open_project import current_user as current_user  # noqa: PLC0414
+from graftwork.project.open_project import timestamp as timestamp  # noqa: PLC0414
+from graftwork.project.reporter import NullReporter, Reporter
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo
@@ -25,22 +25,17 @@ from graftwork.records.report import NextStart, Verdict
 from graftwork.records.run import TrainOutcome
 
 if TYPE_CHECKING:
+    from graftwork.cycle.session import CycleStatus
     from graftwork.cycle.state import CycleState
+    from graftwork.data.project import PreparedData
+    from graftwork.data.review import CalibratedJudge
     from graftwork.data.settings import RepairSettings
     from graftwork.engines.settings import EngineSettings
-    from graftwork.pipeline.cycle.session import CycleStatus
-    from graftwork.pipeline.evaluation import Evaluated
-    from graftwork.pipeline.evaluation_commands import GatedAll
-    from graftwork.pipeline.federated import Federation
+    from graftwork.evaluate.commands import GatedAll
+    from graftwork.evaluate.project import Evaluated
     from graftwork.pipeline.preflight import Preflight
-    from graftwork.pipeline.review import CalibratedJudge
-    from graftwork.pipeline.serving import CreatedKey
     from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
-    from graftwork.pipeline.steps.data import PreparedData
-    from graftwork.pipeline.sweep import SweepRequest, SweepResult
-    from graftwork.pipeline.train_all import TrainedAll
-    from graftwork.pipeline.week import WeekRequest
     from graftwork.records.correction import Corrections, JudgeLabel, RepairOutcome, RepairPlan, ReviewItem
     from graftwork.records.dataset import Audit
     from graftwork.records.interaction import Savings
@@ -49,8 +44,13 @@ if TYPE_CHECKING:
     from graftwork.records.week import WeekSchedule
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey
+    from graftwork.serve.project import CreatedKey
     from graftwork.serve.reload import ReloadResult
     from graftwork.serve.settings import ServeSettings
+    from graftwork.train.many.all_models import TrainedAll
+    from graftwork.train.many.federated import Federation
+    from graftwork.train.many.sweep import SweepRequest, SweepResult
+    from graftwork.week.project import WeekRequest
 
 R = TypeVar("R", bound=Record)
 
@@ -95,7 +95,7 @@ class Project:
         self, settings: "RepairSettings | None" = None, *, out: Path | None = None
     ) -> "RepairPlan":
         """List the rows that a teacher would answer again, with tokens and cost. Asks nothing."""
-        from graftwork.pipeline.repair import RepairJob, default_out, plan_project_repair
+        from graftwork.data.repair.project import RepairJob, default_out, plan_project_repair
 
         with self.open() as work:
             job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
@@ -103,7 +103,7 @@ class Project:
 
     def repair(self, settings: "RepairSettings | None" = None, *, out: Path | None = None) -> "RepairOutcome":
         """Let a teacher answer rows that would be dropped; write the accepted ones to a log of their own."""
-        from graftwork.pipeline.repair import RepairJob, default_out, repair_project
+        from graftwork.data.repair.project import RepairJob, default_out, repair_project
 
         with self.open() as work:
             job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
@@ -111,28 +111,28 @@ class Project:
 
     def corrections(self) -> "Corrections":
         """List corrected answers of captures, and those that contradict each other."""
-        from graftwork.pipeline.review import list_corrections
+        from graftwork.data.review import list_corrections
 
         with self.open() as work:
             return list_corrections(work)
 
     def judge_labels(self) -> "tuple[JudgeLabel, ...]":
         """List what people think of answers: feedback, corrections and reviews."""
-        from graftwork.pipeline.review import list_judge_labels
+        from graftwork.data.review import list_judge_labels
 
         with self.open() as work:
             return tuple(list_judge_labels(work))
 
     def review_items(self) -> "tuple[ReviewItem, ...]":
         """List the rows that people should look at, the most helpful first."""
-        from graftwork.pipeline.review import list_items
+        from graftwork.data.review import list_items
 
         with self.open() as work:
             return tuple(list_items(work))
 
     def prepare(self) -> "PreparedData":
         """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""
-        from graftwork.pipeline.steps.data import PreparedData
+        from graftwork.data.project import PreparedData
 
         return self._run_to("prepare", PreparedData)
 
@@ -149,7 +149,7 @@ class Project:
 
     def plan_week(self, asked: "WeekRequest | None" = None) -> "WeekSchedule":
         """Plan a week of training over the quotas, windows and prices of all places. Starts nothing."""
-        from graftwork.pipeline.week import WeekRequest, plan_project_week
+        from graftwork.week.project import WeekRequest, plan_project_week
 
         return plan_project_week(self.folder, asked or WeekRequest())
 
@@ -166,14 +166,14 @@ class Project:
 
     def train_all(self) -> "TrainedAll":
         """Train every model of the project; models on the same base share one loaded copy."""
-        from graftwork.pipeline.train_all import train_all
+        from graftwork.train.many.all_models import train_all
 
         with self.open() as work:
             return train_all(work)
 
     def sweep(self, request: "SweepRequest", *, write: bool = False) -> "SweepResult":
         """Search learning rate, rank and batch within a budget; `write` sets the best in graft.yaml."""
-        from graftwork.pipeline.sweep import run_sweep, write_best
+        from graftwork.train.many.sweep import run_sweep, write_best
 
         with self.open() as work:
             result = run_sweep(work, request)
@@ -181,14 +181,14 @@ class Project:
 
     def train_federated(self, *, again: bool = False) -> "Federation":
         """Train in rounds at the places of `federated:`, whose data stays there."""
-        from graftwork.pipeline.federated import run_federation
+        from graftwork.train.many.federated import run_federation
 
         with self.open() as work:
             return run_federation(work, again=again)
 
     def train_router(self, *, target: float = 0.95) -> "TrainedRouter":
         """Train the classifier that chooses the model for a prompt; `target` is its accuracy where sure."""
-        from graftwork.pipeline.router import train_router
+        from graftwork.train.router import train_router
 
         with self.open() as work:
             return train_router(work, target=target)
@@ -206,7 +206,7 @@ class Project:
 
         The gate decides on the evaluation without subjects, cases and limit.
         """
-        from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
+        from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
 
         asked = EvaluationRequest(
             subjects=tuple(subjects), cases=cases, limit=limit, shards=shards, again=again
@@ -216,8 +216,8 @@ class Project:
 
     def savings(self) -> "Savings | None":
         """What the model saves a month at the logged volume; None where the log has no calls of it."""
-        from graftwork.pipeline.evaluation import savings_of
-        from graftwork.pipeline.steps.data import PreparedData
+        from graftwork.data.project import PreparedData
+        from graftwork.evaluate.project import savings_of
         from graftwork.pipeline.table import run_pipeline
         from graftwork.records.dataset import Audit
 
@@ -241,7 +241,7 @@ class Project:
         `max_rate` also chooses a threshold of log-probabilities on the validation cases. `prefix_tokens`
         predicts streams that are judged by so many tokens.
         """
-        from graftwork.pipeline.escalation import predict_escalation
+        from graftwork.evaluate.measure_escalation import predict_escalation
 
         with self.open() as work:
             return predict_escalation(
@@ -256,14 +256,14 @@ class Project:
 
     def live_escalation(self) -> "EscalationLive":
         """Live figures of escalation against the last forecast."""
-        from graftwork.pipeline.escalation import measure_live
+        from graftwork.evaluate.measure_escalation import measure_live
 
         with self.open() as work:
             return measure_live(work)
 
     def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
         """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
-        from graftwork.pipeline.review import calibrate_judge
+        from graftwork.data.review import calibrate_judge
 
         with self.open() as work:
             return calibrate_judge(work, limit=limit)
@@ -280,7 +280,7 @@ class Project:
         self, engine: "EngineSettings | None" = None, *, release: str | None = None, update: bool = False
     ) -> Verdict:
         """Decide whether an engine may serve the last adapter, or a release. It answers the cases."""
-        from graftwork.pipeline.engine_gate import gate_engine
+        from graftwork.evaluate.gate.engine import gate_engine
 
         with self.open() as work:
             allowed = _allowed(work, "train" if release is None else "prepare", update=update)
@@ -289,14 +289,14 @@ class Project:
 
     def gate_family(self, *, release: str | None = None) -> Verdict:
         """Decide about the family as a whole through the real endpoint, with this release in it if given."""
-        from graftwork.pipeline.family_gate import gate_family
+        from graftwork.evaluate.gate.family import gate_family
 
         with self.open() as work:
             return gate_family(work, release=release)
 
     def gate_all(self, *, update: bool = False) -> "GatedAll":
         """Decide for every model, corrected for how many are judged at once."""
-        from graftwork.pipeline.evaluation_commands import gate_all
+        from graftwork.evaluate.commands import gate_all
 
         with self.open() as work:
             allowed = None
@@ -306,7 +306,7 @@ class Project:
 
     def gate_session(self, *, update: bool = False) -> NextStart:
         """Choose the checkpoint from which the next training session starts: this one or the one before."""
-        from graftwork.pipeline.evaluation_commands import judge_session
+        from graftwork.evaluate.commands import judge_session
 
         with self.open() as work:
             return judge_session(work, may_do=_allowed(work, "evaluate", update=update))
@@ -327,7 +327,7 @@ class Project:
     def release_prompt(self) -> Release:
         """Publish the prompted base, without an adapter, and promote it. Raises `AnswerIsNo` if the gate does
         not say deploy to it."""
-        from graftwork.pipeline.prompt_release import release_prompt
+        from graftwork.registry.make_prompt_release import release_prompt
 
         with self.open() as work:
             return release_prompt(work)
@@ -343,7 +343,7 @@ class Project:
         `options` are the fields of `CanaryRequest`: alias, metric, reason, force, max_sessions, max_seconds,
         every_seconds.
         """
-        from graftwork.pipeline.live_traffic import CanaryRequest, run_canary
+        from graftwork.evaluate.live.traffic import CanaryRequest, run_canary
 
         with self.open() as work:
             return run_canary(work, name, CanaryRequest(share=share, **options))
@@ -368,28 +368,28 @@ class Project:
 
     def run_cycle(self) -> "CycleState":
         """Run one training cycle, or finish the open one; StoppedInOrder if it waits for a person."""
-        from graftwork.pipeline.cycle.session import run_once
+        from graftwork.cycle.session import run_once
 
         with self.open() as work:
             return run_once(work)
 
     def cycle_status(self) -> "CycleStatus":
         """Report the open cycle, what comes next and the last cycles. Starts nothing."""
-        from graftwork.pipeline.cycle.session import read_status
+        from graftwork.cycle.session import read_status
 
         with self.open() as work:
             return read_status(work)
 
     def shadow(self) -> "ShadowSummary | None":
         """Compare the challenger of `serve.shadow` with what users got; None where no shadow is set up."""
-        from graftwork.pipeline.live_traffic import summarize_shadow
+        from graftwork.evaluate.live.traffic import summarize_shadow
 
         with self.open() as work:
             return summarize_shadow(work)
 
     def drift(self) -> "PromptDrift":
         """Measure how far live captures have moved from the training data, and whether to train again."""
-        from graftwork.pipeline.drift import measure_drift
+        from graftwork.evaluate.live.drift import measure_drift
 
         with self.open() as work:
             return measure_drift(work)
@@ -405,7 +405,7 @@ class Project:
 
         `revise` makes the settings of a reload from those in graft.yaml.
         """
-        from graftwork.pipeline.serving import serve_here
+        from graftwork.serve.project import serve_here
 
         if settings is None and revise is None:
             revise = lambda found: found  # noqa: E731
@@ -428,7 +428,7 @@ class Project:
         expires: str | None = None,
     ) -> "CreatedKey":
         """Create an API key of the endpoint. Its secret is in the answer and is stored nowhere."""
-        from graftwork.pipeline.serving import create_key
+        from graftwork.serve.project import create_key
 
         with self.open() as work:
             return create_key(work, name, scopes=scopes, models=models, budget=budget, expires=expires)
@@ -440,7 +440,7 @@ class Project:
 
     def revoke_key(self, name: str) -> "ApiKey":
         """Revoke the API key with this name or id; running endpoints refuse it a second later."""
-        from graftwork.pipeline.serving import revoke_key
+        from graftwork.serve.project import revoke_key
 
         with self.open() as work:
             return revoke_key(work, name)
@@ -448,7 +448,7 @@ class Project:
     @contextmanager
     def serving(self, settings: "ServeSettings | None" = None, *, port: int = 0) -> Iterator[str]:
         """Serve in a thread while the block runs; yields the URL. No challenger gets any traffic."""
-        from graftwork.pipeline.serving import serve_in_background
+        from graftwork.serve.project import serve_in_background
 
         chosen = (settings or self.settings.serve).model_copy(update={"port": port})
         with self.open() as work, serve_in_background(work, chosen, folder=work.project.serving) as url:

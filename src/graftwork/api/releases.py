@@ -11,11 +11,17 @@ from graftwork.api.overview import LiveRelease
 from graftwork.api.overview import list_live as list_live_releases
 from graftwork.api.project import Project
 from graftwork.api.runs import Comparison, flatten, list_differences
-from graftwork.pipeline.deploy import archive_path
-from graftwork.pipeline.deploy import export_release as write_release_archive
-from graftwork.pipeline.releases import LineageGraph as LineageGraph  # noqa: PLC0414
-from graftwork.pipeline.releases import LineageNode as LineageNode  # noqa: PLC0414
-from graftwork.pipeline.releases import (
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
+from graftwork.records.report import Report, Verdict
+from graftwork.registry.deploy import archive_path
+from graftwork.registry.deploy import export_release as write_release_archive
+from graftwork.registry.index import PlannedRollback as PlannedRollback  # noqa: PLC0414
+from graftwork.registry.index import find_release
+from graftwork.registry.project import LineageGraph as LineageGraph  # noqa: PLC0414
+from graftwork.registry.project import LineageNode as LineageNode  # noqa: PLC0414
+from graftwork.registry.project import (
     full_alias,
     open_store,
     promote_release,
@@ -23,12 +29,6 @@ from graftwork.pipeline.releases import (
     rollback_alias,
     trace_release,
 )
-from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, UserMistake
-from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
-from graftwork.records.report import Report, Verdict
-from graftwork.registry.index import PlannedRollback as PlannedRollback  # noqa: PLC0414
-from graftwork.registry.index import find_release
 from graftwork.registry.transfer.archive import ArchiveFile
 
 PAGE_SIZE = 50

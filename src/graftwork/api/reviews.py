@@ -10,8 +10,8 @@ import time
 from typing import NamedTuple
 
 from graftwork.api.project import Project
-from graftwork.pipeline.open_project import current_user, timestamp
-from graftwork.pipeline.review import AppliedReviews, apply_reviews
+from graftwork.data.review import AppliedReviews, apply_reviews
+from graftwork.project.open_project import current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.correction import ReviewAction, ReviewDecision, ReviewItem
 from graftwork.records.errors import UserMistake

@@ -11,17 +11,9 @@ from pydantic import ValidationError
 
 from graftwork.api.project import Project
 from graftwork.files.disk import Journal
-from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.runs import (
-    Event,
-    Events,
-    ask_to_stop,
-    find_processes,
-    find_run,
-    read_vitals,
-)
 from graftwork.pipeline.status import RunStatus, describe_run
 from graftwork.process.local_workers import LOG_FILE
+from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.job import Vitals
@@ -31,6 +23,14 @@ from graftwork.records.run import AnswerExtremes, RunState, TrainingEvaluation, 
 from graftwork.store.runs import RunEntry
 from graftwork.train.rollouts.episodes import read_extremes
 from graftwork.train.run_folder import CHECKPOINTS, EVALUATIONS, STEPS
+from graftwork.train.runs import (
+    Event,
+    Events,
+    ask_to_stop,
+    find_processes,
+    find_run,
+    read_vitals,
+)
 
 PAGE_SIZE = 50
 LOG_TAIL_BYTES = 16_384

@@ -17,8 +17,8 @@ from graftwork.records.errors import WorkerFailed
 
 if TYPE_CHECKING:
     from graftwork.api.project import Project
-    from graftwork.pipeline.open_project import OpenProject
     from graftwork.project.load import ProjectFolder
+    from graftwork.project.open_project import OpenProject
     from graftwork.records.base import Record
 
 Folder = Annotated[
@@ -152,7 +152,7 @@ def _failed_at_start(code: int, log: Path) -> Exception:
 
 
 def _current_run(project: "ProjectFolder") -> str | None:
-    from graftwork.pipeline.runs import find_run
+    from graftwork.train.runs import find_run
 
     with opened(project.root) as work:
         run = find_run(work)

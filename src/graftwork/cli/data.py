@@ -18,13 +18,13 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
+    from graftwork.data.project import LogScoresAudit
+    from graftwork.data.review import ReviewQueue
     from graftwork.data.settings import CaptureSettings
     from graftwork.grading.score_audit import ScoreAudit
-    from graftwork.pipeline.review import ReviewQueue
-    from graftwork.pipeline.serving import Forgotten
-    from graftwork.pipeline.steps.data import LogScoresAudit
     from graftwork.records.correction import ReviewAction, ReviewItem
     from graftwork.records.dataset import Audit, Split
+    from graftwork.serve.project import Forgotten
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
 Dataset = Annotated[
@@ -111,7 +111,7 @@ def _audit(files: list[str], project: Path | None, row_format: str | None) -> "t
 
 
 def _audit_scores(files: list[str], project: Path | None, *, as_json: bool) -> NoReturn:
-    from graftwork.pipeline.steps.data import audit_logs
+    from graftwork.data.project import audit_logs
 
     if files:
         found = audit_logs(files)
@@ -182,7 +182,7 @@ def trace(
     """
     from graftwork.data.inspect.trace import names_token
     from graftwork.data.inspect.trace import trace as trace_in
-    from graftwork.pipeline.steps.data import open_decoder_if_there
+    from graftwork.data.project import open_decoder_if_there
 
     folder, root = _find_dataset(dataset, project)
     decoder = open_decoder_if_there(folder, root) if names_token(what) else None
@@ -209,8 +209,8 @@ def show(
     """
     from graftwork.cli.show.data import show_rows as print_rows
     from graftwork.data.inspect.rows import show_rows
+    from graftwork.data.project import open_decoder
     from graftwork.files.dataset import read_manifest
-    from graftwork.pipeline.steps.data import open_decoder
 
     chosen = _to_split(split)
     folder, root = _find_dataset(dataset, project)
@@ -284,12 +284,8 @@ def export(
 
 def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder to which the names of its logs are relative."""
+    from graftwork.data.project import find_dataset_by_hash, find_latest_dataset, no_such_dataset
     from graftwork.files.dataset import MANIFEST
-    from graftwork.pipeline.steps.data import (
-        find_dataset_by_hash,
-        find_latest_dataset,
-        no_such_dataset,
-    )
     from graftwork.project.load import PROJECT_FILE, find_project, open_project
 
     root = (project or find_project() or Path()).absolute()
@@ -497,9 +493,9 @@ def review(
             raise typer.BadParameter("--corrections cannot be combined with --reviewer, --limit or --out")
         _list_corrections(project, labels, as_json=json)
         return
-    from graftwork.pipeline.open_project import current_user
-    from graftwork.pipeline.repair import is_in_logs
-    from graftwork.pipeline.review import ReviewQueue, list_items
+    from graftwork.data.repair.project import is_in_logs
+    from graftwork.data.review import ReviewQueue, list_items
+    from graftwork.project.open_project import current_user
 
     with opened(project) as work:
         if json:
@@ -626,8 +622,8 @@ def _shorten(text: str) -> str:
 
 
 def _list_corrections(project: Path | None, labels: Path | None, *, as_json: bool) -> None:
+    from graftwork.data.review import list_corrections, list_judge_labels
     from graftwork.files.disk import write_atomic
-    from graftwork.pipeline.review import list_corrections, list_judge_labels
 
     with opened(project) as work:
         found = list_corrections(work)
@@ -694,7 +690,7 @@ def export_captures(
         raise typer.BadParameter("name the file to write", param_hint="--out")
 
     from graftwork.files.disk import write_atomic
-    from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
+    from graftwork.serve.project import CaptureExport, FeedbackFilter
 
     if feedback is not None and feedback not in get_args(FeedbackFilter):
         raise typer.BadParameter(
@@ -757,7 +753,7 @@ def forget(
     Example:  graft data captures forget --session chat-17
     Example:  graft data captures forget --user ada@example.org --yes
     """
-    from graftwork.pipeline.serving import forget_captures
+    from graftwork.serve.project import forget_captures
 
     if bool(session) == bool(user):
         raise typer.BadParameter("name one of --session and --user", param_hint="--session")

@@ -96,7 +96,7 @@ def import_results(
     Example:  graft eval import logs/base.eval logs/adapter.eval
     """
     from graftwork.cli.show.evaluation import show_imported
-    from graftwork.pipeline.evaluation_commands import import_evaluation
+    from graftwork.evaluate.commands import import_evaluation
 
     with opened_with_progress(project, model) as work:
         imported = import_evaluation(work, [path.absolute() for path in files])
@@ -126,7 +126,7 @@ def export_results(
 
     Example:  graft eval export --format inspect --out logs && inspect view --log-dir logs
     """
-    from graftwork.pipeline.evaluation_commands import export_evaluation
+    from graftwork.evaluate.commands import export_evaluation
 
     with opened_with_progress(project, model) as work:
         exported = export_evaluation(work, form=form.value, out=out.absolute(), subjects=subject or ())

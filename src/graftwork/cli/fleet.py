@@ -11,8 +11,8 @@ from graftwork.cli.output import Json, print_json, stderr
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.fleet_jobs import FleetRequest, RunQuote
-    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.fleet.jobs import FleetRequest, RunQuote
+    from graftwork.project.open_project import OpenProject
 
 PlaceName = Annotated[
     str,
@@ -40,7 +40,7 @@ def places(project: Folder = None, json: Json = False) -> None:
 
     Example:  graft fleet places
     """
-    from graftwork.pipeline.fleet_places import list_places
+    from graftwork.fleet.project import list_places
 
     with opened(project) as work:
         found = list_places(work)
@@ -63,8 +63,8 @@ def offers(
 
     Example:  graft fleet offers --run
     """
-    from graftwork.pipeline.fleet_jobs import FleetRequest, list_offers
-    from graftwork.pipeline.fleet_places import list_places
+    from graftwork.fleet.jobs import FleetRequest, list_offers
+    from graftwork.fleet.project import list_places
 
     if not run:
         with opened(project) as work:
@@ -102,7 +102,7 @@ def run(
 
     Example:  graft fleet run --place ssh:gpu1
     """
-    from graftwork.pipeline.fleet_jobs import FleetRequest
+    from graftwork.fleet.jobs import FleetRequest
 
     request = FleetRequest(
         place=place,
@@ -120,7 +120,7 @@ def run_at_place(
     work: "OpenProject", request: "FleetRequest", *, yes: bool, detach: bool, as_json: bool
 ) -> None:
     """Start the job, follow it and print the outcome of the training step."""
-    from graftwork.pipeline.fleet_jobs import AUTO, continue_job, finish, follow, require_done, start_run
+    from graftwork.fleet.jobs import AUTO, continue_job, finish, follow, require_done, start_run
     from graftwork.records.run import TrainOutcome
 
     job = continue_job(work, request.place)
@@ -138,7 +138,7 @@ def run_at_place(
 
 def choose_for(work: "OpenProject", request: "FleetRequest") -> "FleetRequest":
     """The request at the place that `--place auto` finds; prints the reasons on standard error."""
-    from graftwork.pipeline.fleet_jobs import find_place
+    from graftwork.fleet.jobs import find_place
 
     chosen = find_place(work, request)
     option = chosen.option
@@ -177,7 +177,7 @@ def list_jobs(
 
     Example:  graft fleet list --all
     """
-    from graftwork.pipeline.fleet_jobs import FleetJobs
+    from graftwork.fleet.jobs import FleetJobs
 
     with opened(project) as work:
         jobs = tuple(job for job in work.jobs.list() if everything or job.is_open)
@@ -197,7 +197,7 @@ def logs(
     """
     import sys
 
-    from graftwork.pipeline.fleet_jobs import follow_log, get_job, read_log
+    from graftwork.fleet.jobs import follow_log, get_job, read_log
 
     with opened(project) as work:
         found, text = get_job(work, job), ""
@@ -224,8 +224,8 @@ def stop(
 
     Example:  graft fleet stop 4f1c
     """
-    from graftwork.pipeline.fleet_jobs import get_job
-    from graftwork.pipeline.fleet_jobs import stop as stop_job
+    from graftwork.fleet.jobs import get_job
+    from graftwork.fleet.jobs import stop as stop_job
 
     with opened(project) as work:
         found = stop_job(work, get_job(work, job), at_once=now)
@@ -247,7 +247,7 @@ def fetch(
     Example:  graft fleet fetch 4f1c
     Example:  graft fleet fetch 4f1c results.zip
     """
-    from graftwork.pipeline import fleet_jobs
+    from graftwork.fleet import jobs as fleet_jobs
 
     with opened(project) as work:
         if results is not None:
@@ -266,7 +266,7 @@ def reconcile(project: Folder = None, json: Json = False) -> None:
 
     Example:  graft fleet reconcile
     """
-    from graftwork.pipeline.fleet_jobs import reconcile as reconcile_all
+    from graftwork.fleet.jobs import reconcile as reconcile_all
 
     with opened(project) as work:
         found = reconcile_all(work)
@@ -289,8 +289,8 @@ def ledger(
     """
     import sys
 
+    from graftwork.fleet.jobs import summarize_costs
     from graftwork.fleet.ledger import export_csv
-    from graftwork.pipeline.fleet_jobs import summarize_costs
 
     with opened(project) as work:
         jobs, summary = work.jobs.list(), summarize_costs(work)
@@ -316,7 +316,7 @@ def bundle(
 
     Example:  graft fleet bundle --to bundle/
     """
-    from graftwork.pipeline.fleet_jobs import export_bundle
+    from graftwork.fleet.jobs import export_bundle
 
     with opened_with_progress(project, model) as work:
         found = export_bundle(work, to.absolute(), base_there=base)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graftwork.components.generate.session import GenerationOutcome, StageRate
     from graftwork.components.settings import GenerateSettings
     from graftwork.components.spec.cases import Stage
-    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.project.open_project import OpenProject
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
 
@@ -76,7 +76,7 @@ def generate(
     """
     if context.invoked_subcommand is not None:
         return
-    from graftwork.pipeline.components import ComponentRequest, generate_components
+    from graftwork.components.project import ComponentRequest, generate_components
 
     if spec is None or engine is None:
         missing = "--spec" if spec is None else "--engine"
@@ -125,9 +125,9 @@ def _settings(
     """Settings of the project where there is one, else the defaults."""
     from graftwork.cli.progress import RichReporter
     from graftwork.components.settings import GenerateSettings
-    from graftwork.pipeline.reporter import progress_listener
     from graftwork.process.worker import stoppable
     from graftwork.project.load import find_project
+    from graftwork.project.reporter import progress_listener
 
     with ExitStack() as stack:
         stack.enter_context(stoppable())
@@ -227,7 +227,7 @@ def verify(
 
     Example:  graft generate verify generated --spec converter.tiki
     """
-    from graftwork.pipeline.components import verify_components
+    from graftwork.components.project import verify_components
 
     with _settings(project) as (_, work, _):
         report = verify_components(out, spec=spec, cases=cases, work=work)
@@ -263,7 +263,7 @@ def episodes(
 
     Example:  graft generate episodes generated --spec converter.tiki --to logs --held-out 5
     """
-    from graftwork.pipeline.components import write_episodes
+    from graftwork.components.project import write_episodes
 
     with _settings(project) as (_, work, _):
         written = write_episodes(out, spec=spec, to=to, cases=cases, held_out=held_out or (), work=work)
@@ -299,7 +299,7 @@ def report(
     Example:  graft generate report after --against before
     """
     from graftwork.components.generate.session import compare_rates
-    from graftwork.pipeline.components import read_rates
+    from graftwork.components.project import read_rates
 
     rates = read_rates(out)
     if against is None:

@@ -40,8 +40,8 @@ def pull(
     Example:  graft model pull Qwen/Qwen3-0.6B
     """
     from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.models import pull_model
-    from graftwork.pipeline.open_project import report_downloads
+    from graftwork.model.hub_models import pull_model
+    from graftwork.project.open_project import report_downloads
 
     found = _find_project(project)
     if name is None:
@@ -61,7 +61,7 @@ def list_(project: Folder = None, json: Json = False) -> None:
 
     Example:  graft model list
     """
-    from graftwork.pipeline.models import list_models
+    from graftwork.model.hub_models import list_models
 
     found = _find_project(project)
     bases: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def remove(name: ModelName, json: Json = False) -> None:
 
     Example:  graft model remove Qwen/Qwen3-0.6B
     """
-    from graftwork.pipeline.models import remove_model
+    from graftwork.model.hub_models import remove_model
 
     print_record(remove_model(name), as_json=json)
 

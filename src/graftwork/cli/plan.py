@@ -15,8 +15,8 @@ from graftwork.text.wording import plural
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from graftwork.pipeline.lint import Linted
     from graftwork.plan.cost.runs import MeasuredRun
+    from graftwork.plan.lint.project import Linted
     from graftwork.project.load import ProjectFolder
     from graftwork.records.plan import FitAnswer, FitQuestion, ProbeFacts, ProbeJob
 
@@ -246,9 +246,9 @@ def serve(
 
     Example:  graft plan serve --model qwen2.5-coder-7b --cpu "EPYC 9454P" --ram 128 --context 800 --limit 12
     """
-    from graftwork.pipeline.fit import named_machine
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
+    from graftwork.plan.fit.project import named_machine
     from graftwork.plan.serving.answer import make_question
     from graftwork.plan.serving.answer import serve as answer_question
     from graftwork.plan.serving.question import ServeLoad
@@ -391,7 +391,7 @@ def run_asked(
     model: str | None, *, catalog: Path | None, project: Path | None, **stated: Any
 ) -> "FitQuestion":
     """The run as a question for `graft plan fit`; the GPU only completes it."""
-    from graftwork.pipeline.fit import FitRequest, question_of
+    from graftwork.plan.fit.project import FitRequest, question_of
 
     return question_of(
         FitRequest(model=model, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, **stated)
@@ -560,7 +560,9 @@ def week(
 
     Example:  graft plan week --scenario sequential --ical manual.ics --json | jq .value,.gap
     """
-    from graftwork.pipeline.week import (
+    from graftwork.project.load import open_project
+    from graftwork.week.problem import Effort
+    from graftwork.week.project import (
         WeekRequest,
         compare_proposal,
         plan_project_week,
@@ -568,8 +570,6 @@ def week(
         read_schedule,
         write_files,
     )
-    from graftwork.plan.week.problem import Effort
-    from graftwork.project.load import open_project
 
     found = open_project(project)
     earlier = read_schedule(keep) if keep else None
@@ -636,7 +636,7 @@ def lint(
 
     Example:  graft plan lint training.yaml --rows 238 --gpu "RTX 4090" --json
     """
-    from graftwork.pipeline.lint import Given, lint_file
+    from graftwork.plan.lint.project import Given, lint_file
     from graftwork.project.load import PROJECT_FILE, find_project
 
     path = file or (find_project() or Path()) / PROJECT_FILE
@@ -706,7 +706,7 @@ def probe(
 
     Example:  graft plan probe --model deepseek-coder-6.7b --json | jq .figures.tokens_per_second
     """
-    from graftwork.pipeline.probe import keep_probe, shape_to_probe, takes_long_to_find
+    from graftwork.plan.probe import keep_probe, shape_to_probe, takes_long_to_find
     from graftwork.records.plan import ProbeJob
 
     found = _open_if_any(project)
@@ -735,7 +735,7 @@ def _open_if_any(project: Path | None) -> "ProjectFolder | None":
 
 
 def _run_probe(job: "ProbeJob") -> "ProbeFacts":
-    from graftwork.pipeline.probe import run_probe
+    from graftwork.plan.probe import run_probe
 
     with stderr.status("starting") as status:
 

@@ -16,7 +16,7 @@ from graftwork.cli.output import stderr
 from graftwork.cli.show import show
 from graftwork.cli.show.tables import print_line, quote
 from graftwork.cli.show.training import LossTrend, describe_detail
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Record
 from graftwork.text.wording import duration
 

@@ -170,8 +170,8 @@ def doctor(
     Example:  graft doctor --dry-run
     """
     from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.doctor.examine import examine
     from graftwork.process.worker import stoppable
+    from graftwork.project.doctor.examine import examine
     from graftwork.project.load import find_project, open_project
 
     has_project = project is not None or find_project() is not None

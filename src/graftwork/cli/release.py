@@ -24,8 +24,8 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.deploy import ImportedRelease
-    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.project.open_project import OpenProject
+    from graftwork.registry.deploy import ImportedRelease
 
 ToUrl = Annotated[
     str | None,
@@ -148,8 +148,8 @@ def deploy(
 
     Example:  graft release deploy champion --ssh gpu1:/srv/helpdesk
     """
-    from graftwork.pipeline.deploy import HERE
-    from graftwork.pipeline.deploy import deploy as put_into_service
+    from graftwork.registry.deploy import HERE
+    from graftwork.registry.deploy import deploy as put_into_service
 
     with opened_with_progress(project) as work:
         done = put_into_service(
@@ -199,7 +199,7 @@ def _send(
     work: "OpenProject", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:
     """What was done: as JSON and as text."""
-    from graftwork.pipeline import deploy
+    from graftwork.registry import deploy
 
     body: dict[str, Any]
     if hub is not None:
@@ -219,7 +219,7 @@ def _send(
 
 
 def _track(work: "OpenProject", name: str, *, mlflow: str) -> tuple[dict[str, Any], str]:
-    from graftwork.pipeline import deploy
+    from graftwork.registry import deploy
 
     entered = deploy.push_to_mlflow_registry(work, name, registered=mlflow)
     text = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", unchanged")
@@ -227,7 +227,7 @@ def _track(work: "OpenProject", name: str, *, mlflow: str) -> tuple[dict[str, An
 
 
 def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
-    from graftwork.pipeline import deploy
+    from graftwork.registry import deploy
 
     if hub is not None and url is None and name is None:
         return deploy.pull_from_hub(work, hub)
@@ -320,7 +320,7 @@ def export(
         else:
             _export_for_program(name, to, format, precision, project=project, as_json=json)
         return
-    from graftwork.pipeline.deploy import export_base, export_release
+    from graftwork.registry.deploy import export_base, export_release
 
     with opened_with_progress(project) as work:
         done = export_release(work, name, target=to)
@@ -345,8 +345,8 @@ def _export_run(
     name: str, to: Path, format: ReleaseFormat, *, project: Path | None, model: str | None, as_json: bool
 ) -> None:
 
-    from graftwork.pipeline.export import export_run
     from graftwork.records.release import ExportFormat
+    from graftwork.registry.export import export_run
 
     chosen = next(known for known in get_args(ExportFormat) if known == format)
     with reporting(project, model) as found, found.open() as work:
@@ -358,8 +358,8 @@ def _export_for_program(
     name: str, to: Path, format: ReleaseFormat, precision: str, *, project: Path | None, as_json: bool
 ) -> None:
 
-    from graftwork.pipeline.release_formats import export_for_program
     from graftwork.records.release import GgufPrecision
+    from graftwork.registry.formats import export_for_program
 
     chosen = next((known for known in get_args(GgufPrecision) if known == precision), None)
     if chosen is None:
@@ -391,7 +391,7 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
 
     Example:  graft release import champion.tar
     """
-    from graftwork.pipeline.deploy import import_release
+    from graftwork.registry.deploy import import_release
 
     with opened_with_progress(project, model) as work:
         done = import_release(work, source)
@@ -450,8 +450,8 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
     Example:  graft release show champion
     """
     from graftwork.cli.show.releases import show_known
-    from graftwork.pipeline.releases import read_verdict
     from graftwork.registry.index import find_release
+    from graftwork.registry.project import read_verdict
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -473,9 +473,9 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
 
     Example:  graft release verify champion
     """
-    from graftwork.pipeline.deploy import report_bytes
-    from graftwork.pipeline.releases import open_store
+    from graftwork.registry.deploy import report_bytes
     from graftwork.registry.index import find_release
+    from graftwork.registry.project import open_store
 
     with opened_with_progress(project) as work:
         found = find_release(work.releases, name)
@@ -497,7 +497,7 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
     Example:  graft release log --alias champion
     """
     from graftwork.cli.show.releases import show_log
-    from graftwork.pipeline.releases import full_alias
+    from graftwork.registry.project import full_alias
 
     with opened(project, model) as work:
         full = full_alias(work, alias)
@@ -521,8 +521,8 @@ def lineage(
     Example:  graft release lineage champion
     """
     from graftwork.cli.show.releases import show_lineage
-    from graftwork.pipeline.releases import to_dot, trace_release
     from graftwork.registry.index import find_release
+    from graftwork.registry.project import to_dot, trace_release
 
     with opened(project) as work:
         graph = trace_release(work, find_release(work.releases, name), lines=lines)
@@ -578,7 +578,7 @@ def promote(
         )
     if metric is not None or sessions is not None or hours is not None:
         raise typer.BadParameter("--metric, --sessions and --hours need --canary")
-    from graftwork.pipeline.releases import promote_release
+    from graftwork.registry.project import promote_release
 
     with opened(project) as work:
         done = promote_release(work, name, alias=alias, reason=reason, force=force)
@@ -593,7 +593,7 @@ def promote(
 def _promote_canary(
     project: Path | None, name: str, *, as_json: bool, share: str, options: dict[str, Any]
 ) -> NoReturn:
-    from graftwork.pipeline.live_traffic import parse_share
+    from graftwork.evaluate.live.traffic import parse_share
 
     with reporting(project) as found:
         report = found.promote_canary(name, share=parse_share(share), **options)
@@ -608,7 +608,7 @@ def rollback(
 
     Example:  graft release rollback --reason "answers nonsense since 3 a.m."
     """
-    from graftwork.pipeline.releases import rollback_alias
+    from graftwork.registry.project import rollback_alias
 
     with opened(project, model) as work:
         move = rollback_alias(work, alias=alias, reason=reason)
@@ -652,8 +652,8 @@ def list_(
     Example:  graft release list --decision deploy --since 30d
     """
     from graftwork.cli.show.releases import show_entries
-    from graftwork.pipeline.releases import count_unindexed, index_releases, make_query
     from graftwork.records.release import ReleaseQuery
+    from graftwork.registry.project import count_unindexed, index_releases, make_query
 
     filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
     query = make_query(filters, decision=decision, since=since, limit=limit)
@@ -724,7 +724,7 @@ def collect(
     Example:  graft release gc --dry-run
     """
     from graftwork.cli.show.releases import show_garbage
-    from graftwork.pipeline.releases import collect_garbage
+    from graftwork.registry.project import collect_garbage
 
     with opened_with_progress(project) as work:
         found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
@@ -784,9 +784,9 @@ def edit(
     Example:  graft release edit champion --tag keep --note "answers in French since the March logs"
     Example:  graft release edit 3f2a --sign ~/.minisign/minisign.key
     """
-    from graftwork.pipeline.open_project import current_user, timestamp
-    from graftwork.pipeline.releases import sign_release
+    from graftwork.project.open_project import current_user, timestamp
     from graftwork.registry.index import find_release
+    from graftwork.registry.project import sign_release
     from graftwork.registry.signatures import create_key_pair, load_secret_key
 
     if not any((tag, untag, note is not None, version, sign, new_key)):
@@ -874,8 +874,8 @@ def ab(
     Example:  graft release ab champion challenger --cases replay.jsonl --metric json_valid
     Example:  graft release ab --traffic shadow --json | jq '.checks[] | {check, low, high}'
     """
-    from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
-    from graftwork.pipeline.live_traffic import compare_shadow
+    from graftwork.evaluate.live.comparison import compare_live, compare_replayed, watch_live
+    from graftwork.evaluate.live.traffic import compare_shadow
 
     if traffic not in ("captures", "shadow"):
         raise UserMistake(

@@ -66,7 +66,7 @@ def export(
 
     Example:  graft reward export --out tasks/small_functions
     """
-    from graftwork.pipeline.taskset_export import export_taskset
+    from graftwork.train.taskset_export import export_taskset
 
     with opened(project, model) as work:
         made = export_taskset(work, out, name=name, cases=cases)

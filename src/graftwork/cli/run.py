@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
     from graftwork.api.project import Project
     from graftwork.cli.show.tables import PlainTable
-    from graftwork.pipeline.open_project import OpenProject
-    from graftwork.pipeline.runs import Event
     from graftwork.pipeline.status import (
         EndpointStatus,
         ProjectStatus,
         RunStatus,
     )
+    from graftwork.project.open_project import OpenProject
     from graftwork.records.live import PromptDrift
     from graftwork.serve.capture_journal import CaptureTotals
     from graftwork.store.runs import RunEntry
+    from graftwork.train.runs import Event
 
 
 def run(
@@ -63,7 +63,7 @@ def run(
         start_detached("run", project=project, model=None, as_json=json)
         return
     from graftwork.cli.show.data import warn_of_unread
-    from graftwork.pipeline.steps.data import PreparedData
+    from graftwork.data.project import PreparedData
     from graftwork.records.report import Verdict
 
     with reporting(project, tables=not json) as found:
@@ -275,7 +275,7 @@ def logs(
     Example:  graft logs -f
     """
 
-    from graftwork.pipeline.runs import Events, find_run
+    from graftwork.train.runs import Events, find_run
 
     with opened(project) as work:
         if follow and run is None:
@@ -299,7 +299,7 @@ def logs(
 
 def _await_first_run(work: "OpenProject") -> None:
     """A command that has just been started in the background enters its run in a moment."""
-    from graftwork.pipeline.runs import find_processes
+    from graftwork.train.runs import find_processes
 
     pause = threading.Event()
     while find_processes(work, None) and not work.runs.list(limit=1):
@@ -307,7 +307,7 @@ def _await_first_run(work: "OpenProject") -> None:
 
 
 def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
-    from graftwork.pipeline.runs import find_processes
+    from graftwork.train.runs import find_processes
 
     # In this order: a run records its end before it releases its lock.
     busy = find_processes(work, run)
@@ -348,8 +348,8 @@ def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json
 
     Example:  graft stop
     """
-    from graftwork.pipeline.runs import ask_to_stop, end_at_once, find_processes, find_run
     from graftwork.process.heartbeat import read_beat
+    from graftwork.train.runs import ask_to_stop, end_at_once, find_processes, find_run
 
     with opened(project) as work:
         meant = find_run(work, run)

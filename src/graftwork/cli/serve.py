@@ -14,7 +14,7 @@ from graftwork.cli.show.tables import fit_words, print_line, quote, table
 from graftwork.records.errors import UserMistake
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.reporter import Reporter
+    from graftwork.project.reporter import Reporter
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey
     from graftwork.serve.settings import ServeSettings
@@ -83,7 +83,7 @@ def serve(
         _reload(project, as_json=json)
         return
     from graftwork.api.project import open_project
-    from graftwork.pipeline.serving import describe_experiment
+    from graftwork.serve.project import describe_experiment
 
     start = ExitStack()
     opened = open_project(project)
@@ -208,9 +208,9 @@ def create(
     Example:  graft serve keys create ci --model champion --expires 30d --requests-per-minute 60
     """
     from graftwork.files.disk import write_atomic
-    from graftwork.pipeline.serving import create_key
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import DEFAULT_SCOPES
+    from graftwork.serve.project import create_key
 
     budget = KeyBudget(
         requests_per_minute=requests_per_minute,
@@ -275,7 +275,7 @@ def revoke(
 
     Example:  graft serve keys revoke ci
     """
-    from graftwork.pipeline.serving import revoke_key
+    from graftwork.serve.project import revoke_key
 
     with opened(project) as work:
         key = revoke_key(work, name)

@@ -130,7 +130,12 @@ def _train_on_machines(
     engine: EngineName | None,
     as_json: bool,
 ) -> None:
-    from graftwork.pipeline.multi_node import answer_calls, machine_commands, train_on_cluster, with_machines
+    from graftwork.train.distributed.multi_node import (
+        answer_calls,
+        machine_commands,
+        train_on_cluster,
+        with_machines,
+    )
 
     with reporting(project, model, engine=engine) as opened:
         settings = with_machines(opened.settings, nodes=nodes, main_address=main_address)
@@ -200,7 +205,7 @@ def merge(
 
     Example:  graft train merge run:1a2b run:3c4d --method ties --to merged/
     """
-    from graftwork.pipeline.export import MergeRequest, merge_adapters
+    from graftwork.registry.export import MergeRequest, merge_adapters
 
     request = MergeRequest(
         tuple(names), to.absolute(), method.value, weights=weights, rank=rank, density=density, seed=seed
@@ -265,7 +270,7 @@ def sweep(
 
     Example:  graft train sweep --minutes 30 --write
     """
-    from graftwork.pipeline.sweep import SweepRequest
+    from graftwork.train.many.sweep import SweepRequest
 
     if (minutes is None) == (steps is None):
         raise typer.BadParameter("give --minutes or --steps")
@@ -306,7 +311,7 @@ def federated(
     """
     with reporting(project, model) as found:
         if dry_run:
-            from graftwork.pipeline.federated import plan_federation
+            from graftwork.train.many.federated import plan_federation
 
             with found.open() as work:
                 planned = plan_federation(work)

@@ -10,7 +10,7 @@ from graftwork.cli.output import Json, print_json, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.cycle.session import ControlAction
+    from graftwork.cycle.session import ControlAction
 
 
 class Action(StrEnum):
@@ -79,21 +79,21 @@ def up(
     elif action is not None:
         _decide(action, step, reason, who, project, as_json=json)
     elif dry_run:
-        from graftwork.pipeline.cycle.session import plan_cycle
+        from graftwork.cycle.session import plan_cycle
 
         with opened(project) as work:
             print_record(plan_cycle(work), as_json=json)
     elif once:
         _run_once(project, as_json=json)
     else:
-        from graftwork.pipeline.cycle.session import run_forever
+        from graftwork.cycle.session import run_forever
 
         with reporting(project) as found, found.open() as work:
             run_forever(work)
 
 
 def _run_once(project: Folder, *, as_json: bool) -> None:
-    from graftwork.pipeline.cycle.session import run_once
+    from graftwork.cycle.session import run_once
 
     with reporting(project, tables=not as_json) as found, found.open() as work:
         ended = run_once(work)
@@ -102,14 +102,14 @@ def _run_once(project: Folder, *, as_json: bool) -> None:
 
 
 def _show_status(project: Folder, *, as_json: bool) -> None:
-    from graftwork.pipeline.cycle.session import read_status
+    from graftwork.cycle.session import read_status
 
     with opened(project) as work:
         print_record(read_status(work), as_json=as_json)
 
 
 def _follow_week(project: Folder, *, once: bool, dry_run: bool, as_json: bool) -> None:
-    from graftwork.pipeline.cycle.week import follow_once, follow_week, week_status
+    from graftwork.week.follow import follow_once, follow_week, week_status
 
     if dry_run:
         with opened(project) as work:
@@ -123,7 +123,7 @@ def _follow_week(project: Folder, *, once: bool, dry_run: bool, as_json: bool) -
 def _decide(
     action: Action, step: str | None, reason: str, who: str | None, project: Folder, *, as_json: bool
 ) -> None:
-    from graftwork.pipeline.cycle import session
+    from graftwork.cycle import session
 
     with opened(project) as work:
         if action is Action.approve:

@@ -31,7 +31,7 @@ def worker(
     import sys
 
     if schema:
-        from graftwork.pipeline.stdio import protocol_schema
+        from graftwork.api.stdio import protocol_schema
 
         sys.stdout.write(json.dumps(protocol_schema(), indent=2) + "\n")
         return
@@ -39,6 +39,6 @@ def worker(
         raise typer.BadParameter(
             "give --stdio, with --packet 4 for binary framing; --schema prints the messages"
         )
-    from graftwork.pipeline.stdio import serve_stdio
+    from graftwork.api.stdio import serve_stdio
 
     raise typer.Exit(serve_stdio("packet4" if packet == 4 else "lines"))

@@ -12,9 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from graftwork.data.project import PreparedData, find_latest_dataset
 from graftwork.evaluate.cases import read_case_file
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
+from graftwork.evaluate.project import doubts_about_judge, open_grading
+from graftwork.evaluate.project_cases import read_held_out
 from graftwork.evaluate.subjects import parse_subjects
 from graftwork.files.dataset import iterate_rows
 from graftwork.files.disk import write_atomic
@@ -23,24 +26,21 @@ from graftwork.grading.hacks import hacks_for
 from graftwork.grading.metrics import name_of
 from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
 from graftwork.grading.rewards import RewardSpec
-from graftwork.pipeline.doctor.checks import DoctorCheck, check_disk, check_port
-from graftwork.pipeline.evaluation import doubts_about_judge, open_grading
-from graftwork.pipeline.evaluation_cases import read_held_out
-from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.rewards import (
-    find_case_file,
-    keep_reward_seconds,
-    make_reward_spec,
-    read_prompts,
-)
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.data import PreparedData, find_latest_dataset
+from graftwork.project.doctor.checks import DoctorCheck, check_disk, check_port
+from graftwork.project.open_project import OpenProject
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
 from graftwork.records.plan import Plan, RunPlan
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT
+from graftwork.train.rewards import (
+    find_case_file,
+    keep_reward_seconds,
+    make_reward_spec,
+    read_prompts,
+)
 from graftwork.train.rollouts.environment import Environment
 from graftwork.train.rollouts.multi_turn import EpisodeEnvironment
 

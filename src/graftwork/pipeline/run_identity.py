@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.files.disk import folder_digest
-from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake

@@ -18,23 +18,23 @@ import orjson
 from graftwork.costmodel.answers import AnswerLoad
 from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import find_files
+from graftwork.data.project import PreparedData
+from graftwork.evaluate.project import Evaluated
+from graftwork.evaluate.project_subjects import rows_at_once
 from graftwork.files.dataset import iterate_rows
 from graftwork.model.generate.prefix import common_length
 from graftwork.model.probe import describe_device, name_device
 from graftwork.model.shape import linear_names, read_shape
-from graftwork.pipeline.evaluation import Evaluated
-from graftwork.pipeline.evaluation_subjects import rows_at_once
-from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.plan_card import card_rates, plan_tuning
 from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import kind_of_run, repeated_steps
 from graftwork.pipeline.steps.release import QUESTIONS, TryOut
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.estimate import RunStart, minutes_by_part, tokens_per_second
+from graftwork.plan.project import card_rates, plan_tuning
 from graftwork.plan.residuals import SPEED, TIME, find_biases
 from graftwork.plan.stages import MEASURED, StageFacts, add_up, estimate_stage, pool_stage, residual_name
 from graftwork.process.preload import is_supported
+from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import Figure, Record
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake

@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from graftwork.evaluate.live.drift import measure_drift
+from graftwork.evaluate.live.traffic import summarize_shadow
 from graftwork.pipeline import table
-from graftwork.pipeline.drift import measure_drift
-from graftwork.pipeline.live_traffic import summarize_shadow
-from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import StageTime, read_time
-from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk, name_entry
+from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
 from graftwork.process.heartbeat import HealthReport, Patience, assess_health, process_state, read_beat
 from graftwork.process.http_client import NoAnswer
 from graftwork.process.worker import lock_holder
+from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.job import Beat, Health, Vitals

@@ -9,17 +9,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from graftwork.model.base import is_ready
-from graftwork.pipeline.open_project import OpenProject
+from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import GraftError
 
 R = TypeVar("R", bound=Record)
-
-
-def name_entry(work: OpenProject, step: str, *, model: str | None = None) -> str:
-    """The ledger's name for a step. Each model of a project has its own; the main one's are plain."""
-    model = model or work.model
-    return step if model == work.settings.main_model else f"{step}@{model}"
 
 
 def name_inputs(work: OpenProject, step: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import (
     PlannedStage,
@@ -22,11 +21,12 @@ from graftwork.pipeline.run_plan import (
     size_of_logs,
     time_spent,
 )
-from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs, StepWalk, name_entry, name_inputs
+from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs, StepWalk, name_inputs
 from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
 from graftwork.plan.stages import estimate_stage, stage_parts
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import hold_lock
+from graftwork.project.open_project import OpenProject, name_entry, timestamp
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.plan import Plan, RunPlan
@@ -55,7 +55,7 @@ WORKER_STEPS = {"train", "evaluate"}
 WORKER_MODULES = (
     "graftwork.train.multi_run",
     "graftwork.train.loop",
-    "graftwork.pipeline.rewards",
+    "graftwork.train.rewards",
     "graftwork.evaluate.ask.runner",
     "graftwork.model.adapters.peft",
     "graftwork.model.generate.generator",

@@ -7,12 +7,12 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import prune_captures
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.interaction import Feedback
 from graftwork.serve.captures import ServedExchange, make_capture
+from graftwork.serve.project import prune_captures
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.captures import FeedbackStore
 

@@ -69,9 +69,9 @@ def dataset(project):
 @pytest.fixture
 def prepared(project, dataset):
     """A project whose ledger knows its dataset."""
-    from graftwork.pipeline.open_project import timestamp, use_project
-    from graftwork.pipeline.reporter import NullReporter
     from graftwork.project.load import open_project
+    from graftwork.project.open_project import timestamp, use_project
+    from graftwork.project.reporter import NullReporter
 
     with use_project(open_project(project), NullReporter()) as work:
         work.ledger.put(

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from graftwork.cli.main import app
 from graftwork.cli.show.evaluation import show_evaluated
 from graftwork.evaluate.cases import write_cases
-from graftwork.pipeline.evaluation import Evaluated, put_page
-from graftwork.pipeline.evaluation_commands import last_evaluation
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.evaluate.commands import last_evaluation
+from graftwork.evaluate.project import Evaluated, put_page
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "views"))

@@ -12,14 +12,14 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
+from graftwork.evaluate.gate.project import find_verdict
+from graftwork.evaluate.project import Evaluated
 from graftwork.pipeline import status, table
-from graftwork.pipeline.evaluation import Evaluated
-from graftwork.pipeline.gate import find_verdict
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import PipelineStep
 from graftwork.pipeline.steps import gate
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Stale
 from graftwork.records.run import TrainOutcome
 

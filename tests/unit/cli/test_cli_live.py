@@ -17,7 +17,7 @@ from graftwork.cli.show.training import (
     sparkline,
     to_markup,
 )
-from graftwork.pipeline.runs import Event
+from graftwork.train.runs import Event
 
 DETAIL = {
     "loss": 1.25,

@@ -8,7 +8,7 @@ import pytest
 from graftwork.cli import plan
 from graftwork.cli.main import main
 from graftwork.model.probe import name_device
-from graftwork.pipeline.probe import stored_probe
+from graftwork.plan.probe import stored_probe
 from graftwork.records.base import Figure
 from graftwork.records.plan import ProbeFacts, ProductRate, Residual
 from graftwork.store.database import open_database

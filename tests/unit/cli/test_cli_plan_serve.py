@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from graftwork.cli.main import main
-from graftwork.pipeline import fit
+from graftwork.plan.fit import project as fit
 from graftwork.records.plan import DeviceFacts
 
 KEYS = {

@@ -12,9 +12,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli.data import run_review
 from graftwork.cli.main import app
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.review import (
+from graftwork.data.review import (
     ReviewQueue,
     apply_reviews,
     list_corrections,
@@ -23,6 +21,8 @@ from graftwork.pipeline.review import (
     write_review,
 )
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.correction import ReviewDecision, ReviewItem
 from graftwork.records.interaction import Capture, Feedback, Message, Origin
 from graftwork.store.captures import FeedbackStore

@@ -7,8 +7,8 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.serve import app
-from graftwork.pipeline import serving
 from graftwork.records.errors import UserMistake
+from graftwork.serve import project as serving
 from graftwork.serve.settings import ServeSettings
 
 

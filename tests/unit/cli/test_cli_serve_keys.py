@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.pipeline.serving import parse_expiry
 from graftwork.records.errors import UserMistake
 from graftwork.serve.keys import digest_secret
+from graftwork.serve.project import parse_expiry
 
 
 @pytest.fixture

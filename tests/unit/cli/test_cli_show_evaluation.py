@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.show.evaluation import show_evaluated, show_report
-from graftwork.pipeline.evaluation import Evaluated
+from graftwork.evaluate.project import Evaluated
 from graftwork.records.report import SliceFigure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "views"))

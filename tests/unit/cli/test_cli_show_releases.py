@@ -10,7 +10,7 @@ from rich.console import Console
 from graftwork.cli.run import _table_of_runs
 from graftwork.cli.show.releases import show_ab, show_entries, show_log, show_try_out
 from graftwork.cli.show.tables import fit_words, table
-from graftwork.evaluate.ab import ABResult
+from graftwork.evaluate.live.ab import ABResult
 from graftwork.pipeline.status import RunStatus
 from graftwork.pipeline.steps.release import Tried, TryOut
 from graftwork.records.release import AliasMove, ReleaseEntry

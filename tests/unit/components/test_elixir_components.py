@@ -3,6 +3,7 @@
 import pytest
 from component_samples import ScriptedModel, TrustingVerifier, patient_sandbox
 
+from graftwork.components import project as components
 from graftwork.components.generate.package import PackageManifest, ProvenanceReport
 from graftwork.components.generate.score import has_signature
 from graftwork.components.generate.session import GenerateJob, generate
@@ -11,7 +12,6 @@ from graftwork.components.spec.cases import CallCase, ComponentCases, PropertyCa
 from graftwork.components.spec.component import Component, ComponentPlan
 from graftwork.components.verify.elixir import ElixirVerifier, to_literal, why_no_elixir, write_tests
 from graftwork.components.verify.verifier import Submission
-from graftwork.pipeline import components
 
 SHOUT = Component(
     id="1",

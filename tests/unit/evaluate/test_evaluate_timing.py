@@ -7,13 +7,13 @@ import pytest
 from test_subjects_models import make_cases, make_job, read_generation
 
 from graftwork.engines.interface import Timing
+from graftwork.evaluate import project as evaluation
 from graftwork.evaluate.ask.runner import time_in_turn
 from graftwork.evaluate.ask.timing import group_of, is_timed, time_subjects
 from graftwork.evaluate.ask.worker import evaluate
 from graftwork.evaluate.cases import cases_to_time
+from graftwork.evaluate.project import ask_everybody
 from graftwork.evaluate.subjects import Lineup, Subject, share_engine, timed_together
-from graftwork.pipeline import evaluation
-from graftwork.pipeline.evaluation import ask_everybody
 from graftwork.records.report import Endpoint, Generation, TimingJob
 
 

@@ -4,10 +4,10 @@ import pytest
 from fleet_samples import trial_bundle
 from place_contract import order
 
+from graftwork.fleet.jobs import choose_offer
 from graftwork.fleet.place import PlaceUnreachable, Refused
 from graftwork.fleet.places.slurm import SlurmPlace
 from graftwork.fleet.settings import SlurmSettings
-from graftwork.pipeline.fleet_jobs import choose_offer
 from graftwork.records.errors import AnswerIsNo
 
 

@@ -17,13 +17,13 @@ from fleet_drill import ControllerCrash, MemoryLedger
 from fleet_simulator import CARD, USD_PER_HOUR, SimulatedPlace, SimulatedProvider, random_faults
 from memory_cycles import MemoryCycles
 
+from graftwork.cycle.coordinator import Coordinator, CycleStepResult
 from graftwork.cycle.decide import Action, AwaitApproval, CycleFacts, Rest
 from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings, TriggerSettings
 from graftwork.cycle.state import CoordinatorState, CycleState, Holder, LogEntry, Notice, approve, resume
 from graftwork.fleet.control import Controller, Safety, affordable_seconds, largest_cost
 from graftwork.fleet.place import make_label
 from graftwork.fleet.settings import CapSettings
-from graftwork.pipeline.cycle.coordinator import Coordinator, CycleStepResult
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, Busy, EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.fleet import JobOrder

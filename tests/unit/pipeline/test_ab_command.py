@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli.release import ab
-from graftwork.pipeline import ab as comparing
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.evaluate.live import comparison as comparing
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture
+from graftwork.registry.project import open_store
 
 app = typer.Typer()
 app.command("ab")(ab)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.ab import (
+from graftwork.evaluate.live.ab import (
     ArmTally,
     LiveAnswer,
     LiveTest,

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli.release import ab
-from graftwork.evaluate.ab import LiveAnswer, LiveTest
-from graftwork.pipeline.ab import LiveComparison, as_case, compare_live, find_pair, watch_live
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.evaluate.live.ab import LiveAnswer, LiveTest
+from graftwork.evaluate.live.comparison import LiveComparison, as_case, compare_live, find_pair, watch_live
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback
+from graftwork.registry.project import open_store
 from graftwork.serve.routing import make_experiment
 from graftwork.serve.settings import SplitSettings
 from graftwork.store.captures import FeedbackStore

@@ -4,13 +4,13 @@ import pytest
 import yaml
 from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
+from graftwork.cycle.runner import watch_canary
 from graftwork.cycle.state import CycleState, CycleStepState
-from graftwork.pipeline.cycle.runner import watch_canary
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.interaction import Capture
+from graftwork.registry.project import open_store
 from graftwork.serve.routing import make_experiment
 
 MINUTES, FEWEST = 10, 30

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memory_cycles import MemoryCycles
 from simulated_month import simulate_month
 
+from graftwork.cycle.coordinator import MOST_TRIES, Coordinator, CycleStepResult
 from graftwork.cycle.decide import AwaitApproval, CycleFacts, Rest
 from graftwork.cycle.settings import (
     CYCLE_STEPS,
@@ -32,7 +33,6 @@ from graftwork.cycle.state import (
     complete,
 )
 from graftwork.fleet.settings import CapSettings
-from graftwork.pipeline.cycle.coordinator import MOST_TRIES, Coordinator, CycleStepResult
 from graftwork.records.errors import AnswerIsNo, Busy, StoppedInOrder, UserMistake, WorkerFailed
 
 DEPLOY = {"gate": {"decision": "deploy", "reason": "The rule holds."}, "release": {"id": "r" * 64}}

@@ -4,15 +4,15 @@ import pytest
 import yaml
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
+from graftwork.cycle import runner
 from graftwork.cycle.state import CycleState, CycleStepState
-from graftwork.pipeline.cycle import runner
-from graftwork.pipeline.deploy import Deployed
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store, promote_release, rollback_alias
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import StepOutputs
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+from graftwork.registry.deploy import Deployed
+from graftwork.registry.project import open_store, promote_release, rollback_alias
 from graftwork.store.releases import ReleaseTable
 
 GPU1, GPU2 = "gpu1:/srv", "gpu2:/srv"

@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 from memory_cycles import MemoryCycles
 
+from graftwork.cycle import coordinator as coordinating
+from graftwork.cycle.coordinator import ClaimKeeper, Coordinator
 from graftwork.cycle.settings import CycleSettings
 from graftwork.cycle.state import Holder, LogEntry, Superseded, begin, cancel, claim
-from graftwork.pipeline.cycle import coordinator as coordinating
-from graftwork.pipeline.cycle.coordinator import ClaimKeeper, Coordinator
 from graftwork.process.worker import forget_stop, stoppable
 from graftwork.records.errors import Interrupted, StoppedInOrder
 

@@ -4,9 +4,9 @@ import http.server
 import json
 import threading
 
+from graftwork.cycle.runner import send_notice
 from graftwork.cycle.settings import NotifySettings
 from graftwork.cycle.state import Notice
-from graftwork.pipeline.cycle.runner import send_notice
 
 NOTICE = Notice(
     id="3-gate",

@@ -12,12 +12,12 @@ from memory_cycles import MemoryCycles
 from residual_samples import make_plan
 
 from graftwork import open_project
+from graftwork.cycle import runner, session
 from graftwork.cycle.state import CycleState, CycleStepState
+from graftwork.fleet import jobs as fleet_jobs
+from graftwork.fleet.jobs import export_bundle
+from graftwork.fleet.plans import adopt_plan, find_unpacked, travelling_splits
 from graftwork.grading.checks import GradeCheck
-from graftwork.pipeline import fleet_jobs
-from graftwork.pipeline.cycle import runner, session
-from graftwork.pipeline.fleet_jobs import export_bundle
-from graftwork.pipeline.fleet_plans import adopt_plan, find_unpacked, travelling_splits
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
 from graftwork.records.errors import Busy, UserMistake

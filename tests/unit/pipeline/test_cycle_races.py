@@ -6,6 +6,8 @@ import pytest
 from memory_cycles import MemoryCycles
 from test_cycle_coordinator import Counted, Recorded, Scripted, make
 
+from graftwork.cycle import session
+from graftwork.cycle.session import approve_step, decide
 from graftwork.cycle.state import (
     Holder,
     LogEntry,
@@ -19,8 +21,6 @@ from graftwork.cycle.state import (
     resume,
     settle_notice,
 )
-from graftwork.pipeline.cycle import session
-from graftwork.pipeline.cycle.session import approve_step, decide
 from graftwork.records.errors import AnswerIsNo, WorkerFailed
 from graftwork.store.cycles import CycleTable, name_cycle
 from graftwork.store.database import open_database

@@ -11,13 +11,13 @@ import pytest
 import yaml
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
-from graftwork.pipeline.deploy import deploy, deploy_here
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store, promote_release
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.process.worker import hold_lock
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.registry.deploy import deploy, deploy_here
+from graftwork.registry.project import open_store, promote_release
 from graftwork.serve.reload import gateway_folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
@@ -171,7 +171,7 @@ def test_the_release_before_is_the_one_that_the_alias_was_moved_from(project, mo
                 promote_release(other, third, reason="a moment earlier")
             return promote_release(*args, **options)
 
-        monkeypatch.setattr("graftwork.pipeline.deploy.promote_release", promote_after_another)
+        monkeypatch.setattr("graftwork.registry.deploy.promote_release", promote_after_another)
         done = deploy_here(work, second, requests=0)
     assert (done.previous, champion(root)) == (third, second)
 

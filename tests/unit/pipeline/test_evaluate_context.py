@@ -2,8 +2,8 @@
 
 import pytest
 
+from graftwork.evaluate.project import _open_runner
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.pipeline.evaluation import _open_runner
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from graftwork.evaluate.ask.answers import KeptAnswers, answer_key
+from graftwork.evaluate.project import forget_subjects
 from graftwork.evaluate.subjects import Lineup, Subject, with_one_engine
-from graftwork.pipeline.evaluation import forget_subjects
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob
 

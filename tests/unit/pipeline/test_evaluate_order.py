@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from graftwork.data.project import PreparedData
+from graftwork.evaluate import project as evaluation
+from graftwork.evaluate.live import comparison as ab
+from graftwork.evaluate.project import ask_everybody, remark_on_log
 from graftwork.evaluate.subjects import Lineup, Subject
-from graftwork.pipeline import ab, evaluation
-from graftwork.pipeline.evaluation import ask_everybody, remark_on_log
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.dataset import Dataset, Drop, InputFile
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Endpoint, EvalJob, Generation, Metric, SubjectReport
@@ -73,7 +74,7 @@ def prepare(monkeypatch):
     def prepared(*drops, kept=91, read=302):
         steps = [step for step, _ in drops]
         listed = [Drop(origin=Origin(file="f", line=1), step=step, reason=reason) for step, reason in drops]
-        monkeypatch.setattr("graftwork.pipeline.evaluation.iterate_drops", lambda _folder: iter(listed))
+        monkeypatch.setattr("graftwork.evaluate.project.iterate_drops", lambda _folder: iter(listed))
         dataset = Dataset(
             content_hash="c",
             base="b",
@@ -119,7 +120,7 @@ def test_metrics_not_applicable_to_the_log_are_named():
 
 def test_the_codes_of_the_preparation_are_all_known():
     from graftwork.data.audit.row_checks import CODES
-    from graftwork.pipeline.evaluation import FAULTS
+    from graftwork.evaluate.project import FAULTS
 
     # Captures that were not asked for, or that were made to try a release out, say nothing of its answers.
     assert FAULTS.keys() == CODES - {"captures_filter", "tried_out"}

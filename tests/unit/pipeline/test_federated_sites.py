@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.pipeline import federated as sites
 from graftwork.records.fleet import Reconciled
+from graftwork.train.many import federated as sites
 
 RUN = SimpleNamespace(work=None, run_id="run", site=SimpleNamespace(place="ssh:far"))
 

@@ -4,8 +4,12 @@ import json
 
 import pytest
 
-from graftwork.pipeline import fit
-from graftwork.pipeline.fit import (
+from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
+from graftwork.plan.catalog.models import find_model, list_models, require_dense
+from graftwork.plan.fit import project as fit
+from graftwork.plan.fit.answer import fit as find_fit
+from graftwork.plan.fit.candidate import flops_a_token
+from graftwork.plan.fit.project import (
     DriverCard,
     FitRequest,
     answer_fit,
@@ -15,10 +19,6 @@ from graftwork.pipeline.fit import (
     read_cards,
     this_machine,
 )
-from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
-from graftwork.plan.catalog.models import find_model, list_models, require_dense
-from graftwork.plan.fit.answer import fit as find_fit
-from graftwork.plan.fit.candidate import flops_a_token
 from graftwork.plan.serving.answer import make_question, serve
 from graftwork.plan.serving.question import ServeLoad
 from graftwork.records.errors import UserMistake

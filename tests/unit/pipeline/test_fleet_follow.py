@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.pipeline import fleet_jobs
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.fleet import FleetJob, JobPoll, PlacedJob, Reconciled
 

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from graftwork.pipeline import fleet_jobs
-from graftwork.pipeline.fleet_jobs import RunQuote
+from graftwork.fleet import jobs as fleet_jobs
+from graftwork.fleet.jobs import RunQuote
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.hardware import Offer
 

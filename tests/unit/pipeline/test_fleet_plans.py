@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftwork.pipeline.fleet_plans import PlaceOption, choose_place, setup_minutes
+from graftwork.fleet.plans import PlaceOption, choose_place, setup_minutes
 from graftwork.records.errors import AnswerIsNo
 
 LOCAL = PlaceOption(place="local", hours=20.0, limit_hours=81.0)

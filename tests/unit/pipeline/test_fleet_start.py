@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from graftwork.fleet import jobs as fleet_jobs
+from graftwork.fleet.jobs import FleetRequest, start_run
 from graftwork.fleet.place import Refused
-from graftwork.pipeline import fleet_jobs
-from graftwork.pipeline.fleet_jobs import FleetRequest, start_run
-from graftwork.pipeline.fleet_places import open_place
+from graftwork.fleet.project import open_place
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.hardware import Offer
 

@@ -8,8 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 from graftwork.api.project import open_project
 from graftwork.model.adapter_shape import AdapterShape, to_peft
-from graftwork.pipeline.export import MergeRequest, merge_adapters
 from graftwork.records.errors import UserMistake
+from graftwork.registry.export import MergeRequest, merge_adapters
 
 PATH = "base_model.model.model.layers.0.self_attn.q_proj"
 

@@ -10,12 +10,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
 from registry_samples import PROJECT
 
+from graftwork.evaluate.live.answer_checks import LiveChecks, find_live_checks
 from graftwork.files.escalation import write_forecast
-from graftwork.pipeline.answer_checks import LiveChecks, find_live_checks
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import open_checks, with_threshold
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
 from graftwork.records.routing import (
     EscalationCurve,
@@ -24,6 +23,7 @@ from graftwork.records.routing import (
     EscalationPoint,
     MeasuredShare,
 )
+from graftwork.serve.project import open_checks, with_threshold
 from graftwork.serve.settings import EscalateSettings, ServeSettings
 from graftwork.text.tool_calls import write_tools
 

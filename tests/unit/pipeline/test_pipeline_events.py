@@ -3,7 +3,7 @@
 import json
 
 from graftwork.files.disk import Journal
-from graftwork.pipeline.runs import Events
+from graftwork.train.runs import Events
 
 
 def write(folder, name, *lines):

@@ -9,13 +9,13 @@ import yaml
 
 from free_ports import free_port
 from graftwork.pipeline import table
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.status import ask_endpoint, examine_steps, project_status, require_fresh
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps import plan
 from graftwork.process.worker import hold_lock
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Record
 from graftwork.records.errors import Stale
 from graftwork.serve.settings import ServeSettings

@@ -9,10 +9,7 @@ from registry_samples import alias_move
 
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import GateCandidate, decide
-from graftwork.evaluate.score import make_rate, measure
-from graftwork.files.disk import Journal
-from graftwork.pipeline.evaluation import Evaluated
-from graftwork.pipeline.gate import (
+from graftwork.evaluate.gate.project import (
     RULES,
     find_better_run,
     find_judged_report,
@@ -24,11 +21,14 @@ from graftwork.pipeline.gate import (
     with_champion,
     with_changes,
 )
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.evaluate.project import Evaluated
+from graftwork.evaluate.score import make_rate, measure
+from graftwork.files.disk import Journal
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.gate import finish, gather
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Figure
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import DeviceFacts, Plan

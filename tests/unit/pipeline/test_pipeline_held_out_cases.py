@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.pipeline import evaluation_cases
+from graftwork.evaluate import project_cases as evaluation_cases
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.train.settings import TrainSettings

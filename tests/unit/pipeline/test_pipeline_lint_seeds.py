@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.lint import Given, Linted, lint_file
+from graftwork.plan.lint.project import Given, Linted, lint_file
 
 FILES = Path(__file__).parents[2] / "data" / "lint"
 

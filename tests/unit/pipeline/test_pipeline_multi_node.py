@@ -6,11 +6,10 @@ import sys
 import pytest
 
 from graftwork.files.disk import write_atomic
-from graftwork.pipeline import multi_node
-from graftwork.pipeline.multi_node import CALL_FILE, Call, _answer
 from graftwork.process import local_workers
-from graftwork.train.distributed import torchrun
+from graftwork.train.distributed import multi_node, torchrun
 from graftwork.train.distributed.launch import NodeGroup
+from graftwork.train.distributed.multi_node import CALL_FILE, Call, _answer
 
 ENDS_BY_ITSELF = """
 import pathlib, sys, time

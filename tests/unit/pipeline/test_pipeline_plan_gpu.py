@@ -8,12 +8,12 @@ import pytest
 from graftwork.costmodel.rates import rates_of
 from graftwork.costmodel.rollouts import sampling_gib
 from graftwork.model.shape import linear_names
-from graftwork.pipeline import fit as project_fit
-from graftwork.pipeline import plan_card as step
 from graftwork.pipeline.steps import train as train_step
+from graftwork.plan import project as step
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan, tokens_per_second
+from graftwork.plan.fit import project as project_fit
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
 from graftwork.plan.settings import PlanSettings

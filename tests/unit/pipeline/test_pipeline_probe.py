@@ -9,12 +9,12 @@ import pytest
 
 from graftwork.model import probe_rates
 from graftwork.model.probe import name_device
-from graftwork.pipeline import probe as probing
-from graftwork.pipeline.probe import keep_probe, run_probe, shape_to_probe, stored_probe
-from graftwork.pipeline.probe_process import probe
+from graftwork.plan import probe as probing
+from graftwork.plan.probe import keep_probe, run_probe, shape_to_probe, stored_probe
 from graftwork.project.load import open_project
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.plan import DeviceName, ModelShape, ProbeFacts, ProbeJob
+from graftwork.train.probe_process import probe
 
 TINY = ModelShape(
     name="tiny",
@@ -64,7 +64,7 @@ def test_a_probe_of_another_device_driver_or_torch_is_not_given_out(changes):
 
 
 def test_looking_for_a_probe_does_not_load_torch():
-    code = "import sys; from graftwork.pipeline.probe import stored_probe; stored_probe()"
+    code = "import sys; from graftwork.plan.probe import stored_probe; stored_probe()"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

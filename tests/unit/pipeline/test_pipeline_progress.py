@@ -1,6 +1,6 @@
 """A phase says how fast it goes and how long it will still take, once it can know."""
 
-from graftwork.pipeline.reporter import NullReporter, progress_listener
+from graftwork.project.reporter import NullReporter, progress_listener
 
 
 class Listening(NullReporter):

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.pipeline import rewards
-from graftwork.pipeline.rewards import lay_out_rows
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
+from graftwork.train import rewards
+from graftwork.train.rewards import lay_out_rows
 from graftwork.train.settings import TrainSettings
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from graftwork.api.project import open_project
 from graftwork.files.router import read_router, router_path
-from graftwork.pipeline.serving import open_family
 from graftwork.records.errors import Damaged, UserMistake
+from graftwork.serve.project import open_family
 from graftwork.serve.settings import FamilySettings, ServeSettings
 
 NOUNS = {"storage": ("disk", "archive", "folder"), "people": ("user", "customer", "reviewer")}

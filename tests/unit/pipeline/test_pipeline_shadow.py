@@ -12,15 +12,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.data.settings import CaptureSettings
-from graftwork.pipeline.ab import compare_live
-from graftwork.pipeline.live_traffic import compare_shadow, summarize_shadow
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store, promote_release
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import CaptureExport
+from graftwork.evaluate.live.comparison import compare_live
+from graftwork.evaluate.live.traffic import compare_shadow, summarize_shadow
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture
+from graftwork.registry.project import open_store, promote_release
+from graftwork.serve.project import CaptureExport
 from graftwork.serve.settings import ShadowSettings
 
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from graftwork.pipeline.serving import describe_shadow
+from graftwork.serve.project import describe_shadow
 from graftwork.serve.settings import ServeSettings
 
 WORK = SimpleNamespace(releases=SimpleNamespace(aliases=lambda: {"champion": "a" * 64}))

@@ -12,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.files.disk import Journal, write_atomic
-from graftwork.pipeline import supervise
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.supervise import (
+from graftwork.process import local_workers
+from graftwork.process.alert import Alarm
+from graftwork.process.heartbeat import Heart, Patience, read_beat
+from graftwork.process.worker import lock_holder, stoppable
+from graftwork.project import supervise
+from graftwork.project.reporter import NullReporter
+from graftwork.project.supervise import (
     LONGEST_PAUSE_SECONDS,
     Hooks,
     Restarts,
@@ -22,10 +26,6 @@ from graftwork.pipeline.supervise import (
     WorkerTask,
     run_job,
 )
-from graftwork.process import local_workers
-from graftwork.process.alert import Alarm
-from graftwork.process.heartbeat import Heart, Patience, read_beat
-from graftwork.process.worker import lock_holder, stoppable
 from graftwork.records.base import Record
 from graftwork.records.errors import OutOfMemory, StoppedInOrder, UserMistake, WorkerFailed
 from graftwork.records.job import JobHandle, JobStatus

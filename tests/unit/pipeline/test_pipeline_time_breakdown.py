@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.pipeline.runs import between_steps, divide
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
+from graftwork.train.runs import between_steps, divide
 
 
 def make_outcome(**changes) -> TrainOutcome:

@@ -16,7 +16,6 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.load import load_base
-from graftwork.pipeline.training_worker import GradedAnswers, RewardedAnswers, make_evaluator
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
@@ -27,6 +26,7 @@ from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import ExamineSettings, TrainSettings
+from graftwork.train.worker_process import GradedAnswers, RewardedAnswers, make_evaluator
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
 SETTINGS = TrainSettings(rank=4, epochs=2, batch_rows=4, learning_rate=5e-2, checkpoint_every=3, threads=1)
@@ -173,7 +173,7 @@ def test_a_run_judged_by_its_loss_needs_no_examiner():
 
 def test_the_process_starts_without_what_a_worker_lacks():
     script = (
-        "import sys, graftwork.pipeline.training_worker\n"
+        "import sys, graftwork.train.worker_process\n"
         "print(' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

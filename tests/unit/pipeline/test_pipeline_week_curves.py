@@ -4,17 +4,17 @@ import json
 
 import pytest
 
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.week import (
+from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.records.errors import UserMistake
+from graftwork.week.project import (
     WeekRequest,
     fit_project_curves,
     hours_as_run,
     hours_by_tokens,
     week_problem,
 )
-from graftwork.project.load import open_project
-from graftwork.records.errors import UserMistake
 
 PROJECT = """
 project: small

@@ -5,12 +5,12 @@ from dataclasses import fields
 import yaml
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store, promote_release
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.release import find_parent
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.registry.manifest import Lineage
+from graftwork.registry.project import open_store, promote_release
 
 
 def test_a_release_that_is_made_again_after_its_promotion_is_not_its_own_parent(tmp_path):

@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.pipeline.open_project import OpenProject, use_project
-from graftwork.pipeline.releases import DOUBTFUL, HELD_LATE, collect_garbage, open_store, promote_release
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import OpenProject, use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError
 from graftwork.registry.locks import ManifestLocks
+from graftwork.registry.project import DOUBTFUL, HELD_LATE, collect_garbage, open_store, promote_release
 from graftwork.store.releases import ReleaseTable
 
 

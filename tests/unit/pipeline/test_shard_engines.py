@@ -3,10 +3,10 @@
 import yaml
 
 from graftwork.evaluate.ask.shards import ENGINE_VARIABLE, find_runner
-from graftwork.pipeline.engines import shard_environment, shard_runner
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.fleet.map_engine import shard_environment, shard_runner
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 
 
 def test_a_worker_finds_the_runner_that_the_project_configures(tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from graftwork.pipeline import stdio as outbox
-from graftwork.pipeline.stdio import (
+from graftwork.api import stdio as outbox
+from graftwork.api.stdio import (
     CheckpointMessage,
     DoneMessage,
     LogMessage,

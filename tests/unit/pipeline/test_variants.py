@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from graftwork.pipeline.train_all import with_train
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
+from graftwork.train.many.all_models import with_train
 
 
 @dataclass

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.fleet.place import PlaceUnreachable
-from graftwork.pipeline.cycle import week as followed_week
-from graftwork.pipeline.cycle.week import FollowedWeek, RunIsComplete, WeekFollower, WeekTick, due_sessions
-from graftwork.pipeline.week import write_schedule
 from graftwork.records.errors import AnswerIsNo, Stale, StoppedInOrder, WorkerFailed
 from graftwork.records.week import ShownSession, WeekSchedule
+from graftwork.week import follow as followed_week
+from graftwork.week.follow import FollowedWeek, RunIsComplete, WeekFollower, WeekTick, due_sessions
+from graftwork.week.project import write_schedule
 
 START = datetime(2026, 11, 16, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from graftwork.fleet.settings import CapSettings, FleetSettings
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.week import PaidJob, WeekRequest, longest_paid_minutes, week_as_it_is, week_money
-from graftwork.plan.week.replan import WeekEvent
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.fleet import FleetJob
+from graftwork.week.project import PaidJob, WeekRequest, longest_paid_minutes, week_as_it_is, week_money
+from graftwork.week.replan import WeekEvent
 
 WEEK = 7 * 24 * 60
 START = datetime(2026, 11, 16, tzinfo=UTC)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.supervise import JOB_FILE, Hooks, WorkerTask, run_job
 from graftwork.process.heartbeat import Heart
 from graftwork.process.local_workers import LOG_FILE, LocalWorkers, read_log_tail
+from graftwork.project.reporter import NullReporter
+from graftwork.project.supervise import JOB_FILE, Hooks, WorkerTask, run_job
 from graftwork.records.base import Record
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.job import Job, JobHandle, JobStatus
@@ -66,7 +66,7 @@ def run(folder, place, *exits, **options):
 
 
 def test_supervisor_restarts_a_job_of_any_place_until_it_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr("graftwork.pipeline.supervise._wait", lambda _seconds: None)
+    monkeypatch.setattr("graftwork.project.supervise._wait", lambda _seconds: None)
     place = ThreadPlace()
     assert run(tmp_path, place, -9, -9, 0) == 2
     assert place.fetched == ["0", "1", "2"]
@@ -74,7 +74,7 @@ def test_supervisor_restarts_a_job_of_any_place_until_it_is_done(tmp_path, monke
 
 
 def test_supervisor_gives_up_on_a_job_that_fails_without_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr("graftwork.pipeline.supervise._wait", lambda _seconds: None)
+    monkeypatch.setattr("graftwork.project.supervise._wait", lambda _seconds: None)
     (tmp_path / LOG_FILE).write_text("its last line\n")
     folders = (tmp_path / "no heartbeat",)
     with pytest.raises(WorkerFailed, match="ended with exit code 1") as caught:

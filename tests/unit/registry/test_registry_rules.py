@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.pipeline.releases import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
 from graftwork.records.release import ReleaseEntry
 from graftwork.registry.index import select_retained
 from graftwork.registry.names import alias_of_model, sort_key, split_alias
+from graftwork.registry.project import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
 from graftwork.registry.publish import find_licence
 
 

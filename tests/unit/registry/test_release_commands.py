@@ -8,12 +8,12 @@ import yaml
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import engine_job
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
+from graftwork.registry.project import open_store
+from graftwork.serve.project import engine_job
 
 
 class Place:

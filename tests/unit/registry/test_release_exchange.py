@@ -10,11 +10,11 @@ from registry_samples import PROJECT, parts, publish_parts, verdict, write_adapt
 from typer.testing import CliRunner
 
 from graftwork.cli import release
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
+from graftwork.registry.project import open_store
 
 app = typer.Typer()
 app.command("export")(release.export)

@@ -9,8 +9,12 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.cli import progress
-from graftwork.pipeline import deploy
-from graftwork.pipeline.deploy import (
+from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.records.units import MIB
+from graftwork.registry import deploy
+from graftwork.registry.deploy import (
     export_release,
     import_release,
     pull_from_url,
@@ -18,11 +22,7 @@ from graftwork.pipeline.deploy import (
     push_to_url,
     report_bytes,
 )
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.project.load import open_project
-from graftwork.records.units import MIB
+from graftwork.registry.project import open_store
 from graftwork.registry.transfer import ssh
 
 WEIGHTS = 3 * MIB

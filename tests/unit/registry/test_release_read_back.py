@@ -11,11 +11,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.pipeline.deploy import export_release
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import _read_dataset, open_store, read_verdict, trace_release
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.registry.deploy import export_release
+from graftwork.registry.project import _read_dataset, open_store, read_verdict, trace_release
 
 
 @pytest.fixture

@@ -21,13 +21,13 @@ from registry_samples import (
 
 from graftwork.http.messages import ApiError
 from graftwork.model.base import BaseFolder
-from graftwork.pipeline import serving
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
-from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
 from graftwork.registry import locks
+from graftwork.registry.project import collect_garbage, open_store, promote_release, rollback_alias
+from graftwork.serve import project as serving
 from graftwork.serve.routing import FIRST_PAUSE, LONGEST_PAUSE, AliasWatcher
 from graftwork.serve.settings import ServeSettings
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from serve_harness import DEADLINE, ListSink, open_house
 
 from graftwork.http.client import Client
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import StoreSink
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.serve.capture_journal import (
     COUNTS_FILE,
@@ -28,6 +27,7 @@ from graftwork.serve.capture_journal import (
     read_totals,
 )
 from graftwork.serve.captures import CaptureLimits, CaptureWriter, ServedExchange, make_capture
+from graftwork.serve.project import StoreSink
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 JSON = (("content-type", "application/json"),)
@@ -291,9 +291,9 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from serve_harness import open_house
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import StoreSink
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.serve.project import StoreSink
 from graftwork.project.load import open_project
 
 async def main(work):

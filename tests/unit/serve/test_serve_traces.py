@@ -18,11 +18,11 @@ from serve_harness import DEADLINE, ListSink, open_house
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
-from graftwork.pipeline.serving import read_traces
 from graftwork.records.interaction import Origin
 from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.otlp import BadTrace, TracedCalls, parse_json, parse_protobuf, unpack
+from graftwork.serve.project import read_traces
 from graftwork.serve.settings import ServeSettings
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"

@@ -50,8 +50,8 @@ def test_the_shapes_have_the_sizes_of_their_names():
 
 
 def test_the_cases_of_the_card_fit_their_caps_and_128_gib_of_the_host(monkeypatch):
-    from graftwork.pipeline import fit
     from graftwork.plan.catalog.hardware import find_gpu
+    from graftwork.plan.fit import project as fit
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: find_gpu("H200").name)

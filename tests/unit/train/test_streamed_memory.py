@@ -15,8 +15,8 @@ from graftwork.costmodel.stream import CUBLAS_WORKSPACE
 from graftwork.costmodel.streamed import StreamedWork, streamed_peak
 from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.shape import shape_of, total_parameters
-from graftwork.pipeline import fit
 from graftwork.plan.catalog.hardware import default_rates
+from graftwork.plan.fit import project as fit
 from graftwork.records.plan import StreamedStep
 from graftwork.train.settings import TrainSettings
 from graftwork.train.streamed.engine import StreamedEngine

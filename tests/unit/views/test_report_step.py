@@ -6,14 +6,14 @@ import pytest
 import yaml
 from report_sample import make_page
 
+from graftwork.data.project import PreparedData
 from graftwork.evaluate.cases import write_cases
-from graftwork.pipeline.evaluation import Evaluated
-from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.evaluate.project import Evaluated
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.report import STEP
 from graftwork.project.load import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 
 
 @pytest.fixture

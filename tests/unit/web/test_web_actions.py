@@ -166,7 +166,7 @@ def name_subject(folder, subject):
 
 def test_offers_are_asked_for_by_a_post_and_logged(acting, monkeypatch):
     from graftwork.api import fleet
-    from graftwork.pipeline.fleet_jobs import RunOffers
+    from graftwork.fleet.jobs import RunOffers
 
     monkeypatch.setattr(
         fleet, "list_offers", lambda _work: RunOffers(planned_hours=2, quotes=(), notes=("a note",))

@@ -28,12 +28,12 @@ from graftwork.components.verify.verifier import (
 from graftwork.cycle.settings import CYCLE_STEPS
 from graftwork.cycle.state import Approval, CoordinatorState, CycleState, CycleStepState, LogEntry
 from graftwork.files.escalation import write_forecast
-from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.table import STEPS, name_entry
+from graftwork.pipeline.table import STEPS
 from graftwork.process import clock
 from graftwork.process.heartbeat import HEARTBEAT_FILE
 from graftwork.process.worker import hold_lock
+from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.job import Beat, Vitals
 from graftwork.records.routing import (
     EscalationCurve,

@@ -17,17 +17,16 @@ from pathlib import Path
 import web_extras
 
 from graftwork.api.project import Project, open_project
+from graftwork.data.project import PreparedData
 from graftwork.evaluate.ask.answers import ANSWERS_FILE
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.power import wear_of, what_cases_show
+from graftwork.evaluate.project import Evaluated
 from graftwork.evaluate.report import make_report, slice_report
 from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.files.disk import folder_digest
-from graftwork.pipeline.evaluation import Evaluated
-from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.steps.data import PreparedData
+from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Figure
 from graftwork.records.fleet import FleetJob, MachineBill
 from graftwork.records.interaction import Capture, Feedback, Message, Origin
@@ -36,6 +35,7 @@ from graftwork.records.release import AliasMove, Release
 from graftwork.records.report import Answer, Case, Generation, Report, RuleResult, Verdict
 from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.registry.manifest import Lineage, ReleaseContext
+from graftwork.registry.project import open_store
 from graftwork.registry.publish import publish
 from graftwork.store.captures import FeedbackStore
 

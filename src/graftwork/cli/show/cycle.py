@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, table
+from graftwork.cycle.session import CyclePlan, CycleStatus
 from graftwork.cycle.state import CycleState, CycleStepState
-from graftwork.pipeline.cycle.session import CyclePlan, CycleStatus
 from graftwork.records.week import ShownSession, WeekSchedule
 from graftwork.text.wording import duration
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.cycle.week import WeekStatus, WeekTick
-    from graftwork.pipeline.week import ComparedProposal
+    from graftwork.week.follow import WeekStatus, WeekTick
+    from graftwork.week.project import ComparedProposal
 
 COLOURS = {"promoted": "green", "nothing_new": "dim", "running": "cyan", "failed": "red", "refused": "red"}
 STEP_COLOURS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "dim", "waiting": "dim"}

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, table
 from graftwork.fleet.image import ImageFiles
-from graftwork.pipeline.fleet_jobs import CostSummary, ExportedBundle, FleetJobs, RunOffers, RunQuote
-from graftwork.pipeline.fleet_places import FleetPlaces, PlaceFacts
+from graftwork.fleet.jobs import CostSummary, ExportedBundle, FleetJobs, RunOffers, RunQuote
+from graftwork.fleet.project import FleetPlaces, PlaceFacts
 from graftwork.records.fleet import FleetJob, Reconciled
 from graftwork.records.hardware import Offer
 from graftwork.text.wording import duration

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, safe, table
-from graftwork.pipeline.models import LocalModels, PulledModel, RemovedModels
+from graftwork.model.hub_models import LocalModels, PulledModel, RemovedModels
 from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
@@ -18,12 +18,12 @@ from graftwork.text.wording import duration
 from graftwork.train.run_folder import PAGE
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.export import MergedAdapter
-    from graftwork.pipeline.federated import Federation, FederationPlan
-    from graftwork.pipeline.runs import Event
-    from graftwork.pipeline.sweep import SweepResult
-    from graftwork.pipeline.train_all import ModelResult, TrainedAll
     from graftwork.records.release import ExportedAdapter
+    from graftwork.registry.export import MergedAdapter
+    from graftwork.train.many.all_models import ModelResult, TrainedAll
+    from graftwork.train.many.federated import Federation, FederationPlan
+    from graftwork.train.many.sweep import SweepResult
+    from graftwork.train.runs import Event
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 20

@@ -1,109 +1,16 @@
-"""Which files the logs of a project are, what is in them, and which of its datasets is meant.
+"""The first two steps: audit the logs, and prepare the dataset."""
 
-The first two steps, audit and prepare; and the folder of a dataset by its path, by the first characters of
-its hash, or the last one that was prepared.
-"""
-
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from graftwork.data.audit.row_checks import AuditContext
-from graftwork.data.ingest.files import STANDARD_INPUT
-from graftwork.data.ingest.read import find_files, read_file
-from graftwork.data.settings import DataSettings
-from graftwork.files.dataset import MANIFEST, list_files, read_manifest
-from graftwork.files.disk import explain_os_error, file_digest
-from graftwork.grading.score_audit import ScoreAudit, ScoredReply, audit_scores, scored
-from graftwork.model.base import find_base, is_ready
+from graftwork.data.project import PreparedData, audit_context, counter_here, is_without_logs, log_hashes
+from graftwork.files.dataset import MANIFEST, list_files
+from graftwork.fleet.map_engine import map_engine
 from graftwork.model.shape import read_config_shape
-from graftwork.pipeline.engines import map_engine
-from graftwork.pipeline.open_project import OpenProject, load_template
-from graftwork.pipeline.reporter import progress_listener
-from graftwork.pipeline.step import PipelineStep, StepOutputs, name_entry
-from graftwork.project.load import ProjectFolder
-from graftwork.records.base import Record
-from graftwork.records.dataset import Audit, Dataset, SubsetSummary
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
-from graftwork.records.interaction import Interaction
-
-if TYPE_CHECKING:
-    from graftwork.data.audit.lengths import CountTokens
-    from graftwork.data.inspect.rows import TokenDecoder
-    from graftwork.model.chat.template import ChatTemplate
-
-
-def log_hashes(work: OpenProject) -> dict[str, str]:
-    """Every log file that `data.logs` names, with the hash of its bytes."""
-    root = work.project.root
-    hashes: dict[str, str] = {}
-    if is_without_logs(work):
-        return hashes
-    for name in find_files(work.settings.data.logs, root=root):
-        if name == STANDARD_INPUT:
-            raise UserMistake(
-                "a project's logs cannot come from standard input",
-                why="it can be read only once, and a project reads its logs again",
-                fix="write it to a file first, or look at it with `graft data audit -`",
-                where="data.logs",
-            )
-        try:
-            hashes[name] = file_digest(root / name)
-        except OSError as error:
-            raise explain_os_error(error, root / name) from error
-    return hashes
-
-
-def is_without_logs(work: OpenProject) -> bool:
-    """Whether no log is named and none is needed: all models learn from prompts of another source."""
-    if work.settings.data.logs:
-        return False
-    settings = work.project.settings
-    return not any(settings.of_model(name).train.needs_rows for name in settings.all_models)
-
-
-def audit_context(work: OpenProject, *, template: "ChatTemplate") -> AuditContext:
-    return _with_base_facts(AuditContext(settings=work.settings.data, base=work.settings.base), template)
-
-
-def audit_context_here(project: ProjectFolder, *, template: "ChatTemplate | None" = None) -> AuditContext:
-    """Without waiting for anything: the base counts only if it is at hand and can be read."""
-    context = AuditContext(settings=project.settings.data, base=project.settings.base)
-    template = template or template_here(project.settings.base, project.settings.data, root=project.root)
-    return context if template is None else _with_base_facts(context, template)
-
-
-def template_here(base: str, settings: DataSettings, *, root: Path = Path()) -> "ChatTemplate | None":
-    """The template of the base; None where the base is not at hand or cannot be read."""
-    if not is_ready(base, project_folder=root):
-        return None
-    try:
-        from graftwork.model.chat.template import ChatTemplate
-
-        folder = Path(find_base(base, project_folder=root).folder)
-        return ChatTemplate.from_folder(folder, reasoning=settings.reasoning == "keep")
-    except GraftError:
-        return None
-
-
-def counter_here(template: "ChatTemplate | None", settings: DataSettings) -> "CountTokens | None":
-    """Counts the tokens of rows; None without a template, or without the extra that tokenizes."""
-    from graftwork.data.prepare import make_counter
-
-    if template is None or find_spec("tokenizers") is None:
-        return None
-    return make_counter(template, settings=settings)
-
-
-def _with_base_facts(context: AuditContext, template: "ChatTemplate") -> AuditContext:
-    return replace(
-        context,
-        control_tokens=tuple(sorted(template.control_tokens)),
-        base_reasons=template.writes_reasoning,
-    )
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.project.open_project import OpenProject, load_template
+from graftwork.project.reporter import progress_listener
+from graftwork.records.dataset import Audit
+from graftwork.records.errors import UserMistake
 
 
 def _audit(work: OpenProject, _made: StepOutputs) -> Audit:
@@ -134,15 +41,6 @@ AUDIT = PipelineStep(
     do=_audit,
     input_names=("data", "log file", "base", "weights of the base"),
 )
-
-
-class PreparedData(Record):
-    """The dataset that is trained on, its folder, and the folders of all models' datasets."""
-
-    folder: str
-    dataset: Dataset
-    folders: dict[str, str]
-    portions: tuple[SubsetSummary, ...]
 
 
 def _require_context(work: OpenProject) -> None:
@@ -211,117 +109,3 @@ PREPARE = PipelineStep(
     still_there=_is_there,
     input_names=("data", "models", "model", "log file", "weights of the base"),
 )
-
-
-def find_latest_dataset(work: OpenProject) -> Path:
-    """The dataset of the last `prepare` of this model."""
-    folder = _find_prepared(work)
-    if folder is None or not (folder / MANIFEST).is_file():
-        raise UserMistake(
-            "this project has no dataset yet" if folder is None else "the dataset of the project is missing",
-            fix="run `graft data prepare`",
-            where=str(folder or ""),
-        )
-    return folder
-
-
-def _find_prepared(work: OpenProject) -> Path | None:
-    # Only the folders are read: validating the whole output would import all that preparing needs.
-    own = work.ledger.get(name_entry(work, "prepare"))
-    if own is not None:
-        return Path(own.output["folder"])
-    # Preparing one model prepares the datasets of all.
-    main = work.ledger.get("prepare")
-    folder = main.output.get("folders", {}).get(work.model) if main is not None else None
-    return Path(folder) if folder is not None else None
-
-
-def find_dataset_by_hash(datasets: Path, name: str) -> Path:
-    named = [folder for folder in sorted(datasets.glob("*")) if folder.name.startswith(name)] if name else []
-    found = [folder for folder in named if (folder / MANIFEST).is_file()]
-    if not found:
-        raise no_such_dataset(name, where=datasets)
-    if len(found) > 1:
-        raise UserMistake(
-            f"several datasets start with {name!r}",
-            why=f"among them {', '.join(folder.name[:12] for folder in found[:3])}",
-            fix="give more characters of the hash",
-            where=str(datasets),
-        )
-    return found[0]
-
-
-def no_such_dataset(name: str, *, where: Path) -> UserMistake:
-    return UserMistake(
-        f"there is no dataset {name!r}",
-        why="it is neither a folder with a manifest.json nor the first characters of a dataset's hash",
-        fix="omit it to use the latest dataset, or run `graft data prepare`",
-        where=str(where),
-    )
-
-
-def open_decoder(folder: Path, root: Path) -> "TokenDecoder":
-    """The tokenizer of the base that the dataset was rendered for."""
-    from graftwork.model.base import find_base
-
-    dataset = read_manifest(folder)
-    base = find_base(dataset.base, project_folder=root)
-    if base.revision != dataset.base_fingerprint:
-        raise EnvironmentLacks(
-            f"the dataset was rendered for another version of the base model {dataset.base}",
-            why="the same token ids would decode to other text",
-            fix="restore the base model, or run `graft data prepare` again",
-            where=base.folder,
-        )
-    file = Path(base.folder) / "tokenizer.json"
-    return _load_decoder(file, file.stat().st_mtime_ns if file.exists() else 0)
-
-
-@lru_cache(maxsize=1)
-def _load_decoder(file: Path, _changed: int) -> "TokenDecoder":
-    """The last tokenizer stays loaded: a page shows one row after another."""
-    from graftwork.data.inspect.rows import TokenizerDecoder
-
-    decoder = TokenizerDecoder(file)
-    decoder.load()
-    return decoder
-
-
-def open_decoder_if_there(folder: Path, root: Path) -> "TokenDecoder | None":
-    """None if the tokenizer cannot be read: a trace is useful without the text of the token."""
-    try:
-        return open_decoder(folder, root)
-    except GraftError:
-        return None
-
-
-class LogScores(Record):
-    file: str
-    rows: int
-    audit: ScoreAudit | None
-    """None if no row has a score."""
-
-
-class LogScoresAudit(Record):
-    files: tuple[LogScores, ...]
-    whole: ScoreAudit | None
-
-    @property
-    def usable(self) -> bool:
-        return self.whole is not None and self.whole.usable
-
-
-def audit_logs(
-    paths: Sequence[str], *, root: Path = Path(), settings: DataSettings | None = None
-) -> LogScoresAudit:
-    """Rows of every status count: what failed must have lower scores."""
-    found: list[LogScores] = []
-    everything: list[ScoredReply] = []
-    for name in find_files(paths, root=root):
-        results = read_file(name, root=root, settings=settings)
-        rows = [row for row in results if isinstance(row, Interaction)]
-        replies = scored(rows)
-        audit = audit_scores(replies) if replies else None
-        found.append(LogScores(file=name, rows=len(rows), audit=audit))
-        everything += replies
-    return LogScoresAudit(files=tuple(found), whole=audit_scores(everything) if everything else None)

@@ -5,6 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from graftwork.data.project import PreparedData
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import (
     choose_worked_example,
@@ -12,6 +13,29 @@ from graftwork.evaluate.cases import (
     question_key,
     read_cases,
     write_cases,
+)
+from graftwork.evaluate.gate.project import note_rules
+from graftwork.evaluate.project import (
+    Evaluated,
+    TestSetUse,
+    measure_subjects,
+    open_grading,
+    remark_on_log,
+    report_on,
+)
+from graftwork.evaluate.project_cases import (
+    find_prompt,
+    hash_case_file,
+    read_held_out,
+    remark_on_prompts,
+    subjects_by_settings,
+    with_logged_prompts,
+)
+from graftwork.evaluate.project_subjects import (
+    find_champion,
+    find_trained,
+    find_without_repaired,
+    resolve_subject,
 )
 from graftwork.evaluate.subjects import (
     CHAMPION,
@@ -27,32 +51,8 @@ from graftwork.evaluate.subjects import (
 from graftwork.files.dataset import read_rows
 from graftwork.grading.call_environment import find_files
 from graftwork.grading.custom import hash_own, is_own
-from graftwork.pipeline.evaluation import (
-    Evaluated,
-    TestSetUse,
-    measure_subjects,
-    open_grading,
-    remark_on_log,
-    report_on,
-)
-from graftwork.pipeline.evaluation_cases import (
-    find_prompt,
-    hash_case_file,
-    read_held_out,
-    remark_on_prompts,
-    subjects_by_settings,
-    with_logged_prompts,
-)
-from graftwork.pipeline.evaluation_subjects import (
-    find_champion,
-    find_trained,
-    find_without_repaired,
-    resolve_subject,
-)
-from graftwork.pipeline.gate import note_rules
-from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.data import PreparedData
+from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Case

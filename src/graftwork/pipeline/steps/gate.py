@@ -5,8 +5,7 @@ from typing import Any
 
 from graftwork.evaluate.gate.advice import Training
 from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
-from graftwork.pipeline.evaluation import Evaluated, doubts_about_judge, judged_metrics
-from graftwork.pipeline.gate import (
+from graftwork.evaluate.gate.project import (
     Champion,
     find_better_run,
     keep_report,
@@ -17,8 +16,9 @@ from graftwork.pipeline.gate import (
     with_champion,
     with_changes,
 )
-from graftwork.pipeline.open_project import OpenProject
+from graftwork.evaluate.project import Evaluated, doubts_about_judge, judged_metrics
 from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.project.open_project import OpenProject
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.train.run_folder import read_steps

@@ -13,13 +13,16 @@ from graftwork.costmodel.processor import (
     choose_kept,
     packed_bytes,
 )
+from graftwork.data.project import PreparedData
 from graftwork.files.dataset import iterate_rows, read_rows
 from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.base import note_on_weights
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import linear_names, read_shape
-from graftwork.pipeline.open_project import OpenProject, load_template
-from graftwork.pipeline.plan_card import (
+from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.plan.estimate import PlanInputs, make_plan
+from graftwork.plan.project import (
     as_plain,
     card_rates,
     plan_passes,
@@ -27,14 +30,10 @@ from graftwork.pipeline.plan_card import (
     plan_streamed,
     plan_tuning,
 )
-from graftwork.pipeline.rewards import name_rewards, rollout_rows
-from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
-from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.data import PreparedData
-from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
 from graftwork.process.preload import is_supported
+from graftwork.project.open_project import OpenProject, load_template
 from graftwork.records.base import Figure, fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
@@ -44,6 +43,7 @@ from graftwork.train.callbacks.guards import STEPS_BEFORE_CRASH
 from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers, why_plain_step
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.objectives.pairs import Render, make_pairs, render_with, require_pairs
+from graftwork.train.rewards import name_rewards, rollout_rows
 from graftwork.train.settings import LOSS, REWARD, TrainSettings
 
 

@@ -7,15 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graftwork.data.project import PreparedData
 from graftwork.engines.settings import EngineSettings
+from graftwork.evaluate.gate.project import find_judged_report
+from graftwork.evaluate.project import Evaluated
 from graftwork.model.base import note_on_weights
-from graftwork.pipeline.evaluation import Evaluated
-from graftwork.pipeline.gate import find_judged_report
-from graftwork.pipeline.open_project import OpenProject, current_user, load_template, timestamp
-from graftwork.pipeline.releases import full_alias, open_store, sign_release
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import load_cases
+from graftwork.project.open_project import OpenProject, current_user, load_template, timestamp
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import WorkerFailed, needs_extra
 from graftwork.records.interaction import TRY_OUT_SESSION
@@ -26,6 +25,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.registry.folder import MINISIGN
 from graftwork.registry.index import Change, promote
 from graftwork.registry.manifest import Lineage, ReleaseContext
+from graftwork.registry.project import full_alias, open_store, sign_release
 from graftwork.registry.publish import find_licence, publish
 from graftwork.registry.signatures import load_secret_key
 from graftwork.registry.store import ReleaseStore
@@ -147,7 +147,7 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
     # As it was evaluated: the gate has not judged it on another engine yet, and no other model may answer.
     alone = {"engine": EngineSettings(), "failover": FailoverSettings()}
     settings = work.settings.serve.model_copy(update={**local, **alone})
-    from graftwork.pipeline.serving import serve_in_background
+    from graftwork.serve.project import serve_in_background
 
     moments = [time.perf_counter()]
     with ThreadPoolExecutor(2 * QUESTIONS) as threads:

@@ -3,18 +3,16 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graftwork.data.project import PreparedData
+from graftwork.evaluate.live.drift import measure_drift
+from graftwork.evaluate.project import Evaluated, put_page, savings_of
+from graftwork.evaluate.project_subjects import find_without_repaired
 from graftwork.evaluate.settings import CostSettings
 from graftwork.files.disk import file_digest, write_atomic
 from graftwork.files.escalation import read_forecast
-from graftwork.pipeline.drift import measure_drift
-from graftwork.pipeline.evaluation import Evaluated, put_page, savings_of
-from graftwork.pipeline.evaluation_subjects import find_without_repaired
-from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.releases import full_alias
-from graftwork.pipeline.runs import read_vitals
-from graftwork.pipeline.step import PipelineStep, StepOutputs, name_entry
-from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.release import TryOut
+from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import Audit
 from graftwork.records.plan import Plan
@@ -22,7 +20,9 @@ from graftwork.records.release import Release
 from graftwork.records.report import Verdict
 from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome
+from graftwork.registry.project import full_alias
 from graftwork.train.run_folder import read_journal
+from graftwork.train.runs import read_vitals
 
 if TYPE_CHECKING:
     from graftwork.views.page import AnswerPair

@@ -11,32 +11,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from graftwork.data.project import PreparedData
+from graftwork.evaluate.gate.project import note_rules
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.base import verify_base
-from graftwork.pipeline.gate import note_rules
-from graftwork.pipeline.multi_node import launch_of
-from graftwork.pipeline.open_project import OpenProject, report_base_note, timestamp
 from graftwork.pipeline.preflight import require_rewards
-from graftwork.pipeline.reporter import Reporter
-from graftwork.pipeline.rewards import find_case_file, find_examined_file, keep_reward_seconds
 from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
-from graftwork.pipeline.runs import read_parts, write_training_page
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import kind_of_run
-from graftwork.pipeline.supervise import Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.plan import residuals
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.clock import add_waited, read_waited
 from graftwork.process.heartbeat import Patience
 from graftwork.process.worker import hold_lock, interruption_error
+from graftwork.project.open_project import OpenProject, report_base_note, timestamp
+from graftwork.project.reporter import Reporter
+from graftwork.project.supervise import Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.redact import publish_text, publishable
+from graftwork.train.distributed.multi_node import launch_of
+from graftwork.train.rewards import find_case_file, find_examined_file, keep_reward_seconds
 from graftwork.train.run_folder import MESSAGES, OUTCOME, REPLANNED
 from graftwork.train.run_setup import pass_mirrors
+from graftwork.train.runs import read_parts, write_training_page
 
 
 def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.plan.week.calendar import (
+from graftwork.records.week import parse_moment, parse_window
+from graftwork.week.calendar import (
     clip,
     cut_at,
     intersect,
@@ -22,7 +23,6 @@ from graftwork.plan.week.calendar import (
     week_end,
     week_start,
 )
-from graftwork.records.week import parse_moment, parse_window
 
 BERLIN = "Europe/Berlin"
 SPRING, AUTUMN = date(2026, 3, 23), date(2026, 10, 19)

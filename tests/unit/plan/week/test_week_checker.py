@@ -3,8 +3,8 @@
 import pytest
 from week_samples import DAY, WEEK, daytime, model, nights, place, session, week
 
-from graftwork.plan.week.checker import check_week
-from graftwork.plan.week.problem import QuotaPeriod, QuotaReading, RollingQuota, WeekState
+from graftwork.week.checker import check_week
+from graftwork.week.problem import QuotaPeriod, QuotaReading, RollingQuota, WeekState
 
 NOTHING = WeekState()
 

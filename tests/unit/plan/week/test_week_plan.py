@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from week_samples import DAY, START, WEEK, model, nights, place, session, small_week, week
 
-from graftwork.plan.week.checker import check_week
-from graftwork.plan.week.curves import bin_losses, combine, fit_curve
-from graftwork.plan.week.ical import calendar_text
-from graftwork.plan.week.plan import WeekImpossible, plan_week
-from graftwork.plan.week.problem import (
+from graftwork.records.errors import UserMistake
+from graftwork.records.week import WeekSchedule
+from graftwork.week.checker import check_week
+from graftwork.week.curves import bin_losses, combine, fit_curve
+from graftwork.week.ical import calendar_text
+from graftwork.week.plan import WeekImpossible, plan_week
+from graftwork.week.problem import (
     Effort,
     QuotaPeriod,
     QuotaReading,
@@ -20,10 +22,8 @@ from graftwork.plan.week.problem import (
     reading_notes,
     window_use,
 )
-from graftwork.plan.week.replan import WeekEvent, sessions_ahead, state_after
-from graftwork.plan.week.score import score
-from graftwork.records.errors import UserMistake
-from graftwork.records.week import WeekSchedule
+from graftwork.week.replan import WeekEvent, sessions_ahead, state_after
+from graftwork.week.score import score
 
 BRIEF = Effort(seconds=2.0, workers=1, what_if=False, enough=0.05)
 

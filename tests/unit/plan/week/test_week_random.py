@@ -5,12 +5,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from week_samples import states, weeks
 
-from graftwork.plan.week.checker import check_week
-from graftwork.plan.week.greedy import plan_greedily
-from graftwork.plan.week.plan import find_plan
-from graftwork.plan.week.problem import WeekState, as_scenario, in_rounds, rounds_of, scenarios_of
-from graftwork.plan.week.sat import SearchLimits
-from graftwork.plan.week.score import score
+from graftwork.week.checker import check_week
+from graftwork.week.greedy import plan_greedily
+from graftwork.week.plan import find_plan
+from graftwork.week.problem import WeekState, as_scenario, in_rounds, rounds_of, scenarios_of
+from graftwork.week.sat import SearchLimits
+from graftwork.week.score import score
 
 SLOW_INPUT = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 

@@ -5,10 +5,10 @@ import itertools
 import pytest
 from week_samples import model, place, session, week
 
-from graftwork.plan.week.checker import check_week
-from graftwork.plan.week.problem import GainCurve, WeekState, as_scenario, rounds_of
-from graftwork.plan.week.sat import SearchLimits, solve
-from graftwork.plan.week.score import POINTS, score
+from graftwork.week.checker import check_week
+from graftwork.week.problem import GainCurve, WeekState, as_scenario, rounds_of
+from graftwork.week.sat import SearchLimits, solve
+from graftwork.week.score import POINTS, score
 
 NOW = WeekState()
 

@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from graftwork.plan.week.problem import (
+from graftwork.records.week import Session
+from graftwork.week.problem import (
     GainCurve,
     QuotaPeriod,
     RollingQuota,
@@ -13,7 +14,6 @@ from graftwork.plan.week.problem import (
     WeekProblem,
     WeekState,
 )
-from graftwork.records.week import Session
 
 START = datetime(2026, 11, 16, tzinfo=UTC)
 DAY = 1440

@@ -1,0 +1,327 @@
+"""Component generation connected to models, judges, sandboxes and projects.
+
+In: a spec file, the name of a model. Out: a package, its verification, episodes for training. A project is
+needed only where the model is one of its own, and gives settings where there is one.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from graftwork.components.generate.attempts import (
+    ComponentModel,
+    GenerationJournal,
+    OnProgress,
+    RecordedAnswers,
+)
+from graftwork.components.generate.episodes import (
+    EpisodeFiles,
+    dump_lines,
+    is_held_out,
+    list_cases,
+    list_episodes,
+    to_rows,
+)
+from graftwork.components.generate.package import GENERATION, ProvenanceReport, read_manifest, verify_package
+from graftwork.components.generate.prompts import prompt_hash
+from graftwork.components.generate.run import ENDINGS, STAGES
+from graftwork.components.generate.session import (
+    GenerateJob,
+    GenerationOutcome,
+    StageRate,
+    generate,
+    open_verifier,
+    stage_rates,
+)
+from graftwork.components.settings import GenerateSettings
+from graftwork.components.spec.cases import Stage
+from graftwork.components.spec.component import ComponentPlan, load_plan
+from graftwork.components.verify.verifier import Submission
+from graftwork.engines.child import EngineChild
+from graftwork.engines.embedded import EMBEDDED
+from graftwork.engines.endpoint import EndpointEngine
+from graftwork.engines.interface import EngineSource
+from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP
+from graftwork.evaluate.project import open_grading
+from graftwork.evaluate.project_subjects import find_device, find_weights
+from graftwork.evaluate.subjects import NamedSubject, parse_subject
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import write_atomic
+from graftwork.model.base import EMBEDDED as EMBEDDED_BASE
+from graftwork.model.base import find_base
+from graftwork.process.sandbox import SandboxSettings
+from graftwork.project.open_project import OpenProject
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import UserMistake
+
+RECORDED = "recorded:"
+ENGINES = "URL#model, base, engine:llamacpp@base, run:ID, release:ID, champion and recorded:FILE"
+HELD_OUT_SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+
+
+class ComponentRequest(NamedTuple):
+    """What a user asks for."""
+
+    spec: Path
+    engine: str
+    out: Path
+    settings: GenerateSettings
+    cases: Path | None = None
+    wanted: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = STAGES
+    judged: bool = False
+    max_total_tokens: int | None = None
+    max_minutes: float | None = None
+
+
+def generate_components(
+    request: ComponentRequest,
+    *,
+    work: OpenProject | None = None,
+    on_progress: OnProgress = lambda _phase, _done, _total: None,
+) -> GenerationOutcome:
+    plan = load_plan(request.spec, request.cases)
+    wanted = choose_components(plan, request.wanted)
+    judge = None
+    if request.judged:
+        if work is None or work.settings.evaluate.judge is None:
+            raise UserMistake(
+                "no judge is named",
+                why="--judge asks the judge of a project",
+                fix="name one under evaluate.judge in graft.yaml",
+                where="--judge",
+            )
+        judge = open_grading(work, ()).judge
+    with open_model(request.engine, work) as model:
+        job = GenerateJob(
+            plan,
+            model,
+            request.out,
+            request.settings,
+            wanted,
+            request.stages,
+            judge,
+            sandbox=_sandbox_of(work),
+            max_total_tokens=request.max_total_tokens,
+            max_minutes=request.max_minutes,
+            on_progress=on_progress,
+        )
+        return generate(job)
+
+
+def choose_components(plan: ComponentPlan, names: Sequence[str]) -> tuple[str, ...]:
+    """Components by id, by function, or all below a node."""
+    found: list[str] = []
+    for name in names:
+        matching = [
+            each.id for each in plan.components if each.function == name or is_held_out(each.id, (name,))
+        ]
+        if not matching:
+            known = ", ".join(each.id for each in plan.components[:12])
+            raise UserMistake(
+                f"there is no component {name}",
+                why=f"the specification has {known}",
+                fix="`graft spec show` lists the nodes",
+                where="--only",
+            )
+        found += matching
+    return tuple(dict.fromkeys(found))
+
+
+@contextmanager
+def open_model(name: str, work: OpenProject | None) -> Iterator[ComponentModel]:
+    """recorded:FILE, URL#model, base, or a subject of a project: run:ID, release:ID, champion, …"""
+    if name.startswith(RECORDED):
+        path = Path(name.removeprefix(RECORDED))
+        recorded = RecordedAnswers(path)
+        yield ComponentModel(f"{RECORDED}{path.name}", recorded.digest, recorded.ask)
+        return
+    subject = _read_engine(name)
+    if subject.endpoint is not None:
+        engine = EndpointEngine(subject.endpoint)
+        identity = engine.facts.fingerprint
+        yield ComponentModel(subject.name, identity, engine.ask, at_once=subject.endpoint.concurrency)
+        return
+    with _open_local(subject, work) as model:
+        yield model
+
+
+def _read_engine(name: str) -> NamedSubject:
+    try:
+        return parse_subject(name)
+    except UserMistake as error:
+        raise UserMistake(
+            f"{name!r} names no engine",
+            why=f"engines are {ENGINES}",
+            fix="for example `--engine base`, or `--engine http://localhost:8000/v1#model`",
+            where="--engine",
+        ) from error
+
+
+@contextmanager
+def _open_local(subject: NamedSubject, work: OpenProject | None) -> Iterator[ComponentModel]:
+    if subject.kind not in ("base", "folder", "run", "release", "model"):
+        raise UserMistake(
+            f"{subject.name!r} cannot be asked for components",
+            why=f"engines are {ENGINES}",
+            fix="name one of these",
+            where="--engine",
+        )
+    if subject.kind != "base" and work is None:
+        raise UserMistake(
+            f"{subject.name!r} is a model of a project",
+            why="there is no graft.yaml here",
+            fix="run the command in a project, or name it with -C",
+            where="--engine",
+        )
+    weights = find_weights(work, subject, None) if work is not None and subject.kind != "base" else None
+    base = work.weights if work is not None else find_base(EMBEDDED_BASE, project_folder=Path(), weights=True)
+    kind = subject.engine or (LLAMACPP if weights is None else EMBEDDED)
+    on_llamacpp = kind == LLAMACPP
+    adapters = {"adapter": weights.folder} if weights is not None else {}
+    identity = fingerprint([base.revision, weights.adapter_hash if weights is not None else None])
+    source = EngineSource(
+        base_folder=Path(base.folder),
+        adapters=adapters,
+        device="cpu" if on_llamacpp else find_device(),
+        precision=subject.precision or (DEFAULT_PRECISION if on_llamacpp else "float32"),
+        threads=work.settings.train.threads if work is not None else None,
+        fingerprint=identity,
+    )
+    with tempfile.TemporaryDirectory(prefix="graft-engine-") as folder:
+        child = EngineChild(kind, source, folder=Path(folder))
+        with closing(child):
+            label = f"{subject.name} ({base.name})" if subject.kind == "base" else subject.name
+            yield ComponentModel(label, identity, child.ask_once)
+
+
+def _sandbox_of(work: OpenProject | None) -> SandboxSettings:
+    return work.settings.evaluate.sandbox if work is not None else SandboxSettings()
+
+
+def verify_components(
+    out: Path,
+    *,
+    spec: Path | None = None,
+    cases: Path | None = None,
+    work: OpenProject | None = None,
+) -> ProvenanceReport:
+    """Check the chain; with a spec, run every source again and compare what it does."""
+    plan = load_plan(spec, cases) if spec is not None else None
+    report = verify_package(out, plan=plan)
+    if plan is None:
+        return report
+    problems = list(report.problems)
+    manifest = read_manifest(out)
+    assert manifest is not None
+    texts = {
+        identifier: (out / part["file"]).read_text(encoding="utf-8")
+        for identifier, part in manifest.components.items()
+        if (out / part["file"]).is_file()
+    }
+    chosen = [each for each in plan.components if each.id in texts]
+    ending = ENDINGS[plan.language]
+    given = [
+        Submission(
+            each,
+            texts[each.id],
+            4,
+            tuple((f"{other.module}{ending}", texts[other.id]) for other in chosen if other.id != each.id),
+        )
+        for each in chosen
+    ]
+    verdicts = open_verifier(plan, _sandbox_of(work)).verify(given)
+    for each, verdict in zip(chosen, verdicts, strict=True):
+        if not verdict.ok:
+            problems.append(f"{each.id}: run again, it does not hold its cases: {verdict.reason}")
+    return report.model_copy(update={"problems": tuple(problems), "rerun": len(given)})
+
+
+def write_episodes(
+    out: Path,
+    *,
+    spec: Path,
+    to: Path,
+    cases: Path | None = None,
+    held_out: Sequence[str] = (),
+    work: OpenProject | None = None,
+) -> EpisodeFiles:
+    """Interactions and pairs, prompts for rollouts, and cases of the components that are held out.
+
+    Prompts and cases have checks that run Python: a plan in another language gives interactions only.
+    """
+    plan = load_plan(spec, cases)
+    choose_components(plan, held_out)
+    journal = GenerationJournal(out / GENERATION)
+    episodes = list(list_episodes(plan, journal, held_out=held_out))
+    files = {"interactions": "episodes.jsonl", "prompts": "prompts.jsonl", "cases": "held_out.jsonl"}
+    written = {name: str(to / file) for name, file in files.items()}
+    apart = _find_held_out(work, Path(written["interactions"]))
+    kept = [each for each in episodes if each.prompt not in apart.elsewhere]
+    rows, pairs = to_rows(kept)
+    simple = [
+        each
+        for each in plan.components
+        if plan.language == "python" and not each.dependencies and each.cases.calls
+    ]
+    prompts, held = [], []
+    for each in simple:
+        made = list_cases(plan, journal, each)
+        if is_held_out(each.id, held_out):
+            held += [case for _, case in made]
+        else:
+            prompts += [case for prompt, case in made if not apart.holds(prompt, case["session"])]
+    for name, content in (("interactions", rows), ("prompts", prompts), ("cases", held)):
+        write_atomic(Path(written[name]), dump_lines(content))
+    return EpisodeFiles(
+        interactions=len(rows),
+        pairs=pairs,
+        failed=sum(row["status"] == "failed" for row in rows),
+        prompts=len(prompts),
+        cases=len(held),
+        held_out=tuple(each.id for each in plan.components if is_held_out(each.id, held_out)),
+        left_out=len(episodes) - len(kept),
+        with_dependencies=sum(bool(each.dependencies) for each in plan.components),
+        files=written,
+    )
+
+
+class _HeldOut(NamedTuple):
+    """What the validation and test splits of a project's datasets hold: prompts by hash, and sessions."""
+
+    prompts: set[str]
+    sessions: set[str]
+    elsewhere: set[str]
+    """Prompts of other logs. Rows of the log of episodes stay in it: they keep their split."""
+
+    def holds(self, prompt: str, session: str) -> bool:
+        """A session is a component: if one of its stages is held out, all are."""
+        return prompt in self.prompts or session in self.sessions
+
+
+def _find_held_out(work: OpenProject | None, log: Path) -> _HeldOut:
+    found = _HeldOut(set(), set(), set())
+    if work is None or not work.project.datasets.is_dir():
+        return found
+    for folder in work.project.datasets.iterdir():
+        if not (folder / "manifest.json").is_file():
+            continue
+        for split in HELD_OUT_SPLITS:
+            for row in read_rows(folder, split):
+                prompt = prompt_hash(row.messages)
+                found.prompts.add(prompt)
+                if row.session is not None:
+                    found.sessions.add(row.session)
+                if (work.project.root / row.origin.file).resolve() != log.resolve():
+                    found.elsewhere.add(prompt)
+    return found
+
+
+def read_rates(out: Path) -> tuple[StageRate, ...]:
+    if read_manifest(out) is None and not (out / GENERATION).is_dir():
+        raise UserMistake(
+            "there is no generation here", fix="name the folder that --out wrote", where=str(out)
+        )
+    return stage_rates(GenerationJournal(out / GENERATION))

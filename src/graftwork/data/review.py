@@ -1,0 +1,589 @@
+"""What people say of answers: rows to look at, corrections, and the judge compared with them.
+
+In: an open project: its captures, the last evaluation, the last audit, the dataset. Out: items and decisions;
+corrections with reviewer and time, and which contradict each other; one JudgeCalibration for each mode of the
+judge. Decisions are stored at once. Those about captures become feedback when the session ends; those about
+rows of the log are written to a log of their own, which replaces the rows. Labels go to the judge without the
+reference wherever that would be the labelled answer itself.
+"""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.turns import take_turns, to_messages
+from graftwork.data.project import PreparedData
+from graftwork.data.repair.project import default_out
+from graftwork.data.repair.targets import hash_prompt
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.cases import choose_cases, clusters_of
+from graftwork.evaluate.judge.calibration import (
+    CalibrationTerms,
+    JudgeCalibration,
+    LabelledAnswer,
+    LabelledPair,
+    Mode,
+    calibrate,
+    opinions_of_marks,
+    opinions_of_pairs,
+)
+from graftwork.evaluate.judge.judge import Judge, open_judge
+from graftwork.evaluate.live.drift import find_unlike
+from graftwork.evaluate.project import JUDGED_FOLDER, Evaluated, calibration_file, judge_identity
+from graftwork.evaluate.settings import JudgeSettings
+from graftwork.files.dataset import iterate_rows, read_manifest, read_rows
+from graftwork.files.disk import make_folder, write_atomic
+from graftwork.grading.metrics import Review
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.open_project import OpenProject, timestamp
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.correction import (
+    Correction,
+    CorrectionConflict,
+    Corrections,
+    JudgeLabel,
+    ReviewAction,
+    ReviewDecision,
+    ReviewItem,
+    ReviewReason,
+    key_of_capture,
+)
+from graftwork.records.dataset import SPLITS, Audit, Row
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Message, Origin
+from graftwork.records.report import Case
+from graftwork.store.captures import FeedbackStore
+from graftwork.store.reviews import ReviewStore
+from graftwork.text.words import fold
+
+REVIEWED_FILE = "reviewed.jsonl"
+WEIGHTS: dict[ReviewReason, float] = {
+    "disagreement": 8.0,
+    "low_reward": 6.0,
+    "gate_failure": 5.0,
+    "wrong_label": 4.0,
+    "drift": 3.0,
+    "rare_group": 2.0,
+    "unrated": 1.0,
+}
+"""What a look is worth; the reasons of an item add up."""
+MOST_CAPTURES = 2000
+MOST_ROWS = 50_000
+SMALL_GROUP = 10
+
+
+class AppliedReviews(NamedTuple):
+    """What the decisions so far came to: feedback on captures, and lines of the log of reviewed rows."""
+
+    feedback: int
+    rows: int
+    file: Path | None
+
+
+class ReviewQueue:
+    """Returns undecided items, the most helpful first."""
+
+    def __init__(self, work: OpenProject, *, who: str) -> None:
+        self._work, self._who = work, who
+        self._store = ReviewStore(work.database, project=work.settings.project)
+        self._items = list_items(work)
+        self._undone: list[ReviewItem] = []
+
+    @property
+    def waiting(self) -> int:
+        decided = self._store.decided()
+        return sum(item.keys.isdisjoint(decided) for item in self._items)
+
+    def next(self) -> ReviewItem | None:
+        """The next item. Items that another reviewer has decided in the meantime are left out."""
+        decided = self._store.decided()
+        candidates = [*reversed(self._undone), *self._items]
+        return next((item for item in candidates if item.keys.isdisjoint(decided)), None)
+
+    def decide(self, item: ReviewItem, action: ReviewAction, *, reply: str | None = None) -> bool:
+        """Store a decision; False if another reviewer was faster."""
+        return self._store.add(
+            ReviewDecision(item=item, action=action, who=self._who, at=timestamp(), reply=reply)
+        )
+
+    def undo(self) -> ReviewItem | None:
+        """Take back the last decision that is not applied yet; the item comes next again."""
+        last = self._store.undo(self._who, at=timestamp())
+        if last is None:
+            return None
+        self._undone.append(last.item)
+        return last.item
+
+    def apply(self, *, out: Path | None = None) -> AppliedReviews:
+        return apply_reviews(self._work, out=out)
+
+
+def list_items(work: OpenProject) -> list[ReviewItem]:
+    """List everything worth a look, the most helpful first, without what is decided."""
+    standing = ReviewStore(work.database, project=work.settings.project).standing()
+    decided = {_content(entry.review.item) for entry in standing}
+    rows = _read_rows(work)
+    sizes = Counter(row.group for row in rows)
+    found: dict[str, ReviewItem] = {}
+    for item in (*_list_captures(work, sizes), *_list_rows(work, rows, sizes)):
+        content = _content(item)
+        if content in decided:
+            continue
+        known = found.get(content)
+        found[content] = item if known is None else _merge(known, item)
+    return sorted(
+        found.values(), key=lambda item: (-sum(WEIGHTS[reason] for reason in item.reasons), item.key)
+    )
+
+
+def _content(item: ReviewItem) -> str:
+    """Captures with the same prompt and reply are one item; rows are those of the log."""
+    if item.kind == "row":
+        return item.key
+    return fingerprint([hash_prompt(item.messages), item.reply])
+
+
+def _merge(known: ReviewItem, item: ReviewItem) -> ReviewItem:
+    alike = (*known.alike, item.capture) if item.key != known.key and item.capture else known.alike
+    return known.model_copy(
+        update={
+            "reasons": {**item.reasons, **known.reasons},
+            "other": known.other or item.other,
+            "alike": alike,
+        }
+    )
+
+
+def _is_rare(group: str | None, sizes: Counter[str | None]) -> bool:
+    return group is not None and len(sizes) > 1 and 0 < sizes[group] < SMALL_GROUP
+
+
+def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[ReviewItem]:
+    """Captures that people rated low, disagree about or have not rated, or that are unlike training rows."""
+    disputed = {
+        correction.capture: conflict
+        for conflict in list_corrections(work).conflicts
+        for correction in conflict.corrections
+    }
+    low = work.settings.data.captures.negative_below
+    served = (capture for capture in work.captures.export() if capture.shadow_of is None)
+    newest = heapq.nlargest(MOST_CAPTURES, enumerate(served), key=lambda pair: pair[0])
+    captures = [capture for _, capture in newest if capture.session != TRY_OUT_SESSION]
+    unlike = find_unlike(work, captures)
+    answers = _group_answers(captures)
+    for capture in captures:
+        messages = read_messages(capture)
+        if not messages:
+            continue
+        reasons: dict[ReviewReason, str] = {}
+        other = ""
+        if capture.id in disputed:
+            reasons["disagreement"] = "people corrected this prompt in different ways"
+            texts = [given.corrected for given in disputed[capture.id].corrections]
+            other = "\n---\n".join(dict.fromkeys(texts))
+        elif capture.correction is not None:
+            continue
+        elif len(answers[hash_prompt(messages)]) > 1:
+            reasons["disagreement"] = "the same prompt was answered in different ways"
+            other = next(text for text in answers[hash_prompt(messages)] if text != capture.reply)
+        if capture.feedback is not None and capture.feedback < low:
+            reasons["low_reward"] = f"users gave it {capture.feedback:g}"
+        if capture.id in unlike:
+            reasons["drift"] = "it is unlike any training prompt"
+        if capture.feedback is None:
+            reasons["unrated"] = "not rated"
+        if reasons and _is_rare(capture.model, sizes):
+            reasons["rare_group"] = f"its role has {sizes[capture.model]} rows"
+        if reasons:
+            yield ReviewItem(
+                key=key_of_capture(capture.id),
+                kind="capture",
+                messages=messages,
+                reply=capture.reply,
+                reasons=reasons,
+                group=capture.model,
+                capture=capture.id,
+                other=other,
+            )
+
+
+def _group_answers(captures: list[Capture]) -> dict[str, list[str]]:
+    """The distinct answers to each prompt."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for capture in captures:
+        messages = read_messages(capture)
+        if messages:
+            listed = found[hash_prompt(messages)]
+            if capture.reply not in listed:
+                listed.append(capture.reply)
+    return found
+
+
+def _read_rows(work: OpenProject) -> list[Row]:
+    prepared = work.ledger.get("prepare")
+    if prepared is None:
+        return []
+    folder = Path(PreparedData.model_validate(prepared.output).folder)
+    try:
+        read_manifest(folder)
+        return [row for split in SPLITS for row in islice(iterate_rows(folder, split), MOST_ROWS)]
+    except GraftError:
+        return []  # the dataset is gone: only captures can be looked at
+
+
+def _list_rows(work: OpenProject, rows: list[Row], sizes: Counter[str | None]) -> Iterator[ReviewItem]:
+    """Rows of the dataset that the adapter failed at, or that the audit doubts."""
+    if not rows:
+        return
+    failed, doubts = _find_failures(work), _find_doubts(work)
+    for row in rows:
+        if row.capture is not None or "." in row.id:
+            continue  # captures are in the queue themselves; a part of a conversation is no row of the log
+        reasons: dict[ReviewReason, str] = dict(doubts.get(row.origin, {}))
+        if row.id in failed:
+            reasons["gate_failure"] = "the adapter fails this held-out case"
+        if _is_rare(row.group, sizes) and (reasons or row.answered):
+            by = ", and a teacher wrote the reply" if row.answered else ""
+            reasons["rare_group"] = f"its role has {sizes[row.group]} rows{by}"
+        if reasons:
+            yield _to_item(row, reasons, other=failed.get(row.id, ""))
+
+
+def _to_item(row: Row, reasons: dict[ReviewReason, str], *, other: str) -> ReviewItem:
+    prompt = hash_prompt(row.messages)
+    return ReviewItem(
+        key=f"row:{row.input_hash}:{prompt[:16]}",
+        kind="row",
+        messages=row.messages,
+        reply=row.reply,
+        reasons=reasons,
+        group=row.group,
+        origin=row.origin,
+        input_hash=row.input_hash,
+        other=other,
+    )
+
+
+def _find_failures(work: OpenProject) -> dict[str, str]:
+    """What the adapter said to the held-out cases that it fails, by the id of the case."""
+    entry = work.ledger.get("evaluate")
+    if entry is None:
+        return {}
+    evaluated = Evaluated.model_validate(entry.output)
+    primary = work.settings.gate.primary_rule
+    metric = evaluated.report.candidate.metrics.get(primary.metric) if primary is not None else None
+    if metric is None:
+        return {}
+    failed = {case for case, score in metric.scores.items() if score is not None and score < 0.5}
+    folder = evaluated.folders.get(evaluated.report.candidate.subject)
+    try:
+        answers = read_answers(Path(folder)) if folder else []
+    except (GraftError, OSError):
+        answers = []
+    said = {answer.case_id: answer.text for answer in answers}
+    return {case: said.get(case, "") for case in failed}
+
+
+def _find_doubts(work: OpenProject) -> dict[Origin, dict[ReviewReason, str]]:
+    entry = work.ledger.get("audit")
+    if entry is None:
+        return {}
+    audit = Audit.model_validate(entry.output)
+    found: dict[Origin, dict[ReviewReason, str]] = defaultdict(dict)
+    for doubt in audit.label_noise.suspicious:
+        found[doubt.origin]["wrong_label"] = f"the rest of the log suggests {doubt.suggested!r}"
+    for cluster in audit.clusters:
+        if cluster.kind == "conflicting_answers":
+            for origin in cluster.rows:
+                found[origin]["disagreement"] = "other rows of the log answer the same prompt differently"
+    return found
+
+
+def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedReviews:
+    """Turn decisions about captures into feedback, once, and write the log of reviewed rows."""
+    store = ReviewStore(work.database, project=work.settings.project)
+    given, lines = 0, []
+    for entry in store.standing():
+        review = entry.review
+        if review.item.kind == "row":
+            line = write_review(review)
+            lines += [line] if line is not None else []
+        elif not entry.applied:
+            given += store.apply(entry, _to_feedback(review))
+    path = out or default_out(work).with_name(REVIEWED_FILE)
+    if lines or path.exists():
+        write_atomic(path, b"".join(lines), private=True)
+    return AppliedReviews(given, len(lines), path if lines else None)
+
+
+def _to_feedback(review: ReviewDecision) -> list[Feedback]:
+    """The feedback on a capture and on those that are alike."""
+    if review.action == "skip":
+        return []
+    correction = {"accept": review.item.reply, "reject": None, "edit": review.reply}[review.action]
+    score = 1.0 if review.action == "accept" else 0.0
+    return [
+        Feedback(capture=capture, at=review.at, score=score, who=review.who, correction=correction)
+        for capture in (review.item.capture, *review.item.alike)
+    ]
+
+
+def write_review(review: ReviewDecision) -> bytes | None:
+    """The line of the log that replaces a row; None where the row stays as it is."""
+    if review.action not in ("reject", "edit"):
+        return None
+    item, edited = review.item, review.reply if review.action == "edit" else None
+    origin = AnswerOrigin(
+        by="reviewer",
+        name=review.who,
+        at=review.at,
+        prompt_hash=hash_prompt(item.messages),
+        replaces=item.input_hash,
+        reason=", ".join(item.reasons),
+        rejected=edited is None,
+    )
+    values = {
+        "id": f"reviewed-{item.input_hash[:16]}",
+        "messages": [{"role": turn.role, "content": turn.content} for turn in item.messages],
+        "reply": item.reply if edited is None else edited,
+        "rejected": item.reply if edited is not None and item.reply.strip() else None,
+        "group": item.group,
+        "answered": origin.model_dump(mode="json"),
+    }
+    return orjson.dumps({key: value for key, value in values.items() if value is not None}) + b"\n"
+
+
+def list_corrections(work: OpenProject) -> Corrections:
+    """List the last correction of each reviewer for each capture, the oldest first."""
+    last: dict[tuple[str, str | None], Correction] = {}
+    for feedback, capture, messages in _read(work):
+        if feedback.correction is not None:
+            key = (capture.id, feedback.who)
+            last.pop(key, None)
+            last[key] = Correction(
+                capture=capture.id,
+                at=feedback.at,
+                reviewer=feedback.who,
+                release=capture.release,
+                messages=messages,
+                served=capture.reply,
+                corrected=feedback.correction,
+                prompt_hash=hash_prompt(messages),
+            )
+    found = tuple(last.values())
+    return Corrections(corrections=found, conflicts=tuple(find_conflicts(found)))
+
+
+def find_conflicts(corrections: tuple[Correction, ...]) -> Iterator[CorrectionConflict]:
+    """Yield the prompts with several corrections that differ in more than case and spacing."""
+    by_prompt: dict[str, list[Correction]] = defaultdict(list)
+    for correction in corrections:
+        by_prompt[correction.prompt_hash].append(correction)
+    for prompt_hash, given in by_prompt.items():
+        if len({fold(correction.corrected) for correction in given}) > 1:
+            question = next((m.content for m in reversed(given[0].messages) if m.role == "user"), "")
+            yield CorrectionConflict(prompt_hash=prompt_hash, question=question, corrections=tuple(given))
+
+
+def list_judge_labels(work: OpenProject) -> Iterator[JudgeLabel]:
+    """Yield what people think of answers: a correction makes the served answer bad and its own text good.
+
+    Reviews of captures are feedback; those of rows of the log come last.
+    """
+    for feedback, capture, messages in _read(work):
+        about: dict[str, Any] = {
+            "messages": messages,
+            "at": feedback.at,
+            "reviewer": feedback.who,
+            "capture": capture.id,
+            "session": capture.session,
+            "group": capture.model,
+            "item": f"capture {capture.id}",
+        }
+        if feedback.correction is None:
+            yield JudgeLabel(answer=capture.reply, score=feedback.score, **about)
+        else:
+            yield from _label_both(capture.reply, feedback.correction, source="correction", **about)
+    for entry in ReviewStore(work.database, project=work.settings.project).standing():
+        review, item = entry.review, entry.review.item
+        if item.kind != "row" or review.action in ("skip", "undo") or not item.reply.strip():
+            continue
+        about = {
+            "messages": item.messages,
+            "at": review.at,
+            "reviewer": review.who,
+            "group": item.group,
+            "item": item.key,
+        }
+        if review.action == "edit" and review.reply is not None:
+            yield from _label_both(item.reply, review.reply, source="review", **about)
+        else:
+            yield JudgeLabel(
+                answer=item.reply, score=float(review.action == "accept"), source="review", **about
+            )
+
+
+def _label_both(served: str, corrected: str, **about: Any) -> Iterator[JudgeLabel]:
+    if fold(corrected) == fold(served):
+        yield JudgeLabel(answer=served, score=1.0, **about)
+        return
+    yield JudgeLabel(answer=served, score=0.0, **about)
+    yield JudgeLabel(answer=corrected, score=1.0, instead_of=served, **about)
+
+
+def _read(work: OpenProject) -> Iterator[tuple[Feedback, Capture, tuple[Message, ...]]]:
+    for entry in FeedbackStore(work.database, project=work.settings.project).all():
+        if entry.capture.session == TRY_OUT_SESSION:
+            continue
+        messages = read_messages(entry.capture)
+        if messages:
+            yield entry.feedback, entry.capture, messages
+
+
+def read_messages(capture: Capture) -> tuple[Message, ...]:
+    """The messages of a capture as a row has them; empty where they cannot be read as text."""
+    try:
+        return to_messages(take_turns(capture.request.get("messages"), "messages"))
+    except BadRow:
+        return ()
+
+
+GOOD_FROM = 0.5
+"""People's scores are from 0 (bad) to 1 (good)."""
+
+
+class CalibratedJudge(Record):
+    """The judge of graft.yaml, each of its modes with what people's labels say of it."""
+
+    model: str
+    modes: tuple[JudgeCalibration, ...]
+
+    @property
+    def sufficient(self) -> bool:
+        return all(found.sufficient for found in self.modes)
+
+
+def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> CalibratedJudge:
+    """Ask the judge about everything that people labelled. Replies are kept: asking again costs nothing."""
+    settings = work.settings.evaluate.judge
+    if settings is None:
+        raise UserMistake(
+            "graft.yaml names no judge",
+            why="there is no judge to compare with people's labels",
+            fix="name its endpoint under evaluate.judge: {url: https://host/v1, model: NAME}",
+            where="evaluate.judge",
+        )
+    answers, pairs = gather_labels(work)
+    chosen = answers[:limit], pairs[:limit]
+    folder = work.project.state / JUDGED_FOLDER
+    make_folder(folder)
+    judge = open_judge(settings, folder=folder)
+    found = []
+    for mode in settings.modes:
+        made = _calibrate_mode(work, judge, settings, mode, *chosen)
+        write_atomic(calibration_file(work, settings, mode), made.to_json())
+        found.append(made)
+    return CalibratedJudge(model=settings.model, modes=tuple(found))
+
+
+def _calibrate_mode(
+    work: OpenProject,
+    judge: Judge,
+    settings: JudgeSettings,
+    mode: Mode,
+    answers: list[LabelledAnswer],
+    pairs: list[LabelledPair],
+) -> JudgeCalibration:
+    def report(done: int, total: int) -> None:
+        work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
+
+    if mode == "pointwise":
+        texts = {answer.case.id: answer.text for answer in answers}
+        marks = judge.rate_all([answer.case for answer in answers], texts, progress=report)
+        opinions, unjudged = opinions_of_marks(answers, marks)
+    else:
+        verdicts = judge.compare(
+            [pair.case for pair in pairs],
+            baseline={pair.case.id: pair.other for pair in pairs},
+            candidate={pair.case.id: pair.preferred for pair in pairs},
+            progress=report,
+        )
+        opinions, unjudged = opinions_of_pairs(pairs, verdicts)
+    terms = CalibrationTerms(
+        model=settings.model,
+        identity=judge_identity(settings, mode),
+        mode=mode,
+        confidence=work.settings.evaluate.confidence,
+        min_kappa=settings.min_kappa,
+        min_labels=settings.min_labels,
+    )
+    return calibrate(opinions, terms=terms, unjudged=unjudged).model_copy(update={"made_at": timestamp()})
+
+
+def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[LabelledPair]]:
+    """Rewards, preference pairs, feedback, corrections and reviews, each labelled answer under its own id."""
+    prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
+    rows = [row for split in SPLITS for row in read_rows(Path(prepared.folder), split)]
+    scale = _scale(work)
+    answers: list[LabelledAnswer] = []
+    pairs: list[LabelledPair] = []
+    known: set[tuple[str, str, str]] = set()
+    cases = choose_cases(rows) if rows else ()
+    clusters = clusters_of(cases)
+    for case in cases:
+        cluster = clusters.get(case.id, case.id)
+        if case.reward is not None and scale.least <= case.reward <= scale.most:
+            share = (case.reward - scale.least) / ((scale.most - scale.least) or 1.0)
+            answers.append(LabelledAnswer(_blind(case), case.reference, share >= GOOD_FROM, cluster))
+        if case.rejected is not None and case.rejected.strip() != case.reference.strip():
+            pairs.append(LabelledPair(_blind(case), case.reference, case.rejected, cluster))
+            known.add(_name_pair(case.messages, case.reference, case.rejected))
+    for number, label in enumerate(_last_labels(list_judge_labels(work))):
+        case = Case(
+            id=f"{label.item} {number}",
+            origin=Origin(file="labels", line=number + 1),
+            messages=label.messages,
+            reference="",
+            group=label.group,
+        )
+        cluster = label.session or label.item
+        answers.append(LabelledAnswer(case, label.answer, label.score >= GOOD_FROM, cluster))
+        # An edited row is a pair of the log too, where data.logs names the log of reviews.
+        if label.instead_of and _name_pair(label.messages, label.answer, label.instead_of) not in known:
+            pairs.append(LabelledPair(case, label.answer, label.instead_of, cluster))
+    return answers, pairs
+
+
+def _last_labels(labels: Iterable[JudgeLabel]) -> list[JudgeLabel]:
+    """What each person thought last of each item. People may disagree: each of them is a label."""
+    last: dict[tuple[str, str | None], list[JudgeLabel]] = {}
+    for label in labels:
+        held = last.setdefault((label.item, label.reviewer), [])
+        if held and label.at != held[-1].at:
+            held.clear()
+        held.append(label)
+    return [label for held in last.values() for label in held]
+
+
+def _name_pair(messages: Sequence[Message], preferred: str, other: str) -> tuple[str, str, str]:
+    question = next((turn.content for turn in reversed(messages) if turn.role == "user"), "")
+    return question, preferred.strip(), other.strip()
+
+
+def _blind(case: Case) -> Case:
+    """Without the reference, which is the very answer that is labelled."""
+    return case.model_copy(update={"reference": ""})
+
+
+def _scale(work: OpenProject) -> Review:
+    """The scale of the log's rewards, as a check on reviewer_score states it."""
+    for check in work.settings.evaluate.checks:
+        if check.metric == "reviewer_score" and isinstance(check.rule, Review):
+            return check.rule
+    return Review()

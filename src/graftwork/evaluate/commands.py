@@ -1,0 +1,423 @@
+"""What `graft eval` and `graft gate` run beyond the steps of the pipeline.
+
+Evaluations of other subjects or cases, which the gate does not see; results of other tools in and out; all
+models judged together; and the choice of the checkpoint that the next training session starts from.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from graftwork.data.project import PreparedData
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.cases import draw_cases, hash_cases, read_case_file, read_cases
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.exchange.common import SubjectExport, write_json
+from graftwork.evaluate.exchange.imports import ImportedRuns, import_runs, read_foreign
+from graftwork.evaluate.exchange.inspect_ai import write_inspect
+from graftwork.evaluate.exchange.lm_eval import write_lm_eval
+from graftwork.evaluate.gate.decide import GateCandidate, decide_all, next_start
+from graftwork.evaluate.gate.project import comparable, find_report, keep_report, read_report
+from graftwork.evaluate.power import wear_of
+from graftwork.evaluate.project import (
+    PAGE,
+    Evaluated,
+    ask_everybody,
+    forget_subjects,
+    put_page,
+)
+from graftwork.evaluate.project_subjects import resolve_subject
+from graftwork.evaluate.report import slice_report
+from graftwork.evaluate.score import score, sessions_of
+from graftwork.evaluate.subjects import CHAMPION, Asking, Lineup, NamedSubject, parse_subjects
+from graftwork.files.disk import write_atomic
+from graftwork.grading.interface import GradeContext
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.evaluate import (
+    ADAPTER,
+    LOG,
+    REFERENCES,
+    STEP,
+    held_out,
+    line_up,
+    measure_lineup,
+    prepare_asking,
+)
+from graftwork.pipeline.steps.gate import finish, gather
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.open_project import OpenProject, name_entry, timestamp
+from graftwork.project.reporter import ModelReporter
+from graftwork.records import errors
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import UserMistake
+from graftwork.records.report import Case, NextStart, Report, SubjectReport, Verdict
+from graftwork.records.run import TrainOutcome
+from graftwork.registry.project import open_store
+from graftwork.version import __version__
+from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What was asked for; with nothing of it, the evaluation is the pipeline's own."""
+
+    subjects: tuple[str, ...] = ()
+    cases: Path | None = None
+    limit: int | None = None
+    shards: int = 1
+    again: bool = False
+
+    @property
+    def stands_beside(self) -> bool:
+        """Whether it is another evaluation than the one that the gate decides on."""
+        return bool(self.subjects) or self.cases is not None or self.limit is not None
+
+
+def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
+    if not asked.stands_beside:
+        if asked.shards > 1 or asked.again:
+            _ask_beforehand(work, asked)
+        return put_page(work, run_pipeline(work, upto=STEP.name).get(STEP.name, Evaluated))
+    named = parse_subjects(asked.subjects)
+    # Read first: a mistake in the file shall not cost a training.
+    checks = work.settings.evaluate.checks
+    given = read_case_file(asked.cases, named=checks) if asked.cases is not None else None
+    trained = not named or any(subject.name == ADAPTER for subject in named)
+    made = run_pipeline(work, upto="train" if trained else "prepare")
+    prepared = made.get("prepare", PreparedData)
+    cases = draw_cases(given or held_out(work, prepared, also=asked.subjects), most=asked.limit)
+    asking = _asking(work, prepared, cases, asked)
+    outcome = made.get("train", TrainOutcome) if trained else None
+    lineup = _line_up(work, named, asking=asking, outcome=outcome)
+    if asked.again:
+        forget_subjects(lineup, cases)
+    evaluated = measure_lineup(
+        work,
+        lineup,
+        cases,
+        asking=asking,
+        subject=lineup.candidate.identity,
+        # The answers in a user's own file are not a log.
+        prepared=prepared if given is None else None,
+    )
+    name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
+    write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
+    return put_page(work, evaluated, separate=True)
+
+
+def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
+    """Generate the answers for the pipeline's evaluation, in several processes or again."""
+    made: StepOutputs = run_pipeline(work, upto="train")
+    prepared = made.get("prepare", PreparedData)
+    cases = held_out(work, prepared)
+    lineup = line_up(
+        work, asking=_asking(work, prepared, cases, asked), outcome=made.get("train", TrainOutcome)
+    )
+    if asked.again:
+        work.ledger.forget(name_entry(work, STEP.name))
+        forget_subjects(lineup, cases)
+    ask_everybody(work, lineup, cases)
+
+
+def _asking(
+    work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: EvaluationRequest
+) -> Asking:
+    return prepare_asking(work, prepared, cases, subjects=asked.subjects or None, shards=asked.shards)
+
+
+def _line_up(
+    work: OpenProject, named: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
+) -> Lineup:
+    """The first is the baseline, the second the candidate; one alone is measured against the log."""
+    if not named:
+        assert outcome is not None
+        return line_up(work, asking=asking, outcome=outcome)
+    if len(named) == 1:
+        if named[0].name == LOG:
+            raise UserMistake(
+                "the log alone cannot be compared",
+                why="its answers are what the others are measured against",
+                fix="name another subject too: --subject log --subject base",
+                where="--subject",
+            )
+        named = (*parse_subjects([LOG]), *named)
+    subjects = [resolve_subject(work, subject, asking=asking, outcome=outcome) for subject in named]
+    rest = list(zip(named[2:], subjects[2:], strict=True))
+    return Lineup(
+        baseline=subjects[0],
+        candidate=subjects[1],
+        champion=next((subject for name, subject in rest if name.name == CHAMPION), None),
+        others=tuple(s for n, s in rest if n.kind not in REFERENCES and n.name != CHAMPION),
+        references=tuple(s for n, s in rest if n.kind in REFERENCES),
+    )
+
+
+Format = Literal["inspect", "lm-eval"]
+
+
+class ImportedEvaluation(Record):
+    """The imported results, their page, and whether they are about this project's cases."""
+
+    report: Report
+    same_cases: bool
+    why: str
+    notes: tuple[str, ...] = ()
+    page: str = ""
+
+
+class ExportedEvaluation(Record):
+    format: str
+    files: tuple[str, ...]
+    subjects: tuple[str, ...]
+
+
+def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvaluation:
+    """Read, compare, keep and draw. The first file is the baseline, the second the candidate."""
+    runs = [read_foreign(path) for path in files]
+    last = last_evaluation(work)
+    own = read_cases(Path(last.cases_file)) if last is not None and Path(last.cases_file).is_file() else ()
+    imported = import_runs(runs, own=own)
+    if imported.same_cases:
+        imported = _log_look(work, _grade_by_our_metrics(work, imported, own))
+    path = work.project.page_of(PAGE, work.model)
+    path = path.with_stem(f"{path.stem}-imported")
+    page = EvaluationPage(
+        project=work.settings.project,
+        report=imported.report,
+        cases=imported.cases,
+        answers=imported.answers,
+        notes=(imported.why, *imported.notes),
+    )
+    write_atomic(path, render_evaluation(page))
+    evaluation = ImportedEvaluation(
+        report=imported.report,
+        same_cases=imported.same_cases,
+        why=imported.why,
+        notes=imported.notes,
+        page=str(path),
+    )
+    kept = work.project.evaluations / f"imported-{imported.report.fingerprint()[:12]}.json"
+    write_atomic(kept, evaluation.to_json())
+    return evaluation
+
+
+def export_evaluation(
+    work: OpenProject, *, form: Format, out: Path, subjects: Sequence[str] = ()
+) -> ExportedEvaluation:
+    """The project's last evaluation: one log, or one folder of results, for each subject."""
+    last = last_evaluation(work)
+    if last is None:
+        raise UserMistake(
+            "there is no evaluation to export",
+            why="this project was not evaluated yet",
+            fix="run `graft eval` first",
+            where=str(work.project.root),
+        )
+    known = {s.subject: s for s in (last.report.baseline, last.report.candidate, *last.report.others)}
+    unknown = [name for name in subjects if name not in known]
+    if unknown:
+        raise UserMistake(
+            f"the evaluation has no subject {unknown[0]}",
+            why=f"it has: {', '.join(known)}",
+            fix="name one of these, or none for all",
+            where="--subject",
+        )
+    cases, when = read_cases(Path(last.cases_file)), timestamp()
+    written: list[str] = []
+    for name in subjects or known:
+        export = SubjectExport(
+            task=work.settings.project,
+            cases=cases,
+            subject=known[name],
+            answers=read_answers(Path(last.folders[name])),
+            cases_hash=last.report.cases_hash,
+            when=when,
+            version=__version__,
+        )
+        written += _write(export, form=form, out=out)
+    return ExportedEvaluation(format=form, files=tuple(written), subjects=tuple(subjects or known))
+
+
+def last_evaluation(work: OpenProject) -> Evaluated | None:
+    """What the gate would decide on; None before the first one."""
+    entry = work.ledger.get(name_entry(work, STEP.name))
+    return Evaluated.model_validate(entry.output) if entry is not None else None
+
+
+def _write(export: SubjectExport, *, form: Format, out: Path) -> list[str]:
+    files = write_lm_eval(export)
+    if form == "inspect":
+        name = files.results_name.removeprefix("results_").removesuffix(".json")
+        path = out / f"{name}_{files.folder}.json"
+        content = {path: write_json(write_inspect(export), indent=1)}
+    else:
+        folder = out / files.folder
+        content = {
+            folder / files.results_name: write_json(files.results, indent=2),
+            folder / files.samples_name: "".join(write_json(sample) + "\n" for sample in files.samples),
+        }
+    for path, text in content.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    return [str(path) for path in content]
+
+
+def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
+    """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
+    # No judge: reading a file sends no requests.
+    settings = work.settings.evaluate.model_copy(update={"judge": None})
+    report = imported.report
+
+    def graded(subject: SubjectReport) -> SubjectReport:
+        answers = imported.answers[subject.subject]
+        if {answer.case_id for answer in answers} != {case.id for case in own}:
+            return subject
+        context = GradeContext(fields=settings.fields, folder=work.project.root)
+        ours = score(own, answers=answers, generation=subject.generation, settings=settings, context=context)
+        kept = {name: metric for name, metric in ours.metrics.items() if metric.scores}
+        return subject.model_copy(update={"metrics": {**kept, **subject.metrics}})
+
+    baseline, candidate = graded(report.baseline), graded(report.candidate)
+    others = tuple(graded(other) for other in report.others)
+    candidates = [subject for subject in (candidate, *others) if subject.subject != baseline.subject]
+    pairs = [
+        pair
+        for subject in candidates
+        for pair in compare(baseline, candidate=subject, sessions=sessions_of(own))
+        if pair.n
+    ]
+    changed = {"baseline": baseline, "candidate": candidate, "others": others, "comparisons": tuple(pairs)}
+    report = report.model_copy(update=changed)
+    sliced = slice_report(own, report=report, by=settings.slices)
+    report = report.model_copy(update={"slices": sliced.figures, "cuts": sliced.cuts})
+    return imported.model_copy(update={"report": report})
+
+
+def _log_look(work: OpenProject, imported: ImportedRuns) -> ImportedRuns:
+    """Log that another candidate was measured on this project's cases."""
+    report = imported.report
+    imported_answers = imported.answers[report.candidate.subject]
+    subject = f"imported:{fingerprint([answer.text for answer in imported_answers])}"
+    looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
+    report = report.model_copy(update={"looks": looks})
+    wear = wear_of(
+        report,
+        candidates=work.looks.candidates(report.cases_hash),
+        look=work.looks.position(report.cases_hash, subject=subject),
+    )
+    return imported.model_copy(update={"report": report.model_copy(update={"wear": wear})})
+
+
+WORST_FIRST = (errors.EXIT_ABORT, errors.EXIT_ITERATE, errors.EXIT_NOT_ENOUGH_EVIDENCE)
+
+
+class GatedAll(Record):
+    """All models of a project, the main one first."""
+
+    project: str
+    verdicts: dict[str, Verdict]
+
+    @property
+    def exit_code(self) -> int:
+        """That of the worst verdict: 0 only if all may be deployed."""
+        codes = {verdict.exit_code for verdict in self.verdicts.values()}
+        return next((code for code in WORST_FIRST if code in codes), errors.EXIT_DONE)
+
+
+def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> GatedAll:
+    """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
+    works: dict[str, OpenProject] = {}
+    made: dict[str, StepOutputs] = {}
+    judged: dict[str, GateCandidate] = {}
+    for name in work.project.settings.all_models:
+        works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
+        made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
+        judged[name] = gather(works[name], made[name])
+    verdicts = {
+        name: finish(works[name], made[name], judged[name], verdict)
+        for name, verdict in decide_all(judged).items()
+    }
+    for name, verdict in verdicts.items():
+        _remember(works[name], verdict)
+    return GatedAll(project=work.project.settings.project, verdicts=verdicts)
+
+
+def _remember(work: OpenProject, verdict: Verdict) -> None:
+    """Replaces the uncorrected verdict: a release uses this one."""
+    entry = name_entry(work, "gate")
+    last = work.ledger.get(entry)
+    if last is None or last.output == verdict.model_dump(mode="json"):
+        return
+    work.ledger.put(
+        entry,
+        fingerprint=last.fingerprint,
+        output=verdict.model_dump(mode="json"),
+        finished_at=timestamp(),
+        seconds=last.seconds,
+    )
+
+
+MOST_RUNS = 10_000
+
+
+def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -> NextStart:
+    """Bring the model up to date as far as its evaluation, then compare with where the session began."""
+    made = run_pipeline(work, upto="evaluate", may_do=may_do)
+    report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
+    kept = find_report(work, outcome.adapter_hash)
+    if kept is None or not comparable(kept, report) or kept.candidate != report.candidate:
+        # What the gate judged is the same with the champion in it, and stays.
+        keep_report(work, outcome.adapter_hash, report)
+    found = next_start(
+        _report_before(work, report, outcome),
+        report,
+        work.settings.gate,
+        # Both over the validation rows of this session: at its start and at its end.
+        loss_before=outcome.validation_loss_before,
+        loss_after=outcome.validation_loss_after,
+    )
+    if found.start == "this":
+        return _from(found, outcome.adapter_hash, outcome.adapter_folder)
+    before = outcome.started_from or ""
+    return _from(found, before, find_adapter(work, before) if before else "")
+
+
+def find_adapter(work: OpenProject, adapter_hash: str) -> str:
+    """The folder of an adapter that a run or a release holds; empty where neither does."""
+    for run in work.runs.list(limit=MOST_RUNS):
+        if run.outcome is None or run.outcome.get("adapter_hash") != adapter_hash:
+            continue
+        # A run that was cleared away leaves its record: the folder is looked for elsewhere then.
+        if Path(kept := str(run.outcome["adapter_folder"])).is_dir():
+            return kept
+    store = open_store(work)
+    for release in work.releases.list():
+        if release.adapter_hash == adapter_hash and store.has(release.id):
+            return str(store.get(release.id))
+    folder = (work.project.root / (work.settings.train.start_from or "")).expanduser()
+    return str(folder) if work.settings.train.start_from and Path(folder).is_dir() else ""
+
+
+def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> Report:
+    if outcome.started_from is None:
+        return report.model_copy(update={"candidate": report.baseline})
+    known = [find_report(work, outcome.started_from)]
+    for release in work.releases.list():
+        if release.adapter_hash == outcome.started_from:
+            known.append(read_report(work, release))
+    found = [report for report in known if report is not None]
+    if found:
+        # Of several the one that was asked the same cases in the same way.
+        return next((before for before in found if comparable(before, report)), found[0])
+    raise UserMistake(
+        f"the adapter that this session started from ({outcome.started_from[:12]}) was never evaluated here",
+        why="a session is judged by what it changed on the same cases",
+        fix="`graft gate` before each session keeps its report; or evaluate that adapter with "
+        "`graft eval --subject adapter:FOLDER`",
+        where=work.model,
+    )
+
+
+def _from(found: NextStart, adapter_hash: str, folder: str) -> NextStart:
+    return found.model_copy(update={"adapter_hash": adapter_hash, "adapter_folder": folder})

@@ -1,0 +1,1 @@
+"""Comparisons on live traffic: A/B, canaries, shadows, drift."""

@@ -1,0 +1,433 @@
+"""`graft release ab`: two releases compared on cases that both are asked, or on live traffic.
+
+In: an open project, two releases, a metric. Out: an ABResult. The metric is noted before the first result
+is read, so that the number of metrics tried on a pair is known. Live answers are read in the order they
+were kept, each once.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.cases import hash_cases, read_case_file
+from graftwork.evaluate.live.ab import (
+    ABEvidence,
+    ABResult,
+    ArmFacts,
+    ArmTally,
+    CanaryStep,
+    CanaryTest,
+    LiveAnswer,
+    LiveTest,
+    Scores,
+    Winner,
+    check_voices,
+    decide_canary,
+    find_mismatch,
+    has_failed,
+    make_result,
+    run_replay,
+    survives_silence,
+    units_of,
+)
+from graftwork.evaluate.project import Grading, ask_subject, open_grading
+from graftwork.evaluate.project_subjects import resolve_subject
+from graftwork.evaluate.score import average
+from graftwork.evaluate.subjects import Asking, Subject, parse_subject, settle_engine
+from graftwork.files.disk import write_atomic
+from graftwork.grading.grade import grade
+from graftwork.grading.metrics import LOWER_IS_BETTER
+from graftwork.pipeline.steps.evaluate import log_look, put_cases
+from graftwork.process.worker import interruption_error
+from graftwork.project.open_project import OpenProject
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import StoppedInOrder, UserMistake
+from graftwork.records.interaction import Capture, Message, Origin
+from graftwork.records.release import Release
+from graftwork.records.report import Case
+from graftwork.registry.index import find_release
+from graftwork.registry.project import open_store
+from graftwork.serve.routing import is_experiment_between
+from graftwork.store.captures import FeedbackStore
+
+TRIED_FOLDER = "ab"
+
+
+def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...] = ()) -> str:
+    """The one asked for, the gate's primary one, or the first that is graded."""
+    graded = work.settings.evaluate.graded
+    primary = work.settings.gate.primary_rule
+    usual = primary.metric if primary is not None and primary.metric in graded else graded[0]
+    chosen = metric or usual
+    if chosen not in graded:
+        raise UserMistake(
+            f"{chosen} is not graded in this project",
+            why=f"graded are: {', '.join((*graded, *also))}",
+            fix="name one of these, or add it under evaluate.metrics or evaluate.checks",
+            where="--metric",
+        )
+    return chosen
+
+
+def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
+    first, second = find_release(work.releases, a), find_release(work.releases, b)
+    if first.id == second.id:
+        raise UserMistake(
+            f"both are release {first.id[:12]}", why="there is nothing to compare", fix="name two releases"
+        )
+    return first, second
+
+
+def note_trial(
+    work: OpenProject, first: Release, second: Release, *, metric: str, traffic: str
+) -> tuple[str, ...]:
+    return note_pair(work, (first.id, second.id), metric=metric, traffic=traffic)
+
+
+def note_pair(work: OpenProject, pair: tuple[str, str], *, metric: str, traffic: str) -> tuple[str, ...]:
+    """Write down, before looking, by what this pair is tested."""
+    name = fingerprint([sorted(pair), traffic])[:16]
+    path = work.project.state / TRIED_FOLDER / f"{name}.json"
+    tried: list[str] = json.loads(path.read_bytes())["metrics"] if path.is_file() else []
+    if metric not in tried:
+        tried.append(metric)
+        write_atomic(path, json.dumps({"releases": list(pair), "metrics": tried}))
+    if len(tried) == 1:
+        return ()
+    return (
+        f"this pair was tried by {len(tried)} metrics ({', '.join(tried)}): by chance alone, one of "
+        "them is decided wrongly that many times as often; the first one counts",
+    )
+
+
+def compare_replayed(
+    work: OpenProject, a: str, b: str, *, cases_file: Path, metric: str | None = None
+) -> ABResult:
+    """Ask both releases the cases of a file, in an order drawn by hash, until it is decided."""
+    first, second = find_pair(work, a, b)
+    name = choose_metric(work, metric)
+    cases = read_case_file(cases_file, named=work.settings.evaluate.checks)
+    grading = open_grading(work, cases)
+    remarks = note_trial(work, first, second, metric=name, traffic=hash_cases(cases))
+    log_look(work, cases, subject=second.adapter_hash)
+
+    def grade_block(block: Sequence[Case]) -> tuple[Scores, Scores]:
+        pair = _subjects(work, (first, second), block)
+        of_a, of_b = (_ask(work, subject, block, metric=name, grading=grading) for subject in pair)
+        return of_a, of_b
+
+    confidence = work.settings.evaluate.confidence
+    found = run_replay(
+        units_of(cases), grade_block, alpha=1 - confidence, lower_is_better=name in LOWER_IS_BETTER
+    )
+    test = found.test
+    return make_result(
+        (first.id, second.id),
+        name,
+        "cases",
+        evidence=ABEvidence(
+            winner=test.winner,
+            used=found.used,
+            ungraded=found.ungraded,
+            asked=found.asked,
+            counts={"wins": test.wins, "losses": test.losses, "ties": test.ties},
+            e_value=test.e_value,
+            p_value=test.p_value,
+            interval=test.interval(confidence),
+            confidence=confidence,
+        ),
+        remarks=remarks,
+    )
+
+
+def _subjects(work: OpenProject, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
+    """Both releases, proven byte by byte, to be asked with the same engine. How fast is not the question."""
+    asking = Asking(put_cases(work, tuple(cases)), timed=False)
+    subjects = []
+    for release in pair:
+        open_store(work).verify(release.id)
+        named = parse_subject(f"release:{release.id}")
+        subjects.append(resolve_subject(work, named, asking=asking, outcome=None))
+    return tuple(map(settle_engine, subjects))
+
+
+def _ask(
+    work: OpenProject, subject: Subject, cases: Sequence[Case], *, metric: str, grading: Grading
+) -> dict[str, float | None]:
+    """What the release answers, graded. Kept answers are not asked for again."""
+    ask_subject(work, subject, cases)
+    answers = read_answers(subject.folder)
+    grading.prepare(cases, answers)
+    context = grading.context()
+    by_id = {case.id: case for case in cases}
+    grades: dict[str, list[float | None]] = {case.id: [] for case in cases}
+    for answer in answers:
+        if answer.case_id in by_id:
+            mark = grade(metric, by_id[answer.case_id], answer.text, context=context)
+            grades[answer.case_id].append(mark)
+    return {case: average(values) if values else None for case, values in grades.items()}
+
+
+FEEDBACK = "feedback"
+"""The metric that users grade by themselves: POST /v1/feedback."""
+HOPELESS = 20
+"""After so many sessions without a grade there is nothing to wait for."""
+ROLES = ("system", "user", "assistant", "tool")
+Side = Literal["A", "B"]
+
+
+def compare_live(
+    work: OpenProject, a: str, b: str, *, metric: str | None = None, experiment: str | None = None
+) -> ABResult:
+    """The current result. It can be read at any time without losing validity."""
+    pair = find_pair(work, a, b)
+    name = choose_live_metric(work, metric)
+    return LiveComparison(work, pair, metric=name, experiment=find_experiment(work, pair, experiment)).look()
+
+
+def watch_live(
+    work: OpenProject,
+    a: str,
+    b: str,
+    *,
+    metric: str | None = None,
+    experiment: str | None = None,
+    every_seconds: float,
+    pause: Callable[[float], None] = time.sleep,
+) -> ABResult:
+    """Check repeatedly until it is decided; Ctrl-C ends it with the current result."""
+    pair = find_pair(work, a, b)
+    name = choose_live_metric(work, metric)
+    look: LiveComparison | None = None
+    found: ABResult | None = None
+    try:
+        while found is None or (found.winner is None and found.mismatch is None):
+            if found is not None:
+                pause(every_seconds)
+            running = find_experiment(work, pair, experiment)
+            if look is None or running != look.experiment:
+                look = LiveComparison(work, pair, metric=name, experiment=running)
+                work.reporter.info(f"watching {_call(running)}")
+            found = look.look()
+            _tell_progress(work, found)
+            if not found.used and found.ungraded >= HOPELESS:
+                return found
+    except KeyboardInterrupt:
+        # Nothing is lost: the next check starts from what the endpoint stored.
+        if found is None or isinstance(interruption_error(), StoppedInOrder):
+            raise
+    return found
+
+
+class LiveComparison:
+    """One experiment, or traffic that was not assigned at random; may be evaluated any number of times.
+
+    A canary tests failed requests besides its metric, and both together keep the confidence.
+    """
+
+    def __init__(
+        self,
+        work: OpenProject,
+        pair: tuple[Release, Release],
+        *,
+        metric: str,
+        experiment: str | None,
+        is_canary: bool = False,
+    ) -> None:
+        self.experiment = experiment
+        self._work, self._pair, self._metric = work, pair, metric
+        self._remarks: tuple[str, ...] | None = None
+        self._of: dict[str, Side] = {pair[0].id: "A", pair[1].id: "B"}
+        self._tallies: dict[Side, ArmTally] = {"A": ArmTally(pair[0].id), "B": ArmTally(pair[1].id)}
+        self._by_users = metric == FEEDBACK and metric not in work.settings.evaluate.graded
+        self._grade = partial(grade, metric, context=open_grading(work, ()).context())
+        self._worst = 1.0 if metric in LOWER_IS_BETTER else 0.0
+        confidence, lower = work.settings.evaluate.confidence, metric in LOWER_IS_BETTER
+        self._live = LiveTest(1 - confidence, lower_is_better=lower, goes_on=self._by_users)
+        self._canary: CanaryTest | None = None
+        if is_canary:
+            self._canary = CanaryTest(confidence, lower_is_better=lower, goes_on=self._by_users)
+            self._live = self._canary.metric
+        self._confidence = 1 - self._live.alpha
+        self._heard = FeedbackStore(work.database, project=work.settings.project)
+        self._spoken: dict[Side, set[str]] = {"A": set(), "B": set()}
+        self._captures_read = self._feedback_read = 0
+
+    def look(self) -> ABResult:
+        """Read what is new, and return what is known."""
+        for place, capture in self._work.captures.read_on(
+            after=self._captures_read, releases=tuple(self._of), experiment=self.experiment
+        ):
+            self._captures_read = place
+            if capture.shadow_of is not None:
+                continue
+            side = self._of[capture.asked_release]
+            self._tallies[side].see(capture)
+            if self._canary is not None:
+                failed = float(has_failed(capture))
+                self._canary.failures.take(LiveAnswer(side, capture.session, failed))
+            if not self._by_users and not self._live.test.decided:
+                mark = grade_own(capture, self._grade, worst=self._worst)
+                self._live.take(LiveAnswer(side, capture.session, mark))
+        for heard in self._heard.read_on(
+            after=self._feedback_read, releases=tuple(self._of), experiment=self.experiment
+        ):
+            self._feedback_read = heard.place
+            side = self._of[heard.capture.asked_release]
+            self._tallies[side].hear(heard.capture.id)
+            if self._by_users:
+                # Repeated feedback on one answer counts once, as does repeated feedback in one session.
+                session = heard.capture.session
+                unit = f"capture {heard.capture.id}" if session is None else f"session {session}"
+                self._spoken[side].add(unit)
+                # Users who got a large model's answer say nothing of the one that failed a check.
+                score = heard.feedback.score if heard.capture.escalated_from is None else 0.0
+                self._live.take(LiveAnswer(side, unit, score))
+        if self._remarks is None and self._live.used:
+            # Before anybody sees it. A metric that could grade nothing has shown nothing.
+            traffic = self.experiment or "captures"
+            self._remarks = note_trial(self._work, *self._pair, metric=self._metric, traffic=traffic)
+        return self._tell()
+
+    def decide(self, found: ABResult) -> CanaryStep:
+        """What a canary does next after this look."""
+        winner: Winner | None = None
+        if found.winner is not None:
+            winner = "candidate" if found.winner == "B" else "baseline"
+        return decide_canary(winner, self.failures.test, comparable=found.mismatch is None)
+
+    @property
+    def failures(self) -> LiveTest:
+        """Whether one of the two fails more requests; of a canary only."""
+        assert self._canary is not None
+        return self._canary.failures
+
+    def _tell(self) -> ABResult:
+        test = self._live.test
+        counts = {"a_successes": test.baseline[0], "a_failures": test.baseline[1]}
+        counts |= {"b_successes": test.candidate[0], "b_failures": test.candidate[1]}
+        arms: dict[str, ArmFacts] = {side: tally.facts() for side, tally in self._tallies.items()}
+        # Feedback may be newer than the captures read so far.
+        silent = sum(facts.sessions for facts in arms.values()) - sum(map(len, self._spoken.values()))
+        assigned = (arms["A"].sessions, arms["B"].sessions)
+        mismatch = None
+        if self.experiment is not None:
+            mismatch = find_mismatch(self._tallies["A"], self._tallies["B"])
+        stands = not self._by_users or survives_silence(test, assigned=assigned)
+        return make_result(
+            (self._pair[0].id, self._pair[1].id),
+            self._metric,
+            "captures",
+            evidence=ABEvidence(
+                winner=test.winner if stands and mismatch is None else None,
+                used=self._live.used,
+                ungraded=max(silent, 0) if self._by_users else self._live.ungraded,
+                asked=0,
+                counts={name: int(count) if count == int(count) else count for name, count in counts.items()},
+                e_value=test.e_value,
+                p_value=test.p_value,
+                interval=test.interval(self._confidence),
+                confidence=self._confidence,
+                mismatch=mismatch,
+            ),
+            remarks=(*(self._remarks or ()), *self._find_remarks()),
+            experiment=self.experiment,
+            arms=arms,
+        )
+
+    def _find_remarks(self) -> list[str]:
+        remarks = []
+        if self.experiment is None:
+            remarks.append(
+                "which release answered was not drawn by lot: if it hangs together with who asked, when or "
+                "what, so does this comparison; set `serve.split`, or `graft serve --challenger challenger`"
+            )
+        else:
+            a, b = (release.id for release in self._pair)
+            known = self._work.captures.experiments()
+            others = sum(is_experiment_between(e.experiment, a, b) for e in known) - 1
+            if others > 0:
+                remarks.append(
+                    f"this pair was assigned in {others + 1} experiments, only {self.experiment} counts: "
+                    "repeating one until it is decided is wrong that many times as often"
+                )
+        test = self._live.test
+        if self._by_users:
+            spoken = (len(self._spoken["A"]), len(self._spoken["B"]))
+            remarks += check_voices(self._tallies["A"], self._tallies["B"], spoken=spoken)
+        if not self._by_users and not self._live.used and self._live.ungraded:
+            remarks.append(
+                f"none of {self._live.ungraded} sessions can be graded by {self._metric}, for live traffic "
+                "has no reference: try `--metric feedback`, or what an answer shows by itself, as json_valid"
+            )
+        elif not sum(test.baseline) or not sum(test.candidate):
+            remarks.append("one of the two has not answered anything that can be graded yet")
+        return remarks
+
+
+def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
+    """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
+    ids = (pair[0].id, pair[1].id)
+    known = [e.experiment for e in work.captures.experiments() if is_experiment_between(e.experiment, *ids)]
+    if asked is None:
+        return known[-1] if known else None
+    found = [name for name in known if asked in name]
+    if len(found) != 1:
+        raise UserMistake(
+            f"{asked!r} is {'no experiment' if not found else f'{len(found)} experiments'} of these two",
+            why=f"kept are: {', '.join(known)}" if known else "no exchange of theirs was assigned at random",
+            fix="give the id of one of these" if known else "graft serve --challenger challenger --share 0.1",
+            where="--experiment",
+        )
+    return found[0]
+
+
+def as_case(capture: Capture) -> Case:
+    """A served exchange as a case without a reference: only what an answer shows by itself is graded."""
+    turns = capture.request.get("messages")
+    messages = tuple(
+        Message(role=turn["role"], content=turn["content"])
+        for turn in (turns if isinstance(turns, list) else ())
+        if isinstance(turn, dict) and turn.get("role") in ROLES and isinstance(turn.get("content"), str)
+    )
+    return Case(
+        id=capture.id,
+        origin=Origin(file="captures", line=1),
+        messages=messages,
+        reference="",
+        session=capture.session,
+    )
+
+
+def grade_own(
+    capture: Capture, grade_case: Callable[[Case, str], float | None], *, worst: float = 0.0
+) -> float | None:
+    """The mark of what the release that was asked answered itself, also where another model answered."""
+    reply = capture.own_reply
+    if reply is None or capture.disconnected or capture.finish_reason == "error":
+        # Left out, a release that loses more of its bad or slow answers would come out better.
+        return worst
+    return grade_case(as_case(capture), reply)
+
+
+def choose_live_metric(work: OpenProject, metric: str | None) -> str:
+    return FEEDBACK if metric == FEEDBACK else choose_metric(work, metric, also=(FEEDBACK,))
+
+
+def _call(experiment: str | None) -> str:
+    return "traffic that was not assigned at random" if experiment is None else f"experiment {experiment}"
+
+
+def _tell_progress(work: OpenProject, found: ABResult) -> None:
+    """No remaining time: it depends on future answers."""
+    enough = 1 / (1 - found.confidence)
+    state = (
+        f"B less A {found.low:+.1%} to {found.high:+.1%}, "
+        f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
+    )
+    phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} assigned)"
+    work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})

@@ -1,0 +1,173 @@
+"""How far live captures have moved from the training data of the last dataset, and when to train again.
+
+In: an open project. Out: a `PromptDrift`. It is kept until dataset or captures change.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graftwork.data.project import PreparedData
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.files.dataset import iterate_rows, read_manifest
+from graftwork.project.open_project import OpenProject, timestamp
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Split
+from graftwork.records.errors import GraftError
+from graftwork.records.interaction import TRY_OUT_SESSION, Capture
+from graftwork.records.live import DriftShare, GroupDrift, PromptDrift
+
+LEDGER_ENTRY = "drift"
+MOST_CAPTURES = 1000
+FEWEST_PROMPTS = 20
+RETRAIN_ABOVE = 0.2
+"""A retraining is due when more live prompts than this are surely unlike any training prompt."""
+MOST_READ = 50_000
+MOST_EXAMPLES = 5
+SHOWN_CHARACTERS = 160
+NO_GROUP = "no role"
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
+
+
+def measure_drift(work: OpenProject) -> PromptDrift:
+    """Compare the newest captures with the rows of the last dataset."""
+    prepared = work.ledger.get("prepare")
+    recent = work.captures.recent(limit=MOST_CAPTURES)
+    newest = tuple(capture for capture in recent if capture.shadow_of is None)
+    if prepared is None or not newest:
+        return PromptDrift(
+            why_not="nothing was captured yet" if prepared is not None else "there is no dataset yet"
+        )
+    folder = Path(PreparedData.model_validate(prepared.output).folder)
+    try:
+        dataset = read_manifest(folder).content_hash
+        key = fingerprint([dataset, newest[0].id, len(newest)])
+        kept = work.ledger.get(LEDGER_ENTRY)
+        if kept is not None and kept.fingerprint == key:
+            return PromptDrift.model_validate(kept.output)
+        found = _measure(folder, newest, dataset=dataset)
+    except GraftError as error:
+        return PromptDrift(why_not=error.what)
+    work.ledger.put(
+        LEDGER_ENTRY,
+        fingerprint=key,
+        output=found.model_dump(mode="json"),
+        finished_at=timestamp(),
+        seconds=0.0,
+    )
+    return found
+
+
+class _KnownPrompts(NamedTuple):
+    """The prompts of a dataset; `trained` are the captures among its training rows."""
+
+    training: list[str]
+    groups: list[str]
+    held_out: list[str]
+    trained: set[str]
+
+
+def _read_prompts(folder: Path) -> _KnownPrompts:
+    known = _KnownPrompts([], [], [], set())
+    for row in islice(iterate_rows(folder, "train"), MOST_READ):
+        known.training.append(_join_user_turns([turn.model_dump() for turn in row.messages]))
+        known.groups.append(row.group or NO_GROUP)
+        if row.capture is not None:
+            known.trained.add(row.capture.id)
+    for split in HELD_OUT:
+        for row in islice(iterate_rows(folder, split), MOST_READ):
+            known.held_out.append(_join_user_turns([turn.model_dump() for turn in row.messages]))
+    return known
+
+
+def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
+    """The captures whose prompts are unlike any training prompt; none where that cannot be said."""
+    from graftwork.data.drift import FEWEST_HELD_OUT, compare_prompts
+
+    prepared = work.ledger.get("prepare")
+    if prepared is None or not captures:
+        return set()
+    try:
+        known = _read_prompts(Path(PreparedData.model_validate(prepared.output).folder))
+    except GraftError:
+        return set()
+    if len(known.held_out) < FEWEST_HELD_OUT or not known.training:
+        return set()
+    prompts = [_join_user_turns(capture.request.get("messages")) for capture in captures]
+    nearest = compare_prompts(known.training, known.held_out, prompts)
+    return {capture.id for capture, found in zip(captures, nearest, strict=True) if found.unlike}
+
+
+def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> PromptDrift:
+    from graftwork.data.drift import FEWEST_HELD_OUT, compare_prompts, expected_share
+
+    training, groups, held_out, trained = _read_prompts(folder)
+    # Each prompt once: repeats of a client are no further evidence.
+    live = {
+        text: None
+        for capture in captures
+        if capture.session != TRY_OUT_SESSION and capture.id not in trained
+        if (text := _join_user_turns(capture.request.get("messages")))
+    }
+    empty = PromptDrift(dataset=dataset)
+    if len(live) < FEWEST_PROMPTS:
+        why = f"{len(live)} live prompts are too few to compare; {FEWEST_PROMPTS} are needed"
+        return empty.model_copy(update={"why_not": why})
+    if len(held_out) < FEWEST_HELD_OUT or not training:
+        why = "the dataset has too few held-out rows to say how far prompts usually are from training rows"
+        return empty.model_copy(update={"why_not": why})
+    prompts = list(live)
+    nearest = compare_prompts(training, held_out, prompts)
+    by_group: dict[str, list[bool]] = defaultdict(list)
+    for found in nearest:
+        by_group[groups[found.place]].append(found.unlike)
+    farthest = sorted(range(len(prompts)), key=lambda place: nearest[place].similarity)
+    total = _share([found.unlike for found in nearest])
+    due = total.low > RETRAIN_ABOVE
+    return PromptDrift(
+        dataset=dataset,
+        all=total,
+        expected=expected_share(len(held_out)),
+        by_group=tuple(
+            GroupDrift(group=group, **_share(flags).model_dump())
+            for group, flags in sorted(by_group.items(), key=lambda item: (-sum(item[1]), item[0]))
+        ),
+        examples=tuple(
+            _shorten(prompts[place]) for place in farthest[:MOST_EXAMPLES] if nearest[place].unlike
+        ),
+        due=due,
+        reason=_explain(total, due=due),
+    )
+
+
+def _share(flags: Sequence[bool]) -> DriftShare:
+    unlike = sum(flags)
+    low, high = clopper_pearson(unlike, n=len(flags))
+    return DriftShare(prompts=len(flags), unlike=unlike, share=unlike / len(flags), low=low, high=high)
+
+
+def _explain(total: DriftShare, *, due: bool) -> str:
+    if due:
+        return f"a retraining is due: at least {total.low:.0%} of the prompts are unlike the training data"
+    if total.high > RETRAIN_ABOVE:
+        span = f"between {total.low:.0%} and {total.high:.0%}"
+        return f"a retraining may be due: {span} are unlike, limit {RETRAIN_ABOVE:.0%}"
+    return f"no retraining is due: at most {total.high:.0%} are unlike, limit {RETRAIN_ABOVE:.0%}"
+
+
+def _join_user_turns(messages: Any) -> str:
+    if not isinstance(messages, list):
+        return ""
+    texts = [
+        turn["content"]
+        for turn in messages
+        if isinstance(turn, dict) and turn.get("role") == "user" and isinstance(turn.get("content"), str)
+    ]
+    return "\n".join(texts).strip()
+
+
+def _shorten(text: str) -> str:
+    folded = " ".join(text.split())
+    return folded if len(folded) <= SHOWN_CHARACTERS else f"{folded[: SHOWN_CHARACTERS - 1]}…"

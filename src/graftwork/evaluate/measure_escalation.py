@@ -1,0 +1,376 @@
+"""Predicts escalation for a project, finds its threshold, and compares live figures with the forecast.
+
+In: an open project and the subject that is the large model. Out: an `EscalationForecast`, `EscalationCurve`
+or `EscalationLive`. Small and large model answer held-out cases; answers that are there already are not
+asked for again. For a threshold of log-probabilities the small model answers through the real endpoint: what
+is predicted is what is served.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from graftwork.data.project import PreparedData
+from graftwork.engines.protocol import BASE
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ServedAnswer, ask_endpoint
+from graftwork.evaluate.ask.worker import GENERATION_FILE
+from graftwork.evaluate.cases import choose_cases, read_cases
+from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
+from graftwork.evaluate.costs import AnswerPrice, costs_of_answers, costs_of_log
+from graftwork.evaluate.escalation import (
+    Answered,
+    LiveRequest,
+    PairedCase,
+    compare_live,
+    forecast,
+    make_curve,
+)
+from graftwork.evaluate.live.answer_checks import (
+    LiveChecks,
+    find_live_checks,
+    live_context,
+    require_live_check,
+    with_call_check,
+)
+from graftwork.evaluate.project import Evaluated, ask_subject, open_grading, price_cases
+from graftwork.evaluate.project_subjects import resolve_subject
+from graftwork.evaluate.score import sessions_of
+from graftwork.evaluate.settings import choose_success
+from graftwork.evaluate.subjects import LOG, Asking, parse_subjects
+from graftwork.files.dataset import read_rows
+from graftwork.files.escalation import read_forecast, write_forecast
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import CannotGrade
+from graftwork.pipeline.steps.evaluate import put_cases
+from graftwork.pipeline.table import run_pipeline
+from graftwork.plan.catalog.prices import find_token_price, index_prices, list_token_prices
+from graftwork.project.open_project import OpenProject, timestamp
+from graftwork.records.dataset import Split
+from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Capture
+from graftwork.records.report import Answer, Case, Generation, SubjectReport
+from graftwork.records.routing import EscalationCurve, EscalationForecast, EscalationLive
+from graftwork.registry.project import full_alias
+from graftwork.serve.project import serve_in_background
+from graftwork.text.tool_calls import TOOLS_MARK
+
+AT_ONCE = 4
+FEWEST = 10
+"""Validation cases below which a threshold would rest on chance."""
+
+
+class _Large(NamedTuple):
+    grades: Mapping[str, float | None]
+    costs: Mapping[str, float | None]
+
+
+class ThresholdSearch(NamedTuple):
+    """What a threshold is chosen for."""
+
+    large: str
+    checks: Sequence[str]
+    max_rate: float
+    limit: int | None = None
+    prefix_tokens: int | None = None
+    """Streams are judged by so many tokens; None: whole answers are."""
+
+
+def choose_threshold(work: OpenProject, search: ThresholdSearch) -> EscalationCurve:
+    """Choose on the validation split, show on the test split."""
+    alias = full_alias(work)
+    if alias not in work.releases.aliases():
+        raise UserMistake(
+            f"{alias} points at no release",
+            why="log-probabilities are measured through the endpoint, which serves releases",
+            fix="release the adapter first: graft run",
+            where="--logprob",
+        )
+    prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
+    cases = {split: _cases(work, prepared, split, search.limit) for split in ("validation", "test")}
+    for split, found in cases.items():
+        if len(found) < FEWEST:
+            raise UserMistake(
+                f"the {split} split has {len(found)} cases",
+                why=f"a threshold needs at least {FEWEST}",
+                fix=f"raise data.{split}, or add logs",
+                where=f"data.{split}",
+            )
+    both = (*cases["validation"], *cases["test"])
+    answers = _ask_small(work, both, alias)
+    pairs = _pair_up(work, both, answers, _ask_large(work, search.large, both), search)
+    sides = {split: [pairs[case.id] for case in found if case.id in pairs] for split, found in cases.items()}
+    if not any(pair.logprob is not None for pair in pairs.values()):
+        raise UserMistake(
+            "the engine gives no log-probabilities",
+            why="a threshold of them could not decide anything",
+            fix="serve with the embedded engine, llamacpp or vllm",
+            where="serve.engine",
+        )
+    curve = make_curve(sides["validation"], sides["test"], max_rate=search.max_rate)
+    return curve.model_copy(update={"prefix_tokens": search.prefix_tokens})
+
+
+def _cases(work: OpenProject, prepared: PreparedData, split: Split, limit: int | None) -> tuple[Case, ...]:
+    most = limit or work.settings.evaluate.max_cases
+    return tuple(price_cases(work, choose_cases(read_rows(Path(prepared.folder), split), most=most)))
+
+
+def _ask_small(work: OpenProject, cases: Sequence[Case], alias: str) -> dict[str, ServedAnswer]:
+    settings = work.project.settings.serve
+    live = settings.model_copy(update={"port": 0, "capture": False, "escalate": None})
+    asked = EndpointQuestions(
+        alias,
+        max_tokens=min(work.settings.evaluate.max_new_tokens, settings.max_new_tokens_limit),
+        at_once=AT_ONCE,
+        logprobs=True,
+    )
+    with serve_in_background(work, live) as url:
+        work.reporter.info(f"{alias} answers {len(cases)} validation and test cases with log-probabilities")
+        answers = ask_endpoint(
+            url,
+            cases,
+            asked,
+            on_answer=lambda done: work.reporter.progress(
+                "log-probabilities", done, len(cases), seconds_left=None, detail={}
+            ),
+        )
+    return {answer.case: answer for answer in answers}
+
+
+def _ask_large(work: OpenProject, named: str, cases: Sequence[Case]) -> _Large:
+    if named == LOG:
+        # The log's answers are the references: they count as right everywhere.
+        return _Large({case.id: 1.0 for case in cases}, costs_of_log(cases))
+    (parsed,) = parse_subjects([named])
+    asking = Asking(put_cases(work, tuple(cases)), timed=False)
+    subject = resolve_subject(work, parsed, asking=asking, outcome=None)
+    ask_subject(work, subject, cases)
+    generation = Generation.from_json((subject.folder / GENERATION_FILE).read_bytes())
+    by_case: dict[str, list[Answer]] = {}
+    for answer in read_answers(subject.folder):
+        by_case.setdefault(answer.case_id, []).append(answer)
+    price = AnswerPrice(usd_per_hour=work.settings.evaluate.costs.usd_per_hour)
+    if parsed.endpoint is not None:
+        price = AnswerPrice(tokens=find_token_price(parsed.endpoint.model, index_prices(list_token_prices())))
+    context = open_grading(work, cases).context()
+    metric = choose_success(work.settings.evaluate)
+    grades = {
+        case.id: grade(metric, case, by_case[case.id][0].text, context=context)
+        for case in cases
+        if case.id in by_case
+    }
+    return _Large(grades, costs_of_answers(by_case, generation=generation, price=price))
+
+
+def _pair_up(
+    work: OpenProject,
+    cases: Sequence[Case],
+    answers: Mapping[str, ServedAnswer],
+    large: _Large,
+    search: ThresholdSearch,
+) -> dict[str, PairedCase]:
+    context = open_grading(work, cases).context()
+    metric, live = choose_success(work.settings.evaluate), LiveChecks(work, search.checks, where="--check")
+    hourly = work.settings.evaluate.costs.usd_per_hour
+    found = {}
+    for case in cases:
+        answer, theirs = answers[case.id], large.grades.get(case.id)
+        if not answer.answered or theirs is None:
+            continue
+        ours = grade(metric, case, answer.text, context=context)
+        if ours is None:
+            continue
+        messages = [message.model_dump() for message in case.messages]
+        found[case.id] = PairedCase(
+            session=case.session or case.id,
+            logprob=answer.mean_logprob_of(search.prefix_tokens),
+            small=min(max(ours, 0.0), 1.0),
+            large=min(max(theirs, 0.0), 1.0),
+            small_cost=None if hourly is None else hourly / 3600 * answer.seconds / AT_ONCE,
+            large_cost=large.costs.get(case.id),
+            fails=_fails(live, messages, answer, search.prefix_tokens),
+        )
+    return found
+
+
+def _fails(
+    live: LiveChecks, messages: Sequence[Mapping[str, str]], answer: ServedAnswer, prefix_tokens: int | None
+) -> bool:
+    """Whether the endpoint would escalate by a check: by the beginning of an answer that is longer."""
+    try:
+        if prefix_tokens is None or len(answer.tokens) <= prefix_tokens:
+            return live.find_failing(messages, answer.text) is not None
+        return live.judge_prefix(messages, answer.beginning(prefix_tokens)).failing is not None
+    except CannotGrade:
+        # The endpoint counts a check that fails to run as failed.
+        return True
+
+
+def measure_live(work: OpenProject) -> EscalationLive:
+    """Requests since the last forecast: how often the large model answered, how well, at what cost."""
+    forecast = read_forecast(work.project.state)
+    if forecast is None:
+        raise UserMistake(
+            "there is no forecast to compare with",
+            why="live figures are held against what was predicted",
+            fix="graft eval escalation",
+            where="--live",
+        )
+    requests = []
+    for capture in work.captures.export():
+        if capture.at < forecast.made_at or not _takes_part(work, capture, forecast):
+            continue
+        escalated = capture.escalated_from is not None
+        requests.append(
+            LiveRequest(
+                session=capture.session or capture.id,
+                escalated=escalated,
+                quality=capture.feedback,
+                cost=_cost(forecast, escalated=escalated),
+            )
+        )
+    return compare_live(forecast, requests)
+
+
+def _takes_part(work: OpenProject, capture: Capture, forecast: EscalationForecast) -> bool:
+    """Whether its answer was checked: a named model's, answered by its release or escalated from it."""
+    if capture.shadow_of is not None or capture.chain is not None or capture.trace is not None:
+        return False
+    if capture.disconnected or capture.finish_reason == "error":
+        return False
+    escalate = work.project.settings.serve.escalate
+    named = escalate.models if escalate is not None else ()
+    if named and capture.model not in named:
+        return False
+    return capture.model not in (BASE, capture.release) and forecast.model in ("", capture.model)
+
+
+def _cost(forecast: EscalationForecast, *, escalated: bool) -> float | None:
+    """The forecast's mean cost of the models that answered."""
+    small, large = forecast.options[0].cost_per_1000, forecast.large_alone.cost_per_1000
+    if small is None or (escalated and large is None):
+        return None
+    return (small + (large or 0.0) * escalated) / 1000
+
+
+def predict_escalation(
+    work: OpenProject,
+    *,
+    large: str = LOG,
+    small: str = "adapter",
+    checks: Sequence[str] = (),
+    limit: int | None = None,
+    max_rate: float | None = None,
+    prefix_tokens: int | None = None,
+) -> EscalationForecast:
+    """Without `checks`, every metric of the evaluation that needs no reference.
+
+    `prefix_tokens` predicts streams that are judged by so many tokens (`serve.escalate.stream: prefix`).
+
+    `max_rate` also chooses a threshold of log-probabilities that escalates at most this share of the
+    validation cases. The forecast is kept, for `measure_live` and `serve.escalate.min_logprob: auto`.
+    """
+    for name in checks:
+        # Before a model answers: a mistyped name must not cost minutes.
+        require_live_check(name, live_context(work), where="--check")
+    evaluated = evaluate_asked(work, EvaluationRequest(subjects=(large, small), limit=limit))
+    report = evaluated.report
+    cases = price_cases(work, read_cases(Path(evaluated.cases_file)))
+    chosen = tuple(checks) or find_checks(work, report.candidate)
+    if max_rate is None and not chosen:
+        raise _nothing_decides()
+    if any(TOOLS_MARK in message.content for case in cases for message in case.messages):
+        chosen = with_call_check(chosen)
+    metric = choose_success(work.settings.evaluate)
+    found = forecast(
+        _answered(work, evaluated, report.candidate, small, cases),
+        _answered(work, evaluated, report.baseline, large, cases),
+        metric=metric,
+        failing=_find_failing(work, evaluated, chosen, prefix_tokens),
+        sessions=sessions_of(cases),
+    )
+    curve = None
+    if max_rate is not None:
+        search = ThresholdSearch(large, chosen, max_rate, limit, prefix_tokens)
+        curve = choose_threshold(work, search)
+    remarks = found.remarks
+    if prefix_tokens is not None:
+        remarks += (f"streamed answers are judged by their first {prefix_tokens} tokens",)
+    found = found.model_copy(
+        update={"curve": curve, "made_at": timestamp(), "model": full_alias(work), "remarks": remarks}
+    )
+    write_forecast(work.project.state, found)
+    return found
+
+
+def find_checks(work: OpenProject, small: SubjectReport) -> tuple[str, ...]:
+    """Metrics of the evaluation that can be computed from an answer alone."""
+    live = set(find_live_checks(work))
+    return tuple(
+        name
+        for name in work.settings.evaluate.metrics
+        if name in live
+        and name in small.metrics
+        and small.metrics[name].kind != "number"
+        and small.metrics[name].n
+    )
+
+
+def _find_failing(
+    work: OpenProject, evaluated: Evaluated, checks: Sequence[str], prefix_tokens: int | None
+) -> dict[str, set[str]]:
+    """The cases that each check escalates, judged as the endpoint judges: without a reference."""
+    messages = {
+        case.id: [message.model_dump() for message in case.messages]
+        for case in read_cases(Path(evaluated.cases_file))
+    }
+    answers = list(read_answers(Path(evaluated.folders[evaluated.report.candidate.subject])))
+    found: dict[str, set[str]] = {}
+    for name in checks:
+        live = LiveChecks(work, [name], where="--check")
+        found[name] = {
+            answer.case_id
+            for answer in answers
+            if answer.case_id in messages
+            and _escalates(live, messages[answer.case_id], answer, prefix_tokens)
+        }
+    return found
+
+
+def _escalates(
+    live: LiveChecks, messages: Sequence[dict[str, str]], answer: Answer, prefix_tokens: int | None
+) -> bool:
+    try:
+        if prefix_tokens is None or answer.tokens <= prefix_tokens:
+            return live.find_failing(messages, answer.text) is not None
+        # Where the tokens of an answer end is not kept: all are taken to be equally long.
+        beginning = answer.text[: len(answer.text) * prefix_tokens // answer.tokens]
+        return live.judge_prefix(messages, beginning).failing is not None
+    except CannotGrade:
+        # The endpoint counts a check that fails to run as failed.
+        return True
+
+
+def _nothing_decides() -> UserMistake:
+    return UserMistake(
+        "there is no check that can decide when the large model answers",
+        why="every metric of evaluate.metrics needs the reference answer",
+        fix="add a check such as json_valid, a JSON Schema or a function of your own to evaluate.checks",
+        where="evaluate.checks",
+    )
+
+
+def _answered(
+    work: OpenProject, evaluated: Evaluated, report: SubjectReport, named: str, cases: Sequence[Case]
+) -> Answered:
+    if report.subject == LOG:
+        return Answered(report, costs_of_log(cases), is_reference=True)
+    answers: dict[str, list[Answer]] = {}
+    for answer in read_answers(Path(evaluated.folders[report.subject])):
+        answers.setdefault(answer.case_id, []).append(answer)
+    price = AnswerPrice(usd_per_hour=work.settings.evaluate.costs.usd_per_hour)
+    endpoint = parse_subjects([named])[0].endpoint
+    if endpoint is not None:
+        price = AnswerPrice(tokens=find_token_price(endpoint.model, index_prices(list_token_prices())))
+    return Answered(report, costs_of_answers(answers, generation=report.generation, price=price))

@@ -1,0 +1,685 @@
+"""Run this project's training at another place: offers, quote, start, follow, stop, fetch, reconcile, costs.
+
+In: an open project and the name of a place. Out: a job in the ledger, and its result in the run's folder,
+from where `graft train` goes on. Asks before money is spent: the caller confirms the quote.
+"""
+
+import json
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graftwork.fleet.bundle import JOB_FILE
+from graftwork.fleet.control import Controller, affordable_seconds, largest_cost, what_failed
+from graftwork.fleet.ledger import month_of
+from graftwork.fleet.place import Place, PlaceUnreachable, make_label
+from graftwork.fleet.places.hosts import HostsPlace
+from graftwork.fleet.places.manual import ManualPlace
+from graftwork.fleet.places.rented import RentedPlace
+from graftwork.fleet.plans import (
+    BundleOptions,
+    ChosenPlace,
+    PackedRun,
+    PlaceOption,
+    PlacePlanner,
+    adopt_plan,
+    choose_place,
+    identify_training,
+    is_same_run,
+    pack_run,
+    require_mirror,
+    require_packable,
+    secrets_of,
+    setup_minutes,
+    storage_price,
+)
+from graftwork.fleet.project import control, open_place, place_names, safety_of
+from graftwork.fleet.results import OUTCOME
+from graftwork.pipeline.run_identity import run_id_of
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.plan import WorkAhead
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.open_project import OpenProject, timestamp
+from graftwork.records.base import Record
+from graftwork.records.errors import (
+    AnswerIsNo,
+    Busy,
+    GraftError,
+    Interrupted,
+    StoppedInOrder,
+    UserMistake,
+    WorkerFailed,
+)
+from graftwork.records.fleet import FleetJob, JobOrder, JobPoll, PlacedJob, Reconciled
+from graftwork.records.hardware import Offer
+from graftwork.records.plan import Plan
+from graftwork.records.run import RunState
+
+AUTO = "auto"
+"""Instead of a place: the one that suits the run."""
+POLL_SECONDS = 2.0
+PAID_POLL_SECONDS = 15.0
+"""Providers limit the rate of requests."""
+RECONCILE_SECONDS = 10.0
+"""How often a job that goes on is compared with its limits, at a place without a price."""
+SPARE = 4.0
+"""A job at a place without a price may take so many times the planned time."""
+SPARE_SECONDS = 3600.0
+LEAST_SECONDS = 300.0
+"""A job with less time than this would end before its first checkpoint."""
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """What `graft fleet run` asks for."""
+
+    place: str
+    max_usd: float | None = None
+    deadline_seconds: float | None = None
+    gpu: str = ""
+    base_there: str = ""
+    dataset_there: str = ""
+
+
+class RunQuote(Record):
+    """What a run at a place may take and cost, before it is started."""
+
+    place: str
+    gpu: str = ""
+    usd_per_hour: float = 0.0
+    price_source: str = ""
+    price_dated: str = ""
+    planned_hours: float
+    """At most, by the plan for the machine of the offer."""
+    device: str = ""
+    """What the run was planned for."""
+    setup_hours: float = 0.0
+    """From the order to the first step, as the catalog has it."""
+    instance: str = ""
+    spot_usd_per_hour: float | None = None
+    reserved_usd_per_hour: float | None = None
+    reserved_term: str = ""
+    storage_usd_gib_month: float | None = None
+    quota_hours: float | None = None
+    """What is left of a free quota."""
+    planned_usd: float = 0.0
+    seconds: float
+    """The time limit of the job."""
+    largest_usd: float = 0.0
+    """If everything goes wrong that the reserve covers."""
+
+
+class FleetJobs(Record):
+    jobs: tuple[FleetJob, ...]
+
+
+Confirm = Callable[[RunQuote], bool]
+
+
+def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, offer: Offer) -> RunQuote:
+    """The time limit and the largest possible cost of this run on the machine of an offer."""
+    price, safety, planned = offer.usd_per_hour or 0.0, safety_of(work), plan.minutes.high * 60
+    if price:
+        most = request.max_usd if request.max_usd is not None else work.settings.fleet.caps.job_usd
+        seconds = affordable_seconds(most, price, safety)
+    else:
+        seconds = planned * SPARE + SPARE_SECONDS
+    if request.deadline_seconds is not None:
+        seconds = min(seconds, request.deadline_seconds)
+    if offer.longest_hours is not None:
+        seconds = min(seconds, offer.longest_hours * 3600)
+    if seconds < LEAST_SECONDS:
+        raise AnswerIsNo(
+            f"{request.place} gives this run less than {LEAST_SECONDS / 60:.0f} minutes",
+            why="its quota is nearly used up"
+            if offer.quota_hours is not None
+            else "the deadline is too near",
+            fix="wait until the quota is filled up again, or use another place",
+        )
+    return RunQuote(
+        place=request.place,
+        gpu=offer.gpu if request.gpu or price or offer.quota_hours is not None else "",
+        usd_per_hour=price,
+        price_source=offer.source,
+        price_dated=offer.dated,
+        planned_hours=planned / 3600,
+        planned_usd=min(planned + setup_minutes(request.place) * 60, seconds) / 3600 * price,
+        seconds=seconds,
+        largest_usd=largest_cost(seconds, price, safety),
+        device=plan.device.name,
+        setup_hours=setup_minutes(request.place) / 60,
+        storage_usd_gib_month=offer.storage_usd_gib_month or storage_price(request.place),
+        **{name: getattr(offer, name) for name in _SHOWN},
+    )
+
+
+_SHOWN = (
+    "instance",
+    "spot_usd_per_hour",
+    "reserved_usd_per_hour",
+    "reserved_term",
+    "quota_hours",
+)
+"""Facts of an offer that a quote repeats."""
+
+
+def choose_offer(place: Place, gpu: str) -> Offer:
+    """The cheapest offer of the place, of this card or instance type if one is named."""
+    known_offers = place.offer()
+    offers = [offer for offer in known_offers if not gpu or gpu in (offer.gpu, offer.instance)]
+    if not offers:
+        known = sorted({offer.gpu or "no card" for offer in known_offers})
+        raise AnswerIsNo(
+            f"{place.name} offers no {gpu or 'machine'} now",
+            why=f"it has: {', '.join(known) or 'nothing'}",
+            fix="name another card or place; `graft fleet offers` lists them",
+            where="--gpu",
+        )
+    return min(offers, key=lambda offer: offer.usd_per_hour or 0.0)
+
+
+def start_run(
+    work: OpenProject,
+    request: FleetRequest,
+    confirm: Confirm,
+    *,
+    made: StepOutputs | None = None,
+    ahead: WorkAhead | None = None,
+) -> FleetJob:
+    """Plan, unless `made` holds the plan, pack and submit the run. Nothing is sent before the quote is
+    confirmed. `ahead` is the work of a run whose rows are not on this machine."""
+    controller = control(work, request.place)
+    require_mirror(work)
+    if made is None:
+        # A wrong login or card is found before the data is prepared.
+        choose_offer(controller.place, request.gpu)
+    made = made if made is not None else run_pipeline(work, upto="plan")
+    for other in find_jobs(work, made.get("plan", Plan)):
+        if other.is_open:
+            raise Busy(
+                f"this run is at {other.place} already (job {other.id})",
+                why="two jobs would be paid for one result",
+                fix=f"`graft fleet logs -f {other.id}` follows it, `graft fleet stop {other.id}` stops it",
+            )
+    if request.place != "local":
+        require_packable(work)
+    offer = choose_offer(controller.place, request.gpu)
+    plan = PlacePlanner(work, made, ahead=ahead).plan(offer)
+    quote = quote_run(work, plan, request, offer)
+    if not confirm(quote):
+        raise AnswerIsNo("nothing was started", why="the cost was not confirmed", fix="run it with --yes")
+    there = StepOutputs({**made.outputs, "plan": plan})
+    options = BundleOptions(
+        base_there=request.base_there,
+        # This machine has the base already.
+        base_travels=request.place != "local",
+        dataset_there=request.dataset_there,
+        seconds=quote.seconds,
+        max_usd=quote.largest_usd or None,
+    )
+    packed = pack_run(work, there, options)
+    job_id = secrets.token_hex(6)
+    order = JobOrder(
+        job_id=job_id,
+        label=make_label(work.jobs.key, job_id),
+        run_id=packed.bundle.run_id,
+        # Checked again with the reservation: planning and packing may have taken minutes.
+        trains=identify_training(plan),
+        bundle=str(packed.folder),
+        gpu=quote.gpu,
+        instance=quote.instance,
+        seconds=quote.seconds,
+        usd_per_hour=quote.usd_per_hour,
+        max_usd=quote.largest_usd,
+    )
+    job = controller.start(
+        order,
+        caps=work.settings.fleet.caps,
+        now=time.time(),
+        planned_usd=quote.planned_usd,
+        secrets=packed.secrets,
+    )
+    work.runs.update(job.run_id, state="running", when=timestamp())
+    _report_start(work, job, packed, controller.place)
+    return job
+
+
+def continue_job(work: OpenProject, place: str) -> FleetJob | None:
+    """The open job of this run at the place, `auto` for any: a command that was interrupted goes on with it.
+
+    One whose submission was cut off is submitted again, where that costs nothing.
+    """
+    if not any(job.is_open for job in work.jobs.list()):
+        return None
+    plan = run_pipeline(work, upto="plan").get("plan", Plan)
+    job = next((job for job in find_jobs(work, plan) if job.is_open and _is_at(job, place)), None)
+    if job is None:
+        return None
+    controller = control(work, job.place)
+    if job.state == "intended" and not controller.place.paid:
+        job = controller.submit(job, _order_of(job), now=time.time(), secrets=secrets_of(work, job.run_id))
+    work.reporter.info(f"job {job.id} of this run is at {job.place} already")
+    return job
+
+
+def _is_at(job: FleetJob, place: str) -> bool:
+    """Whether the job is where `--place` says. Jobs of all SSH hosts are at one place."""
+    kind, _, host = place.partition(":")
+    there = job.placed.host if job.placed is not None else host
+    return place == AUTO or (kind == job.place.partition(":")[0] and host in ("", there))
+
+
+def _report_start(work: OpenProject, job: FleetJob, packed: PackedRun, place: Place) -> None:
+    sent = getattr(place, "sent_bytes", None)
+    size = f", {sent / 1e6:.1f} of {packed.bundle.size / 1e6:.1f} MB sent" if sent is not None else ""
+    work.reporter.info(f"job {job.id} is at {job.place}{size}")
+    if isinstance(place, ManualPlace) and job.placed is not None:
+        folder = place.folder_of(job.placed)
+        work.reporter.info(
+            f"carry out the steps in {folder / 'README.md'}; then `graft fleet fetch {job.id} RESULTS`"
+        )
+
+
+def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = None) -> FleetJob:
+    """Report the job's progress until it has ended, and bring its files. Ctrl-C leaves the job running."""
+    controller, pause = collecting(work, job.place), threading.Event()
+    place, unreached, reconciled = controller.place, False, float("-inf")
+    if poll_seconds is None:
+        poll_seconds = PAID_POLL_SECONDS if place.paid else POLL_SECONDS
+    try:
+        while job.is_open:
+            has_waited = False
+            try:
+                found = _poll(place, job, poll_seconds)
+                _report(work, job, found)
+                unreached = False
+                has_waited = isinstance(place, HostsPlace) and found.phase in ("starting", "running")
+            except Exception as error:  # whatever a place may raise: nobody else watches the limits
+                if not unreached:
+                    work.reporter.info(f"{job.place}: {what_failed(error)}; the job continues, trying again")
+                unreached = True
+            if has_waited and time.monotonic() - reconciled < RECONCILE_SECONDS:
+                continue
+            controller.reconcile(now=time.time())
+            reconciled = time.monotonic()
+            job = get_job(work, job.id)
+            if job.is_open and not has_waited:
+                pause.wait(poll_seconds)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"no longer following; job {job.id} continues at {job.place}",
+            fix=f"`graft fleet logs -f {job.id}` follows it, `graft fleet stop {job.id}` stops it",
+        ) from None
+    return fetch(work, job) if job.state == "done" and not job.fetched else bring(work, job)
+
+
+def bring(work: OpenProject, job: FleetJob) -> FleetJob:
+    """Fetch what an ended job has left, if it can be had: why the job failed is of more use than why not."""
+    if not job.fetched:
+        with suppress(GraftError):
+            return fetch(work, job)
+    return job
+
+
+def train_there(
+    work: OpenProject,
+    made: StepOutputs,
+    request: FleetRequest,
+    *,
+    confirm: Confirm = lambda _quote: True,
+    require: Callable[[OpenProject, FleetJob], None] | None = None,
+) -> str:
+    """Train what `made` plans at a place, once: a finished run is taken, an open job is followed.
+
+    Returns the id of the run, which is that of the plan for the device of the place. By default the caps of
+    the fleet are the confirmation: the ledger refuses what could break one.
+    """
+    plan = made.get("plan", Plan)
+    if (finished := find_finished(work, plan)) is not None:
+        return finished
+    job = next((job for job in reversed(find_jobs(work, plan)) if job.is_open), None)
+    job = follow(work, job or start_run(work, request, confirm, made=made))
+    (require or require_done)(work, job)
+    return job.run_id
+
+
+def find_finished(work: OpenProject, plan: Plan) -> str | None:
+    """The run with an outcome that has trained what this plan does, here or at a place."""
+    ids = (run_id_of(plan), *(job.run_id for job in reversed(find_jobs(work, plan))))
+    return next((run_id for run_id in ids if (work.project.runs / run_id / OUTCOME).exists()), None)
+
+
+def collecting(work: OpenProject, name: str) -> Controller:
+    """A controller that sends bundles to machines that come up, and brings files before those go."""
+    controller = control(work, name)
+    place = controller.place
+
+    def collect(job: FleetJob) -> None:
+        place.fetch(placed_of(job), work.project.runs / job.run_id)
+        _adopt(work, job)
+
+    def deliver(job: FleetJob) -> bool:
+        if not isinstance(place, RentedPlace):
+            return False
+        return place.deliver(_order_of(job), placed_of(job), secrets=secrets_of(work, job.run_id))
+
+    controller.collect, controller.deliver = collect, deliver
+    return controller
+
+
+def _order_of(job: FleetJob) -> JobOrder:
+    return JobOrder(
+        job_id=job.id,
+        label=job.label,
+        run_id=job.run_id,
+        bundle=job.bundle,
+        gpu=job.gpu,
+        seconds=job.seconds,
+        usd_per_hour=job.usd_per_hour,
+        max_usd=job.committed_usd,
+    )
+
+
+def _poll(place: Place, job: FleetJob, seconds: float) -> JobPoll:
+    """What the job does. A host is asked to answer when the job is over, or after so many seconds."""
+    if isinstance(place, HostsPlace):
+        return place.wait(placed_of(job), seconds)
+    return place.poll(placed_of(job))
+
+
+def _report(work: OpenProject, job: FleetJob, found: JobPoll) -> None:
+    if found.beat is not None:
+        beat = found.beat
+        work.reporter.progress(
+            f"{job.place}: {beat.phase}",
+            beat.done,
+            beat.total,
+            seconds_left=beat.seconds_left,
+            detail=dict(beat.detail),
+        )
+
+
+def fetch(work: OpenProject, job: FleetJob) -> FleetJob:
+    """Bring the files of the job into the folder of its run."""
+    if job.state in ("refused", "lost") or job.placed is None:
+        return job
+    open_place(work, job.place).fetch(job.placed, work.project.runs / job.run_id)
+    _adopt(work, job)
+    if job.is_open:
+        # What it will leave at its end is still to be brought, before its machine is given back.
+        return job
+    job = job.model_copy(update={"fetched": True})
+    work.jobs.update(job)
+    return job
+
+
+def _adopt(work: OpenProject, job: FleetJob) -> None:
+    """A run that was planned for another device is this project's run once it has a result."""
+    if not (work.project.runs / job.run_id / OUTCOME).exists():
+        return
+    with suppress(OSError, ValueError, KeyError):
+        stored = json.loads((Path(job.bundle) / JOB_FILE).read_bytes())
+        adopt_plan(work, Plan.model_validate(stored["plan"]))
+
+
+def require_done(work: OpenProject, job: FleetJob) -> None:
+    """Note how the run ended; raise the error of a job that did not finish."""
+    if job.state == "done":
+        return
+    state: RunState = "stopped" if job.state == "stopped" else "failed"
+    error = {"what": job.reason, "where": job.place}
+    work.runs.update(job.run_id, state=state, when=timestamp(), error=error)
+    go_on = "run the same command again: it resumes from the last checkpoint, at this place or another"
+    if job.state == "stopped":
+        raise StoppedInOrder(f"job {job.id} was stopped at {job.place}: {job.reason}", fix=go_on)
+    raise WorkerFailed(
+        f"job {job.id} did not finish at {job.place}: {job.reason or job.state}",
+        why="what it had saved was fetched" if job.fetched else "nothing of it could be fetched",
+        fix=f"`graft fleet logs {job.id}` shows its output; {go_on}",
+    )
+
+
+def finish(work: OpenProject) -> StepOutputs:
+    """Take the result as that of the training step."""
+    return run_pipeline(work, upto="train")
+
+
+def find_jobs(work: OpenProject, plan: Plan) -> list[FleetJob]:
+    """The jobs that train what this plan does, those that were planned for another device included."""
+    wanted = run_id_of(plan)
+    same: dict[str, bool] = {wanted: True}
+    for job in work.jobs.list():
+        if job.run_id not in same:
+            there = planned_as(work, job.run_id)
+            same[job.run_id] = there is not None and is_same_run(plan, there)
+    return [job for job in work.jobs.list() if same[job.run_id]]
+
+
+def planned_as(work: OpenProject, run_id: str) -> Plan | None:
+    """The plan of a run, which is that for the device it was trained on; None: it is no longer known."""
+    entry = work.runs.get(run_id)
+    with suppress(ValueError):
+        return Plan.model_validate(entry.plan) if entry is not None else None
+    return None
+
+
+def get_job(work: OpenProject, job_id: str) -> FleetJob:
+    """The job of this id, or of its first characters."""
+    found = [job for job in work.jobs.list() if job.id.startswith(job_id)]
+    if len(found) == 1:
+        return found[0]
+    raise UserMistake(
+        f"{'several jobs begin' if found else 'no job begins'} with {job_id!r}",
+        fix="`graft fleet list` names the jobs",
+    )
+
+
+def find_open(work: OpenProject, run_id: str) -> FleetJob | None:
+    """The newest job of this run that has not ended, wherever it is."""
+    return next((job for job in reversed(work.jobs.list()) if job.run_id == run_id and job.is_open), None)
+
+
+def placed_of(job: FleetJob) -> PlacedJob:
+    """The job at its place; one whose submission was cut off is looked for by its label."""
+    return job.placed or PlacedJob(place=job.place, id=job.label, label=job.label)
+
+
+def read_log(work: OpenProject, job: FleetJob) -> str:
+    return open_place(work, job.place).log(placed_of(job))
+
+
+def follow_log(work: OpenProject, job: FleetJob) -> Iterator[str]:
+    """The output of the job, and what is added to it until it has ended. Only its own place is asked."""
+    controller, pause = collecting(work, job.place), threading.Event()
+    place, shown, reconciled = controller.place, "", time.monotonic()
+    seconds = PAID_POLL_SECONDS if place.paid else POLL_SECONDS
+    while True:
+        # In this order: the output of a job that has ended is read before its machine is given back.
+        has_ended = not job.is_open or _has_ended(place, job)
+        with suppress(*([PlaceUnreachable] if shown else [])):
+            # A machine that was given back has none; one that begins again, on another machine, is all new.
+            if text := place.log(placed_of(job)):
+                yield text.removeprefix(shown)
+                shown = text
+        if not job.is_open:
+            return
+        if has_ended or time.monotonic() - reconciled >= RECONCILE_SECONDS:
+            controller.reconcile(now=time.time())
+            reconciled = time.monotonic()
+            job = get_job(work, job.id)
+        if job.is_open:
+            pause.wait(seconds)
+
+
+def _has_ended(place: Place, job: FleetJob) -> bool:
+    with suppress(PlaceUnreachable):
+        return place.poll(placed_of(job)).phase == "ended"
+    return False
+
+
+def stop(work: OpenProject, job: FleetJob, *, at_once: bool) -> FleetJob:
+    controller = collecting(work, job.place)
+    job = controller.stop(job, now=time.time(), at_once=at_once)
+    if isinstance(controller.place, ManualPlace):
+        # Nothing of it is waited for.
+        controller.reconcile(now=time.time())
+        return get_job(work, job.id)
+    return job
+
+
+def receive(work: OpenProject, job: FleetJob, results: Path) -> FleetJob:
+    """Take the results of a job that was run by hand."""
+    place = open_place(work, job.place)
+    if not isinstance(place, ManualPlace):
+        raise UserMistake(
+            f"job {job.id} is at {job.place}, not run by hand", fix=f"`graft fleet fetch {job.id}` brings it"
+        )
+    place.receive(placed_of(job), results)
+    collecting(work, job.place).reconcile(now=time.time())
+    return get_job(work, job.id)
+
+
+def reconcile(work: OpenProject) -> Reconciled:
+    """Compare the ledger with every place that has, or had, a job of this project."""
+    found = []
+    for name in sorted({job.place for job in work.jobs.list()}):
+        try:
+            found.append(collecting(work, name).reconcile(now=time.time()))
+        except Exception as error:  # whatever a place may raise: the others have machines, too
+            found.append(Reconciled(unreachable=(f"{name}: {what_failed(error)}",)))
+    return Reconciled(
+        checked=sum(report.checked for report in found),
+        closed=tuple(line for report in found for line in report.closed),
+        ended=tuple(line for report in found for line in report.ended),
+        unknown=tuple(sorted({line for report in found for line in report.unknown})),
+        unreachable=tuple(line for report in found for line in report.unreachable),
+        open=sum(report.open for report in found),
+    )
+
+
+class RunOffers(Record):
+    """This project's run at each place, the cheapest first."""
+
+    planned_hours: float
+    """On this machine."""
+    quotes: tuple[RunQuote, ...]
+    notes: tuple[str, ...] = ()
+
+
+def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | None = None) -> RunOffers:
+    """A quote for every offer of every place that answers, planned for the machine of that offer."""
+    made = run_pipeline(work, upto="plan")
+    planner, asked = PlacePlanner(work, made), request or FleetRequest("")
+    quotes, notes = [], []
+    for name in (only,) if only else place_names(work):
+        try:
+            offers = open_place(work, name).offer()
+        except GraftError as error:
+            notes.append(f"{name}: {error.what}")
+            continue
+        for offer in _cheapest(offers):
+            named = f"{name}, {offer.gpu}" if offer.gpu else name
+            try:
+                plan = planner.plan(offer)
+                quotes.append(quote_run(work, plan, replace(asked, place=name, gpu=offer.gpu), offer))
+            except GraftError as error:
+                notes.append(f"{named}: {error.what}")
+                continue
+            if not planner.knows(offer):
+                notes.append(f"{named}: not in the catalog of cards, planned for this machine")
+    ranked = sorted(quotes, key=lambda quote: (quote.planned_usd, quote.planned_hours, quote.place))
+    return RunOffers(planned_hours=planner.here.minutes.high / 60, quotes=tuple(ranked), notes=tuple(notes))
+
+
+def _cheapest(offers: tuple[Offer, ...]) -> list[Offer]:
+    """One offer for each card: the one that `graft fleet run --gpu` takes."""
+    found: dict[str, Offer] = {}
+    for offer in sorted(offers, key=lambda offer: (offer.gpu, offer.usd_per_hour or 0.0)):
+        found.setdefault(offer.gpu, offer)
+    return [*found.values()]
+
+
+def find_place(work: OpenProject, request: FleetRequest) -> ChosenPlace:
+    """The place for `--place auto`: the cheapest that finishes within budget and deadline."""
+    found = list_offers(work, request=request)
+    options = [
+        PlaceOption(
+            place=quote.place,
+            gpu=quote.gpu,
+            hours=quote.planned_hours + quote.setup_hours,
+            planned_usd=quote.planned_usd,
+            largest_usd=quote.largest_usd,
+            limit_hours=quote.seconds / 3600,
+        )
+        for quote in found.quotes
+        if quote.place != "manual"
+    ]
+    return choose_place(options, budget=request.max_usd, deadline=request.deadline_seconds, notes=found.notes)
+
+
+class CostSummary(Record):
+    """The ledger in figures: dollars."""
+
+    jobs: int
+    open_jobs: int
+    planned_usd: float
+    committed_usd: float
+    """The largest possible cost of open jobs."""
+    actual_usd: float
+    month: str
+    month_usd: float
+    """Counted against the cap of this month."""
+    month_cap_usd: float
+    project_cap_usd: float | None
+    job_cap_usd: float
+    lines: tuple[FleetJob, ...]
+
+
+def summarize_costs(work: OpenProject) -> CostSummary:
+    jobs, caps, month = work.jobs.list(), work.settings.fleet.caps, month_of(time.time())
+    return CostSummary(
+        jobs=len(jobs),
+        open_jobs=sum(job.is_open for job in jobs),
+        planned_usd=sum(job.planned_usd for job in jobs),
+        committed_usd=sum(job.committed_usd for job in jobs if job.is_open),
+        actual_usd=sum(job.actual_usd for job in jobs),
+        month=month,
+        month_usd=sum(job.counted_usd for job in jobs if month_of(job.created_at) == month),
+        month_cap_usd=caps.month_usd,
+        project_cap_usd=caps.project_usd,
+        job_cap_usd=caps.job_usd,
+        lines=jobs,
+    )
+
+
+class ExportedBundle(Record):
+    """A bundle in a folder of the user's choice."""
+
+    id: str
+    folder: str
+    run_id: str
+    files: int
+    size_bytes: int
+    resume_step: int | None = None
+
+
+def export_bundle(work: OpenProject, target: Path, *, base_there: str = "") -> ExportedBundle:
+    """Write the bundle of this project's run to a folder."""
+    if target.exists():
+        raise UserMistake("the folder exists already", fix="name a new one", where=str(target))
+    require_packable(work)
+    packed = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions(base_there=base_there))
+    shutil.copytree(packed.folder, target)
+    return ExportedBundle(
+        id=packed.bundle.id,
+        folder=str(target),
+        run_id=packed.bundle.run_id,
+        files=len(packed.bundle.files),
+        size_bytes=packed.bundle.size,
+        resume_step=packed.bundle.resume_step,
+    )

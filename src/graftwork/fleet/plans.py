@@ -1,0 +1,375 @@
+"""This project's run on the machine of an offer: its plan there, its bundle, and which offer to take.
+
+In: an open project with its dataset, offers of places. Out: plans for the cards of these places; the cheapest
+place that finishes within a budget and a deadline, with the reason; a bundle in `.graft/fleet/bundles` with
+the newest good checkpoint of the run. Starts nothing, and takes nothing secret along.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from graftwork.data.project import PreparedData
+from graftwork.files.remote import open_url
+from graftwork.fleet.bundle import TRAVELLING_SPLITS, BundleParts, build_bundle
+from graftwork.fleet.project import catalog_name
+from graftwork.grading.checks import GradeCheck
+from graftwork.model.base import EMBEDDED, BaseFolder
+from graftwork.model.hub import parse_hub_name
+from graftwork.model.probe import describe_device
+from graftwork.model.shape import read_shape
+from graftwork.pipeline.run_identity import plan_identity
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.plan import WorkAhead, measure_work, plan_for
+from graftwork.pipeline.steps.train import enter_run, make_job
+from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.catalog.prices import list_places as list_terms
+from graftwork.project.open_project import OpenProject, name_entry, timestamp
+from graftwork.records.base import Record, fingerprint, hide_login
+from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.fleet import Bundle, BundleBase
+from graftwork.records.hardware import Offer, PlaceTerms
+from graftwork.records.plan import DeviceFacts, Plan
+from graftwork.train.checkpoints.checkpoint import list_saved, step_name, verify_checkpoint
+from graftwork.train.run_folder import CHECKPOINTS
+from graftwork.train.run_setup import pass_mirrors
+from graftwork.train.settings import TrainSettings
+
+SPARE = 1.1
+"""A run that is expected to take its whole time limit would end without a result."""
+
+
+@dataclass
+class PlacePlanner:
+    """Plans of one run for several machines; each kind of card is planned once."""
+
+    work: OpenProject
+    made: StepOutputs
+    ahead: WorkAhead | None = None
+    """None: counted in the rows, when it is needed."""
+    _known: dict[str, Plan | AnswerIsNo] = field(default_factory=dict)
+
+    @property
+    def here(self) -> Plan:
+        return self.made.get("plan", Plan)
+
+    def plan(self, offer: Offer) -> Plan:
+        """The plan for the card of the offer; for a machine without one, and for this one, that of here.
+
+        Raises AnswerIsNo if the run does not fit there.
+        """
+        device = None if offer.place == "local" else self._device(offer)
+        if device is None:
+            return self.here
+        if device.name not in self._known:
+            self._known[device.name] = self._make(device)
+        found = self._known[device.name]
+        if isinstance(found, AnswerIsNo):
+            raise found
+        return found
+
+    def _make(self, device: DeviceFacts) -> Plan | AnswerIsNo:
+        if self.ahead is None:
+            shape = read_shape(Path(self.work.base.folder))
+            self.ahead = measure_work(self.work, self.made.get("prepare", PreparedData), shape)
+        try:
+            return plan_for(self.work, self.made, device, ahead=self.ahead)
+        except AnswerIsNo as no:
+            return no
+
+    def _device(self, offer: Offer) -> DeviceFacts | None:
+        here = self.here.device
+        if not offer.gpu:
+            return None if here.kind == "cpu" else describe_device(threads=self.work.settings.train.threads)
+        with suppress(UserMistake):
+            gpu = find_gpu(offer.gpu)
+            return DeviceFacts(
+                kind="cuda",
+                name=gpu.name,
+                memory_gib=gpu.memory_gib,
+                threads=int(offer.vcpus or here.threads),
+                capability=gpu.capability,
+            )
+        # A card that the catalog does not know.
+        return None
+
+    def knows(self, offer: Offer) -> bool:
+        """Whether the plan is for the offered machine and not, for want of facts, for this one."""
+        return offer.place == "local" or not offer.gpu or self._device(offer) is not None
+
+
+SETUP_MINUTES = 5.0
+
+
+def terms_of(place: str) -> PlaceTerms | None:
+    """What the catalog knows of a place."""
+    kind = place.partition(":")[0]
+    return next((terms for terms in list_terms() if terms.name == catalog_name(kind)), None)
+
+
+def setup_minutes(place: str) -> float:
+    """From the order to the first step, as the catalog has it; none for this machine."""
+    terms = terms_of(place)
+    return SETUP_MINUTES if terms is None else terms.setup_minutes
+
+
+def storage_price(place: str) -> float | None:
+    """A GiB of a volume that outlives the machine, a month; None where there is none, or none is known."""
+    terms = terms_of(place)
+    return terms.storage_usd_gib_month or None if terms is not None else None
+
+
+def adopt_plan(work: OpenProject, plan: Plan) -> None:
+    """Take the plan of a run that was trained at a place as that of this project's plan step.
+
+    Without it the next command would train again here, where the plan is another one.
+    """
+    for model in work.settings.all_models:
+        name = name_entry(work, "plan", model=model)
+        entry = work.ledger.get(name)
+        if entry is None:
+            continue
+        stored = Plan.model_validate(entry.output)
+        if plan_identity(stored) == plan_identity(plan) or not is_same_run(stored, plan):
+            continue
+        adopted = replace(entry, output=plan.model_dump(mode="json"), finished_at=timestamp())
+        # Another process may have planned again meanwhile: its plan is the newer one.
+        work.ledger.put_if(adopted, lambda known, name=name, entry=entry: known.get(name) == entry)  # type: ignore[misc]
+
+
+def is_same_run(one: Plan, other: Plan) -> bool:
+    """Whether two plans train the same thing and differ in nothing but what the device decides."""
+
+    return _asked(one) == _asked(other)
+
+
+def identify_training(plan: Plan) -> str:
+    """The same for all plans that train the same thing."""
+    return fingerprint(list(_asked(plan)))[:16]
+
+
+def _asked(plan: Plan) -> tuple[str, str, dict[str, Any]]:
+    learned = {key: value for key, value in plan.train.items() if key != "weights"}
+    return plan.base_fingerprint, plan.dataset_hash, learned
+
+
+class PlaceOption(Record):
+    """A place for the run, as `--place auto` weighs it."""
+
+    place: str
+    gpu: str = ""
+    hours: float
+    """Expected at most, with the set-up of the machine."""
+    planned_usd: float = 0.0
+    largest_usd: float = 0.0
+    limit_hours: float
+    """When the job ends at the latest."""
+    against: str = ""
+    """Why it is not taken; empty: it could be."""
+
+
+class ChosenPlace(Record):
+    """What `--place auto` found: the place, why, and why not the others."""
+
+    option: PlaceOption
+    why: str
+    others: tuple[PlaceOption, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def choose_place(
+    options: Iterable[PlaceOption],
+    *,
+    budget: float | None,
+    deadline: float | None,
+    notes: tuple[str, ...] = (),
+) -> ChosenPlace:
+    """The cheapest option that finishes in time and within the budget; of two, the faster one.
+
+    `deadline` in seconds. Raises AnswerIsNo with all reasons if there is none.
+    """
+    weighed = [
+        option.model_copy(update={"against": _against(option, budget=budget, deadline=deadline)})
+        for option in options
+    ]
+    good = sorted(
+        (option for option in weighed if not option.against), key=lambda o: (o.planned_usd, o.hours, o.place)
+    )
+    rest = [option for option in weighed if option.against]
+    if not good:
+        reasons = [f"{_named(option)}: {option.against}" for option in rest] + list(notes)
+        raise AnswerIsNo(
+            "no place finishes this run within the limits",
+            why="; ".join(reasons) or "no place is configured",
+            fix="allow a larger --budget or a later --deadline, or add a place under `fleet` in graft.yaml",
+            where="--place auto",
+        )
+    best = good[0]
+    return ChosenPlace(option=best, why=_why(best, good), others=(*good[1:], *rest), notes=notes)
+
+
+def _against(option: PlaceOption, *, budget: float | None, deadline: float | None) -> str:
+    if deadline is not None and option.hours * 3600 > deadline:
+        return f"takes {option.hours:.1f} h, later than the deadline"
+    if budget is not None and option.largest_usd > budget + 1e-9:
+        return f"may cost ${option.largest_usd:.2f}, more than the budget"
+    if option.hours * SPARE > option.limit_hours:
+        return f"takes {option.hours:.1f} h, and a job there ends after {option.limit_hours:.1f} h"
+    return ""
+
+
+def _why(best: PlaceOption, good: list[PlaceOption]) -> str:
+    cost = f"${best.planned_usd:.2f} expected" if best.planned_usd else "free"
+    why = f"{cost}, {best.hours:.1f} h at most"
+    if len(good) > 1:
+        second = good[1]
+        price = f"${second.planned_usd:.2f}" if second.planned_usd else "free"
+        return f"{why}; the next best, {_named(second)}, is {price} and takes {second.hours:.1f} h"
+    return f"{why}; no other place finishes within the limits"
+
+
+def _named(option: PlaceOption) -> str:
+    return f"{option.place}, {option.gpu}" if option.gpu else option.place
+
+
+MODULE = "graftwork.train.worker_process"
+
+
+@dataclass(frozen=True)
+class BundleOptions:
+    """Where a place finds what need not travel, and the limits of the job."""
+
+    base_there: str = ""
+    """The folder of the base at the place."""
+    base_travels: bool = True
+    """Whether a base that is a folder here is copied into the bundle."""
+    dataset_there: str = ""
+    seconds: float | None = None
+    max_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class PackedRun:
+    """A bundle on disk, and what it must not contain."""
+
+    folder: Path
+    bundle: Bundle
+    run_folder: Path
+    secrets: dict[str, str]
+
+
+def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> PackedRun:
+    """Write the bundle of this model's run and enter the run in the store."""
+    job = make_job(work, made)
+    enter_run(work, job)
+    mirror = _mirror(work)
+    base = describe_base(work.weights, options)
+    body: dict[str, Any] = json.loads(job.to_json())
+    body |= {"folder": "", "base_folder": "", "dataset_folder": "", "start_adapter": None}
+    body |= {"deadline": None, "deadline_from": None}
+    body["run"] |= {"mirror": hide_login(mirror) if mirror else None, "deadline_minutes": None}
+    parts = BundleParts(
+        run_id=job.run_id,
+        module=MODULE,
+        job=body,
+        base=base,
+        base_folder=Path(work.weights.folder) if base.kind == "bundled" else None,
+        dataset_folder=Path(job.dataset_folder),
+        dataset_there=options.dataset_there,
+        splits=travelling_splits(work.settings.train),
+        start_adapter=Path(job.start_adapter) if job.start_adapter else None,
+        checkpoint=newest_checkpoint(Path(job.folder)),
+        seconds=options.seconds,
+        max_usd=options.max_usd,
+        mirror=mirror,
+    )
+    folder, bundle = build_bundle(parts, work.project.state / "fleet" / "bundles")
+    return PackedRun(folder, bundle, Path(job.folder), secrets_of(work, job.run_id))
+
+
+def travelling_splits(train: TrainSettings) -> tuple[str, ...]:
+    """The splits that a run reads where it trains. Pure."""
+    rollouts = train.rollouts
+    prompts = train.objective == "grpo" and rollouts.asks_rows
+    return tuple(dict.fromkeys((*TRAVELLING_SPLITS, rollouts.source) if prompts else TRAVELLING_SPLITS))
+
+
+def find_unpacked(train: TrainSettings, checks: Sequence[GradeCheck] = ()) -> list[str]:
+    """The settings of a run that name files which no bundle holds. Pure."""
+    if train.objective != "grpo":
+        return []
+    metrics = {check.name: check.metric for check in checks}
+    own = [
+        f"train.rewards: {reward.metric}"
+        for reward in train.rewards
+        if ".py:" in metrics.get(reward.metric, reward.metric)
+    ]
+    found = ["train.rollouts.environment"] if train.rollouts.environment is not None else []
+    if train.rollouts.taskset is not None:
+        found.append("train.rollouts.taskset")
+    elif not train.rollouts.asks_rows:
+        found.append(f"train.rollouts.source: {train.rollouts.source}")
+    if train.examine.source is not None:
+        found.append(f"train.examine.source: {train.examine.source}")
+    return [*found, *own]
+
+
+def require_packable(work: OpenProject) -> None:
+    """Before anything is paid for: the run needs no file of the project that stays here."""
+    settings = work.settings
+    if found := find_unpacked(settings.train, settings.evaluate.checks):
+        raise UserMistake(
+            "this run needs files of the project that are not sent along",
+            why=f"{', '.join(found)}: a bundle holds base, dataset and checkpoint only",
+            fix="train it on this machine with `graft train`, or use built-in rewards and the rl split",
+            where=found[0].partition(":")[0],
+        )
+
+
+def require_mirror(work: OpenProject) -> None:
+    """Before anything is paid for: the address of the mirror is one. Nothing is asked there."""
+    if (mirror := _mirror(work)) is None:
+        return
+    setting = "fleet.mirror" if work.settings.fleet.mirror else "train.run.mirror"
+    # A package that is missing here may be there.
+    with suppress(EnvironmentLacks):
+        open_url(mirror, kind="mirror", setting=setting)
+
+
+def secrets_of(work: OpenProject, run_id: str) -> dict[str, str]:
+    """What the job needs and no file may hold: the login of the mirror."""
+    return pass_mirrors({run_id: _mirror(work)})
+
+
+def _mirror(work: OpenProject) -> str | None:
+    return work.settings.fleet.mirror or work.settings.train.run.mirror
+
+
+def describe_base(base: BaseFolder, options: BundleOptions) -> BundleBase:
+    """How the place gets the base."""
+    if options.base_there:
+        return BundleBase(kind="path", name=base.name, revision=base.revision, path=options.base_there)
+    if base.name == EMBEDDED:
+        return BundleBase(kind="embedded", name=base.name, revision=base.revision)
+    hub_name = parse_hub_name(base.name)
+    if hub_name is not None and hub_name.revision and not Path(base.name).is_dir():
+        return BundleBase(kind="hub", name=base.name, revision=base.revision)
+    if not options.base_travels:
+        return BundleBase(kind="path", name=base.name, revision=base.revision, path=base.folder)
+    return BundleBase(kind="bundled", name=base.name, revision=base.revision)
+
+
+def newest_checkpoint(run_folder: Path) -> Path | None:
+    """The newest checkpoint with the bytes that its manifest names."""
+    folder = run_folder / CHECKPOINTS
+    for saved in sorted(list_saved(folder), key=lambda saved: saved.step, reverse=True):
+        path = folder / step_name(saved.step)
+        try:
+            verify_checkpoint(path)
+        except Damaged:
+            continue
+        return path
+    return None

@@ -1,0 +1,151 @@
+"""The places that a project can use, by name, and what each has to offer now.
+
+In: an open project with its `fleet` settings. Out: places; which of them answer, with cards and prices. A
+name is `local`, `ssh` or `ssh:HOST`, `manual`, `slurm`, `ray`, a provider such as `runpod`, or a place of an
+installed package.
+"""
+
+from pathlib import Path
+from typing import cast
+
+from graftwork.fleet.control import Controller, Safety
+from graftwork.fleet.place import Place
+from graftwork.fleet.places import CLOUDS
+from graftwork.fleet.places.hosts import local_place, ssh_place
+from graftwork.fleet.places.manual import ManualPlace
+from graftwork.fleet.places.ray import RayPlace
+from graftwork.fleet.places.slurm import SlurmPlace
+from graftwork.fleet.settings import FleetSettings, RaySettings, SlurmSettings
+from graftwork.plan.catalog.prices import list_offers
+from graftwork.process.extensions import extension_names, load_extension
+from graftwork.project.open_project import OpenProject
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.hardware import Offer
+
+REQUIRED = ("name", "paid", "offer", "submit", "poll", "log", "fetch", "stop", "list")
+BUILT_IN = ("local", "ssh", "manual", "slurm", "ray", *CLOUDS)
+
+
+class PlaceFacts(Record):
+    """A place as it is now."""
+
+    name: str
+    reachable: bool
+    paid: bool = False
+    offers: tuple[Offer, ...] = ()
+    open_jobs: int = 0
+    note: str = ""
+    """Why it does not answer."""
+    fix: str = ""
+
+
+class FleetPlaces(Record):
+    places: tuple[PlaceFacts, ...]
+    unconfigured: tuple[str, ...] = ()
+    """Places that graft.yaml does not name."""
+
+
+def open_place(work: OpenProject, name: str) -> Place:
+    """Return the place of this name, as the project configures it."""
+    kind, _, detail = name.partition(":")
+    folder, settings = work.project.state / "fleet", work.settings.fleet
+    if kind == "local":
+        return local_place(folder / "local")
+    if kind == "manual":
+        return ManualPlace(folder / "manual")
+    if kind == "ssh":
+        if detail and detail not in settings.hosts:
+            raise UserMistake(
+                f"there is no host {detail!r} in this project",
+                why=f"graft.yaml names: {', '.join(settings.hosts) or 'none'}",
+                fix="name one of these, or add it under fleet.hosts",
+                where="--place",
+            )
+        hosts = {detail: settings.hosts[detail]} if detail else settings.hosts
+        return ssh_place(hosts)
+    if kind in ("slurm", "ray"):
+        return _cluster(settings, kind)
+    if kind in CLOUDS:
+        return _open_cloud(kind, settings, state=folder / kind)
+    if name not in (added := extension_names("graftwork.places")):
+        raise UserMistake(
+            f"there is no place {name!r}",
+            why=f"the places are {', '.join((*BUILT_IN, *added))}",
+            fix="name one of these; an installed package may add more",
+            where="--place",
+        )
+    found = load_extension("graftwork.places", name, attributes=REQUIRED)
+    return cast(Place, found())
+
+
+def catalog_name(kind: str) -> str:
+    """What the catalog of prices calls this place."""
+    return "own" if kind in ("local", "manual") else (CLOUDS[kind].catalog if kind in CLOUDS else "") or kind
+
+
+def _cloud_settings(kind: str, settings: FleetSettings) -> Record | None:
+    """The section of a provider; None: it is not configured."""
+    section: Record | None = getattr(settings, CLOUDS[kind].section or kind)
+    return section
+
+
+def _open_cloud(kind: str, settings: FleetSettings, *, state: Path) -> Place:
+    cloud, section = CLOUDS[kind], _cloud_settings(kind, settings)
+    if section is None:
+        name = cloud.section or kind
+        raise UserMistake(
+            f"the place {kind} is not configured",
+            fix=f"add `fleet: {{{name}: {cloud.example}}}` to graft.yaml; docs/places/{kind}.md has the rest",
+            where=f"fleet.{name}",
+        )
+    prices = (offer for offer in list_offers() if offer.place == catalog_name(kind))
+    return cloud.open(section, state=state, prices=prices)
+
+
+def _cluster(settings: FleetSettings, kind: str) -> Place:
+    if kind == "slurm":
+        return SlurmPlace(settings.slurm or SlurmSettings())
+    return RayPlace(settings.ray or RaySettings())
+
+
+def control(work: OpenProject, name: str) -> Controller:
+    """The controller of a place with the times of the settings."""
+    return Controller(open_place(work, name), work.jobs, safety_of(work))
+
+
+def safety_of(work: OpenProject) -> Safety:
+    settings = work.settings.fleet
+    return Safety(boot_seconds=settings.boot_minutes * 60, reconcile_seconds=settings.reconcile_minutes * 60)
+
+
+def place_names(work: OpenProject) -> tuple[str, ...]:
+    """The places that are configured, and those of installed packages."""
+    settings = work.settings.fleet
+    configured = {"ssh": bool(settings.hosts)}
+    configured |= {"slurm": settings.slurm is not None, "ray": settings.ray is not None}
+    configured |= {name: _cloud_settings(name, settings) is not None for name in CLOUDS}
+    names = (name for name in BUILT_IN if configured.get(name, True))
+    return (*names, *extension_names("graftwork.places"))
+
+
+def list_places(work: OpenProject, *, only: str = "") -> FleetPlaces:
+    """Ask every place; one that does not answer is listed with the reason."""
+    jobs = [job for job in work.jobs.list() if job.is_open]
+    if only:
+        # A wrong name is a mistake; a place that does not answer is a fact.
+        open_place(work, only)
+    names = (only,) if only else place_names(work)
+    return FleetPlaces(
+        places=tuple(_facts(work, name, sum(job.place == name for job in jobs)) for name in names),
+        unconfigured=tuple(name for name in BUILT_IN if name not in place_names(work)) if not only else (),
+    )
+
+
+def _facts(work: OpenProject, name: str, open_jobs: int) -> PlaceFacts:
+    try:
+        place = open_place(work, name)
+        offers = place.offer()
+    except GraftError as error:
+        return PlaceFacts(name=name, reachable=False, open_jobs=open_jobs, note=error.what, fix=error.fix)
+    return PlaceFacts(name=name, reachable=True, paid=place.paid, offers=offers, open_jobs=open_jobs)

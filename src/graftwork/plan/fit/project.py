@@ -1,0 +1,465 @@
+"""A question of fit with what the project, this machine and a probe know of it, and its answer.
+
+In: what the user stated. Out: a FitAnswer. Reads the project's file and its dataset's manifest, asks the
+driver which cards there are, and with `trace` starts the tracer in a child process. Loads no model.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from graftwork.costmodel.distributed import passing_setup
+from graftwork.costmodel.plain_memory import plain_peak
+from graftwork.costmodel.rates import StepRates
+from graftwork.files.dataset import MANIFEST, read_manifest
+from graftwork.files.disk import write_atomic
+from graftwork.model.base import EMBEDDED, find_base, models_folder
+from graftwork.model.hub import parse_hub_name
+from graftwork.model.probe import describe_device
+from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, find_cpu, find_gpu, guess_cpu
+from graftwork.plan.catalog.models import CatalogModel, find_model
+from graftwork.plan.fit.answer import fit
+from graftwork.plan.fit.candidate import require_possible
+from graftwork.plan.fit.question import make_question, plain_setup
+from graftwork.process.devices import ask_nvidia_smi, is_visible
+from graftwork.process.worker import WORKER_ENVIRONMENT
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.dataset import SplitSummary
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.hardware import Cpu, Machine
+from graftwork.records.plan import (
+    Algorithm,
+    DeviceFacts,
+    FitAnswer,
+    FitOptions,
+    FitQuestion,
+    Method,
+    ModelShape,
+    Optimizer,
+    PlainSetup,
+)
+from graftwork.records.units import GIB
+
+if TYPE_CHECKING:
+    from graftwork.project.load import ProjectFolder
+
+OnProgress = Callable[[str], None]
+"""Receives a message before work that takes seconds."""
+TRACED_WITH = ("torch", "transformers", "peft")
+DEFAULT_SEQ = 2048
+OWN_DATA = "data"
+
+
+class FitRequest(Record):
+    """What the user stated; None where the project or this machine is to decide."""
+
+    model: str | None = None
+    method: Method | None = None
+    algorithm: Algorithm = "sft"
+    engine: Literal["graft", "hf"] = "graft"
+    gpu: str | None = None
+    gpus: int | None = None
+    cpu: str | None = None
+    ram: float | None = None
+    link: float | None = None
+    nvlink: bool = False
+    seq: str | None = None
+    rows: int | None = None
+    epochs: float | None = None
+    batch: int | None = None
+    rank: int | None = None
+    optimizer: Optimizer = "adamw_fused"
+    offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
+    memory: float | None = None
+    trace: bool | None = None
+    """None: trace where the family has no step recipe and the libraries for it are installed."""
+    claim: float | None = None
+    prompt: int = 512
+    completion: int = 512
+    generations: int = 8
+    reward_seconds: float = 0.0
+    catalog: Path | None = None
+    project: Path | None = None
+
+
+def answer_fit(asked: FitRequest, *, on_progress: OnProgress = lambda _: None) -> FitAnswer:
+    """The answer; memory is traced where that was asked for, or where the family has no step recipe."""
+    project = _project(asked)
+    model = _model(asked, project)
+    question = ask(asked, model=model, project=project)
+    if asked.claim is not None:
+        require_possible(question, asked.claim, eight=question.method != "full")
+    rates = _probed(question, asked, project)
+    answer = fit(question, rates=rates)
+    if asked.trace:
+        answer = correct(answer, model, rates=rates, on_progress=on_progress)
+    elif asked.trace is None and answer.certainty == "guessed" and can_trace():
+        # Where the libraries cannot build this model, the guess with its wide range stays.
+        with suppress(EnvironmentLacks, subprocess.TimeoutExpired):
+            answer = correct(answer, model, rates=rates, on_progress=on_progress)
+    reasons = (*answer.reasons, *doubts(model, answer), *question.machine.assumed)
+    return answer.model_copy(update={"reasons": reasons})
+
+
+def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
+    """What was estimated as another family, because it has no step recipe."""
+    if model.doubt:
+        yield model.doubt
+    elif answer.certainty == "guessed":
+        yield (
+            f"{model.architecture} has no step recipe: its memory is estimated as a Llama's, within 25 %; "
+            f"`{pip_install('train')}` and `pip install peft` let graft trace it (--trace)"
+        )
+
+
+def question_of(asked: FitRequest) -> FitQuestion:
+    """The question alone, for those who answer it for many machines."""
+    project = _project(asked)
+    return ask(asked, model=_model(asked, project), project=project)
+
+
+def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
+    """The question: what was stated, then what the project says, then what is usual."""
+    train = project.settings.train if project is not None else None
+    known = _own_rows(project) if asked.seq == OWN_DATA or (asked.seq is None and project) else None
+    if asked.seq == OWN_DATA and known is None:
+        raise UserMistake(
+            "there is no dataset whose lengths could be read",
+            why="`--seq data` means the rows of this project",
+            fix="run `graft data prepare` first, or give a number: --seq 2048",
+            where="--seq",
+        )
+    machine = _machine(asked)
+    _require_room(asked, machine)
+    stated = FitOptions(
+        method=asked.method or (train.method if train is not None else "qlora"),
+        algorithm=asked.algorithm,
+        engine=asked.engine,
+        seq=_number(asked.seq) if known is None else tuple(known.spread_lengths()),
+        trained_share=1.0 if known is None else max(known.trained_tokens / max(known.tokens, 1), 0.001),
+        rows=asked.rows,
+        epochs=asked.epochs or (train.epochs if train is not None else 1.0),
+        batch_rows=asked.batch or (train.batch_rows if train is not None else 16),
+        rank=asked.rank or (train.rank if train is not None else 16),
+        adapted_layers=train.upper_layers if train is not None else None,
+        experts=train.experts if train is not None else False,
+        optimizer=asked.optimizer,
+        offload=asked.offload,
+        memory_limit_gib=asked.memory,
+        prompt_tokens=asked.prompt,
+        completion_tokens=asked.completion,
+        generations=asked.generations,
+        reward_seconds=asked.reward_seconds,
+    )
+    return make_question(model, stated, machine=machine)
+
+
+def _project(asked: FitRequest) -> "ProjectFolder | None":
+    """The project, where the question leans on one."""
+    leans = asked.model is None or asked.seq == OWN_DATA or asked.project is not None
+    if not leans:
+        return None
+    # The settings of all stages come with it: only who leans on a project waits for them.
+    from graftwork.project.load import find_project, open_project
+
+    if asked.project is None and find_project() is None:
+        if asked.model is not None:
+            return None
+        raise UserMistake(
+            "no model is named, and there is no project here whose base could be meant",
+            why="without its sizes nothing can be computed",
+            fix="graft plan fit --model deepseek-coder-6.7b (`graft plan catalog models` lists the names)",
+            where="--model",
+        )
+    return open_project(asked.project)
+
+
+def _model(asked: FitRequest, project: "ProjectFolder | None") -> CatalogModel:
+    if asked.model is not None:
+        return find_model(asked.model, overlay=asked.catalog)
+    if project is None:
+        raise UserMistake("no model is named", fix="give --model", where="--model")
+    base = project.settings.base
+    folder = project.root / base
+    if base != EMBEDDED and (folder / "config.json").is_file():
+        return find_model(str(folder), overlay=asked.catalog)
+    try:
+        return find_model(base, overlay=asked.catalog)
+    except UserMistake:
+        if base == EMBEDDED or parse_hub_name(base) is None:
+            raise
+    return find_model(find_base(base, project_folder=project.root).folder, overlay=asked.catalog)
+
+
+def _probed(question: FitQuestion, asked: FitRequest, project: "ProjectFolder | None") -> StepRates | None:
+    """What a probe measured on this very machine, where one is stored and the question is about its cards."""
+    if asked.gpu is not None or question.machine.gpu is None:
+        return None
+    from graftwork.costmodel.probed_rates import rates_of_probe
+    from graftwork.plan.probe import stored_probe
+
+    facts = stored_probe(project, shape=question.shape)
+    if facts is None or facts.device.kind != "cuda":
+        return None
+    try:
+        return rates_of_probe(facts)
+    except ValueError:
+        # A probe that was cut short measured no products: then it is as if there were none.
+        return None
+
+
+def _machine(asked: FitRequest) -> Machine:
+    machine = named_machine(
+        gpu=asked.gpu, gpus=asked.gpus, cpu=asked.cpu, ram_gib=asked.ram, overlay=asked.catalog
+    )
+    gpu, link = machine.gpu, asked.link
+    if link is None and asked.nvlink and gpu is not None:
+        if gpu.nvlink_gb_s is None:
+            raise UserMistake(
+                f"{gpu.name} has no NVLink",
+                why="its maker gives it no such connector",
+                fix="leave --nvlink out, or state what you measured with --link GB/s",
+                where="--nvlink",
+            )
+        link = gpu.nvlink_gb_s
+    return machine.model_copy(update={"link_gb_s": link})
+
+
+def _require_room(asked: FitRequest, machine: Machine) -> None:
+    """A limit says how much of a card may be taken; it makes no card larger."""
+    gpu = machine.gpu
+    if gpu is not None and asked.memory is not None and asked.memory > gpu.memory_gib:
+        raise UserMistake(
+            f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {asked.memory:g}",
+            why="--memory is what may be taken of a card",
+            fix="leave --memory out, or name a card that has as much",
+            where="--memory",
+        )
+
+
+def _number(seq: str | None) -> int:
+    if seq is None:
+        return DEFAULT_SEQ
+    if not seq.isdigit() or int(seq) < 1:
+        raise UserMistake(
+            f"--seq is {seq!r}",
+            why="it is the tokens of a row",
+            fix="give a number such as 2048, or `data` for the lengths of this project's dataset",
+            where="--seq",
+        )
+    return int(seq)
+
+
+def _own_rows(project: "ProjectFolder | None") -> SplitSummary | None:
+    """The training split of the dataset that was prepared last for the main model."""
+    if project is None or not project.datasets.is_dir():
+        return None
+    manifests = sorted(project.datasets.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime)
+    for manifest in reversed(manifests):
+        dataset = read_manifest(manifest.parent)
+        rows = dataset.splits.get("train")
+        if dataset.model == project.settings.main_model and rows is not None and rows.lengths:
+            return rows
+    return None
+
+
+TRACER = "graftwork.costmodel.trace"
+TRACE_TIMEOUT_SECONDS = 600.0
+NOTHING_TO_TRACE = (
+    "nothing was traced: graft's own step is counted tensor by tensor already; `graft plan probe` measures it"
+)
+
+
+def can_trace() -> bool:
+    """Whether the tracer's libraries are installed."""
+    return all(find_spec(name) is not None for name in TRACED_WITH)
+
+
+def correct(
+    answer: FitAnswer, model: CatalogModel, *, rates: StepRates | None, on_progress: OnProgress
+) -> FitAnswer:
+    """The answer with the traced peak in place of the computed one."""
+    strategy, question = answer.strategy, answer.question
+    if strategy.tuning is not None or question.machine.gpu is None:
+        return answer.model_copy(update={"reasons": (*answer.reasons, NOTHING_TO_TRACE)})
+    setup = plain_setup(
+        question,
+        sharding=strategy.sharding,
+        rows=strategy.micro_rows,
+        tokens=max(question.lengths),
+        checkpointed=strategy.checkpointed_layers,
+    )
+    if question.method == "full" and strategy.sharding not in ("none", "ddp"):
+        setup = passing_setup(setup)
+    traced = cached_trace(config_of(model), setup, on_progress=on_progress)
+    computed = plain_peak(question.shape, setup, architecture=question.architecture)
+    surer = fit(question, rates=rates, correction=traced / computed.allocated, level="traced")
+    off = 100 * (computed.allocated / traced - 1)
+    reason = f"traced {traced / GIB:.2f} GiB allocated on one card alone; the estimate was {off:+.1f} % off"
+    return surer.model_copy(update={"reasons": (reason, *surer.reasons)})
+
+
+def cached_trace(config: dict[str, Any], setup: PlainSetup, *, on_progress: OnProgress) -> float:
+    """The traced peak, from the user's cache where the same step was traced with the same libraries."""
+    versions = {name: version(name) for name in TRACED_WITH if find_spec(name) is not None}
+    key = fingerprint([config, setup.model_dump(mode="json"), versions])[:32]
+    file = models_folder().parent / "traces" / f"{key}.json"
+    with suppress(OSError, ValueError, KeyError):
+        return float(json.loads(file.read_text())["allocated"])
+    on_progress(f"tracing a step of {config.get('model_type')} without weights (up to a minute)")
+    allocated = trace(config, setup)
+    with suppress(OSError):
+        write_atomic(file, json.dumps({"allocated": allocated, "versions": versions}))
+    return allocated
+
+
+def trace(config: dict[str, Any], setup: PlainSetup) -> float:
+    """Bytes allocated at the peak, traced on the `meta` device in a child process."""
+    asked = json.dumps({"config": config, "setup": setup.model_dump(mode="json")})
+    done = subprocess.run(
+        [sys.executable, "-m", TRACER, asked],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TRACE_TIMEOUT_SECONDS,
+        env={**os.environ, **WORKER_ENVIRONMENT},
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if done.returncode or "peak" not in result:
+        complaint = result.get("what") or (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentLacks(
+            "the step could not be traced",
+            why=str(complaint),
+            fix="use --no-trace: estimates need no libraries; or pip install peft and "
+            + pip_install("train"),
+            where="--trace",
+        )
+    return float(result["peak"]["allocated"])
+
+
+def config_of(model: CatalogModel) -> dict[str, Any]:
+    """The model's own config.json where it is at hand, else one of its sizes."""
+    file = Path(model.source)
+    if file.name.endswith(".json") and file.is_file():
+        own: dict[str, Any] = json.loads(file.read_text())
+        return own
+    return shape_config(model.shape, architecture=model.architecture)
+
+
+def shape_config(shape: ModelShape, *, architecture: str) -> dict[str, Any]:
+    return {
+        "model_type": architecture,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "max_position_embeddings": shape.max_positions,
+    }
+
+
+QUERY = ("index", "uuid", "name", "memory.total")
+"""Old drivers refuse a query for compute_cap as a whole: that is the catalog's to know."""
+PATIENCE_SECONDS = 10
+ASSUMED_RAM = f"host memory is taken as {USUAL_RAM_GIB:g} GiB: state yours with --ram"
+
+
+class DriverCard(NamedTuple):
+    """A card as its driver reports it."""
+
+    name: str
+    memory_gib: float
+
+
+def named_machine(
+    *,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    cpu: str | None = None,
+    ram_gib: float | None = None,
+    overlay: Path | None = None,
+) -> Machine:
+    """The machine that was named. Without a card and a processor it is this one; else host memory that is not
+    stated is what such machines usually have, and `assumed` says so."""
+    if gpu is None and cpu is None:
+        machine = this_machine(overlay=overlay)
+    else:
+        # A processor alone was named: then it is about no card. A card says nothing of the processor.
+        machine = Machine(
+            gpu=find_gpu(gpu, overlay=overlay) if gpu is not None else None,
+            gpus=1 if gpu is not None else 0,
+            cpu=find_cpu(cpu, overlay=overlay) if cpu is not None else None,
+            ram_gib=USUAL_RAM_GIB,
+            assumed=() if ram_gib is not None else (ASSUMED_RAM,),
+        )
+    if gpus is not None and machine.gpu is None:
+        raise UserMistake(
+            f"{gpus} cards of which kind?",
+            why="this machine has none, and none is named",
+            fix='name it: --gpu "RTX 5060 Ti 16GB"',
+            where="--gpus",
+        )
+    stated = {"gpus": gpus, "ram_gib": ram_gib}
+    return machine.model_copy(update={name: value for name, value in stated.items() if value is not None})
+
+
+def this_machine(*, overlay: Path | None = None) -> Machine:
+    """Cards of one kind: the first one's. Others would wait for the slowest anyway."""
+    device = describe_device()
+    cards = read_cards(ask_driver(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpu = None
+    same: list[DriverCard] = []
+    if cards:
+        first = cards[0]
+        same = [card for card in cards if card.name == first.name]
+        # The catalog's figures with the memory that the driver shows.
+        gpu = find_gpu(first.name, overlay=overlay).model_copy(update={"memory_gib": first.memory_gib})
+    return Machine(
+        gpu=gpu, gpus=len(same), cpu=_processor(device, overlay=overlay), ram_gib=device.memory_gib
+    )
+
+
+def this_host() -> Machine:
+    """This machine without its cards."""
+    device = describe_device()
+    return Machine(cpu=_processor(device, overlay=None), ram_gib=device.memory_gib)
+
+
+def ask_driver() -> str:
+    """What nvidia-smi says; nothing where there is none or it fails."""
+    return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
+
+
+def read_cards(printed: str, *, visible: str | None = None) -> list[DriverCard]:
+    """Lines of `index, uuid, name, MiB`; others, and cards that are hidden, are passed over."""
+    cards = []
+    for line in printed.splitlines():
+        cells = [cell.strip() for cell in line.split(",", 2)]
+        try:
+            index, uuid, rest = int(cells[0]), cells[1], cells[2]
+            name, mib = (cell.strip() for cell in rest.rsplit(",", 1))
+            card = DriverCard(name, float(mib) / 1024)
+        except (IndexError, ValueError):
+            continue
+        if is_visible(index, uuid, visible):
+            cards.append(card)
+    return cards
+
+
+def _processor(device: DeviceFacts, *, overlay: Path | None) -> Cpu:
+    """The catalog's, or a guess by the number of threads."""
+    try:
+        return find_cpu(device.name, overlay=overlay)
+    except UserMistake:
+        return guess_cpu(device.name, threads=device.threads)

@@ -1,0 +1,273 @@
+"""How a run is taken on this machine's card or processor, before anything is loaded.
+
+In: a project's settings and base, the device, the work. Out: what the card reaches, how its memory is spent,
+how the plain step goes through its rows; or a no that says what would help. Loads no weights.
+"""
+
+import json
+import math
+import statistics
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from graftwork.costmodel.card_memory import card_peak
+from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT, TuningRequest, choose_tuning
+from graftwork.costmodel.distributed import PlainRun
+from graftwork.costmodel.probed_rates import rates_of_probe
+from graftwork.costmodel.processor import choose_host_micro_batches
+from graftwork.costmodel.rates import StepRates, rates_of
+from graftwork.costmodel.rollouts import choose_prompts_at_once, sampling_gib
+from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe_streamed
+from graftwork.model.shape import total_parameters, trained_by
+from graftwork.plan.catalog.hardware import default_rates, find_gpu, list_gpus
+from graftwork.plan.estimate import describe_plain
+from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
+from graftwork.plan.fit.own_step import LARGE_PARAMETERS
+from graftwork.plan.fit.project import this_host
+from graftwork.plan.fit.question import SYSTEM_GIB
+from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
+from graftwork.plan.probe import stored_probe
+from graftwork.project.open_project import OpenProject
+from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.hardware import Machine
+from graftwork.records.plan import (
+    DeviceFacts,
+    ModelShape,
+    PlainStep,
+    Precision,
+    StreamedStep,
+    Tuning,
+    Workload,
+)
+from graftwork.records.units import ELEMENT_BYTES, GIB
+from graftwork.train.engine_choice import streams_layers, why_plain_step
+
+
+def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
+    """What this card reaches: as it was probed, else as the catalog knows it; None where neither does.
+
+    A card of another machine is named as in the catalog: a probe of this machine says nothing about it.
+    """
+    if device.kind != "cuda":
+        return None
+    probe = stored_probe(work.project, shape=shape)
+    elsewhere = device.name in {gpu.name for gpu in list_gpus()} and device.certainty == "computed"
+    if probe is not None and probe.device.kind == "cuda" and not elsewhere:
+        # A probe that was stopped early has measured no products.
+        with suppress(ValueError):
+            return rates_of_probe(probe)
+    with suppress(UserMistake):
+        return rates_of(find_gpu(device.name))
+    return None
+
+
+def plan_rollouts(
+    work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, dtype: str
+) -> Workload:
+    """The work with as many prompts answered together as memory has room for, unless the settings say."""
+    if load.rollouts is None or load.rollouts.prompts_at_once is not None or load.rollouts.on_server:
+        return load
+    card = device.kind == "cuda"
+    chosen = choose_prompts_at_once(
+        shape,
+        load.rollouts,
+        memory_gib=work.settings.plan.memory_limit_gib or device.memory_gib * (CARD_SHARE if card else 1),
+        width=ELEMENT_BYTES[dtype],
+        recorded=card,
+    )
+    return load.model_copy(update={"rollouts": chosen})
+
+
+def plan_passes(
+    work: OpenProject,
+    device: DeviceFacts,
+    shape: ModelShape,
+    load: Workload,
+    dtype: str,
+    *,
+    rates: StepRates | None,
+) -> PlainStep | None:
+    """How the plain step goes through its rows, so that the first attempt fits."""
+    settings = work.settings.train
+    if device.kind != "cuda":
+        limit = work.settings.plan.memory_limit_gib or device.memory_gib
+        again = settings.checkpointing == "on"
+        return choose_host_micro_batches(
+            shape, load, limit_gib=limit, width=ELEMENT_BYTES[dtype], checkpointed=again
+        )
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    strategy = TrainStrategy(settings.strategy, settings.processes * settings.run.nodes, settings.offload)
+    config = base_config(work)
+    run = PlainRun(
+        shape=shape,
+        architecture=config.get("model_type", "llama"),
+        trainable=trained_by(shape, load),
+        half=cast(Precision, dtype),
+        rates=rates or default_rates(),
+        machine=_machine(device, cards=strategy.shared.cards),
+    )
+    sampled = sampling_gib(shape, load)
+    limit -= sampled
+    found = choose_micro_batches(run, load, strategy, limit_gib=limit, checkpointing=settings.checkpointing)
+    level = memory_level(run.architecture)
+    if needs_more(found, limit_gib=limit, level=level):
+        raise AnswerIsNo(
+            f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
+            why=f"{found.peak_gib:.1f} GiB are needed with {describe_plain(found)}",
+            fix=_FEWER_ANSWERS if sampled else _LESS_AT_A_TIME,
+        )
+    if not sampled:
+        return found
+    parts = {**found.parts_gib, "rollouts": sampled}
+    return found.model_copy(update={"peak_gib": found.peak_gib + sampled, "parts_gib": parts})
+
+
+_LESS_AT_A_TIME = (
+    "set `train.method: qlora` or `train.checkpointing: auto`, lower `data.max_tokens`, share it "
+    "(`train.strategy`), or give it a larger card; `plan.memory_limit_gib` states what there is"
+)
+_FEWER_ANSWERS = (
+    "lower `train.rollouts.answers` or `train.rollouts.max_tokens`, set `train.method: qlora`, or give it a "
+    "larger card; `plan.memory_limit_gib` states what there is"
+)
+
+
+def _describe_sampled(sampled: float) -> str:
+    return f", which {sampled:.1f} GiB for sampled answers leave" if sampled else ""
+
+
+def plan_streamed(
+    work: OpenProject,
+    device: DeviceFacts,
+    shape: ModelShape,
+    load: Workload,
+    dtype: str,
+    *,
+    rates: StepRates | None,
+) -> StreamedStep | None:
+    """How the layers are streamed from host memory; None where the run does not ask for that."""
+    settings = work.settings.train
+    if not streams_layers(settings):
+        return None
+    card = device.kind == "cuda"
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * (CARD_SHARE if card else 1)
+    here = this_host()
+    host = max(here.ram_gib - SYSTEM_GIB, 0.0)
+    whole = load.adapted_layers == shape.layers
+    run = PlainRun(
+        shape=shape,
+        architecture=base_config(work).get("model_type", "llama"),
+        trainable=trained_by(shape, load),
+        half=cast(Precision, dtype),
+        rates=rates or default_rates(),
+        machine=here.model_copy(update={"gpu": _machine(device, cards=1).gpu, "gpus": 1}) if card else here,
+    )
+    rows = StreamedWork(
+        lengths=load.lengths,
+        batch_rows=min(load.batch_rows, len(load.lengths)),
+        trained_share=min(load.trained_tokens / sum(load.lengths), 1.0),
+        adapted_layers=None if whole else load.adapted_layers,
+    )
+    spread = RESERVED_SPREAD[memory_level(run.architecture)]
+    step = choose_streamed(run, rows, limit_gib=limit, host_gib=host, spread=spread if card else 0.0)
+    if not card:
+        # One memory holds both.
+        step = step.model_copy(
+            update={"host_gib": 0.0, "peak_gib": step.peak_gib + step.host_gib, "seconds_a_token": None}
+        )
+    lacking = max(step.peak_gib * (1 + spread) - limit, step.host_gib - host)
+    if lacking > 0:
+        raise AnswerIsNo(
+            f"it does not fit into {limit:.1f} GiB of the device and {host:.0f} GiB of the host",
+            why=f"{step.peak_gib:.1f} and {step.host_gib:.0f} GiB are needed: {describe_streamed(step)}",
+            fix="set `train.method: lora`, lower `data.max_tokens` or `train.batch_rows`, train fewer layers "
+            "(`train.upper_layers`), or give it more host memory",
+        )
+    return step
+
+
+def as_plain(step: StreamedStep) -> PlainStep:
+    """A streamed step as the plan's figures see it."""
+    return PlainStep(
+        micro_rows=step.micro_rows,
+        checkpointed=True,
+        peak_gib=step.peak_gib,
+        parts_gib=step.parts_gib,
+        seconds_a_token=step.seconds_a_token,
+    )
+
+
+def _machine(device: DeviceFacts, *, cards: int) -> Machine:
+    """This machine's cards as the catalog knows them; without their links where it does not."""
+    gpu = None
+    with suppress(UserMistake):
+        gpu = find_gpu(device.name)
+    return Machine(gpu=gpu, gpus=cards, ram_gib=device.memory_gib)
+
+
+def base_config(work: OpenProject) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((Path(work.base.folder) / "config.json").read_text())
+    return config
+
+
+def plan_tuning(
+    work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: StepRates | None
+) -> Tuning | None:
+    """How a card's memory is spent; None where the run takes the plain step or a processor's."""
+    settings = work.settings.train
+    if device.kind != "cuda":
+        return None
+    if why_plain_step(
+        settings, shape, device="cuda", precision=settings.precision, capability=device.capability
+    ):
+        return None
+    whole = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    sampled = sampling_gib(shape, load)
+    limit = whole - sampled
+    # Small models are quick in 16 bits, and 8 cost them most: on SmolLM2 the loss was 7 % higher.
+    large = total_parameters(shape) >= LARGE_PARAMETERS
+    wants_eight = settings.fp8 == "on" or (settings.fp8 == "auto" and large)
+    request = TuningRequest(
+        method=settings.method,
+        adapted=load.adapted_layers,
+        trainable=trained_by(shape, load),
+        step_tokens=_largest_step(load),
+        longest=max(load.lengths),
+        eight=wants_eight and (device.capability or 0) >= FIRST_WITH_EIGHT,
+        compile=settings.compile,
+        run_tokens=sum(load.lengths) * load.epochs,
+    )
+    tuning = choose_tuning(shape, request, limit_gib=limit, rates=rates or default_rates())
+    if tuning is None:
+        raise AnswerIsNo(
+            f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
+            why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
+            fix=_FEWER_ANSWERS
+            if sampled
+            else "set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
+        )
+    tuning = _with_expected_peak(shape, tuning, load)
+    return tuning.model_copy(update={"sampling_gib": sampled})
+
+
+def _with_expected_peak(shape: ModelShape, tuning: Tuning, load: Workload) -> Tuning:
+    """A tuning is chosen as if every token were trained; the peak is that of the share that is."""
+    share = min(load.trained_tokens / sum(load.lengths), 1.0)
+    peak = card_peak(
+        shape,
+        tuning,
+        trainable=trained_by(shape, load),
+        adapted=load.adapted_layers,
+        places=math.ceil(share * tuning.micro_tokens),
+        even=min(load.lengths) == max(load.lengths),
+    )
+    return tuning.model_copy(update={"peak_gib": min(peak.reserved / GIB, tuning.peak_gib)})
+
+
+def _largest_step(load: Workload) -> int:
+    """Tokens that hardly any step goes beyond: a step in two passes takes nearly twice as long as in one."""
+    rows, lengths = load.batch_rows, sorted(load.lengths)
+    mean, spread = statistics.fmean(lengths), statistics.pstdev(lengths)
+    likely = rows * mean + 3 * spread * math.sqrt(rows)
+    return min(math.ceil(likely), max(sum(lengths[-rows:]), round(rows * mean)))

@@ -1,0 +1,208 @@
+"""Is everything there that the work needs? The checks in their order, and ten real steps if they are wanted.
+
+In: a project, or none, and optional checks: the network, a dry run. Out: checks, each with what it found and
+how to fix it. Shows no secret, changes nothing that stays. A dry run trains the base on made-up rows, in a
+folder that is removed again, and goes the way of every run: data, plan and the training process.
+"""
+
+import json
+import math
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from graftwork.data.settings import DataSettings
+from graftwork.files.disk import make_folder
+from graftwork.model.base import EMBEDDED
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.doctor.checks import (
+    DoctorCheck,
+    check_base,
+    check_credentials,
+    check_gpus,
+    check_machine,
+    check_network,
+    check_project,
+    check_software,
+    decide,
+    planned_disk_gib,
+)
+from graftwork.project.load import ProjectFolder
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import Reporter
+from graftwork.project.settings import ProjectSettings
+from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
+from graftwork.records.run import TrainOutcome
+from graftwork.records.units import MIB
+from graftwork.train.checkpoints.checkpoint import verify_checkpoint
+from graftwork.train.run_folder import CHECKPOINTS
+from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
+
+STEPS = 10
+ROWS_AT_MOST = 2
+"""Rows of a step on each device: the way is tested, not the memory of a full batch."""
+WORDS_OF_A_ROW = 8
+WORDS = ("river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal")
+
+
+class _ScratchProject(ProjectFolder):
+    """A project in a folder of its own, whose state never goes into the team's database."""
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.state / 'state.db'}"
+
+
+def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[DoctorCheck]:
+    make_folder(project.state)
+    # Next to the project's own runs: the same disk is written to.
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
+        aside = _scratch_project(project, Path(folder))
+        try:
+            with use_project(aside, reporter) as work:
+                outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
+        except (StoppedInOrder, Interrupted):
+            raise
+        except GraftError as error:
+            found = f"{error.what}{f': {error.why}' if error.why else ''}"
+            yield DoctorCheck(name="dry run", result="missing", found=found, fix=error.fix)
+            return
+        yield _steps(outcome)
+        yield _checkpoint(Path(outcome.adapter_folder).parent / CHECKPOINTS)
+        yield decide(
+            "base unchanged",
+            outcome.base_hash_before == outcome.base_hash_after,
+            f"its weights hash to the same before and after ({outcome.base_hash_after[:12]})",
+            "do not train on this machine: weights that must not change did",
+        )
+
+
+def _steps(outcome: TrainOutcome) -> DoctorCheck:
+    summary = (
+        f"{outcome.steps} steps in {outcome.seconds:.1f} s after {outcome.load_seconds:.1f} s of loading, "
+        f"loss {outcome.first_loss:.3f} to {outcome.final_loss:.3f}, peak {outcome.peak_memory_gib:.2f} GiB"
+    )
+    good = outcome.steps == STEPS and math.isfinite(outcome.final_loss)
+    return decide("dry run", good, summary, "look at the base and the precision: a loss that is no number")
+
+
+def _checkpoint(folder: Path) -> DoctorCheck:
+    paths = sorted(folder.glob("step-*"))
+    if not paths:
+        return DoctorCheck(
+            name="checkpoint", result="missing", found="none was written", fix="look at the disk"
+        )
+    try:
+        manifest = verify_checkpoint(paths[-1])
+    except Damaged as damage:
+        return DoctorCheck(
+            name="checkpoint",
+            result="missing",
+            found=damage.what,
+            fix="look at the disk: it does not keep what it is given",
+        )
+    size = sum(manifest.sizes.values()) / MIB
+    return DoctorCheck(
+        name="checkpoint",
+        result="ok",
+        found=f"step {manifest.step} written and read back, {size:.1f} MiB, every byte as it was",
+    )
+
+
+def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
+    settings = project.settings.of_model(project.settings.main_model)
+    base = settings.base
+    if base != EMBEDDED and (project.root / base).expanduser().is_dir():
+        base = str((project.root / base).expanduser().resolve())
+    train = _ten_steps(settings.train)
+    rows = STEPS * train.batch_rows
+    (folder / "rows.jsonl").write_text("".join(_made_up_rows(2 * rows)))
+    data = DataSettings(
+        logs=("rows.jsonl",),
+        test=0.0,
+        validation=0.1,
+        max_tokens=settings.data.max_tokens,
+        redact=False,
+        near_duplicate=1.0,
+        question_similarity=1.0,
+    )
+    return _ScratchProject(
+        root=folder,
+        settings=ProjectSettings(
+            project="dry-run",
+            base=base,
+            data=data,
+            train=train,
+            plan=settings.plan,
+        ),
+    )
+
+
+def _ten_steps(train: TrainSettings) -> TrainSettings:
+    batch = min(train.batch_rows, ROWS_AT_MOST * train.processes)
+    return train.model_copy(
+        update={
+            "epochs": 1,
+            "batch_rows": batch,
+            "max_rows": STEPS * batch,
+            "validation_rows": 2,
+            "checkpoint_every": STEPS // 2,
+            "keep_checkpoints": 1,
+            "start_from": None,
+            "compile": "off",
+            "examine": ExamineSettings(),
+            "run": RunSettings(max_restarts=0),
+        }
+    )
+
+
+def _made_up_rows(count: int) -> Iterator[str]:
+    """Questions and replies of common words, each unlike the others, the same every time."""
+    chance = random.Random(10)
+    for number in range(count):
+        words = [f"{chance.choice(WORDS)}{chance.randrange(1000)}" for _ in range(WORDS_OF_A_ROW)]
+        asked = f"Sort these, list {number}: {' '.join(words)}"
+        yield json.dumps({"prompt": asked, "completion": " ".join(sorted(words))}) + "\n"
+
+
+ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
+
+
+def examine(
+    project: ProjectFolder | None, *, network: bool = False, dry_run: Reporter | None = None
+) -> Iterator[DoctorCheck]:
+    """Yield each check as it is made. With `dry_run`, train ten steps and report them."""
+    yield from _of("software", check_software(needed=project is not None))
+    folder = project.state if project else Path()
+    planned = planned_disk_gib(project) if project else None
+    yield from _of("machine", check_machine(folder, disk_gib=planned))
+    yield from _of("cards", check_gpus())
+    accounts = check_credentials(
+        os.environ, home=Path.home(), project=project.root if project else None, wanted=_wanted(project)
+    )
+    yield from _of("accounts", accounts)
+    yield from _of("project", iter([check_base(project)]))
+    if project is not None:
+        yield from _of("project", check_project(project))
+    if network:
+        yield from _of("network", check_network(project))
+    if project is not None and dry_run is not None:
+        yield from _of("dry run", check_dry_run(project, dry_run))
+
+
+def _wanted(project: ProjectFolder | None) -> frozenset[str]:
+    """Accounts that the settings cannot do without."""
+    if project is None:
+        return frozenset()
+    run = project.settings.train.run
+    found = {ACCOUNT_OF.get((run.mirror or "").partition("://")[0], "")}
+    if "wandb" in run.trackers and os.environ.get("WANDB_MODE", "offline") == "online":
+        found.add("Weights & Biases")
+    return frozenset(found - {""})
+
+
+def _of(group: str, checks: Iterator[DoctorCheck]) -> Iterator[DoctorCheck]:
+    for check in checks:
+        yield check.model_copy(update={"group": group})

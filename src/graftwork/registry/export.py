@@ -1,0 +1,548 @@
+"""Exports trained adapters: as they are, merged into their base, as a GGUF file, or several merged into one.
+
+An export has a `graftwork_export.json`. The adapter is checked before, the base before and after. Merging
+into the base runs in a process of its own, which loads one model at a time and compares the logits:
+`python -m graftwork.registry.export JOB_FILE`. Adapters that were trained from one base, here or at several
+places, are merged into a PEFT folder that `graft eval --subject adapter:FOLDER` evaluates.
+"""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from graftwork.evaluate.project_subjects import find_weights
+from graftwork.evaluate.subjects import parse_subject
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make_folder, write_atomic
+from graftwork.model.adapter_shape import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterShape,
+    from_peft,
+    parse_peft,
+    to_peft,
+)
+from graftwork.model.adapters.combine import LoraPair, MergeMethod, combine, mask_source
+from graftwork.model.base import BaseFolder, find_base, verify_base
+from graftwork.model.gguf.converter import convert, find_converter, read_back
+from graftwork.model.shape import read_shape
+from graftwork.process.heartbeat import Heart
+from graftwork.process.worker import run_worker
+from graftwork.project.open_project import OpenProject, name_entry, report_downloads
+from graftwork.project.supervise import JOB_FILE, WorkerTask, run_job
+from graftwork.records.base import Record
+from graftwork.records.dataset import Row
+from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.plan import Plan
+from graftwork.records.release import Agreement, ExportedAdapter, ExportFormat, ExportJob, MergeProof
+from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.registry.publish import TEMPLATE_FILE
+from graftwork.store.runs import RunEntry
+from graftwork.text.redact import hide_in_tracebacks
+
+PREFIX = "base_model.model."
+BY_DATA, EQUAL = "data", "equal"
+MERGE_FILE = "merge.json"
+KINDS = ("run", "release", "model", "folder", "adapter")
+
+
+class MergeParent(Record):
+    name: str
+    weight: float
+    trained_tokens: int | None = None
+    """Tokens that it learned from, where that is known."""
+
+
+class MergedAdapter(Record):
+    """An adapter made of others."""
+
+    folder: str
+    method: str
+    rank: int
+    layers: int
+    kept: float
+    """The least share, over all layers, of what was asked for that the rank holds."""
+    parents: tuple[MergeParent, ...]
+    evaluate: str
+    """The command that compares it with its first parent."""
+
+
+@dataclass(frozen=True)
+class MergeRequest:
+    names: tuple[str, ...]
+    to: Path
+    method: MergeMethod = "average"
+    weights: str = EQUAL
+    """`equal`, `data` or numbers separated by commas."""
+    rank: int | None = None
+    density: float = 0.5
+    seed: int = 0
+    shape: AdapterShape | None = None
+    """The shape of an average that training starts from; None: rank and strength of the first adapter."""
+
+
+@dataclass(frozen=True)
+class _Parent:
+    name: str
+    shape: AdapterShape
+    base: str
+    pairs: dict[str, LoraPair]
+    trained_tokens: int | None
+    config: dict[str, Any]
+
+
+def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
+    """Combine the adapters and write the folder. Nothing is written over."""
+    if len(request.names) < 2:
+        raise UserMistake("a merge needs two adapters", fix="name at least two, as run:ID run:ID")
+    if request.to.exists():
+        raise UserMistake(f"{request.to} exists", fix="name a folder that does not exist yet", where="--to")
+    if not 0 < request.density <= 1:
+        raise UserMistake(f"the density {request.density} is not between 0 and 1", where="--density")
+    parents = [_read_parent(work, name) for name in request.names]
+    _require_alike(parents, request.method)
+    weights = _weigh(parents, request.weights)
+    rank = (request.shape or parents[0].shape).rank if request.rank is None else request.rank
+    if request.method != "average" and request.rank is not None:
+        raise UserMistake(f"`{request.method}` keeps the rank of its parents", fix="leave out --rank")
+    combined = combine(
+        [parent.pairs for parent in parents],
+        weights,
+        method=request.method,
+        rank=rank,
+        density=request.density,
+        draw=mask_source(request.density, request.seed),
+    )
+    made = MergedAdapter(
+        folder=str(request.to),
+        method=request.method,
+        rank=rank,
+        layers=len(combined),
+        kept=round(min(pair.kept for pair in combined.values()), 6),
+        parents=tuple(
+            MergeParent(name=parent.name, weight=round(weight, 6), trained_tokens=parent.trained_tokens)
+            for parent, weight in zip(parents, weights, strict=True)
+        ),
+        evaluate=f"graft eval --subject {request.names[0]} --subject adapter:{request.to}",
+    )
+    plain = {"rank": rank, "alpha": float(rank), "ranks": {}, "alphas": {}, "stabilised": False}
+    shape = request.shape or parents[0].shape.model_copy(update=plain)
+    tensors = {}
+    for path, pair in combined.items():
+        tensors[f"{PREFIX}{path}.lora_A.weight"] = pair.a
+        # The combined pair has the scale 1; what reads the folder multiplies by that of its shape.
+        tensors[f"{PREFIX}{path}.lora_B.weight"] = pair.b / pair.b.dtype.type(shape.scale_of(path))
+    _write(request.to, parents[0], shape, tensors, made)
+    return made
+
+
+def _write(
+    to: Path, first: _Parent, shape: AdapterShape, tensors: dict[str, Any], made: MergedAdapter
+) -> None:
+    from safetensors.numpy import save
+
+    config = to_peft(shape, first.base, transposed=bool(first.config.get("fan_in_fan_out")))
+    with atomic_folder(to) as temporary:
+        write_atomic(temporary / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        write_atomic(temporary / CONFIG_FILE, json.dumps(config, indent=2))
+        write_atomic(temporary / MERGE_FILE, made.to_json())
+
+
+def _read_parent(work: OpenProject, name: str) -> _Parent:
+    subject = parse_subject(name)
+    if subject.kind not in KINDS:
+        raise UserMistake(
+            f"{name} is no adapter",
+            fix="name run:ID, release:ID, model:NAME or adapter:FOLDER",
+            where="NAMES",
+        )
+    outcome = _last_outcome(work) if subject.kind == "adapter" else None
+    weights = find_weights(work, subject, outcome)
+    assert weights is not None
+    folder = weights.folder
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserMistake(
+            f"{name} has no LoRA weights",
+            why="full weights and prompts cannot be merged",
+            fix="name LoRA adapters",
+            where=str(folder),
+        )
+    config = parse_peft((folder / CONFIG_FILE).read_bytes(), where=str(folder))
+    tensors = _read_tensors(folder / WEIGHTS_FILE)
+    paths = sorted({key.removeprefix(PREFIX).partition(".lora_")[0] for key in tensors})
+    layers = read_shape(Path(work.base.folder)).layers
+    shape = from_peft(config, layers=layers, paths=paths, where=str(folder))
+    if shape.kind != "lora" or shape.experts:
+        raise UserMistake(
+            f"{name} is an adapter of the kind {'experts' if shape.experts else shape.kind}",
+            why="only LoRA adapters of linear layers can be merged",
+            fix="train it with `method: lora`, without `experts`",
+            where=str(folder),
+        )
+    if other := [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]:
+        raise UserMistake(
+            f"{name} has weights besides its LoRA factors",
+            why=f"{other[0]} and {len(other) - 1} more" if len(other) > 1 else other[0],
+            fix="merge adapters without trained embeddings or other modules",
+            where=str(folder),
+        )
+    pairs = {
+        path: LoraPair(
+            tensors[f"{PREFIX}{path}.lora_A.weight"],
+            tensors[f"{PREFIX}{path}.lora_B.weight"],
+            shape.scale_of(path),
+        )
+        for path in paths
+    }
+    base = str(config.get("base_model_name_or_path", ""))
+    entry = work.runs.get(subject.which) if subject.kind == "run" else None
+    learned = round(Plan.model_validate(entry.plan).trained_tokens.value) if entry is not None else None
+    return _Parent(name, shape, base, pairs, learned, config)
+
+
+def _read_tensors(file: Path) -> dict[str, Any]:
+    """In float32, whatever the file has: numpy knows no bfloat16."""
+    import numpy as np
+    from safetensors import SafetensorError, deserialize
+
+    kinds = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
+    try:
+        entries = deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
+    except (OSError, SafetensorError) as error:
+        raise Damaged(
+            f"{file.name} cannot be read",
+            why=str(error)[:200],
+            fix="get the adapter again from where it was made",
+            where=str(file.parent),
+        ) from error
+    found = {}
+    for key, entry in entries:
+        data, kind = entry["data"], entry["dtype"]
+        if kind == "BF16":
+            numbers = (np.frombuffer(data, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
+        elif kind in kinds:
+            numbers = np.frombuffer(data, dtype=kinds[kind]).astype(np.float32)
+        else:
+            raise UserMistake(
+                f"{key} is of the type {kind}",
+                why="only factors in 16, 32 or 64 bits can be merged",
+                fix="save the adapter in float32",
+                where=str(file),
+            )
+        found[key] = numbers.reshape(entry["shape"])
+    return found
+
+
+def _last_outcome(work: OpenProject) -> TrainOutcome:
+    done = work.ledger.get(name_entry(work, "train"))
+    if done is None:
+        raise UserMistake(f"the model {work.model} is not trained yet", fix="`graft train` trains it")
+    return TrainOutcome.model_validate(done.output)
+
+
+def _require_alike(parents: Sequence[_Parent], method: MergeMethod) -> None:
+    first = parents[0]
+    for other in parents[1:]:
+        if other.base != first.base:
+            raise UserMistake(
+                f"{other.name} belongs to the base {other.base}, {first.name} to {first.base}",
+                fix="merge adapters of one base",
+            )
+        if other.pairs.keys() != first.pairs.keys():
+            only = sorted(other.pairs.keys() ^ first.pairs.keys())
+            raise UserMistake(
+                f"{other.name} and {first.name} adapt different layers",
+                why=f"only one of them has {only[0]} ({len(only)} differ)",
+                fix="merge adapters with the same train.targets and train.upper_layers",
+            )
+    for other in parents:
+        ranks = {pair.a.shape[0] for pair in other.pairs.values()}
+        if method != "average" and ranks != {first.shape.rank}:
+            shown = ", ".join(str(rank) for rank in sorted(ranks))
+            raise UserMistake(
+                f"layers of {other.name} have rank {shown}, {first.name} states rank {first.shape.rank}",
+                fix="use --method average, which takes any ranks",
+            )
+
+
+def _weigh(parents: Sequence[_Parent], asked: str) -> list[float]:
+    if asked == EQUAL:
+        return [1 / len(parents)] * len(parents)
+    if asked == BY_DATA:
+        tokens = [parent.trained_tokens or 0 for parent in parents]
+        if not all(tokens):
+            unknown = ", ".join(parent.name for parent in parents if not parent.trained_tokens)
+            raise UserMistake(
+                f"it is not known how many tokens {unknown} learned from",
+                fix="name runs as run:ID, or give the weights as numbers",
+                where="--weights",
+            )
+        return [count / sum(tokens) for count in tokens]
+    try:
+        weights = [float(part) for part in asked.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != len(parents) or not all(0 < weight < math.inf for weight in weights):
+        raise UserMistake(
+            f"{asked!r} is not a list of {len(parents)} positive weights",
+            fix="use equal, data, or numbers as 0.5,0.3,0.2",
+            where="--weights",
+        )
+    return weights
+
+
+MERGED_FILE = "merged.json"
+
+
+def export(job: ExportJob) -> None:
+    from graftwork.model.adapters.merge import compare_logits, merge_into
+    from graftwork.model.chat.template import ChatTemplate
+    from graftwork.model.threads import use_threads
+
+    base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
+    use_threads(job.threads)
+    with Heart(Path(job.folder)) as heart, atomic_folder(to) as folder:
+        rows, dtype = _rows(job), dtype_of(base)
+        heart.beat("merging", 0, 1)
+        changed = merge_into(base, adapter, folder)
+        if (template := ChatTemplate.from_folder(base).tool_template) is not None:
+            (folder / TEMPLATE_FILE).write_text(template)
+        heart.beat("logits of base and adapter", 0, 1)
+        unmerged = _logits(base, rows, dtype=dtype, adapter=adapter)
+        heart.beat("logits of the merged model", 0, 1)
+        merged = _logits(folder, rows, dtype=dtype)
+        agreement = compare_logits(unmerged, merged, dtype=dtype)
+        _require(agreement)
+        seen = None
+        if job.four_bits:
+            heart.beat("logits of the 4-bit base and adapter", 0, 1)
+            seen = compare_logits(
+                _logits(base, rows, dtype=dtype, adapter=adapter, four_bits=True), merged, dtype=dtype
+            )
+        found = MergeProof(merged_weights=changed, agreement=agreement, to_four_bits=seen)
+        write_atomic(Path(job.folder) / MERGED_FILE, found.to_json())
+
+
+def dtype_of(base: Path) -> str:
+    """The type of the weights on disk, by the widest of them: what is written is written in it."""
+    from safetensors import safe_open
+
+    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
+    found: set[str] = set()
+    for path in base.glob("*.safetensors"):
+        handle: Any = safe_open(path, framework="pt")
+        keys: list[str] = handle.keys()
+        found |= {names.get(handle.get_slice(key).get_dtype(), "") for key in keys if key.endswith("weight")}
+    return next((name for name in ("float32", "bfloat16", "float16") if name in found), "float32")
+
+
+def _rows(job: ExportJob) -> list[Row]:
+    """Rows that training has not seen; where there are none, some that it has."""
+    for split in ("validation", "test", "train"):
+        rows = list(read_rows(Path(job.dataset_folder), split))[: job.rows]
+        if rows:
+            return rows
+    raise EnvironmentLacks(
+        "there is no row to prove the merged model on",
+        fix="prepare the dataset again: `graft data prepare`",
+        where=job.dataset_folder,
+    )
+
+
+def _logits(
+    folder: Path, rows: list[Row], *, dtype: str, adapter: Path | None = None, four_bits: bool = False
+) -> Any:
+    from graftwork.model.adapters.merge import reply_logits
+    from graftwork.model.adapters.peft import load_adapter
+    from graftwork.model.load import load_base
+
+    model = load_base(folder, dtype=dtype, four_bits=four_bits)
+    if adapter is not None:
+        load_adapter(model, adapter)
+    return reply_logits(model, rows)
+
+
+def _require(found: Agreement) -> None:
+    if found.holds:
+        return
+    raise AnswerIsNo(
+        "the merged model does not answer like base and adapter",
+        why=f"the logits of {found.positions} reply tokens differ by up to {found.largest_difference:.4g} "
+        f"(largest logit {found.largest_logit:.4g}), the first choice agrees at {found.same_first:.1%}; "
+        f"allowed in {found.dtype}: {found.allowed_difference * found.largest_logit:.4g} and "
+        f"{found.allowed_first:.1%}",
+        fix="serve the adapter with its base (`graft release export run --format adapter`), or merge into a "
+        "base in float32",
+    )
+
+
+EXPORT_FILE = "graftwork_export.json"
+
+
+class _Source(NamedTuple):
+    outcome: TrainOutcome
+    plan: Plan
+    base: BaseFolder
+    folder: Path
+
+
+def export_run(
+    work: OpenProject, *, run: str | None, to: Path, format: ExportFormat = "merged"
+) -> ExportedAdapter:
+    """Write the adapter of `run`, or of the last run of the model that is worked on, to `to`."""
+    _require_free(to)
+    source = _find(work, run)
+    _require_whole(source.outcome)
+    verify_base(source.base)
+    if format == "adapter":
+        exported = _copy_adapter(source, to)
+    elif format == "gguf":
+        exported = _to_gguf(work, source, to)
+    else:
+        merged = _merge(work, source, to)
+        exported = _exported(source, "merged", to, merged=merged, words=_notes(merged))
+    verify_base(source.base)
+    write_atomic(to / EXPORT_FILE, exported.to_json())
+    return exported
+
+
+def _find(work: OpenProject, run: str | None) -> _Source:
+    entry = _entry(work, run)
+    if entry is None or entry.outcome is None:
+        raise UserMistake(
+            f"there is no trained run {run}" if run else f"the model {work.model} is not trained yet",
+            fix="`graft status` names the runs" if run else "`graft train` trains it",
+        )
+    plan = Plan.model_validate(entry.plan)
+    base = find_base(
+        plan.base, project_folder=work.project.root, weights=True, place=report_downloads(work.reporter)
+    )
+    if base.revision != plan.base_fingerprint:
+        raise EnvironmentLacks(
+            f"the base {plan.base} is another one than this run was trained on",
+            why="an adapter fits only the base that it was trained on",
+            fix="restore that base, or train again",
+            where=base.folder,
+        )
+    return _Source(TrainOutcome.model_validate(entry.outcome), plan, base, Path(entry.folder))
+
+
+def _entry(work: OpenProject, run: str | None) -> RunEntry | None:
+    if run is not None:
+        found = [entry for entry in work.runs.list() if entry.id.startswith(run)]
+        return found[0] if len(found) == 1 else None
+    done = work.ledger.get(name_entry(work, "train"))
+    return None if done is None else work.runs.get(str(done.output["run_id"]))
+
+
+def _require_free(to: Path) -> None:
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserMistake(
+            f"{to} is there already",
+            why="nothing that you have is written over",
+            fix="name a folder that does not exist yet",
+            where="--to",
+        )
+    if to.exists():
+        to.rmdir()
+
+
+def _require_whole(outcome: TrainOutcome) -> None:
+    folder = Path(outcome.adapter_folder)
+    if not folder.is_dir() or folder_digest(folder) != outcome.adapter_hash:
+        raise Damaged(
+            "the adapter is not what the run left",
+            why="its files are missing or have another hash than the run recorded",
+            fix="`graft train` makes it again",
+            where=str(folder),
+        )
+
+
+def _copy_adapter(source: _Source, to: Path) -> ExportedAdapter:
+    adapter = Path(source.outcome.adapter_folder)
+    with atomic_folder(to) as folder:
+        # The bytes, not the modes: the run's are for its owner alone.
+        for path in adapter.iterdir():
+            shutil.copyfile(path, folder / path.name)
+        if folder_digest(folder) != source.outcome.adapter_hash:
+            raise Damaged("the copy is not what was copied", fix="try another disk", where=str(to))
+    return _exported(source, "adapter", to)
+
+
+def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
+    folder = work.project.state / "exports" / source.outcome.run_id
+    job = ExportJob(
+        folder=str(folder),
+        base_folder=source.base.folder,
+        adapter_folder=source.outcome.adapter_folder,
+        dataset_folder=TrainJob.from_json((source.folder / JOB_FILE).read_bytes()).dataset_folder,
+        to=str(to),
+        four_bits=source.plan.method == "qlora",
+        threads=work.settings.train.threads,
+    )
+    task = WorkerTask(
+        name="the export",
+        module="graftwork.registry.export",
+        job=job,
+        folder=folder,
+        max_restarts=1,
+    )
+    run_job(task, reporter=work.reporter, place=work.place)
+    return MergeProof.from_json((folder / MERGED_FILE).read_bytes())
+
+
+def _to_gguf(work: OpenProject, source: _Source, to: Path) -> ExportedAdapter:
+    converter = find_converter(work.project.root)
+    scratch = work.project.state / "exports"
+    make_folder(scratch)
+    name = f"{work.settings.project}-{source.outcome.run_id}.gguf"
+    with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, atomic_folder(to) as folder:
+        merged = _merge(work, source, Path(temporary) / "model")
+        convert(Path(temporary) / "model", folder / name, converter=converter)
+        metadata = read_back(folder / name, Path(temporary) / "model")
+    return _exported(source, "gguf", to, merged=merged, words=_notes(merged), gguf=metadata)
+
+
+def _notes(merged: MergeProof) -> tuple[str, ...]:
+    if merged.to_four_bits is None:
+        return ()
+    far = merged.to_four_bits
+    return (
+        "merged into the base in its own precision, while training saw it in 4 bits: "
+        f"their logits differ by up to {far.largest_difference:.3g}, {far.mean_difference:.3g} in the mean; "
+        f"the first choice is the same at {far.same_first:.1%} of {far.positions} reply tokens",
+    )
+
+
+def _exported(
+    source: _Source,
+    format: ExportFormat,
+    to: Path,
+    *,
+    merged: MergeProof | None = None,
+    words: tuple[str, ...] = (),
+    gguf: dict[str, str | int | float] | None = None,
+) -> ExportedAdapter:
+    return ExportedAdapter(
+        run_id=source.outcome.run_id,
+        format=format,
+        folder=str(to),
+        base=source.plan.base,
+        base_fingerprint=source.base.revision,
+        adapter_hash=source.outcome.adapter_hash,
+        files={path.name: file_digest(path) for path in sorted(to.iterdir()) if path.is_file()},
+        merged=merged,
+        gguf=gguf or {},
+        words=words,
+    )
+
+
+if __name__ == "__main__":
+    hide_in_tracebacks()
+    sys.exit(run_worker(ExportJob, lambda job: Path(job.folder), export, writes_elsewhere=True))

@@ -1,0 +1,477 @@
+"""The release store of a project: promote and roll back, garbage collection, verdicts, queries and lineage.
+
+A release is verified byte by byte, and its signature if the project trusts a key, before an alias may point
+at it. Garbage collection keeps what an alias or a running server needs, and adds unindexed releases that
+verify to the index. The lineage leads from a verified release to the log lines that it was trained on; what
+no longer exists is marked as such.
+"""
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from pydantic import ValidationError
+
+from graftwork.files.disk import file_digest
+from graftwork.project.open_project import OpenProject, current_user, timestamp
+from graftwork.records.base import Record
+from graftwork.records.dataset import Dataset, InputFile
+from graftwork.records.errors import Busy, GraftError, UserMistake
+from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
+from graftwork.records.report import Decision, Verdict
+from graftwork.registry import index as registry
+from graftwork.registry.index import PlannedRollback, reachable_releases, select_retained
+from graftwork.registry.names import alias_of_model
+from graftwork.registry.signatures import SecretKey, load_public_key, sign_manifest
+from graftwork.registry.store import ReleaseStore, StoreContents
+
+
+class Promoted(NamedTuple):
+    """`move` is None where the alias pointed at the release already."""
+
+    release: Release
+    alias: str
+    move: AliasMove | None
+
+
+def open_store(work: OpenProject) -> ReleaseStore:
+    given = work.settings.release.public_key
+    key = load_public_key(given, root=work.project.root) if given else None
+    return ReleaseStore.open(work.project.releases, public_key=key)
+
+
+def full_alias(work: OpenProject, alias: str | None = None, *, model: str | None = None) -> str:
+    """The full name of an alias of this model, by default the one that is worked on."""
+    settings = work.settings
+    chosen = model or work.model
+    # What was released before the project had named models is the main one's.
+    known = chosen if chosen in settings.models else settings.main_model
+    return alias_of_model(alias or settings.release.alias, model=known, main=settings.main_model)
+
+
+def promote_release(
+    work: OpenProject,
+    name: str,
+    *,
+    alias: str | None = None,
+    reason: str = "",
+    force: bool = False,
+    who: str = "",
+    instead_of: str | None = None,
+) -> Promoted:
+    """Point an alias of the release's own model at it. `who` is logged; the user of this process if empty.
+
+    With `instead_of`, Busy is raised if the alias points at another release than that one by now.
+    """
+    store = open_store(work)
+    with store.shared_lock():
+        release = registry.find_release(work.releases, name)
+        full = full_alias(work, alias, model=release.model)
+        _require_own(work, release, full)
+        store.verify(release.id)
+        move = registry.promote(
+            work.releases,
+            release,
+            alias=full,
+            change=registry.Change(who or current_user(), timestamp(), reason),
+            force=force,
+            require_verdict=work.settings.release.require_verdict,
+            instead_of=instead_of,
+        )
+    return Promoted(release, full, move)
+
+
+def rollback_alias(
+    work: OpenProject,
+    *,
+    alias: str | None = None,
+    reason: str = "",
+    who: str = "",
+    planned: PlannedRollback | None = None,
+) -> AliasMove:
+    """Point an alias of the model that is worked on at the release before the present one.
+
+    `planned` is the rollback that was decided on; Busy is raised if the alias was moved since then.
+    """
+    full = full_alias(work, alias)
+    store = open_store(work)
+    with store.shared_lock():
+        planned = planned or registry.plan_rollback(work.releases, alias=full)
+        store.verify(planned.target)
+        change = registry.Change(who or current_user(), timestamp(), reason)
+        return registry.rollback(work.releases, alias=full, change=change, planned=planned)
+
+
+def sign_release(work: OpenProject, release: Release, *, key: SecretKey) -> Path:
+    """Sign the manifest of a release. Returns the file of the signature."""
+    store = open_store(work)
+    comment = f"release:{release.id} time:{timestamp()}"
+    return store.sign(release.id, sign_manifest(store.folder(release.id), key=key, comment=comment))
+
+
+def roll_back_release(
+    work: OpenProject, release_id: str, *, alias: str | None = None, reason: str
+) -> AliasMove | None:
+    """Roll back from this release; None if the alias points at another one by now, which stays."""
+    full = full_alias(work, alias)
+    planned = registry.plan_rollback(work.releases, alias=full)
+    if planned.live != release_id:
+        return None
+    try:
+        return rollback_alias(work, alias=alias, reason=reason, planned=planned)
+    except Busy:
+        if work.releases.aliases().get(full) == release_id:
+            raise
+        return None
+
+
+def _require_own(work: OpenProject, release: Release, alias: str) -> None:
+    """An alias named with its model takes releases of that model only."""
+    model, slash, _ = alias.rpartition("/")
+    settings = work.settings
+    if slash and (model not in settings.models or model == settings.main_model):
+        raise UserMistake(
+            f"there is no model {model!r} that has aliases of this kind",
+            why=f"the models are {', '.join(settings.all_models)}; {settings.main_model} has no prefix",
+            fix=f"leave the prefix out: the alias goes to the model of release {release.id[:12]}",
+            where="--alias",
+        )
+
+
+DOUBTFUL = "it is not known whether a server uses it"
+HELD_LATE = "a server started to use it during garbage collection"
+
+
+def collect_garbage(
+    work: OpenProject, *, dry_run: bool = False, keep_last: int | None = None, keep_days: int | None = None
+) -> Garbage:
+    """Take away what the project's rules, or the given ones, do not keep."""
+    rules = work.settings.release
+    days = rules.keep_days if keep_days is None else keep_days
+    young_since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+    reasons: dict[str, str] = {}
+    adopted: list[str] = []
+    refused: list[str] = []
+
+    def in_use(contents: StoreContents) -> set[str]:
+        found = _find_unindexed(work, contents.ids)
+        adopted.extend(release.id for release in found.whole)
+        refused.extend(found.refused)
+        if not dry_run:
+            for release in found.whole:
+                work.releases.add(release)
+        entries = work.releases.entries()
+        reasons.update(
+            select_retained(
+                entries,
+                reachable=reachable_releases(work.releases.alias_logs().values()),
+                leased=contents.leased,
+                keep_last=rules.keep_last if keep_last is None else keep_last,
+                young_since=young_since,
+            )
+        )
+        reasons.update({id_: DOUBTFUL for id_ in contents.doubtful if id_ not in reasons})
+        known = {entry.id for entry in entries}
+        unused = {id_ for id_ in contents.ids if id_ in known and id_ not in reasons}
+        if not dry_run:
+            # From here on no alias can be moved to them; one that was moved meanwhile spares its release.
+            unused = set(work.releases.collect(unused, when=timestamp()))
+        return set(contents.ids) - unused
+
+    def stays(there: frozenset[str]) -> None:
+        for entry in work.releases.entries():
+            if entry.collected_at is not None and entry.id in there:
+                # Marked above or by a collection that was killed, and in use since.
+                work.releases.add(work.releases.get(entry.id))
+                reasons.setdefault(entry.id, HELD_LATE)
+
+    found = open_store(work).collect_garbage(in_use, dry_run=dry_run, stays=stays)
+    return found.model_copy(
+        update={"adopted": tuple(adopted), "refused": tuple(refused), "why_kept": reasons}
+    )
+
+
+class Indexed(Record):
+    """The ids of the releases that were added to the index, and of those that do not verify."""
+
+    added: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def index_releases(work: OpenProject) -> Indexed:
+    """Add the releases on disk that the index does not know, as after the loss of the database."""
+    found = _find_unindexed(work, open_store(work).ids())
+    for release in found.whole:
+        work.releases.add(release)
+    return Indexed(added=tuple(release.id for release in found.whole), refused=tuple(found.refused))
+
+
+def count_unindexed(work: OpenProject) -> int:
+    """Releases on disk that the index does not know; they are not verified."""
+    return len(set(open_store(work).ids()) - {entry.id for entry in work.releases.entries()})
+
+
+class _Unindexed(NamedTuple):
+    """Releases in the store but not in the index: whole ones, oldest first, and the ids of those that do not
+    verify."""
+
+    whole: list[Release]
+    refused: list[str]
+
+
+def _find_unindexed(work: OpenProject, ids: Iterable[str]) -> _Unindexed:
+    """The index is a new one, or a killed writer left a release; what is not whole was never let in.
+
+    Every byte is read: one that counts among the newest may cost an older one its place.
+    """
+    store, found = open_store(work), _Unindexed([], [])
+    known = {entry.id for entry in work.releases.entries()}
+    for release_id in ids:
+        if release_id in known:
+            continue
+        try:
+            release = store.verify_unsigned(release_id)
+        except GraftError:
+            found.refused.append(release_id)
+        else:
+            if release.project == work.settings.project:
+                found.whole.append(release)
+    found.whole.sort(key=lambda release: release.created_at)
+    return found
+
+
+VERDICT = "verdict.json"
+
+
+def read_verdict(work: OpenProject, release: Release) -> Verdict | None:
+    promised = next((file.sha256 for file in release.files if file.path == VERDICT), None)
+    try:
+        body = (open_store(work).folder(release.id) / VERDICT).read_bytes()
+        if hashlib.sha256(body).hexdigest() != promised:
+            return None
+        return Verdict.from_json(body)
+    except (OSError, ValidationError):
+        return None
+
+
+_UNITS = {"d": "days", "h": "hours", "w": "weeks"}
+
+
+def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None, limit: int) -> ReleaseQuery:
+    """Add what has to be parsed. Asks for one more than `limit`, to find out whether there are more."""
+    chosen = next((known for known in get_args(Decision) if known == decision), None)
+    if decision is not None and chosen is None:
+        raise UserMistake(
+            f"{decision!r} is not a decision",
+            fix=f"choose one of {', '.join(get_args(Decision))}",
+            where="--decision",
+        )
+    start = parse_since(since, now=datetime.now(UTC)) if since else None
+    return filters.model_copy(
+        update={"decision": chosen, "since": start, "limit": limit + 1 if limit else None}
+    )
+
+
+def parse_since(text: str, *, now: datetime) -> str:
+    """A date, a time, or how long ago, as the index writes times."""
+    ago = re.fullmatch(r"(\d{1,5})([dhw])", text.strip())
+    if ago is not None:
+        return (now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).isoformat(timespec="seconds")
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise UserMistake(
+            f"{text!r} is no time", fix="write it like 2026-03-01, or like 7d, 12h or 2w", where="--since"
+        ) from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC).isoformat(timespec="seconds")
+
+
+NodeKind = Literal["release", "run", "plan", "report", "verdict", "base", "dataset", "file", "lines"]
+_SHAPES = {"release": "box", "file": "note", "lines": "plaintext", "dataset": "cylinder"}
+
+
+class LineageNode(Record):
+    """`facts` are short labels."""
+
+    id: str
+    kind: NodeKind
+    name: str
+    facts: dict[str, str] = {}
+
+
+class LineageEdge(Record):
+    made: str
+    of: str
+    how: str
+
+
+class LineageGraph(Record):
+    """The first node is the release that was asked for."""
+
+    nodes: tuple[LineageNode, ...]
+    edges: tuple[LineageEdge, ...]
+
+    def below(self, node_id: str) -> tuple[tuple[LineageEdge, LineageNode], ...]:
+        """What a node was made of."""
+        known = {node.id: node for node in self.nodes}
+        return tuple((edge, known[edge.of]) for edge in self.edges if edge.made == node_id)
+
+
+def to_dot(graph: LineageGraph) -> str:
+    """The graph as Graphviz reads it: `dot -Tsvg` draws it."""
+    lines = ["digraph lineage {", "  rankdir=LR;", '  node [fontname="sans-serif"];']
+    for node in graph.nodes:
+        facts = [f"{key}: {value}" for key, value in node.facts.items()]
+        label = _quote("\n".join((f"{node.kind} {node.name}", *facts)))
+        lines.append(f"  {_quote(node.id)} [label={label}, shape={_SHAPES.get(node.kind, 'ellipse')}];")
+    lines += [
+        f"  {_quote(edge.made)} -> {_quote(edge.of)} [label={_quote(edge.how)}];" for edge in graph.edges
+    ]
+    return "\n".join((*lines, "}")) + "\n"
+
+
+def to_ranges(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: 1-3, 7, 9-12."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+def _quote(text: str) -> str:
+    # JSON's escapes are those of Graphviz, but for letters beyond ASCII, which stay as they are.
+    return json.dumps(text, ensure_ascii=False)
+
+
+_LONGEST_WAY_BACK = 1000
+
+
+class _Drawing:
+    """A graph that is being drawn; a node that is there already is not drawn twice."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, LineageNode] = {}
+        self.edges: list[LineageEdge] = []
+
+    def node(self, kind: NodeKind, name: str, *, key: str = "", **facts: str) -> str:
+        node_id = f"{kind}:{key or name}"
+        self.nodes.setdefault(node_id, LineageNode(id=node_id, kind=kind, name=name, facts=facts))
+        return node_id
+
+    def edge(self, made: str, of: str, how: str) -> None:
+        self.edges.append(LineageEdge(made=made, of=of, how=how))
+
+
+def trace_release(work: OpenProject, release: Release, *, lines: bool = True) -> LineageGraph:
+    """The graph below a release. `lines` reads the dataset's rows for the lines of the log."""
+    drawing = _Drawing()
+    top = _draw_release(work, drawing, release)
+    store = open_store(work)
+    dataset = None
+    if store.has(release.id):
+        made_of = store.get(release.id) / "dataset.json"
+        dataset = _read_dataset(made_of)
+    _draw_making(work, drawing, release, top, dataset, lines=lines)
+    _draw_parents(work, drawing, release, top)
+    return LineageGraph(nodes=tuple(drawing.nodes.values()), edges=tuple(drawing.edges))
+
+
+def _read_dataset(path: Path) -> Dataset | None:
+    """None where an imported adapter came without its data, or where another version wrote this otherwise."""
+    try:
+        return Dataset.from_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def _draw_release(work: OpenProject, drawing: _Drawing, release: Release) -> str:
+    entry = work.releases.entry(release.id)
+    facts = {"model": release.model, "verdict": release.decision, "made": release.created_at}
+    facts |= {"version": entry.version} if entry.version else {}
+    facts |= {"aliases": ", ".join(entry.aliases)} if entry.aliases else {}
+    facts |= {"files": f"collected {entry.collected_at}"} if entry.collected_at else {}
+    return drawing.node("release", release.id[:12], key=release.id, **facts)
+
+
+def _draw_parents(work: OpenProject, drawing: _Drawing, release: Release, made: str) -> None:
+    seen = {release.id}
+    while release.parent is not None and release.parent not in seen and len(seen) < _LONGEST_WAY_BACK:
+        seen.add(release.parent)
+        try:
+            parent = work.releases.get(release.parent)
+        except GraftError:
+            lost = drawing.node("release", release.parent[:12], key=release.parent, state="not in this index")
+            drawing.edge(made, lost, "took the place of")
+            return
+        below = _draw_release(work, drawing, parent)
+        drawing.edge(made, below, "took the place of")
+        _draw_making(work, drawing, parent, below, None, lines=False)
+        release, made = parent, below
+
+
+def _draw_making(
+    work: OpenProject, drawing: _Drawing, release: Release, top: str, dataset: Dataset | None, *, lines: bool
+) -> None:
+    kept = work.runs.get(release.run_id)
+    run = drawing.node("run", release.run_id, state=kept.state if kept else "not in this index")
+    drawing.edge(top, run, "trained by")
+    drawing.edge(
+        top, drawing.node("verdict", release.verdict_hash[:12], decision=release.decision), "judged by"
+    )
+    drawing.edge(top, drawing.node("report", release.report_hash[:12]), "measured by")
+    drawing.edge(run, drawing.node("plan", release.plan_hash[:12]), "planned by")
+    licence = {"licence": release.licence} if release.licence else {}
+    base = drawing.node("base", release.base, revision=release.base_fingerprint[:12], **licence)
+    drawing.edge(run, base, "on")
+    folder = work.project.datasets / release.dataset_hash
+    there = "here" if folder.is_dir() else "its rows are no longer here"
+    if dataset is None and lines:
+        there = "what it was read from is not known here"
+    data = drawing.node("dataset", release.dataset_hash[:12], key=release.dataset_hash, state=there)
+    drawing.edge(run, data, "learned from")
+    if dataset is not None:
+        found = _lines_of(folder, dataset) if lines and folder.is_dir() else {}
+        for file in dataset.inputs:
+            _draw_file(work, drawing, data, file, found.get(file.file, {}))
+
+
+def _draw_file(
+    work: OpenProject, drawing: _Drawing, data: str, file: InputFile, found: dict[str, list[int]]
+) -> None:
+    path = work.project.root / file.file
+    node = drawing.node(
+        "file", file.file, sha256=file.sha256[:12], rows=str(file.rows), state=_state_of(path, file.sha256)
+    )
+    drawing.edge(data, node, "read from")
+    for split, numbers in found.items():
+        name = f"{file.file} {split}"
+        of = drawing.node("lines", name, split=split, count=str(len(numbers)), lines=to_ranges(numbers))
+        drawing.edge(node, of, split)
+
+
+def _lines_of(folder: Path, dataset: Dataset) -> dict[str, dict[str, list[int]]]:
+    """For each file and split the lines that rows were made of."""
+    from graftwork.files.dataset import scan_columns
+
+    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for columns in scan_columns(folder, dataset, columns=("file", "line")):
+        files, numbers = (columns.batch.column(name).to_pylist() for name in ("file", "line"))
+        for file, number in zip(files, numbers, strict=True):
+            found[file][columns.split].append(number)
+    return found
+
+
+def _state_of(path: Path, sha256: str) -> str:
+    try:
+        return "as it was" if file_digest(path) == sha256 else "changed since"
+    except OSError:
+        return "no longer there"

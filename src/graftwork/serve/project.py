@@ -1,0 +1,799 @@
+"""Connects a project to an endpoint: aliases and API keys from the store, captures into it and out of it.
+
+The model runs in a child process of the serve stage; this side stays free of torch. Captures also come from
+traces. An export of captures as a log applies the same rules as data preparation, so that training elsewhere
+on it is as safe. What was captured of a session or a user can be deleted; copies in log files, datasets and
+releases are found and not changed.
+"""
+
+import asyncio
+import hashlib
+import re
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from graftwork.data.audit.row_checks import find_refusal, is_negative
+from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.files import find_sources
+from graftwork.data.ingest.trace_formats import read_otlp
+from graftwork.data.project import PreparedData
+from graftwork.data.settings import CaptureSettings
+from graftwork.engines.protocol import EngineJob
+from graftwork.evaluate.gate.project import require_engine_gate
+from graftwork.evaluate.live.answer_checks import LiveChecks, with_call_check
+from graftwork.files.dataset import iterate_rows, read_manifest
+from graftwork.files.escalation import read_forecast
+from graftwork.files.router import read_router, router_path
+from graftwork.grading.metrics import TOOL_CALLS_VALID
+from graftwork.project.load import load_settings
+from graftwork.project.open_project import OpenProject, load_template, timestamp
+from graftwork.records.base import Record
+from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, WorkerFailed
+from graftwork.records.interaction import Capture, CaptureOrigin, Feedback, Interaction, Origin
+from graftwork.records.release import Release
+from graftwork.records.units import MIB
+from graftwork.registry.locks import Lease
+from graftwork.registry.names import split_alias
+from graftwork.registry.project import full_alias, open_store
+from graftwork.registry.publish import TEMPLATE_FILE
+from graftwork.serve.budgets import KeyBudget
+from graftwork.serve.captures import ServedExchange, redact_name
+from graftwork.serve.family import Family
+from graftwork.serve.keys import DEFAULT_SCOPES, ApiKey, digest_secret, make_secret
+from graftwork.serve.otlp import BadTrace, TracedCalls
+from graftwork.serve.routing import ExperimentOff, set_up_experiment
+from graftwork.serve.settings import EscalateSettings, OperationSettings, ServeSettings, require_upstream_keys
+from graftwork.store.captures import FeedbackStore
+from graftwork.text.redact import Redactor
+from graftwork.text.validation import explain_error
+from graftwork.text.words import words
+
+if TYPE_CHECKING:
+    from graftwork.serve.run import ServedProject
+
+READY_SECONDS = 120.0
+BACKGROUND = "background"
+"""The folder under `.graft/serving` of endpoints that try a release out or answer cases of a gate."""
+ServedParts = Callable[[Lease, EngineJob], "ServedProject"]
+
+
+class StoreSink:
+    """Captures and feedback go into the project's store, which is how they become data again."""
+
+    def __init__(self, work: OpenProject) -> None:
+        self._captures = work.captures
+        self._feedback = FeedbackStore(work.database, project=work.settings.project)
+
+    def add_many(self, captures: list[Capture]) -> None:
+        self._captures.add(captures)
+
+    def add_feedback(self, feedback: Feedback) -> bool:
+        return self._feedback.add(feedback)
+
+
+def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | None:
+    """The experiment that the aliases set up now, in one line; None without a split."""
+    found = set_up_experiment(settings.split, work.releases.aliases())
+    if settings.split is None or found is None:
+        return None
+    if isinstance(found, ExperimentOff):
+        return f"no experiment yet, {settings.split.alias} answers everything: {found.why}"
+    kept = "" if settings.capture else "; captures are off, so nothing of it can be compared"
+    return (
+        f"experiment {found.experiment}: {found.share:.3g} of the sessions that ask for {found.alias} go to "
+        f"{settings.split.challenger} ({found.challenger[:12]}){kept}"
+    )
+
+
+def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> EngineJob:
+    """The base and every release on it that an alias points at, each verified byte by byte.
+
+    What aliases of other models point at is left out where it needs another base or template.
+    """
+    aliases, own_model = work.releases.aliases(), split_alias(full_alias(work)).model
+    own = {to for alias, to in aliases.items() if split_alias(alias).model == own_model}
+    template = load_template(work).template_fingerprint
+    live = []
+    for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):
+        if release.id in own:
+            _require_base(work, release, template)
+            require_engine_gate(work, release, settings)
+        if release.base_fingerprint != work.base.revision:
+            work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
+        elif release.template_fingerprint != template:
+            work.reporter.info(f"{release.model} was trained with another chat template: it is not served")
+        elif _may_serve(work, release, settings):
+            live.append(release)
+    lease.add(*(release.id for release in live))
+    return EngineJob(
+        folder=str(work.project.serving),
+        base_folder=work.weights.folder,
+        template_fingerprint=template,
+        reasoning=work.settings.data.reasoning == "keep",
+        adapters={release.id: str(open_store(work).get(release.id)) for release in live},
+    )
+
+
+def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
+    """The family of the settings with its learned router; None where requests name their model."""
+    if settings.family is None:
+        return None
+    project = work.project.settings
+    aliases = {name: full_alias(work, model=name) for name in project.all_models}
+    router, path = None, router_path(work.project.state)
+    if settings.family.router and path.exists():
+        router, card = read_router(path)
+        if unknown := sorted(set(card.labels) - set(project.all_models)):
+            raise UserMistake(
+                f"the router chooses models that graft.yaml does not name: {', '.join(unknown)}",
+                why="it was trained before they were renamed or removed",
+                fix="graft train --router 0.95",
+                where=str(path),
+            )
+    elif settings.family.router:
+        work.reporter.info(
+            f"no router yet: requests that no rule matches go to {project.main_model}; "
+            "graft train --router 0.95"
+        )
+    return Family(settings.family, main=project.main_model, aliases=aliases, router=router)
+
+
+def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None:
+    """The checks of `serve.escalate`; None where every answer is sent as it is."""
+    if settings.escalate is None:
+        return None
+    known = {*settings.failover.endpoints, *work.releases.aliases(), "base"}
+    if settings.escalate.to not in known:
+        raise UserMistake(
+            f"there is no {settings.escalate.to!r} to escalate to",
+            why=f"known: {', '.join(sorted(known))}",
+            fix="name the large model under serve.failover.endpoints, or name an alias",
+            where="serve.escalate.to",
+        )
+    checks = LiveChecks(work, with_call_check(settings.escalate.checks))
+    if settings.escalate.stream == "prefix":
+        _require_prefix_checks(work, settings.escalate, checks)
+    return checks
+
+
+def _require_prefix_checks(work: OpenProject, settings: EscalateSettings, checks: LiveChecks) -> None:
+    # Answers to requests with tools are not streamed before they are checked.
+    later = ", ".join(name for name in checks.of_whole_answers if name != TOOL_CALLS_VALID)
+    if not checks.of_prefixes and settings.min_logprob is None:
+        raise UserMistake(
+            f"no check can judge the beginning of an answer: {later or TOOL_CALLS_VALID}",
+            why="`stream: prefix` sends a streamed answer when its beginning has been checked",
+            fix="use json_valid, not_refused, a JSON Schema, contains, regex or format, or min_logprob; give "
+            "an own function an attribute `prefix`; or set `stream: hold`",
+            where="serve.escalate.stream",
+        )
+    if later:
+        work.reporter.info(
+            f"streamed answers are not held back for {later}: it needs the whole answer, and what fails it "
+            'is counted as "too late"'
+        )
+
+
+def with_threshold(work: OpenProject, settings: ServeSettings) -> ServeSettings:
+    """The settings with the threshold that `graft eval escalation --logprob` chose, where they ask for it."""
+    escalate = settings.escalate
+    if escalate is None or escalate.min_logprob != "auto":
+        return settings
+    known = read_forecast(work.project.state)
+    if known is None or known.curve is None:
+        raise UserMistake(
+            "no threshold of log-probabilities was chosen yet",
+            why="`serve.escalate.min_logprob: auto` uses the one that fits the validation cases",
+            fix="graft eval escalation --logprob",
+            where="serve.escalate.min_logprob",
+        )
+    wanted = escalate.prefix_tokens if escalate.stream == "prefix" else None
+    if known.curve.prefix_tokens != wanted:
+        meant = "whole answers" if wanted is None else f"the first {wanted} tokens"
+        raise UserMistake(
+            f"the threshold of log-probabilities was not chosen for {meant}",
+            why="the mean over the first tokens is another figure than that over the whole answer",
+            fix="graft eval escalation --logprob" + ("" if wanted is None else f" --prefix-tokens {wanted}"),
+            where="serve.escalate.min_logprob",
+        )
+    chosen = escalate.model_copy(update={"min_logprob": known.curve.chosen.threshold})
+    return settings.model_copy(update={"escalate": chosen})
+
+
+def describe_shadow(work: OpenProject, settings: ServeSettings) -> str | None:
+    """Why no request is copied as the aliases are now; None where copies can be made."""
+    shadow = settings.shadow
+    if shadow is None:
+        return None
+    names = {*work.releases.aliases(), *settings.chains, "base"}
+    names |= {settings.family.name} if settings.family is not None else set()
+    if shadow.to not in {*settings.failover.endpoints, *names}:
+        return (
+            f"shadow: there is no {shadow.to} yet: nothing is copied until an alias or endpoint is called so"
+        )
+    if shadow.models and not names & {*shadow.models}:
+        return f"shadow: no model is called {' or '.join(shadow.models)} yet: nothing is copied"
+    return None
+
+
+def open_chain_checks(work: OpenProject, settings: ServeSettings) -> dict[str, LiveChecks]:
+    """The checks that chains name, by name. Refuses a chain with a model that is not known."""
+    project = work.project.settings
+    known = {*settings.failover.endpoints, *settings.chains, *work.releases.aliases(), "base"}
+    known |= {full_alias(work, model=name) for name in project.all_models}
+    known |= {settings.family.name} if settings.family is not None else set()
+    releases = {release.id for release in work.releases.list()}
+    checks: dict[str, LiveChecks] = {}
+    for name, chain in settings.chains.items():
+        where = f"serve.chains.{name}"
+        named = [(step.name, model) for step in chain.steps for model in (step.model, step.fallback)]
+        for step, model in (*named, ("fallback", chain.fallback)):
+            if model is not None and model not in known | releases:
+                raise UserMistake(
+                    f"there is no model {model!r} for the step {step} of the chain {name}",
+                    why=f"known: {', '.join(sorted(known))}, and releases by their whole id",
+                    fix="name an alias, base, an endpoint of serve.failover or another chain",
+                    where=where,
+                )
+        for step_settings in chain.steps:
+            for check in step_settings.when.fails if step_settings.when is not None else ():
+                checks[check] = LiveChecks(work, [check], where=f"{where}.when.fails")
+    return checks
+
+
+def serve_here(
+    work: OpenProject,
+    settings: ServeSettings,
+    *,
+    on_ready: Callable[[str], None],
+    stop: asyncio.Event | None = None,
+    revise: Callable[[ServeSettings], ServeSettings] | None = None,
+) -> None:
+    """Serve until a signal comes, or `stop` is set.
+
+    `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
+    """
+    from graftwork.evaluate.live.traffic import find_canary
+    from graftwork.serve.run import ServedProject, run, serve
+
+    require_upstream_keys(settings)
+    settings = with_threshold(work, find_certificate(settings, root=work.project.root))
+    if remark := describe_shadow(work, settings):
+        work.reporter.info(remark)
+    with open_store(work).lease() as lease:
+        job = engine_job(work, lease, settings)
+        sink = StoreSink(work) if settings.capture else None
+        run(
+            serve(
+                settings,
+                engine_job=job,
+                project=ServedProject(
+                    resolve_aliases=work.releases.aliases,
+                    find_adapter=AdapterFinder(work, lease, job.template_fingerprint, settings),
+                    find_canary=lambda: find_canary(work),
+                    captures=sink,
+                    prune_captures=prune_captures(work, settings),
+                    feedback=sink,
+                    read_traces=read_traces,
+                    load_keys=work.api_keys.list,
+                    read_settings=None if revise is None else lambda: _read_settings(work, revise),
+                    family=open_family(work, settings),
+                    checks=open_checks(work, settings),
+                    chain_checks=open_chain_checks(work, settings),
+                ),
+                on_ready=on_ready,
+                stop=stop,
+            )
+        )
+
+
+def find_certificate(settings: ServeSettings, *, root: Path) -> ServeSettings:
+    """The settings with the paths of the certificate, which are relative to the project's folder."""
+    named = {"tls_certificate": settings.tls_certificate, "tls_key": settings.tls_key}
+    return settings.model_copy(
+        update={name: str(root / path) for name, path in named.items() if path is not None}
+    )
+
+
+def without_operations(settings: ServeSettings) -> ServeSettings:
+    """The settings of an endpoint for this process alone: no TLS, listeners, logs or spans of its own."""
+    return settings.model_copy(
+        update={name: field.default for name, field in OperationSettings.model_fields.items()}
+    )
+
+
+def _read_settings(work: OpenProject, revise: Callable[[ServeSettings], ServeSettings]) -> ServeSettings:
+    return find_certificate(revise(load_settings(work.project.file).serve), root=work.project.root)
+
+
+@contextmanager
+def serve_in_background(
+    work: OpenProject,
+    settings: ServeSettings,
+    *,
+    project: ServedParts | None = None,
+    folder: Path | None = None,
+) -> Iterator[str]:
+    """An endpoint in a background thread while the block runs, without an experiment. Yields its URL.
+
+    `project` makes what it serves, by default the aliases as they are, with captures. `folder` is for its
+    lock and logs, by default one of its own, so that the project's endpoint may run at the same time.
+    """
+    folder = folder or work.project.serving / BACKGROUND
+    settings = without_operations(settings).model_copy(update={"split": None, "shadow": None})
+    ready, url, failure = threading.Event(), list[str](), list[BaseException]()
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def answer(address: str) -> None:
+        url.append(address)
+        ready.set()
+
+    async def main() -> None:
+        from graftwork.serve.run import ServedProject, serve
+
+        stop = asyncio.Event()
+        loops.append((asyncio.get_running_loop(), stop))
+        with open_store(work).lease() as lease:
+            job = engine_job(work, lease, settings).model_copy(update={"folder": str(folder)})
+            served = ServedProject(resolve_aliases=work.releases.aliases, captures=StoreSink(work))
+            await serve(
+                settings,
+                engine_job=job,
+                project=served if project is None else project(lease, job),
+                on_ready=answer,
+                stop=stop,
+            )
+
+    def run_thread() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:  # handed to the caller's thread, which raises it
+            failure.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run_thread, name="serving", daemon=True)
+    thread.start()
+    try:
+        if not ready.wait(READY_SECONDS) or failure or not url:
+            raise _not_ready(failure, folder)
+        yield url[0]
+    finally:
+        for loop, stop in loops:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+class AdapterFinder:
+    """The folders of releases that aliases move to: leased first, then checked byte by byte.
+
+    None for a release that needs another base, now and always. A release that was trained with another chat
+    template is refused by name. What cannot be leased, read or verified is an error too: the store may be
+    free and the release repaired later, so the caller tries again.
+    """
+
+    def __init__(
+        self, work: OpenProject, lease: Lease, template: str | None, settings: ServeSettings
+    ) -> None:
+        self._work, self._lease, self._template, self._settings = work, lease, template, settings
+        self._elsewhere: set[str] = set()
+
+    def __call__(self, release_id: str) -> str | None:
+        if release_id in self._elsewhere:
+            return None
+        release = self._work.releases.get(release_id)
+        if release.base_fingerprint != self._work.base.revision:
+            self._elsewhere.add(release_id)
+            return None
+        _require_template(self._work, release, self._template)
+        require_engine_gate(self._work, release, self._settings)
+        self._lease.add(release_id)
+        return str(open_store(self._work).get(release_id))
+
+
+def _may_serve(work: OpenProject, release: Release, settings: ServeSettings) -> bool:
+    """Whether the engine may serve the release of another model; what it may not is reported and left out."""
+    if settings.engine.kind == "endpoint":
+        return False
+    try:
+        require_engine_gate(work, release, settings)
+    except AnswerIsNo as refusal:
+        work.reporter.info(f"{refusal.what}: {refusal.why}")
+        return False
+    return True
+
+
+def _require_base(work: OpenProject, release: Release, template: str) -> None:
+    """An adapter answers rightly only on the base and the template that it was trained with."""
+    if release.base_fingerprint != work.base.revision:
+        raise UserMistake(
+            f"release {release.id[:12]} was trained on another base",
+            why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
+            fix="set `base` in graft.yaml to that model, or release a new adapter",
+        )
+    _require_template(work, release, template)
+
+
+def _require_template(work: OpenProject, release: Release, template: str | None) -> None:
+    if release.template_fingerprint != template:
+        raise UserMistake(
+            f"release {release.id[:12]} was trained with another chat template",
+            why="asked in another form than it was trained in, the model answers badly",
+            fix="restore the template of the base model, or prepare and train again",
+        )
+    file = open_store(work).get(release.id) / TEMPLATE_FILE
+    if file.is_file() and file.read_text() != load_template(work).tool_template:
+        raise UserMistake(
+            f"release {release.id[:12]} was trained with another form of tool calls",
+            why="asked in another form than it was trained in, the model calls its tools badly",
+            fix="serve it with the version of graftwork that made it, or train again",
+            where=str(file),
+        )
+
+
+def _not_ready(failure: list[BaseException], folder: Path) -> BaseException:
+    if failure:
+        return failure[0]
+    return WorkerFailed(
+        "the endpoint did not come up in time",
+        why=f"it had {READY_SECONDS:.0f} s",
+        fix=f"look at {folder / 'engine.log'}",
+    )
+
+
+FeedbackFilter = Literal["not_negative", "positive", "negative", "all"]
+
+HELD_OUT = "it asks a held-out question of the dataset"
+
+
+class CaptureExport:
+    """Iterate over it once; then `written` and `left_out` hold the counts."""
+
+    def __init__(self, work: OpenProject, settings: CaptureSettings, *, feedback: FeedbackFilter) -> None:
+        self._work = work
+        self._settings = settings
+        self._feedback = feedback
+        self.written = 0
+        self.left_out: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Capture]:
+        held_out = _held_out_questions(self._work)
+        for capture in self._work.captures.export():
+            reason = self._refuse(capture)
+            if reason is None and _question_of(capture.request.get("messages")) in held_out:
+                reason = HELD_OUT
+            if reason is None:
+                self.written += 1
+                yield capture
+            else:
+                self.left_out[reason] += 1
+
+    def _refuse(self, capture: Capture) -> str | None:
+        if capture.shadow_of is not None:
+            return "no user got it: it is a shadow answer"
+        origin = CaptureOrigin(
+            id=capture.id,
+            release=capture.release,
+            at=capture.at,
+            feedback=capture.feedback,
+            corrected=capture.correction is not None,
+        )
+        judged = self._feedback in ("not_negative", "positive")
+        refusal = find_refusal(origin, capture.session, self._settings, judged=judged)
+        if refusal is not None:
+            return refusal.reason
+        if self._feedback == "negative" and not is_negative(origin, self._settings):
+            return "it has no negative feedback"
+        return None
+
+
+def _held_out_questions(work: OpenProject) -> set[str]:
+    """What the test and validation rows of the project's dataset ask; nothing where there is none."""
+    entry = work.ledger.get("prepare")
+    if entry is None:
+        return set()
+    folder = Path(PreparedData.model_validate(entry.output).folder)
+    if not folder.is_dir():
+        return set()
+    from graftwork.files.dataset import iterate_rows
+
+    return {
+        _question_of([message.model_dump() for message in row.messages])
+        for split in ("validation", "test")
+        for row in iterate_rows(folder, split)
+    } - {""}
+
+
+def _question_of(messages: Any) -> str:
+    """The text of all user messages, without case, spacing and punctuation."""
+    if not isinstance(messages, list):
+        return ""
+    texts = [
+        message["content"]
+        for message in messages
+        if isinstance(message, dict)
+        and message.get("role") == "user"
+        and isinstance(message.get("content"), str)
+    ]
+    return " ".join(word for text in texts for word in words(text))
+
+
+_ID_BYTES = 6
+_SPAN = re.compile(r"(\d{1,5})([mhdw])")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class CreatedKey(NamedTuple):
+    key: ApiKey
+    secret: str
+    """Stored nowhere: this is the only time that it can be read."""
+
+
+def create_key(
+    work: OpenProject,
+    name: str,
+    *,
+    scopes: Iterable[str] = DEFAULT_SCOPES,
+    models: Iterable[str] = (),
+    budget: KeyBudget | None = None,
+    expires: str | None = None,
+) -> CreatedKey:
+    """`expires` is a span such as 30d, or a date or time in UTC."""
+    secret = make_secret()
+    try:
+        key = ApiKey.model_validate(
+            {
+                "id": secrets.token_hex(_ID_BYTES),
+                "name": name,
+                "digest": digest_secret(secret),
+                "scopes": tuple(dict.fromkeys(scopes)),
+                "models": tuple(dict.fromkeys(models)),
+                "budget": budget or KeyBudget(),
+                "created_at": timestamp(),
+                "expires_at": None if expires is None else parse_expiry(expires, now=datetime.now(UTC)),
+            }
+        )
+    except ValidationError as refused:
+        first = refused.errors(include_url=False, include_input=False)[0]
+        option = str(first["loc"][0])
+        raise UserMistake(
+            f"the key's {option} is not valid",
+            why=explain_error(first),
+            fix="`graft serve keys create --help` lists the accepted values",
+            where=option,
+        ) from None
+    if not work.api_keys.add(key):
+        raise UserMistake(
+            f"there is a valid key {name!r} already",
+            why="logs and metrics name a key by it",
+            fix=f"choose another name, or `graft serve keys revoke {name}` first",
+            where=name,
+        )
+    return CreatedKey(key, secret)
+
+
+def revoke_key(work: OpenProject, name: str) -> ApiKey:
+    """Revoke the valid key with this name or id."""
+    for key in work.api_keys.list():
+        if name in (key.id, key.name) and key.revoked_at is None:
+            at = timestamp()
+            work.api_keys.revoke(key.id, at=at)
+            return key.model_copy(update={"revoked_at": at})
+    raise UserMistake(
+        f"there is no valid key {name!r}",
+        why="no key of the project has that name or id, or it is revoked already",
+        fix="`graft serve keys list` shows all",
+        where=name,
+    )
+
+
+def parse_expiry(text: str, *, now: datetime) -> str:
+    found = _SPAN.fullmatch(text)
+    if found is not None:
+        at = now + timedelta(**{_UNITS[found[2]]: int(found[1])})
+    else:
+        try:
+            at = datetime.fromisoformat(text)
+            at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise UserMistake(
+                f"{text!r} is no time of expiry",
+                why="it is neither a span nor a date",
+                fix="write 12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC)",
+                where="--expires",
+            ) from None
+    if at <= now:
+        raise UserMistake(
+            "the key would have expired already",
+            why=f"{text} is in the past",
+            fix="name a later time",
+            where="--expires",
+        )
+    return at.isoformat(timespec="seconds")
+
+
+_ORIGIN = Origin(file="/v1/traces", line=1)
+UNKNOWN_MODEL = "unknown"
+
+
+def read_traces(row: dict[str, Any]) -> TracedCalls:
+    try:
+        found = read_otlp(row, _ORIGIN)
+    except (BadRow, RecursionError) as error:
+        raise BadTrace(str(error) or "the request is nested too deeply") from None
+    faults = [result for result in found if isinstance(result, ReadFault)]
+    calls = [result for result in found if isinstance(result, Interaction) and result.reply]
+    why = faults[0].message if faults else ""
+    return TracedCalls([_to_exchange(call) for call in calls], len(faults), why)
+
+
+def _to_exchange(call: Interaction) -> ServedExchange:
+    request: dict[str, Any] = {"messages": [turn.model_dump() for turn in call.messages]}
+    if call.max_tokens is not None:
+        request["max_tokens"] = call.max_tokens
+    identity = hashlib.sha256(f"{call.trace}\0{call.id}".encode(errors="replace")).hexdigest()
+    return ServedExchange(
+        id=identity[:32],
+        at=_moment(call),
+        session=call.session,
+        model=call.group or call.extra.get("service") or "traced",
+        release=call.model or UNKNOWN_MODEL,
+        request=request,
+        reply=call.reply,
+        finish_reason=call.finish_reason,
+        prompt_tokens=call.prompt_tokens or 0,
+        reply_tokens=call.reply_tokens or 0,
+        first_token_ms=call.first_token_ms,
+        total_ms=call.duration_ms or 0.0,
+        trace=call.trace,
+        cost=call.cost,
+        cached_tokens=call.cached_tokens,
+        size=sum(len(turn.content) for turn in call.messages) + len(call.reply),
+    )
+
+
+def _moment(call: Interaction) -> float:
+    stated = call.extra.get("timestamp")
+    return datetime.fromisoformat(stated).timestamp() if isinstance(stated, str) else time.time()
+
+
+class FileCopies(Record):
+    """A log file with lines of deleted captures."""
+
+    file: str
+    lines: int
+
+
+class DatasetCopies(Record):
+    """A dataset with rows of deleted captures, and the releases that were trained on it."""
+
+    folder: str
+    rows: int
+    releases: tuple[str, ...] = ()
+
+
+class Forgotten(Record):
+    """`deleted` is False for a dry run: nothing was changed."""
+
+    deleted: bool
+    captures: int
+    feedback: int
+    """Feedback on these captures; for a user, also what they gave on others."""
+    files: tuple[FileCopies, ...] = ()
+    datasets: tuple[DatasetCopies, ...] = ()
+
+
+def forget_captures(
+    work: OpenProject, *, session: str | None = None, user: str | None = None, dry_run: bool = True
+) -> Forgotten:
+    """Delete the captures of a session or a user with their feedback and reviews, or count them."""
+    asked = session if session is not None else user
+    assert asked is not None
+    names = _stored_forms(asked)
+    is_theirs = (lambda capture: capture.session in names) if session is not None else _of_user(names)
+    ids = tuple(capture.id for capture in work.captures.holding(names) if is_theirs(capture))
+    book = FeedbackStore(work.database, project=work.settings.project)
+    given = () if user is None else tuple(e for e in book.by(names) if e.feedback.capture not in set(ids))
+    on_them = sum(len(book.of_capture(id_)) for id_ in ids)
+    found = Forgotten(
+        deleted=not dry_run,
+        captures=len(ids),
+        feedback=on_them + len(given),
+        files=_find_in_files(work, ids),
+        datasets=_find_in_datasets(work, ids),
+    )
+    if not dry_run:
+        work.captures.delete(ids)
+        if given:
+            book.delete([entry.place for entry in given])
+            work.database.forget_log()
+    return found
+
+
+def prune_captures(work: OpenProject, settings: ServeSettings) -> Callable[[], object] | None:
+    """What deletes captures beyond the limits of the settings; None where there are none."""
+    days, mib = settings.capture_keep_days, settings.capture_keep_mib
+    if days is None and mib is None:
+        return None
+
+    def prune() -> object:
+        before = None
+        if days is not None:
+            before = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="milliseconds")
+        return work.captures.prune(before=before, most_bytes=None if mib is None else int(mib * MIB))
+
+    return prune
+
+
+def _stored_forms(name: str) -> tuple[str, ...]:
+    """How the store may have an id: as it is, as a pseudonym, or as a header came in."""
+    forms = [name, name.encode(errors="replace").decode("latin-1")]
+    for kind in ("session", "user"):
+        forms += [redact_name(form, Redactor(), kind=kind) or form for form in forms[:2]]
+    return tuple(dict.fromkeys(forms))
+
+
+def _of_user(names: Collection[str]) -> Callable[[Capture], bool]:
+    def is_theirs(capture: Capture) -> bool:
+        if capture.user in names or capture.request.get("user") in names:
+            return True
+        # A request without a session is in the session of its user.
+        return capture.user is None and capture.session in names
+
+    return is_theirs
+
+
+def _find_in_files(work: OpenProject, ids: Collection[str]) -> tuple[FileCopies, ...]:
+    """The log files of the project with lines that name one of the captures."""
+    wanted = {id_.encode() for id_ in ids}
+    found = []
+    for path in _log_files(work) if wanted else ():
+        try:
+            with path.open("rb") as lines:
+                count = sum(any(part in wanted for part in line.split(b'"')) for line in lines)
+        except OSError:
+            continue
+        if count:
+            found.append(FileCopies(file=str(path), lines=count))
+    return tuple(found)
+
+
+def _log_files(work: OpenProject) -> list[Path]:
+    found: list[Path] = []
+    for pattern in work.settings.data.logs:
+        try:
+            found += [work.project.root / name for name in find_sources([pattern], root=work.project.root)]
+        except GraftError:
+            continue  # a log that is not there holds nothing
+    return found
+
+
+def _find_in_datasets(work: OpenProject, ids: Collection[str]) -> tuple[DatasetCopies, ...]:
+    wanted, found = set(ids), []
+    folders = sorted(work.project.datasets.iterdir()) if wanted and work.project.datasets.is_dir() else []
+    releases = work.releases.list() if folders else ()
+    for folder in folders:
+        try:
+            splits = read_manifest(folder).splits
+            rows = sum(
+                row.capture is not None and row.capture.id in wanted
+                for split in splits
+                for row in iterate_rows(folder, split)
+            )
+        except (GraftError, OSError):
+            continue  # damaged or half removed: it cannot be read to look for anything
+        if rows:
+            trained = tuple(r.id for r in releases if r.dataset_hash == folder.name)
+            found.append(DatasetCopies(folder=str(folder), rows=rows, releases=trained))
+    return tuple(found)

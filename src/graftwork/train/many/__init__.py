@@ -1,0 +1,1 @@
+"""Many runs as one: all models of a project, sweeps, federated rounds."""

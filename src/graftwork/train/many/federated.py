@@ -1,0 +1,663 @@
+"""`graft train federated`: rounds of training at places whose data stays there; only adapters travel.
+
+In: an open project with `federated:`. Out: of each round who trained, who was left out and why, and the
+merged adapter with its verdict: the average of the places' adapters, weighted by trained tokens, evaluated
+and gated like any other. Of a place's data only counts and hashes are known here. Every part is found again
+after a crash: trained runs by their outcome, running jobs in the ledger, finished rounds by their file.
+"""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from graftwork.data.project import PreparedData
+from graftwork.evaluate.gate.project import note_rules
+from graftwork.evaluate.project import Evaluated
+from graftwork.files.disk import folder_digest, make_folder, write_atomic
+from graftwork.fleet.jobs import (
+    POLL_SECONDS,
+    FleetRequest,
+    bring,
+    choose_offer,
+    collecting,
+    find_open,
+    get_job,
+    start_run,
+)
+from graftwork.fleet.places.hosts import HostsPlace
+from graftwork.fleet.plans import PlacePlanner
+from graftwork.fleet.project import open_place
+from graftwork.fleet.settings import FederatedPlace, FederatedSettings
+from graftwork.model.adapter_shape import WEIGHTS_FILE, AdapterShape
+from graftwork.model.probe import probe_device
+from graftwork.model.shape import read_shape
+from graftwork.pipeline.run_identity import note_done, run_id_of
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.plan import WorkAhead, count_work, plan_for
+from graftwork.pipeline.table import get_step, run_pipeline
+from graftwork.process.worker import hold_lock
+from graftwork.project.open_project import OpenProject, load_template, timestamp
+from graftwork.project.reporter import Reporter
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.dataset import Dataset, Row
+from graftwork.records.errors import AnswerIsNo, GraftError, Interrupted, StoppedInOrder, UserMistake
+from graftwork.records.interaction import Origin
+from graftwork.records.plan import DeviceFacts, Plan
+from graftwork.records.report import Decision, Verdict
+from graftwork.records.run import TrainOutcome
+from graftwork.registry.export import MergeRequest, merge_adapters
+from graftwork.train.many.all_models import with_train
+from graftwork.train.objectives.epochs import choose_rows
+from graftwork.train.run_folder import ADAPTER, OUTCOME, read_steps
+from graftwork.train.settings import TrainSettings
+
+UNREACHABLE_SECONDS = 900.0
+"""A place that has not answered for so long has failed the round; a restart takes less."""
+
+
+class SiteData(Record):
+    """What is known here of a place's data."""
+
+    name: str
+    place: str
+    folder: str
+    """At the place."""
+    dataset: Dataset
+    """Counts and hashes; without the names of its log files, its settings and its rows."""
+
+
+@dataclass(frozen=True)
+class SiteRun:
+    """The run of one place in one round."""
+
+    site: FederatedPlace
+    data: SiteData
+    work: OpenProject
+    made: StepOutputs
+    ahead: WorkAhead
+
+    @property
+    def plan(self) -> Plan:
+        return self.made.get("plan", Plan)
+
+    @property
+    def run_id(self) -> str:
+        return run_id_of(self.plan)
+
+    @property
+    def folder(self) -> Path:
+        return self.work.project.runs / self.run_id
+
+    @property
+    def is_trained(self) -> bool:
+        return (self.folder / OUTCOME).exists()
+
+    def outcome(self) -> TrainOutcome:
+        return TrainOutcome.from_json((self.folder / OUTCOME).read_bytes())
+
+
+class Sites(Protocol):
+    """What a federation asks of its places."""
+
+    def describe(self, site: FederatedPlace) -> SiteData: ...
+
+    def plan(self, site: FederatedPlace, data: SiteData, *, start: Path | None, number: int) -> SiteRun: ...
+
+    def start(self, run: SiteRun) -> None:
+        """Start its job, or find the one that an earlier process started."""
+
+    def poll(self, run: SiteRun) -> str | None:
+        """None while it trains, an empty text once it is trained and fetched, else why it failed."""
+
+    def wait(self) -> None:
+        """Until it makes sense to ask again."""
+
+
+class FleetSites:
+    """Places of the fleet: this machine and hosts over SSH."""
+
+    def __init__(self, work: OpenProject) -> None:
+        self._work = work
+        self._jobs: dict[str, str] = {}
+        self._unreachable_since: dict[str, float] = {}
+        """By run."""
+
+    @cached_property
+    def _device(self) -> DeviceFacts:
+        return probe_device(threads=self._work.settings.train.threads)
+
+    def describe(self, site: FederatedPlace) -> SiteData:
+        place = open_place(self._work, site.place)
+        assert isinstance(place, HostsPlace)
+        path = site.data
+        if site.place == "local":
+            path = str((self._work.project.root / site.data).expanduser().resolve())
+        found = place.describe_dataset(path, model=site.model)
+        empty: dict[str, Any] = {"inputs": (), "kept_after": {}, "redactions": {}, "settings": {}}
+        dataset = Dataset.model_validate({**found["dataset"], **empty})
+        _require_same_base(self._work, dataset, site)
+        return SiteData(name=site.label, place=site.place, folder=found["folder"], dataset=dataset)
+
+    def plan(self, site: FederatedPlace, data: SiteData, *, start: Path | None, number: int) -> SiteRun:
+        train, federated = self._work.settings.train, self._work.project.settings.federated
+        assert federated is not None
+        changes: dict[str, Any] = {
+            "seed": train.seed + number - 1,
+            "proximal": federated.proximal or train.proximal,
+        }
+        if start is not None:
+            # Relative, so that a project that is moved has the same runs.
+            changes["start_from"] = os.path.relpath(start, self._work.project.root)
+        work = with_train(self._work, changes)
+        prepared = PreparedData(folder=data.folder, dataset=data.dataset, folders={}, portions=())
+        ahead = work_at(data.dataset, work)
+        made = StepOutputs({"prepare": prepared})
+        here = plan_for(work, made, self._device, ahead=ahead)
+        made = StepOutputs({**made.outputs, "plan": here})
+        offer = choose_offer(open_place(work, site.place), "")
+        there = PlacePlanner(work, made, ahead=ahead).plan(offer)
+        return SiteRun(site, data, work, StepOutputs({**made.outputs, "plan": there}), ahead)
+
+    def start(self, run: SiteRun) -> None:
+        job = find_open(run.work, run.run_id)
+        if job is None:
+            request = FleetRequest(run.site.place, base_there=run.site.base, dataset_there=run.data.folder)
+            job = start_run(run.work, request, lambda _quote: True, made=run.made, ahead=run.ahead)
+        self._jobs[run.run_id] = job.id
+
+    def poll(self, run: SiteRun) -> str | None:
+        found = collecting(run.work, run.site.place).reconcile(now=time.time())
+        job = get_job(run.work, self._jobs[run.run_id])
+        if job.is_open:
+            return self._why_given_up(run, is_reachable=not found.unreachable)
+        job = bring(run.work, job)
+        if job.state != "done" or not run.is_trained:
+            return job.reason or job.state
+        note_done(run.work, run.run_id)
+        return ""
+
+    def _why_given_up(self, run: SiteRun, *, is_reachable: bool) -> str | None:
+        """None while the place answers, or may answer again soon."""
+        if is_reachable:
+            self._unreachable_since.pop(run.run_id, None)
+            return None
+        now = time.monotonic()
+        since = self._unreachable_since.setdefault(run.run_id, now)
+        if now - since < UNREACHABLE_SECONDS:
+            return None
+        del self._unreachable_since[run.run_id]
+        return f"{run.site.place} has not answered for {UNREACHABLE_SECONDS / 60:.0f} minutes"
+
+    def wait(self) -> None:
+        threading.Event().wait(POLL_SECONDS)
+
+
+def _require_same_base(work: OpenProject, dataset: Dataset, site: FederatedPlace) -> None:
+    template = load_template(work)
+    mine = (work.base.revision, template.template_fingerprint, template.tokenizer_fingerprint)
+    theirs = (dataset.base_fingerprint, dataset.template_fingerprint, dataset.tokenizer_fingerprint)
+    if mine != theirs:
+        raise UserMistake(
+            f"the data of {site.label} was prepared for another base or chat template",
+            why=f"it is for {dataset.base}; this project trains {work.base.name}",
+            fix="run `graft data prepare` there with the same `base`",
+            where=f"federated.places.{site.label}",
+        )
+
+
+def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
+    """The work of a run on rows of which only the lengths are known here."""
+    settings, train = work.settings.train, dataset.splits.get("train")
+    lengths = train.spread_lengths() if train is not None else ()
+    if train is None or not lengths:
+        raise UserMistake("the training split of the place is empty", fix="prepare more data there")
+    chosen = [lengths[at] for at in choose_rows(len(lengths), most=settings.max_rows, seed=settings.seed)]
+    validation = dataset.splits.get("validation")
+    checked = min(settings.validation_rows, validation.rows) if validation is not None else 0
+    tokens = round(checked * validation.tokens / validation.rows) if validation and validation.rows else 0
+    rows = [_stand_in(at, length, train.trained_tokens / train.tokens) for at, length in enumerate(chosen)]
+    return count_work(rows, settings, read_shape(Path(work.base.folder)), validation_tokens=tokens)
+
+
+def _stand_in(number: int, length: int, replied: float) -> Row:
+    """A row of this length that shares no beginning with another."""
+    reply = min(max(round(length * replied), 1), max(length - 1, 1))
+    return Row(
+        id=str(number),
+        origin=Origin(file="", line=number),
+        messages=(),
+        reply="",
+        tokens=(number, *(0,) * (length - 1)),
+        trained_from=length - reply,
+    )
+
+
+class TrainedPlaces(NamedTuple):
+    """By the names of the places."""
+
+    runs: dict[str, SiteRun]
+    left_out: dict[str, str]
+
+
+class RoundTraining:
+    def __init__(self, sites: Sites, settings: FederatedSettings, reporter: Reporter) -> None:
+        self._sites, self._settings, self._reporter = sites, settings, reporter
+        self._waiting = list(settings.places)
+        self._running: dict[str, SiteRun] = {}
+        self._data: dict[str, SiteData] = {}
+        self._failures: Counter[str] = Counter()
+        self._done = TrainedPlaces({}, {})
+
+    def run(self, number: int, start: Path | None) -> TrainedPlaces:
+        """Train until every place is done or was tried often enough."""
+        while self._waiting or self._running:
+            for site in list(self._waiting):
+                self._waiting.remove(site)
+                self._start(site, number, start)
+            for run in list(self._running.values()):
+                self._poll(run)
+            if self._waiting or self._running:
+                self._wait()
+        return self._done
+
+    def _start(self, site: FederatedPlace, number: int, start: Path | None) -> None:
+        try:
+            self._data[site.label] = self._sites.describe(site)
+            _require_own_data(self._data)
+            run = self._sites.plan(site, self._data[site.label], start=start, number=number)
+            if run.is_trained:
+                self._done.runs[site.label] = run
+                return
+            self._sites.start(run)
+        except (Interrupted, StoppedInOrder, UserMistake):
+            raise
+        except GraftError as error:
+            self._fail(site, error.what)
+        else:
+            self._running[site.label] = run
+
+    def _poll(self, run: SiteRun) -> None:
+        try:
+            why = self._sites.poll(run)
+        except (Interrupted, StoppedInOrder):
+            raise
+        except GraftError as error:
+            why = error.what
+        if why is None:
+            return
+        del self._running[run.site.label]
+        if why:
+            self._fail(run.site, why)
+        else:
+            self._done.runs[run.site.label] = run
+            self._reporter.info(f"{run.site.label} has finished the round")
+
+    def _fail(self, site: FederatedPlace, why: str) -> None:
+        self._failures[site.label] += 1
+        if self._failures[site.label] <= self._settings.retries:
+            self._reporter.info(f"{site.label}: {why}; trying again")
+            self._waiting.append(site)
+        else:
+            self._reporter.info(f"{site.label} is left out of the round: {why}")
+            self._done.left_out[site.label] = why
+
+    def _wait(self) -> None:
+        try:
+            self._sites.wait()
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "no longer following; the jobs continue at their places",
+                fix="the same command resumes; `graft fleet list` shows the jobs",
+            ) from None
+
+
+def _require_own_data(known: dict[str, SiteData]) -> None:
+    by_hash: dict[str, str] = {}
+    for name, data in known.items():
+        other = by_hash.setdefault(data.dataset.content_hash, name)
+        if other != name:
+            raise UserMistake(
+                f"{other} and {name} have the same data",
+                why="the same rows would be trained on twice and count twice",
+                fix="name each place's own data",
+                where="federated.places",
+            )
+
+
+def trained_tokens(run: SiteRun) -> int:
+    """Tokens that the place's steps were trained on, as its journal counts them."""
+    return sum(step.trained_tokens for step in read_steps(run.folder))
+
+
+def merge_round(work: OpenProject, runs: Sequence[SiteRun]) -> TrainOutcome:
+    """Average the adapters of a round and enter the result as a run. What is there is not made again."""
+    for run in runs:
+        # `graft fleet fetch` or a killed process may have brought the files.
+        note_done(run.work, run.run_id)
+    tokens = [trained_tokens(run) for run in runs]
+    run_id = fingerprint(["federated", [run.run_id for run in runs], tokens])[:12]
+    folder = work.project.runs / run_id
+    if (folder / OUTCOME).exists():
+        return note_done(work, run_id)
+    make_folder(folder)
+    adapter = folder / ADAPTER
+    if not adapter.exists():
+        request = MergeRequest(
+            tuple(f"run:{run.run_id}" for run in runs),
+            adapter,
+            weights=",".join(repr(count / sum(tokens)) for count in tokens),
+            shape=AdapterShape.model_validate(runs[0].plan.train["adapter"]),
+        )
+        merge_adapters(work, request)
+    outcome = _outcome(run_id, adapter, runs, tokens)
+    if work.runs.get(run_id) is None:
+        work.runs.create(
+            run_id, folder=str(folder), plan=runs[0].plan.model_dump(mode="json"), when=timestamp()
+        )
+    note_rules(work, run_id, stage="trained")
+    write_atomic(folder / OUTCOME, outcome.to_json())
+    return note_done(work, run_id)
+
+
+def _outcome(run_id: str, adapter: Path, runs: Sequence[SiteRun], tokens: Sequence[int]) -> TrainOutcome:
+    """What the places' runs come to together: losses by tokens, times and rows added up."""
+    parts = [run.outcome() for run in runs]
+    shares = [count / sum(tokens) for count in tokens]
+    known = [part.validation_loss_before for part in parts]
+    return parts[0].model_copy(
+        update={
+            "run_id": run_id,
+            "adapter_folder": str(adapter),
+            "adapter_hash": folder_digest(adapter),
+            "steps": sum(part.steps for part in parts),
+            "first_loss": sum(s * part.first_loss for s, part in zip(shares, parts, strict=True)),
+            "final_loss": sum(s * part.final_loss for s, part in zip(shares, parts, strict=True)),
+            "validation_loss_before": _mean(shares, known),
+            # Of each place's own adapter on its own rows: no place has all rows to measure the merged one on.
+            "validation_loss_after": _mean(shares, [part.validation_loss_after for part in parts]),
+            "seconds": sum(part.seconds for part in parts),
+            "load_seconds": sum(part.load_seconds for part in parts),
+            "rows": sum(part.rows for part in parts),
+            "restarts": sum(part.restarts for part in parts),
+            "residuals": (),
+            "residual_parts": (),
+            "drifts": (),
+        }
+    )
+
+
+def _mean(shares: Sequence[float], values: Sequence[float | None]) -> float | None:
+    known = [(share, value) for share, value in zip(shares, values, strict=True) if value is not None]
+    return sum(s * v for s, v in known) / sum(s for s, _ in known) if known else None
+
+
+def judge_round(work: OpenProject, made: StepOutputs, outcome: TrainOutcome) -> Verdict:
+    """Evaluate the merged adapter on this project's held-out cases and ask the gate. No step is entered."""
+    made = StepOutputs({**made.outputs, "train": outcome})
+    with hold_lock(work.project.state / "pipeline"):
+        evaluated = get_step("evaluate").do(work, made)
+        assert isinstance(evaluated, Evaluated)
+        verdict = get_step("gate").do(work, StepOutputs({**made.outputs, "evaluate": evaluated}))
+    assert isinstance(verdict, Verdict)
+    return verdict
+
+
+FOLDER = "federated"
+
+
+class PlaceResult(Record):
+    """A place in a round."""
+
+    name: str
+    place: str
+    run_id: str
+    data: str
+    """The hash of its dataset."""
+    rows: int
+    steps: int
+    trained_tokens: int
+    weight: float
+    loss_before: float | None
+    loss: float | None
+    """Of its own adapter on its own validation rows; before: of the base."""
+    seconds: float
+
+
+class RoundResult(Record):
+    """One finished round; written last."""
+
+    number: int
+    places: tuple[PlaceResult, ...]
+    left_out: dict[str, str] = {}
+    """Places that did not finish, with the reason."""
+    run_id: str
+    adapter: str
+    adapter_hash: str
+    decision: Decision | None = None
+    reason: str = ""
+
+
+class Federation(Record):
+    """What all rounds came to."""
+
+    model: str
+    folder: str
+    rounds: tuple[RoundResult, ...]
+    of_rounds: int
+    adapter: str
+    release: str
+    """The command that releases the last round's adapter; empty if its gate did not say deploy."""
+
+
+class PlannedPlace(Record):
+    """A place of a federation before it starts."""
+
+    name: str
+    place: str
+    data: str
+    rows: int = 0
+    steps: int = 0
+    """In one round."""
+    minutes: float = 0.0
+    """In one round."""
+    why_not: str = ""
+
+
+class FederationPlan(Record):
+    """`--dry-run`: the schedule, and what travels."""
+
+    model: str
+    rounds: int
+    done: int
+    quorum: int
+    proximal: float
+    places: tuple[PlannedPlace, ...]
+    adapter_mb: float
+    """Of one adapter; it goes to each place and back in every round."""
+    minutes: float
+    """Of all rounds that are left, places at the same time."""
+    travels: tuple[str, ...]
+    stays: tuple[str, ...]
+
+
+def plan_federation(work: OpenProject, *, sites: Sites | None = None) -> FederationPlan:
+    """Ask every place for its data and plan the first round. Nothing is started."""
+    return _Federated(work, sites or FleetSites(work)).plan()
+
+
+def run_federation(work: OpenProject, *, again: bool = False, sites: Sites | None = None) -> Federation:
+    """Do the rounds that are not done yet. `again` begins a new federation with round 1."""
+    made = run_pipeline(work, upto="prepare")
+    return _Federated(work, sites or FleetSites(work), again=again).run(made)
+
+
+class _Federated:
+    def __init__(self, work: OpenProject, sites: Sites, *, again: bool = False) -> None:
+        self._work, self._sites = work, sites
+        self._settings = require_possible(work)
+        identity = [
+            work.model,
+            work.base.revision,
+            work.settings.train.what_is_learned(),
+            self._settings.model_dump(mode="json", include={"places", "proximal"}),
+        ]
+        name = fingerprint(identity)[:12]
+        root = work.project.state / FOLDER
+        turns = sorted(int(path.name.rpartition("-")[2]) for path in root.glob(f"{name}-*"))
+        turn = (turns[-1] if turns else 1) + (again and bool(turns))
+        self.folder = root / f"{name}-{turn}"
+
+    def run(self, made: StepOutputs) -> Federation:
+        make_folder(self.folder)
+        with hold_lock(self.folder):
+            rounds = []
+            start: Path | None = None
+            for number in range(1, self._settings.rounds + 1):
+                done = self._read(number) or self._round(number, start, made)
+                rounds.append(done)
+                start = Path(done.adapter)
+        return self._result(rounds)
+
+    def plan(self) -> FederationPlan:
+        places, megabytes = [], 0.0
+        for site in self._settings.places:
+            planned = PlannedPlace(name=site.label, place=site.place, data=site.data)
+            try:
+                data = self._sites.describe(site)
+                run = self._sites.plan(site, data, start=None, number=1)
+            except GraftError as error:
+                places.append(planned.model_copy(update={"why_not": error.what}))
+                continue
+            megabytes = run.plan.trainable_parameters.value * 4 / 1e6
+            figures = {
+                "rows": data.dataset.splits["train"].rows,
+                "steps": round(run.plan.steps.value),
+                "minutes": round(run.plan.minutes.value, 2),
+            }
+            places.append(planned.model_copy(update=figures))
+        done = sum(self._read(number) is not None for number in range(1, self._settings.rounds + 1))
+        return FederationPlan(
+            model=self._work.model,
+            rounds=self._settings.rounds,
+            done=done,
+            quorum=self._settings.needed,
+            proximal=self._settings.proximal,
+            places=tuple(places),
+            adapter_mb=round(megabytes, 3),
+            minutes=round(
+                max((place.minutes for place in places), default=0) * (self._settings.rounds - done), 2
+            ),
+            travels=(
+                "to a place: the program, the settings of the run, the round's start adapter; the base, "
+                "where the place does not have it",
+                "from a place: counts, lengths and hashes of its dataset; the trained adapter, losses and "
+                "times of its steps, its log; checkpoints of a run that failed",
+            ),
+            stays=("rows, logs, names of log files and settings of the place's dataset",),
+        )
+
+    def _round(self, number: int, start: Path | None, made: StepOutputs) -> RoundResult:
+        self._work.reporter.started("train", f"round {number} of {self._settings.rounds}")
+        trained = RoundTraining(self._sites, self._settings, self._work.reporter).run(number, start)
+        runs = [trained.runs[site.label] for site in self._settings.places if site.label in trained.runs]
+        if len(runs) < self._settings.needed:
+            why = "; ".join(f"{name}: {reason}" for name, reason in trained.left_out.items())
+            raise AnswerIsNo(
+                f"round {number} has {len(runs)} of the {self._settings.needed} places that it needs",
+                why=why,
+                fix="run the same command again when they can train: what is trained is kept; or lower "
+                "federated.quorum",
+            )
+        outcome = merge_round(self._work, runs)
+        done = RoundResult(
+            number=number,
+            places=_places(runs),
+            left_out=trained.left_out,
+            run_id=outcome.run_id,
+            adapter=outcome.adapter_folder,
+            adapter_hash=outcome.adapter_hash,
+        )
+        if self._settings.evaluate:
+            verdict = judge_round(self._work, made, outcome)
+            done = done.model_copy(update={"decision": verdict.decision, "reason": verdict.reason})
+        write_atomic(self._file(number), done.to_json())
+        return done
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"round-{number}.json"
+
+    def _read(self, number: int) -> RoundResult | None:
+        """A round that is finished, and whose adapter is still there."""
+        path = self._file(number)
+        if not path.exists():
+            return None
+        done = RoundResult.from_json(path.read_bytes())
+        return done if (Path(done.adapter) / WEIGHTS_FILE).exists() else None
+
+    def _result(self, rounds: list[RoundResult]) -> Federation:
+        last = rounds[-1]
+        return Federation(
+            model=self._work.model,
+            folder=str(self.folder),
+            rounds=tuple(rounds),
+            of_rounds=self._settings.rounds,
+            adapter=last.adapter,
+            release=f"graft release import {last.adapter}" if last.decision == "deploy" else "",
+        )
+
+
+def _places(runs: list[SiteRun]) -> tuple[PlaceResult, ...]:
+    tokens = [trained_tokens(run) for run in runs]
+    outcomes = [run.outcome() for run in runs]
+    return tuple(
+        PlaceResult(
+            name=run.site.label,
+            place=run.site.place,
+            run_id=run.run_id,
+            data=run.data.dataset.content_hash,
+            rows=outcome.rows,
+            steps=outcome.steps,
+            trained_tokens=count,
+            weight=round(count / sum(tokens), 6),
+            loss_before=outcome.validation_loss_before,
+            loss=outcome.validation_loss_after,
+            seconds=round(outcome.seconds, 3),
+        )
+        for run, outcome, count in zip(runs, outcomes, tokens, strict=True)
+    )
+
+
+def require_possible(work: OpenProject) -> FederatedSettings:
+    """The settings, where the project's runs can be federated."""
+    settings = work.project.settings.federated
+    if settings is None:
+        raise UserMistake(
+            "graft.yaml names no places that train together",
+            fix="add `federated: {rounds: 3, places: [{name: north, place: local, data: FOLDER}, …]}`",
+            where="federated",
+        )
+    why = why_impossible(work.settings.train)
+    if why:
+        raise UserMistake("these runs cannot be averaged", why=why, fix="change `train`", where="train")
+    return settings
+
+
+def why_impossible(train: TrainSettings) -> str:
+    """Why runs with these settings have no average that training can go on from; empty if they have."""
+    if train.objective != "sft":
+        return f"`objective: {train.objective}` writes rows and answers into the run's folder, which travels"
+    if train.method not in ("lora", "qlora"):
+        return f"`method: {train.method}` does not train plain LoRA factors"
+    if train.modules or train.experts:
+        return "`train.modules` and `train.experts` give layers of different shapes"
+    if train.examine.every is not None and train.examine.metric != "loss":
+        return f"`examine.metric: {train.examine.metric}` writes answers into the run's folder, which travels"
+    if train.start_from == "main":
+        return "`start_from: main` is this project's run; name the folder of an adapter instead"
+    return ""

@@ -1,0 +1,433 @@
+"""The probe as a process of its own: `python -m graftwork.train.probe_process JOB`.
+
+In: a ProbeJob, as JSON or as the path of a file with it. Out: one JSON line on standard output, ProbeFacts;
+on standard error a JSON line before each part: what comes, and the seconds that are still expected.
+Imports nothing that a machine with torch and transformers lacks.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT
+from graftwork.costmodel.which_step import why_plain
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
+from graftwork.records.dataset import Row
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.plan import DeviceName, Form, ModelShape, ProbedStep, ProbeFacts, ProbeJob, Tuning
+from graftwork.records.units import GIB
+
+WARM_UP, TIMED = 5, 12
+"""The first pass runs plainly, the second is recorded."""
+PROCESSOR_WARM_UP, PROCESSOR_TIMED = 1, 3
+TARGET_STEP_SECONDS = 0.8
+"""About what one processor's step may take: the rows are as many, and as long, as that allows."""
+PROCESSOR_TRAINED_SHARE = 0.15
+HEAD_TOKENS = 2048
+PROBED_VOCABULARY_BYTES = 2**31
+"""A processor's probe makes no larger tables of random numbers than this."""
+
+
+def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> ProbedStep:
+    """One optimizer step of `tokens` tokens on the card, all kept where that fits."""
+    import torch
+
+    from graftwork.model.adapters.peft import attach
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.load import load_quantized
+    from graftwork.train.settings import TrainSettings
+
+    shape = job.shape.model_copy(update={"layers": layers, "parameters": None, "max_positions": 32768})
+    length = min(job.length, tokens)
+    tuning = _tuning(shape, tokens=tokens, length=length, form=form)
+    model = make_model(shape, device="cuda", dtype="bfloat16")
+    settings = TrainSettings(
+        method="qlora" if form == "four" else "lora",
+        rank=job.rank,
+        alpha=2 * job.rank,
+        max_gradient_norm=1.0,
+    )
+    frozen = load_quantized(model, tuning, device="cuda")
+    parameters = attach(model, _adapter(shape, job.rank), seed=1)
+    engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
+    torch.cuda.empty_cache()
+    rows = make_rows(tokens // length, length=length, vocabulary=shape.vocab_size)
+    # Not settled: there is room to keep everything.
+    engine._use(tuning)
+    seconds = _time(engine, rows, warm_up=WARM_UP, timed=TIMED, wait=torch.cuda.synchronize)
+    peak = float(torch.cuda.max_memory_allocated())
+    del engine, frozen, parameters, model
+    gc.collect()
+    torch.cuda.empty_cache()
+    return ProbedStep(
+        tokens=tokens, length=length, peak_bytes=peak, tuning=tuning, **_figures(shape, job, seconds)
+    )
+
+
+def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> ProbedStep:
+    """One optimizer step on the processor, as large as keeps it short."""
+    import torch
+
+    from graftwork.model.adapters.peft import attach
+    from graftwork.process.memory import peak_memory_gib
+    from graftwork.train.cpu.step import make_cpu_step
+    from graftwork.train.engine import StepOptions, TrainingEngine
+    from graftwork.train.settings import TrainSettings
+
+    small = min(job.shape.vocab_size, int(PROBED_VOCABULARY_BYTES / (4 * job.shape.hidden_size)))
+    changes = {"layers": layers, "vocab_size": small, "parameters": None}
+    shape = job.shape.model_copy(update=changes)
+    rows_count, length = _processor_rows(job, shape, gflops)
+    torch.set_num_threads(job.threads or torch.get_num_threads())
+    model = make_model(shape, device="cpu", dtype="float32")
+    parameters = attach(model, _adapter(shape, job.rank), seed=1)
+    settings = TrainSettings(rank=job.rank, alpha=2 * job.rank, batch_rows=rows_count)
+    # As many replies as logs have: else the head would hide the blocks.
+    asked = length - max(1, int(length * PROCESSOR_TRAINED_SHARE))
+    rows = make_rows(rows_count, length=length, vocabulary=small, trained_from=asked)
+    logits = None
+    if why_plain(shape, device="cpu", method=settings.method, precision="float32") is None:
+        logits = make_cpu_step(model, rows, settings=settings, shape=shape, folder=Path(job.folder))[0].logits
+    engine = TrainingEngine(model, parameters, settings=settings, step=StepOptions(logits=logits))
+    seconds = _time(engine, rows, warm_up=PROCESSOR_WARM_UP, timed=PROCESSOR_TIMED)
+    return ProbedStep(
+        tokens=rows_count * length,
+        length=length,
+        peak_bytes=peak_memory_gib() * GIB,
+        trained_share=1 - asked / length,
+        **_figures(shape, job, seconds),
+    )
+
+
+def _processor_rows(job: ProbeJob, shape: ModelShape, gflops: float) -> tuple[int, int]:
+    """(rows, length) of a step of four layers that takes about as long as it may."""
+    head = PROCESSOR_TRAINED_SHARE * shape.vocab_size * shape.hidden_size
+    a_token = 4 * (4 * layer_parameters(shape) + head)
+    room = int(gflops * 1e9 * 0.5 * TARGET_STEP_SECONDS / a_token)
+    length = max(16, min(job.length, 256, room))
+    return max(1, min(8, room // length)), length
+
+
+def make_model(shape: ModelShape, *, device: str, dtype: str) -> Any:
+    """A Llama of these sizes with random weights, made where it will work."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=shape.tied_embeddings,
+    )
+    kind, maker = getattr(torch, dtype), cast(Any, AutoModelForCausalLM)
+    before = torch.get_default_dtype()
+    with torch.device(device):
+        torch.set_default_dtype(kind)
+        try:
+            model = maker.from_config(config, dtype=kind)
+        finally:
+            torch.set_default_dtype(before)
+    return model.eval().requires_grad_(False)
+
+
+def make_rows(count: int, *, length: int, vocabulary: int, trained_from: int = 1) -> list[Row]:
+    """Rows of random tokens, trained on from one place to the end."""
+    import numpy as np
+
+    chance = np.random.default_rng(1)
+    return [
+        Row.model_construct(
+            id=str(at),
+            origin=Origin(file="random", line=1),
+            messages=(Message(role="user", content=""),),
+            reply="",
+            tokens=tuple(chance.integers(0, vocabulary, length).tolist()),
+            trained_from=trained_from,
+        )
+        for at in range(count)
+    ]
+
+
+def _tuning(shape: ModelShape, *, tokens: int, length: int, form: Form) -> Tuning:
+    """Everything kept, weights turned over in the step, the embedding on the card."""
+    import torch
+
+    total = torch.cuda.get_device_properties(0).total_memory / GIB
+    return Tuning(
+        form=form,
+        head="eight" if form == "eight" and shape.vocab_size % 16 == 0 else "whole",
+        micro_tokens=tokens,
+        longest=length,
+        keep=shape.layers,
+        lean=0,
+        chunk_tokens=tokens,
+        head_tokens=min(tokens, HEAD_TOKENS),
+        turned=False,
+        host_embedding=False,
+        compiled=False,
+        recorded=True,
+        limit_gib=total * CARD_SHARE,
+        peak_gib=0.0,
+        seconds_a_token=0.0,
+    )
+
+
+def _adapter(shape: ModelShape, rank: int) -> AdapterShape:
+    return AdapterShape(
+        rank=rank, alpha=2 * rank, targets=linear_names(shape), layers=tuple(range(shape.layers))
+    )
+
+
+def _time(
+    engine: Any, rows: Sequence[Row], *, warm_up: int, timed: int, wait: Any = lambda: None
+) -> list[float]:
+    seconds = []
+    for number in range(warm_up + timed):
+        wait()
+        begun = time.perf_counter()
+        engine.backward(rows)
+        engine.apply(1e-4)
+        wait()
+        if number >= warm_up:
+            seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def _figures(shape: ModelShape, job: ProbeJob, seconds: list[float]) -> dict[str, Any]:
+    """Fields of a ProbedStep that follow from the model and the timed steps."""
+    ordered, middle = sorted(seconds), median(seconds)
+    quarter = len(ordered) // 4
+    return {
+        "layers": shape.layers,
+        "trainable": adapter_parameters(
+            shape, rank=job.rank, targets=linear_names(shape), layers=shape.layers
+        ),
+        "seconds": middle,
+        "spread": (ordered[-1 - quarter] - ordered[quarter]) / 2 / middle,
+    }
+
+
+EXPECTED = {
+    "starting torch": 4.0,
+    "the context": 1.0,
+    "products at the model's sizes": 2.0,
+    "copying memory": 0.5,
+    "transfers to the card and back": 0.5,
+    "calling a kernel": 0.2,
+    "the disk": 1.0,
+}
+"""Seconds, as they were on the machines at hand: for the time left, nothing else."""
+CARD_STEP_SECONDS = {4: 4.0, 2: 1.5}
+"""By layers: the first step of a form starts its kernels."""
+PROCESSOR_STEP_SECONDS = 5.0
+TWO_SIZES_SECONDS = 15.0
+"""Less time than that does for one form and one number of tokens."""
+LAYERS = (4, 2)
+
+
+class Probing:
+    """Does one part after the other, says so, and leaves out what time or the machine does not allow."""
+
+    def __init__(self, job: ProbeJob, parts: list[str]) -> None:
+        self.job = job
+        self.begun = time.perf_counter()
+        self.left_out: list[str] = []
+        self.took: dict[str, float] = {}
+        self._ahead = {part: EXPECTED[part] for part in parts}
+
+    def expect(self, part: str, seconds: float) -> None:
+        self._ahead[part] = seconds
+
+    def pass_over(self, *parts: str) -> None:
+        """A processor has none of these: nothing is missing."""
+        for part in parts:
+            self._ahead.pop(part, None)
+
+    def do(self, part: str, work: Callable[[], Any]) -> Any:
+        """What `work` found; None where it failed. A part without an estimate counts as short."""
+        left = round(sum(self._ahead.values()), 1)
+        print(json.dumps({"doing": part, "left_seconds": left}), file=sys.stderr, flush=True)
+        self._ahead.pop(part, None)
+        begun = time.perf_counter()
+        try:
+            return work()
+        except (RuntimeError, OSError, ImportError, ValueError, NotImplementedError) as error:
+            # A probe is for unknown machines: one part that fails must not lose the others.
+            self.left_out.append(
+                f"{part}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            )
+            return None
+        finally:
+            self.took[part] = round(time.perf_counter() - begun, 2)
+
+    def has_time(self, part: str, *, quick: bool = False) -> bool:
+        """A `quick` part has been prepared by the one before it."""
+        if quick or time.perf_counter() - self.begun < self.job.seconds:
+            return True
+        self._ahead.pop(part, None)
+        self.left_out.append(f"{part}: the {self.job.seconds:.0f} seconds were spent")
+        return False
+
+
+def probe(job: ProbeJob) -> ProbeFacts:
+    """Everything that can be measured on this machine."""
+    from graftwork.model.probe_rates import used_before
+
+    before = used_before()
+    probing = Probing(job, list(EXPECTED))
+    torch = probing.do("starting torch", _start)
+    if torch is None:
+        raise ModuleNotFoundError("torch", name="torch")
+    on_card = torch.cuda.is_available()
+    facts = _card_facts(job, probing, before) if on_card else _processor_facts(job, probing)
+    return ProbeFacts(
+        **facts,
+        shape=job.shape,
+        rank=job.rank,
+        took=probing.took,
+        left_out=tuple(probing.left_out),
+        seconds=round(time.perf_counter() - probing.begun, 2),
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _start() -> Any:
+    import torch
+
+    return torch
+
+
+def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[str, Any]:
+    import torch
+
+    from graftwork.model import probe_rates
+
+    card = torch.cuda.get_device_properties(0)
+    capability = card.major + card.minor / 10
+    forms = job.forms or (("eight",) if capability >= FIRST_WITH_EIGHT else ("whole",))
+    ahead = [(form, tokens, layers) for tokens in job.tokens for form in forms for layers in LAYERS]
+    if job.seconds < TWO_SIZES_SECONDS:
+        ahead = ahead[: len(LAYERS)]
+    for planned in ahead:
+        probing.expect(_named(*planned), CARD_STEP_SECONDS[planned[-1]])
+    context = probing.do("the context", lambda: probe_rates.measure_context(before))
+    sizes = probe_rates.measure_products
+    eight = capability >= FIRST_WITH_EIGHT
+    products = probing.do(
+        "products at the model's sizes", lambda: tuple(sizes(job.shape, device="cuda", eight=eight))
+    )
+    copied = probing.do("copying memory", lambda: probe_rates.measure_copy(device="cuda"))
+    transfers = probing.do("transfers to the card and back", probe_rates.measure_transfers)
+    launch = probing.do("calling a kernel", lambda: probe_rates.measure_launch(device="cuda"))
+    disk = probing.do("the disk", lambda: probe_rates.measure_disk(Path(job.folder)))
+    torch.cuda.empty_cache()
+    return {
+        "device": _device("cuda", card.name),
+        "memory_gib": card.total_memory / GIB,
+        "capability": capability,
+        "threads": torch.get_num_threads(),
+        "products": products or (),
+        "copy_bytes_s": copied or 0.0,
+        "context_bytes": context,
+        "to_device_bytes_s": transfers and transfers.to_device,
+        "from_device_bytes_s": transfers and transfers.from_device,
+        "launch_seconds": launch,
+        "disk_write_bytes_s": disk and disk.write,
+        "disk_read_bytes_s": disk and disk.read,
+        "steps": _card_steps(job, probing, ahead),
+    }
+
+
+def _card_steps(
+    job: ProbeJob, probing: Probing, ahead: list[tuple[Form, int, int]]
+) -> tuple[ProbedStep, ...]:
+
+    found: list[ProbedStep] = []
+    for form, tokens, layers in ahead:
+        name = _named(form, tokens, layers)
+        # With the same sizes nothing is compiled again.
+        quick = any(step.tokens == tokens and step.tuning and step.tuning.form == form for step in found)
+        if probing.has_time(name, quick=quick):
+            work = partial(probe_card_step, job, layers=layers, tokens=tokens, form=form)
+            step = probing.do(name, work)
+            found += [] if step is None else [step]
+    return tuple(found)
+
+
+def _named(form: Form, tokens: int, layers: int) -> str:
+    bits = {"whole": 16, "eight": 8, "four": 4}[form]
+    return f"a step of {layers} layers, {tokens:,} tokens, weights in {bits} bits"
+
+
+def _processor_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
+    import torch
+
+    from graftwork.model import probe_rates
+    from graftwork.model.probe import describe_device
+
+    here = describe_device(threads=job.threads)
+    torch.set_num_threads(here.threads)
+    for layers in LAYERS:
+        probing.expect(f"a step of {layers} layers", PROCESSOR_STEP_SECONDS)
+    probing.pass_over("the context", "transfers to the card and back")
+    products = probing.do(
+        "products at the model's sizes",
+        lambda: tuple(probe_rates.measure_products(job.shape, device="cpu", eight=False)),
+    )
+    copied = probing.do("copying memory", lambda: probe_rates.measure_copy(device="cpu"))
+    launch = probing.do("calling a kernel", lambda: probe_rates.measure_launch(device="cpu"))
+    disk = probing.do("the disk", lambda: probe_rates.measure_disk(Path(job.folder)))
+    gflops = (
+        sorted(rate.flops for rate in products or ())[len(products or ()) // 2] / 1e9 if products else 30.0
+    )
+    steps: list[ProbedStep] = []
+    for layers in LAYERS:
+        name = f"a step of {layers} layers"
+        if probing.has_time(name):
+            step = probing.do(name, partial(probe_processor_step, job, layers=layers, gflops=gflops))
+            steps += [] if step is None else [step]
+    return {
+        "device": _device("cpu", here.name),
+        "memory_gib": here.memory_gib,
+        "threads": here.threads,
+        "products": products or (),
+        "copy_bytes_s": copied or 0.0,
+        "launch_seconds": launch,
+        "disk_write_bytes_s": disk and disk.write,
+        "disk_read_bytes_s": disk and disk.read,
+        "steps": tuple(steps),
+    }
+
+
+def _device(kind: str, name: str) -> DeviceName:
+    from graftwork.model.probe import name_device
+
+    here = name_device()
+    driver = here.driver if here.kind == kind else ""
+    return DeviceName.model_validate({"kind": kind, "name": name, "driver": driver, "torch": here.torch})
+
+
+def main() -> int:
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    asked = sys.argv[1]
+    job = ProbeJob.from_json(asked if asked.lstrip().startswith("{") else Path(asked).read_bytes())
+    print(probe(job).model_dump_json(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

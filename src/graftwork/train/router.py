@@ -1,0 +1,154 @@
+"""Trains the router of a family from its prepared datasets: which model is each question for?
+
+In: an open project with several models. Out: a `TrainedRouter`. The router reads the user's turns only,
+because system prompts name the role. Its questions are split as those of the models are.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from graftwork.data.project import PreparedData
+from graftwork.data.settings import Keep
+from graftwork.evaluate.statistics.bounded import bounded_mean
+from graftwork.files.dataset import iterate_rows, read_manifest
+from graftwork.files.router import router_path, write_router
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.open_project import OpenProject
+from graftwork.project.settings import ProjectSettings
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Row, Split
+from graftwork.records.errors import UserMistake
+from graftwork.records.routing import MeasuredShare, RouterCard, TrainedRouter
+from graftwork.text.classifier import Prediction, TextClassifier, set_threshold, train_classifier
+
+TARGET = 0.95
+MOST_ROWS = 20_000
+"""More rows teach a linear classifier little, and make it slow to train."""
+UNSURE = "unsure"
+_TIMED = 200
+
+Judged = Sequence[tuple[Row, str, Prediction]]
+"""Rows with their model and the router's prediction."""
+
+
+def train_router(work: OpenProject, *, target: float = TARGET) -> TrainedRouter:
+    """Train, calibrate and measure the router; `graft serve` uses it from then on."""
+    settings = work.project.settings
+    prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
+    folders = {name: Path(folder) for name, folder in prepared.folders.items()}
+    train = _read(folders, ("train", "rl"))[:MOST_ROWS]
+    validation, test = _read(folders, ("validation",)), _read(folders, ("test",))
+    labels = Counter(model_of(row, settings) for row in train)
+    if len(labels) < 2:
+        raise UserMistake(
+            "a router needs rows of at least two models",
+            why=f"all {len(train)} training rows belong to {next(iter(labels), settings.main_model)}",
+            fix="give the models under `models:` their own rows with `keep`",
+            where="models",
+        )
+    if not validation or not test:
+        raise UserMistake(
+            "a router needs held-out questions",
+            why="its threshold is chosen on the validation split and its accuracy measured on the test split",
+            fix="raise data.validation and data.test, or add logs",
+            where="data",
+        )
+    work.reporter.info(f"training the router on {len(train)} questions of {len(labels)} models")
+    classifier = train_classifier(
+        [user_text(row) for row in train],
+        [model_of(row, settings) for row in train],
+        check_texts=[user_text(row) for row in validation],
+        check_labels=[model_of(row, settings) for row in validation],
+    )
+    chosen = [(p, truth) for _, truth, p in _judge(classifier, validation, settings)]
+    classifier = set_threshold(classifier, chosen, target=target)
+    judged = _judge(classifier, test, settings)
+    card = RouterCard(
+        id="",
+        labels=classifier.labels,
+        main=settings.main_model,
+        threshold=classifier.threshold,
+        target=target,
+        datasets={name: read_manifest(folder).content_hash for name, folder in folders.items()},
+        trained_on=len(train),
+        chosen_on=len(validation),
+        **_measure(judged),
+    )
+    card = card.model_copy(update={"id": fingerprint(card.model_dump(mode="json", exclude={"id"}))})
+    path = router_path(work.project.state)
+    write_router(path, classifier, card)
+    return TrainedRouter(card=card, path=str(path), milliseconds=_time(classifier, test))
+
+
+def user_text(row: Row) -> str:
+    return "\n".join(message.content for message in row.messages if message.role == "user")
+
+
+def model_of(row: Row, settings: ProjectSettings) -> str:
+    """The specialist that keeps the row, or the main model."""
+    for name, model in settings.all_models.items():
+        if name != settings.main_model and keeps(
+            model.keep, group=row.group, domain=row.domain, stage=row.stage
+        ):
+            return name
+    return settings.main_model
+
+
+def keeps(keep: Keep, *, group: str | None, domain: str | None, stage: int | None = None) -> bool:
+    return (
+        (not keep.role or group in keep.role)
+        and (not keep.domain or domain in keep.domain)
+        and (not keep.stage or stage in keep.stage)
+    )
+
+
+def _read(folders: dict[str, Path], splits: Sequence[Split]) -> list[Row]:
+    """The rows of all models, each once."""
+    found = {
+        row.id: row for folder in folders.values() for split in splits for row in iterate_rows(folder, split)
+    }
+    return [found[key] for key in sorted(found)]
+
+
+def _judge(classifier: TextClassifier, rows: Sequence[Row], settings: ProjectSettings) -> Judged:
+    return [(row, model_of(row, settings), classifier.predict(user_text(row))) for row in rows]
+
+
+def _measure(judged: Judged) -> dict[str, Any]:
+    sure = [(row, truth, p) for row, truth, p in judged if p.label is not None]
+    confusion: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for _, truth, prediction in judged:
+        confusion[truth][prediction.label or UNSURE] += 1
+    return {
+        "accuracy": _share(judged, [p.likeliest == truth for _, truth, p in judged]),
+        "sure_accuracy": _share(sure, [p.label == truth for _, truth, p in sure]),
+        "unsure": _share(judged, [p.label is None for _, _, p in judged]),
+        "calibration_error": _calibration_error(judged),
+        "confusion": {truth: dict(sorted(found.items())) for truth, found in sorted(confusion.items())},
+    }
+
+
+def _share(judged: Judged, holds: Sequence[bool]) -> MeasuredShare:
+    sessions = [row.session or row.id for row, _, _ in judged]
+    low, high = bounded_mean([float(value) for value in holds], sessions)
+    value = sum(holds) / len(holds) if holds else 0.0
+    return MeasuredShare(value=value, low=low, high=high, n=len(holds))
+
+
+def _calibration_error(judged: Judged) -> float:
+    bins: defaultdict[int, list[float]] = defaultdict(list)
+    for _, truth, prediction in judged:
+        gap = prediction.probability - (prediction.likeliest == truth)
+        bins[min(int(prediction.probability * 10), 9)].append(gap)
+    return sum(abs(sum(gaps)) for gaps in bins.values()) / max(len(judged), 1)
+
+
+def _time(classifier: TextClassifier, rows: Sequence[Row]) -> float:
+    texts = [user_text(row) for row in rows[:_TIMED]]
+    began = time.process_time()
+    for text in texts:
+        classifier.predict(text)
+    return 1000 * (time.process_time() - began) / len(texts)

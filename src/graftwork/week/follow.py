@@ -1,0 +1,592 @@
+"""Follows the plan of a week: starts each session at its place, and plans again when something happens.
+
+In: an open project with `week.json`, which `graft plan week --out week.json` wrote. Out: one round a tick:
+jobs at places, and `week.json` planned again. What was begun is in `.graft/week.json`. Killed at any moment,
+the next follower goes on: a session is written down before its job is ordered, so it is found again and not
+started twice. All sessions of a week train and judge the data that its first session found.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import ValidationError
+
+from graftwork.cycle.runner import find_trained
+from graftwork.data.project import log_hashes
+from graftwork.files.disk import write_atomic
+from graftwork.fleet.control import what_failed
+from graftwork.fleet.jobs import FleetRequest, find_jobs, reconcile, start_run, stop
+from graftwork.fleet.place import PlaceUnreachable
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.table import finish_run, get_step, run_pipeline
+from graftwork.process.worker import hold_lock
+from graftwork.project.open_project import OpenProject, timestamp
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import Damaged, GraftError, Interrupted, Stale, StoppedInOrder, UserMistake
+from graftwork.records.fleet import FleetJob
+from graftwork.records.plan import Plan
+from graftwork.records.report import Verdict
+from graftwork.records.week import ShownSession, WeekSchedule
+from graftwork.text.validation import explain_error
+from graftwork.week.problem import Effort
+from graftwork.week.project import WeekRequest, plan_project_week, read_schedule, write_schedule
+from graftwork.week.replan import WeekEvent
+
+SHORTEST = timedelta(minutes=10)
+"""With less time left, a session is not begun."""
+OVERDUE = timedelta(hours=1)
+"""A job that has not ended so long after its limit is given up."""
+POLL = timedelta(seconds=30)
+LASTING = ("quota", "gate", "closed", "complete")
+"""Events that hold for the rest of the week. The others change the sessions, which the plan remembers."""
+
+SessionState = Literal["ordered", "running", "done", "ended", "missed", "judged"]
+"""`ordered`: written down, and perhaps at the place. `done`: the run is complete and waits for the gate."""
+
+
+class SessionJob(Record):
+    """A session that was begun or missed, and its job."""
+
+    model: str
+    place: str
+    starts_at: datetime
+    ordered_at: datetime
+    state: SessionState = "ordered"
+    job: str = ""
+    why: str = ""
+
+
+class FollowedWeek(Record):
+    """All that the follower remembers."""
+
+    schedule: WeekSchedule
+    sessions: tuple[SessionJob, ...] = ()
+    events: tuple[WeekEvent, ...] = ()
+    """Those that hold for the rest of the week."""
+    pending: tuple[WeekEvent, ...] = ()
+    """Those that the rest of the week is not planned with yet."""
+
+
+class RunIsComplete(GraftError):
+    """There is nothing left to train for a session: the run of its model is complete."""
+
+
+class WeekDesk(Protocol):
+    """What following a week needs from outside."""
+
+    def load(self) -> FollowedWeek: ...
+
+    def save(self, week: FollowedWeek) -> None: ...
+
+    def look_after_jobs(self) -> Sequence[FleetJob]:
+        """Bring what has ended, end what is over its limits. All jobs of the project."""
+
+    def start(self, session: ShownSession, *, seconds: float) -> FleetJob:
+        """Order the job of a session. Raises `RunIsComplete` where there is nothing left to train, another
+        GraftError if the place or the project does not allow it."""
+
+    def runs_at(self, job: FleetJob, session: SessionJob) -> bool:
+        """Whether the job is at the place of the session and trains its model."""
+
+    def give_up(self, job: FleetJob) -> None:
+        """Stop a job that has not ended in its time."""
+
+    def judge(self, model: str) -> bool:
+        """Evaluate, gate and release a model whose run is complete. Doing it again changes nothing."""
+
+    def plan_again(
+        self, schedule: WeekSchedule, events: Sequence[WeekEvent], now: datetime
+    ) -> WeekSchedule: ...
+
+    def report(self, text: str) -> None: ...
+
+
+class WeekTick(Record):
+    """What one round did, and when the next one is due."""
+
+    started: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
+    planned_again: bool = False
+    next_at: datetime | None = None
+    """None: nothing is left of the week."""
+
+
+@dataclass
+class WeekFollower:
+    desk: WeekDesk
+
+    def tick(self, now: datetime) -> WeekTick:
+        jobs = {job.id: job for job in self.desk.look_after_jobs()}
+        week = self._find_lost(self.desk.load(), jobs)
+        week, ended = self._end_sessions(week, jobs, now)
+        _, judged = self._judge(week, now)
+        # To judge a model takes long: a person may have written another plan meanwhile.
+        week = self.desk.load()
+        week, started, missed = self._begin_sessions(week, now)
+        planned_again = bool(week.pending)
+        if planned_again:
+            week = self._plan_again(week, now)
+        return WeekTick(
+            started=tuple(started),
+            ended=tuple(ended),
+            missed=tuple(missed),
+            judged=tuple(judged),
+            planned_again=planned_again,
+            next_at=next_moment(week, now),
+        )
+
+    def _find_lost(self, week: FollowedWeek, jobs: dict[str, FleetJob]) -> FollowedWeek:
+        """Sessions that a killed follower had written down: found at their place, or never started."""
+        linked = {session.job for session in week.sessions}
+        for session in week.sessions:
+            if session.state != "ordered":
+                continue
+            found = next(
+                (
+                    job
+                    for job in jobs.values()
+                    if job.id not in linked
+                    and job.created_at >= session.ordered_at.timestamp()
+                    and self.desk.runs_at(job, session)
+                ),
+                None,
+            )
+            kept = [other for other in week.sessions if other is not session]
+            if found is not None:
+                linked.add(found.id)
+                kept.append(session.model_copy(update={"state": "running", "job": found.id}))
+            week = week.model_copy(update={"sessions": tuple(kept)})
+            self.desk.save(week)
+        return week
+
+    def _end_sessions(
+        self, week: FollowedWeek, jobs: dict[str, FleetJob], now: datetime
+    ) -> tuple[FollowedWeek, list[str]]:
+        """A run that is complete ends its session, and the model needs no other one."""
+        ended = []
+        for session in week.sessions:
+            job = jobs.get(session.job)
+            if session.state != "running" or (job is not None and not self._is_over(job, now)):
+                continue
+            complete = job is not None and job.state == "done"
+            stopped = job is not None and job.state == "stopped"
+            why = "complete" if complete else (job.reason or job.state) if job is not None else "gone"
+            kind: Literal["finished", "preempted"] = "finished" if complete or stopped else "preempted"
+            events = [WeekEvent(kind=kind, at=now, place=session.place, model=session.model)]
+            if complete:
+                events.append(WeekEvent(kind="complete", at=now, model=session.model))
+            week = _change(week, session, *events, state="done" if complete else "ended", why=why)
+            self.desk.save(week)
+            ended.append(f"{session.model} at {session.place}: {why}")
+            self.desk.report(f"session ended: {ended[-1]}")
+        return week, ended
+
+    def _is_over(self, job: FleetJob, now: datetime) -> bool:
+        """Whether a job has ended. One that never runs would keep its model from other places."""
+        if not job.is_open:
+            return True
+        if now.timestamp() < job.created_at + job.seconds + OVERDUE.total_seconds():
+            return False
+        self.desk.give_up(job)
+        return True
+
+    def _judge(self, week: FollowedWeek, now: datetime) -> tuple[FollowedWeek, list[str]]:
+        judged = []
+        for session in week.sessions:
+            if session.state != "done":
+                continue
+            try:
+                passed = self.desk.judge(session.model)
+            except (Interrupted, StoppedInOrder):
+                raise
+            except Stale as error:
+                week = _change(week, session, state="ended", why=error.why or error.what)
+                self.desk.save(week)
+                self.desk.report(f"{session.model} is not judged: {error.what}")
+                continue
+            except GraftError as error:
+                self.desk.report(f"{session.model} could not be judged, tried again later: {error.what}")
+                continue
+            verdict = WeekEvent(kind="gate", at=now, model=session.model, passed=passed)
+            week = _change(week, session, verdict, state="judged")
+            self.desk.save(week)
+            judged.append(f"{session.model}: {'passed' if passed else 'not passed'}")
+        return week, judged
+
+    def _begin_sessions(self, week: FollowedWeek, now: datetime) -> tuple[FollowedWeek, list[str], list[str]]:
+        started, missed = [], []
+        for due in due_sessions(week, now):
+            ordered = SessionJob(model=due.model, place=due.place, starts_at=due.starts_at, ordered_at=now)
+            week = week.model_copy(update={"sessions": (*week.sessions, ordered)})
+            # Written down first: a job that was ordered before a kill is found again by this.
+            self.desk.save(week)
+            try:
+                job = self.desk.start(due, seconds=(due.ends_at - now).total_seconds())
+            except (Interrupted, StoppedInOrder):
+                raise
+            except RunIsComplete:
+                event = WeekEvent(kind="complete", at=now, model=due.model)
+                week = _change(week, ordered, event, state="done", why="complete")
+            except PlaceUnreachable as error:
+                # It may have arrived: the next round finds the job, or orders it again.
+                self.desk.report(f"{due.model} at {due.place}: {error.what}; tried again")
+                continue
+            except GraftError as error:
+                why = f"{error.what}: {error.why}" if error.why else error.what
+                event = WeekEvent(kind="missed", at=now, place=due.place, model=due.model)
+                week = _change(week, ordered, event, state="missed", why=why)
+                missed.append(f"{due.model} at {due.place}: {why}")
+                self.desk.report(f"session missed: {missed[-1]}")
+            else:
+                week = _change(week, ordered, state="running", job=job.id)
+                started.append(f"{due.model} at {due.place} until {due.ends_at:%a %H:%M}: job {job.id}")
+                self.desk.report(f"session started: {started[-1]}")
+            self.desk.save(week)
+        return week, started, missed
+
+    def _plan_again(self, week: FollowedWeek, now: datetime) -> FollowedWeek:
+        passing = [event for event in week.pending if event.kind not in LASTING]
+        try:
+            schedule = self.desk.plan_again(week.schedule, (*week.events, *passing), now)
+        except GraftError as error:
+            # The rest of the old plan still keeps the rules of every place.
+            self.desk.report(f"the rest of the week stays as planned: {error.what}")
+            schedule = week.schedule
+        week = week.model_copy(update={"schedule": schedule, "pending": ()})
+        self.desk.save(week)
+        return week
+
+
+def due_sessions(week: FollowedWeek, now: datetime) -> list[ShownSession]:
+    """Sessions that should run now, and were neither begun nor missed; one of a model at a time."""
+    known = {(session.model, session.place, session.starts_at) for session in week.sessions}
+    busy = {session.model for session in week.sessions if session.state in ("ordered", "running")}
+    complete = {event.model for event in week.events if event.kind == "complete"}
+    due = []
+    for session in sorted(week.schedule.sessions, key=lambda session: session.starts_at):
+        if not session.starts_at <= now < session.ends_at - SHORTEST:
+            continue
+        if (session.model, session.place, session.starts_at) in known:
+            continue
+        if session.model in busy or session.model in complete:
+            continue
+        busy.add(session.model)
+        due.append(session)
+    return due
+
+
+def next_moment(week: FollowedWeek, now: datetime) -> datetime | None:
+    """When a session begins, or a running one is to end; None if there is neither."""
+    complete = {event.model for event in week.events if event.kind == "complete"}
+    begins = [s.starts_at for s in week.schedule.sessions if s.starts_at > now and s.model not in complete]
+    if any(session.state in ("ordered", "running", "done") for session in week.sessions):
+        ends = [s.ends_at for s in week.schedule.sessions if s.starts_at <= now < s.ends_at]
+        return min([*begins, *ends], default=now + POLL)
+    return min(begins, default=None)
+
+
+def _change(week: FollowedWeek, session: SessionJob, *events: WeekEvent, **changes: str) -> FollowedWeek:
+    """The week with this session changed, and with what has happened to it."""
+    key = (session.model, session.place, session.starts_at, session.ordered_at)
+    sessions = tuple(
+        other.model_copy(update=changes)
+        if (other.model, other.place, other.starts_at, other.ordered_at) == key
+        else other
+        for other in week.sessions
+    )
+    return week.model_copy(
+        update={
+            "sessions": sessions,
+            "events": (*week.events, *(event for event in events if event.kind in LASTING)),
+            "pending": (*week.pending, *events),
+        }
+    )
+
+
+BEFORE_TRAINING = ("audit", "prepare", "plan")
+LOGS = "logs"
+
+
+@dataclass(frozen=True)
+class WeekData:
+    work: OpenProject
+    start: datetime
+    models: Sequence[str]
+    """Those with a session in this week; their data are taken at the same time."""
+    busy: frozenset[str] = frozenset()
+    """Models with a session that has not ended: it may have begun in the week before."""
+
+    def outputs_of(self, model: str) -> StepOutputs:
+        """What comes before training, as this week has it."""
+        kept = self._read(model)
+        if kept is None:
+            self._take(model)
+            kept = self._read(model)
+        # Data whose files were deleted are made again.
+        return kept if kept is not None else self._make(model)
+
+    def report_changes(self) -> None:
+        """Once for each change of the logs."""
+        kept, now = self.work.ledger.get(_name(LOGS)), log_hashes(self.work)
+        if kept is None or kept.output is None or kept.output.get("seen") == fingerprint(now):
+            return
+        if kept.output.get("taken") != fingerprint(now):
+            self.work.reporter.info(
+                "the logs have changed: this week continues with the data that it began with"
+            )
+        self._keep_logs(taken=str(kept.output.get("taken")), seen=fingerprint(now))
+
+    def _take(self, model: str) -> None:
+        logs = fingerprint(log_hashes(self.work))
+        self._keep_logs(taken=logs, seen=logs)
+        for name in dict.fromkeys((self.work.settings.main_model, model, *self.models)):
+            if name in self.busy and self._read(name) is not None:
+                continue
+            try:
+                made = self._make(name)
+            except (Interrupted, StoppedInOrder):
+                raise
+            except GraftError:
+                if name == model:
+                    raise
+                continue  # its own first session says what is wrong
+            for step in BEFORE_TRAINING:
+                self._keep(_name(step, name), made.outputs[step].model_dump(mode="json"))
+
+    def _make(self, model: str) -> StepOutputs:
+        # Nothing is trained here on the way: a model that starts from another waits for its adapter.
+        made = [
+            run_pipeline(self._of(model), upto=name, may_do=BEFORE_TRAINING) for name in ("audit", "plan")
+        ]
+        return StepOutputs({**made[0].outputs, **made[1].outputs})
+
+    def _read(self, model: str) -> StepOutputs | None:
+        found: dict[str, Record] = {}
+        for name in BEFORE_TRAINING:
+            step, entry = get_step(name), self.work.ledger.get(_name(name, model))
+            if entry is None or (entry.fingerprint != self.start.isoformat() and model not in self.busy):
+                return None
+            found[name] = step.makes.model_validate(entry.output)
+            if not step.still_there(self._of(model), found[name]):
+                return None
+        return StepOutputs(found)
+
+    def _keep_logs(self, *, taken: str, seen: str) -> None:
+        self._keep(_name(LOGS), {"taken": taken, "seen": seen})
+
+    def _keep(self, name: str, output: dict[str, object]) -> None:
+        self.work.ledger.put(
+            name, fingerprint=self.start.isoformat(), output=output, finished_at=timestamp(), seconds=0.0
+        )
+
+    def _of(self, model: str) -> OpenProject:
+        return replace(self.work, asked_model=None if model == self.work.settings.main_model else model)
+
+
+def _name(step: str, model: str = "") -> str:
+    return f"week.{step}@{model}" if model else f"week.{step}"
+
+
+WEEK_FILE = "week.json"
+LOCK = "week"
+POLL_SECONDS = 30.0
+REPLAN_SECONDS = 4.0
+"""Replanning must not keep sessions waiting."""
+
+
+class ProjectWeek:
+    """The desk of a `WeekFollower` on a project."""
+
+    def __init__(self, work: OpenProject) -> None:
+        self._work = work
+        self._known_plan: WeekSchedule | None = None
+        """The plan in the file, as this desk loaded or wrote it last."""
+
+    @property
+    def _plan_file(self) -> Path:
+        return self._work.project.root / WEEK_FILE
+
+    @property
+    def _state_file(self) -> Path:
+        return self._work.project.state / WEEK_FILE
+
+    def load(self) -> FollowedWeek:
+        week = self._read()
+        self._known_plan = week.schedule
+        return week
+
+    def _read(self) -> FollowedWeek:
+        """The plan in the project's folder; what was begun in it, unless it is another week's."""
+        if not self._plan_file.exists():
+            raise UserMistake(
+                "no week is planned",
+                why=f"there is no {WEEK_FILE} in this project",
+                fix=f"graft plan week --now {datetime.now(tz=UTC):%Y-%m-%dT%H:%M%z} --out {WEEK_FILE}; "
+                "without --now, the next week is planned",
+                where=WEEK_FILE,
+            )
+        schedule = read_schedule(self._plan_file)
+        if not self._state_file.exists():
+            return FollowedWeek(schedule=schedule)
+        try:
+            known = FollowedWeek.from_json(self._state_file.read_bytes())
+        except ValidationError as error:
+            raise Damaged(
+                f"{self._state_file} cannot be read",
+                why=explain_error(error.errors(include_url=False, include_input=False)[0]),
+                fix="move it away: jobs that run are still listed by `graft fleet list`",
+                where=str(self._state_file),
+            ) from error
+        if known.schedule.start != schedule.start:
+            open_ones = tuple(s for s in known.sessions if s.state in ("ordered", "running", "done"))
+            return FollowedWeek(schedule=schedule, sessions=open_ones)
+        # A plan that a person wrote meanwhile counts.
+        return known.model_copy(update={"schedule": schedule})
+
+    def save(self, week: FollowedWeek) -> None:
+        # The plan first: after a kill in between, what is pending is planned once more. A plan that a person
+        # wrote since it was loaded counts, and is not overwritten.
+        found = read_schedule(self._plan_file) if self._plan_file.exists() else None
+        if found is None or (found != week.schedule and self._known_plan in (None, found)):
+            write_schedule(self._plan_file, week.schedule)
+            self._known_plan = week.schedule
+        write_atomic(self._state_file, week.to_json())
+
+    def look_after_jobs(self) -> Sequence[FleetJob]:
+        if any(job.is_open for job in self._work.jobs.list()):
+            reconcile(self._work)
+        return self._work.jobs.list()
+
+    def start(self, session: ShownSession, *, seconds: float) -> FleetJob:
+        work, place = self._of(session.model), self._work.settings.fleet.places.get(session.place)
+        if place is None:
+            raise UserMistake(
+                f"fleet.places has no {session.place}",
+                why="the plan of the week was made with other settings",
+                fix=f"graft plan week --keep {WEEK_FILE} --out {WEEK_FILE}",
+                where=f"fleet.places.{session.place}",
+            )
+        made = self._data.outputs_of(session.model)
+        self._data.report_changes()
+        if find_trained(work, made) is not None:
+            raise RunIsComplete(f"the run of {session.model} is complete")
+        request = FleetRequest(
+            place=place.place or session.place,
+            gpu=place.gpu if place.usd_per_hour else "",
+            deadline_seconds=seconds,
+        )
+        # The caps of the fleet are the confirmation: the ledger refuses what could break one.
+        return start_run(work, request, confirm=lambda _quote: True, made=made)
+
+    def runs_at(self, job: FleetJob, session: SessionJob) -> bool:
+        place = self._work.settings.fleet.places.get(session.place)
+        if place is None:
+            return False
+        wanted = place.place or session.place
+        # Jobs of all SSH hosts are listed under one place.
+        if job.place not in (wanted, wanted.partition(":")[0]):
+            return False
+        plan = self._data.outputs_of(session.model).get("plan", Plan)
+        return any(found.id == job.id for found in find_jobs(self._of(session.model), plan))
+
+    def give_up(self, job: FleetJob) -> None:
+        try:
+            stop(self._work, job, at_once=True)
+        except Exception as error:  # whatever a place may raise: the reconciliation repeats it
+            self.report(f"job {job.id} at {job.place} is not stopped yet: {what_failed(error)}")
+        else:
+            self.report(f"job {job.id} at {job.place} did not end in its time and is stopped")
+
+    def judge(self, model: str) -> bool:
+        work = self._of(model)
+        made = find_trained(work, self._data.outputs_of(model))
+        if made is None:
+            # Otherwise the whole run would be trained here.
+            raise Stale(
+                f"the run of {model} is not the one of this week",
+                why="its data or its plan was made again since its session began",
+                fix=f"judge it by `graft release make --model {model}`",
+                where=model,
+            )
+        return finish_run(work, made).get("gate", Verdict).decision == "deploy"
+
+    @property
+    def _data(self) -> WeekData:
+        week = self._read()
+        busy = {s.model for s in week.sessions if s.state in ("ordered", "running", "done")}
+        models = [s.model for s in week.schedule.sessions]
+        return WeekData(self._work, week.schedule.start, tuple(dict.fromkeys(models)), frozenset(busy))
+
+    def plan_again(self, schedule: WeekSchedule, events: Sequence[WeekEvent], now: datetime) -> WeekSchedule:
+        asked = WeekRequest(
+            effort=Effort(seconds=REPLAN_SECONDS, scenario=schedule.scenario, what_if=False),
+            now=now,
+            earlier=schedule,
+            events=tuple(events),
+        )
+        return plan_project_week(self._work.project, asked)
+
+    def report(self, text: str) -> None:
+        self._work.reporter.info(text)
+
+    def _of(self, model: str) -> OpenProject:
+        asked = None if model == self._work.settings.main_model else model
+        return replace(self._work, asked_model=asked)
+
+
+class WeekStatus(Record):
+    """What `graft up week --dry-run` shows. Nothing was started."""
+
+    due: tuple[ShownSession, ...]
+    """What would be started now."""
+    next: tuple[ShownSession, ...]
+    sessions: tuple[SessionJob, ...]
+    """What was begun or missed so far."""
+
+
+COMING = 8
+
+
+def week_status(work: OpenProject, *, now: datetime | None = None) -> WeekStatus:
+    moment = now or datetime.now(tz=UTC)
+    week = ProjectWeek(work).load()
+    coming = sorted((s for s in week.schedule.sessions if s.starts_at > moment), key=lambda s: s.starts_at)
+    return WeekStatus(
+        due=tuple(due_sessions(week, moment)), next=tuple(coming[:COMING]), sessions=week.sessions
+    )
+
+
+def follow_once(work: OpenProject) -> WeekTick:
+    """One round: end, judge, begin, plan again."""
+    with hold_lock(work.project.state / LOCK):
+        return WeekFollower(ProjectWeek(work)).tick(datetime.now(tz=UTC))
+
+
+def follow_week(work: OpenProject) -> WeekTick:
+    """Follow the plan until nothing is left of it, or a signal comes. Jobs go on without the follower."""
+    with hold_lock(work.project.state / LOCK):
+        follower = WeekFollower(ProjectWeek(work))
+        reported: datetime | None = None
+        while True:
+            try:
+                done = follower.tick(datetime.now(tz=UTC))
+            except (UserMistake, Interrupted, StoppedInOrder):
+                raise
+            except Exception as error:  # nobody else looks after the machines of this week
+                work.reporter.info(f"{what_failed(error)}; trying again")
+                time.sleep(POLL_SECONDS)
+                continue
+            if done.next_at is None:
+                work.reporter.info("nothing is left of the week")
+                return done
+            if done.next_at != reported:
+                work.reporter.info(f"next: {done.next_at:%a %d %b %H:%M}")
+                reported = done.next_at
+            left = (done.next_at - datetime.now(tz=UTC)).total_seconds()
+            time.sleep(min(max(left, 1.0), POLL_SECONDS))

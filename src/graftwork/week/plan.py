@@ -1,0 +1,449 @@
+"""Plan a week: greedy plans, then the solver's from the best of them, for every scenario asked for.
+
+In: a `WeekProblem`, a `WeekState` of what has happened, an `Effort`. Out: a `WeekSchedule`, the best plan
+that keeps every rule; with what would change it most (an hour more here, ten dollars there), solved with the
+plan's sessions kept, so that small gains are not lost in the search; and what it is worth under other curves
+than assumed. Raises `WeekImpossible` with the rules that the nearest plan breaks.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, timedelta
+from zoneinfo import ZoneInfo
+
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.week import (
+    CurveCheck,
+    ModelWeek,
+    PlaceWeek,
+    Scenario,
+    ScenarioResult,
+    Session,
+    ShownSession,
+    WeekSchedule,
+    WhatIf,
+    share_missed,
+)
+from graftwork.week.calendar import Span, clip, overlap, union
+from graftwork.week.checker import check_week
+from graftwork.week.greedy import plan_greedily
+from graftwork.week.problem import (
+    Effort,
+    WeekPlace,
+    WeekProblem,
+    WeekState,
+    as_scenario,
+    in_rounds,
+    quota_left,
+    reading_notes,
+    rounds_of,
+    scenarios_of,
+    window_use,
+    without_complete,
+)
+from graftwork.week.sat import SearchLimits, refine, solve
+from graftwork.week.score import ScenarioPlan, marginal, score, spent_so_far
+
+HOUR = 60
+DOLLARS = 10.0
+FASTER, SLOWER = 0.5, 2.0
+"""Of the hours until half is learned."""
+
+
+def try_changes(
+    problem: WeekProblem,
+    state: WeekState,
+    sessions: Sequence[Session],
+    scenario: Scenario,
+    limits: SearchLimits,
+) -> tuple[WhatIf, ...]:
+    """Each change alone, the largest gain first."""
+    keep = limits._replace(keep=True)
+    state = in_rounds(state, rounds_of(problem, scenario))
+
+    def best(changed: WeekProblem) -> float:
+        own = as_scenario(changed, scenario)
+        done = solve(own, state, rounds=rounds_of(changed, scenario), hint=sessions, limits=keep)
+        return max(score(own, done.sessions or sessions).value, score(own, sessions).value)
+
+    base = best(problem)
+    found = [
+        WhatIf(change=text, value=(value := best(changed)), gain=max(0.0, value - base))
+        for text, changed in _changes(problem)
+    ]
+    return tuple(sorted(found, key=lambda change: -change.gain))
+
+
+def _changes(problem: WeekProblem) -> Iterator[tuple[str, WeekProblem]]:
+    for place in problem.places:
+        for text, update in _changes_of_place(problem, place):
+            yield text, _replace_place(problem, place.model_copy(update=update))
+    if problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places):
+        yield (
+            f"${DOLLARS:.0f} more to spend",
+            problem.model_copy(update={"cap_usd": problem.cap_usd + DOLLARS}),
+        )
+    if any(place.starts is not None for place in problem.places):
+        places = tuple(
+            place
+            if place.starts is None
+            else place.model_copy(update={"starts": _longer(place.starts, problem.length)})
+            for place in problem.places
+        )
+        yield "somebody there an hour longer each day", problem.model_copy(update={"places": places})
+    parents = {name for model in problem.models for name in (*model.after, model.inherits) if name}
+    for model in problem.models:
+        if model.name in parents and model.gate > 0:
+            models = tuple(
+                other.model_copy(update={"gate": 0}) if other.name == model.name else other
+                for other in problem.models
+            )
+            yield f"{model.name}: a gate that takes no time", problem.model_copy(update={"models": models})
+
+
+def _changes_of_place(problem: WeekProblem, place: WeekPlace) -> Iterator[tuple[str, dict[str, object]]]:
+    if place.periods or place.rolling:
+        periods = tuple(
+            tuple(p.model_copy(update={"minutes": p.minutes + HOUR}) for p in quota)
+            for quota in place.periods
+        )
+        rolling = tuple(r.model_copy(update={"minutes": r.minutes + HOUR}) for r in place.rolling)
+        longest = None if place.longest is None else place.longest + HOUR
+        yield (
+            f"{place.name}: one more hour of quota and session",
+            {"periods": periods, "rolling": rolling, "longest": longest},
+        )
+    elif place.open != ((0, problem.length),):
+        yield f"{place.name}: open an hour longer", {"open": _longer(place.open, problem.length)}
+    if place.setup > 0:
+        yield f"{place.name}: no set-up time", {"setup": 0}
+
+
+def _longer(spans: Sequence[Span], length: int) -> tuple[Span, ...]:
+    return clip(union((begin, end + HOUR) for begin, end in spans), (0, length))
+
+
+def _replace_place(problem: WeekProblem, changed: WeekPlace) -> WeekProblem:
+    places = tuple(changed if place.name == changed.name else place for place in problem.places)
+    return problem.model_copy(update={"places": places})
+
+
+def check_curves(
+    problem: WeekProblem,
+    state: WeekState,
+    found: Sequence[ScenarioPlan],
+    best: ScenarioPlan,
+    limits: SearchLimits,
+) -> tuple[CurveCheck, ...]:
+    """The plan under other curves, against plans made for them."""
+    made = []
+    for assumption, changed in _assumptions(problem).items():
+        mine = score(as_scenario(changed, best.result.scenario), best.sessions).value
+        values: dict[Scenario, float] = {best.result.scenario: mine}
+        for plan in found:
+            scenario = plan.result.scenario
+            own, rounds = as_scenario(changed, scenario), rounds_of(changed, scenario)
+            done = solve(own, in_rounds(state, rounds), rounds=rounds, hint=plan.sessions, limits=limits)
+            value = score(own, done.sessions or plan.sessions).value
+            values[scenario] = max(value, values.get(scenario, 0.0))
+        winner = max(values, key=lambda name: values[name])
+        made.append(
+            CurveCheck(
+                assumption=assumption,
+                value=mine,
+                best_value=values[winner],
+                best_scenario=winner,
+                loss=share_missed(mine, values[winner]),
+            )
+        )
+    return tuple(made)
+
+
+def _assumptions(problem: WeekProblem) -> dict[str, WeekProblem]:
+    """The problem under each other assumption."""
+    changed = {
+        "half is learned in half the hours": _with_curves(problem, FASTER),
+        "half is learned in twice the hours": _with_curves(problem, SLOWER),
+    }
+    if any(model.inherits and model.share for model in problem.models):
+        changed["starting from the main model brings nothing"] = _with_share(problem, 0.0)
+        changed["starting from the main model brings twice as much"] = _with_share(problem, 2.0)
+    return changed
+
+
+def _with_curves(problem: WeekProblem, factor: float) -> WeekProblem:
+    models = tuple(
+        model.model_copy(
+            update={"curve": model.curve.model_copy(update={"half_hours": model.curve.half_hours * factor})}
+        )
+        for model in problem.models
+    )
+    return problem.model_copy(update={"models": models})
+
+
+def _with_share(problem: WeekProblem, factor: float) -> WeekProblem:
+    models = tuple(
+        model.model_copy(update={"share": min(1.0, model.share * factor)}) for model in problem.models
+    )
+    return problem.model_copy(update={"models": models})
+
+
+SHARES: dict[Scenario, float] = {"parallel": 0.1, "sequential": 0.3, "iterative": 0.6}
+"""Of the time, for each scenario."""
+GREEDY = 0.25
+"""Of the time, for greedy plans at most."""
+FITTING = 0.1
+"""Of the time, for an earlier plan at other times."""
+REFINING = 0.1
+"""Of the time, for a cheaper and fairer plan of the same value."""
+LEAST_FOR_SOLVER = 0.3
+"""Seconds."""
+
+
+class WeekImpossible(AnswerIsNo):
+    """No week keeps every rule."""
+
+
+def plan_week(
+    problem: WeekProblem,
+    state: WeekState | None = None,
+    effort: Effort | None = None,
+    earlier: Sequence[Session] = (),
+) -> WeekSchedule:
+    """The best week that was found, with its bound. `earlier`: the plan so far, never lost by replanning."""
+    state, effort = state or WeekState(), effort or Effort()
+    problem = without_complete(problem, state)
+    begun = time.monotonic()
+    found = find_plans(problem, state, effort, earlier)
+    best = max(found, key=lambda plan: (round(plan.score.value, 6), plan.result.scenario == "sequential"))
+    limits = SearchLimits(max(0.5, effort.seconds / 30), effort.workers, 0.0, effort.seed)
+    changes = (
+        try_changes(problem, state, best.sessions, best.result.scenario, limits) if effort.what_if else ()
+    )
+    curves = check_curves(problem, state, found, best, limits) if effort.what_if else ()
+    schedule = describe(problem, state, best, found)
+    return schedule.model_copy(
+        update={"what_if": changes, "curve_checks": curves, "seconds": time.monotonic() - begun}
+    )
+
+
+def find_plans(
+    problem: WeekProblem, state: WeekState, effort: Effort, earlier: Sequence[Session] = ()
+) -> list[ScenarioPlan]:
+    """The best plan of each scenario asked for."""
+    possible = scenarios_of(problem)
+    wanted = possible if effort.scenario == "auto" else (effort.scenario,)
+    if effort.scenario != "auto" and effort.scenario not in possible:
+        wanted = possible  # without models that start from others, all strategies are the same
+    share = sum(SHARES[name] for name in wanted)
+    found: list[ScenarioPlan] = []
+    for name in wanted:
+        seconds = effort.seconds * SHARES[name] / share
+        others = [tuple(earlier), *(other.sessions for other in found)]
+        plan = find_plan(problem, state, name, _limits(effort, seconds), others)
+        if plan is not None:
+            found.append(plan)
+    if not found:
+        raise _impossible(problem, state, wanted, effort)
+    return found
+
+
+def find_plan(
+    problem: WeekProblem,
+    state: WeekState,
+    scenario: Scenario,
+    limits: SearchLimits,
+    others: Sequence[tuple[Session, ...]] = (),
+) -> ScenarioPlan | None:
+    """The best plan that was found; `others` are plans to start from, as far as they fit."""
+    begun = time.monotonic()
+    rounds = rounds_of(problem, scenario)
+    problem, state = as_scenario(problem, scenario), in_rounds(state, rounds)
+    plans: list[tuple[Session, ...]] = []
+    first: float | None = None
+    for greedy in plan_greedily(problem, state, rounds):
+        if not greedy.broken:
+            plans.append(greedy.sessions)
+            first = first if first is not None else time.monotonic() - begun
+        if time.monotonic() - begun > limits.seconds * GREEDY:
+            break
+
+    def value_of(plan: tuple[Session, ...]) -> float:
+        return score(problem, plan).value
+
+    greedy_value = max(map(value_of, plans), default=None)
+    places = {place.name for place in problem.places}
+    for other in others:
+        ahead = [s for s in other if not s.fixed and s.start >= state.now and s.place in places]
+        if any(session.round not in rounds.get(session.model, ()) for session in ahead):
+            continue
+        whole = (*state.fixed, *ahead)
+        if not check_week(problem, state, whole):
+            plans.append(whole)
+            continue
+        brief = limits._replace(seconds=max(LEAST_FOR_SOLVER, limits.seconds * FITTING), keep=True)
+        at_other_times = solve(problem, state, rounds=rounds, hint=ahead, limits=brief).sessions
+        if at_other_times is not None:
+            plans.append(at_other_times)
+    best = max(plans, key=value_of, default=None)
+    left = limits.seconds * (1 - REFINING) - (time.monotonic() - begun)
+    searching = limits._replace(seconds=max(LEAST_FOR_SOLVER, left))
+    solved = solve(problem, state, rounds=rounds, hint=best, limits=searching)
+    if solved.sessions is not None and (best is None or value_of(solved.sessions) > value_of(best)):
+        best = solved.sessions
+    if best is None:
+        return None
+    first = first if first is not None else time.monotonic() - begun
+    seconds = max(LEAST_FOR_SOLVER, limits.seconds - (time.monotonic() - begun))
+    refined = refine(
+        problem, state, rounds=rounds, plan=best,
+        limits=limits._replace(seconds=min(seconds, limits.seconds * 2 * REFINING)),
+    )  # fmt: skip
+    if value_of(refined) >= max(greedy_value or 0.0, value_of(best) * 0.998):
+        best = refined
+    broken = check_week(problem, state, best)
+    if broken:
+        raise RuntimeError(f"the solver's week breaks a rule: {broken[0]}")
+    worth = score(problem, best)
+    bound = max(solved.bound, worth.value)
+    return ScenarioPlan(
+        problem,
+        best,
+        worth,
+        ScenarioResult(
+            scenario=scenario,
+            value=worth.value,
+            bound=bound,
+            cost_usd=worth.cost_usd,
+            greedy_value=greedy_value,
+            first_seconds=first,
+            seconds=time.monotonic() - begun,
+            gap=share_missed(worth.value, bound),
+            optimal=bound <= worth.value * (1 + 1e-6),
+        ),
+    )
+
+
+def _limits(effort: Effort, seconds: float) -> SearchLimits:
+    return SearchLimits(seconds, effort.workers, effort.enough, effort.seed)
+
+
+def _impossible(
+    problem: WeekProblem, state: WeekState, wanted: Sequence[Scenario], effort: Effort
+) -> WeekImpossible:
+    """Shown by the greedy plan that breaks the fewest rules."""
+    rounds = rounds_of(problem, wanted[-1])
+    plans = plan_greedily(as_scenario(problem, wanted[-1]), in_rounds(state, rounds), rounds)
+    nearest = min(plans, key=lambda plan: (len(plan.broken), -plan.score.value))
+    return WeekImpossible(
+        f"no week that keeps every rule was found within {effort.seconds:.0f} s",
+        why=f"the nearest one breaks: {'; '.join(nearest.broken)}",
+        fix="relax one of these rules, give the week more hours, or give the search more time with --seconds",
+        where="plan.week",
+    )
+
+
+def describe(
+    problem: WeekProblem, state: WeekState, best: ScenarioPlan, found: Sequence[ScenarioPlan] = ()
+) -> WeekSchedule:
+    """The plan as people and programs read it."""
+    zone = ZoneInfo(problem.timezone)
+    start = problem.start.astimezone(UTC)
+    notes = [note for place in problem.places for note in reading_notes(place, state)]
+
+    def show(session: Session) -> ShownSession:
+        place = problem.place(session.place)
+        return ShownSession(
+            **session.model_dump(),
+            starts_at=(start + timedelta(minutes=session.start)).astimezone(zone),
+            ends_at=(start + timedelta(minutes=session.end)).astimezone(zone),
+            hours=session.train * place.speed_of(session.model) / 60,
+            cost_usd=place.usd_per_hour * (session.end - session.start) / 60,
+            by_hand=place.by_hand,
+        )
+
+    ordered = sorted(best.sessions, key=lambda s: (s.start, s.place, s.lane))
+    return WeekSchedule(
+        start=start.astimezone(zone),
+        end=(start + timedelta(minutes=problem.length)).astimezone(zone),
+        now=(start + timedelta(minutes=state.now)).astimezone(zone),
+        timezone=problem.timezone,
+        scenario=best.result.scenario,
+        sessions=tuple(show(session) for session in ordered),
+        models=tuple(_model_week(best, name) for name in best.score.models),
+        places=tuple(_place_week(problem, state, place, ordered) for place in problem.places),
+        value=best.score.value,
+        bound=best.result.bound,
+        gap=best.result.gap,
+        optimal=best.result.optimal,
+        cost_usd=best.score.cost_usd,
+        cap_usd=problem.cap_usd,
+        scenarios=tuple(plan.result for plan in found or (best,)),
+        assumptions=problem.assumptions,
+        notes=tuple(notes),
+    )
+
+
+def _model_week(best: ScenarioPlan, name: str) -> ModelWeek:
+    model, found = best.problem.model(name), best.score.models[name]
+    return ModelWeek(
+        model=name,
+        sessions=sum(session.model == name for session in best.sessions),
+        hours=found.own,
+        inherited_hours=found.inherited,
+        learned_before=found.before,
+        learned_after=found.after,
+        value=found.value,
+        another_hour=marginal(best.problem, model, found.hours),
+        curve=model.curve.source,
+        half_hours=model.curve.half_hours,
+    )
+
+
+def _place_week(
+    problem: WeekProblem, state: WeekState, place: WeekPlace, sessions: Sequence[Session]
+) -> PlaceWeek:
+    here = [session for session in sessions if session.place == place.name]
+    used = sum(session.end - session.start for session in here)
+    planned = sum(session.end - session.start for session in here if not session.fixed)
+    trained = sum(session.train for session in here)
+    offered = offered_minutes(problem, state, place)
+    return PlaceWeek(
+        place=place.name,
+        sessions=len(here),
+        used_hours=used / 60,
+        trained_hours=trained / 60,
+        overhead_hours=(used - trained) / 60,
+        left_hours=max(0, offered - planned) / 60,
+        offered_hours=(offered + used - planned) / 60,
+        cost_usd=place.usd_per_hour * used / 60,
+    )
+
+
+def offered_minutes(problem: WeekProblem, state: WeekState, place: WeekPlace) -> int:
+    """Open time from now on, as far as quotas and the money allow."""
+    free = clip(union(place.open), (state.now, problem.length))
+    most = [place.lanes * sum(end - begin for begin, end in free)]
+    for quota in quota_left(place, state)[0]:
+        most.append(
+            sum(
+                min(period.minutes, place.lanes * sum(overlap((period.start, period.end), s) for s in free))
+                for period in quota
+            )
+        )
+    for rolling in place.rolling:
+        used = window_use(place, state, rolling.window)
+        windows = [(at - rolling.window, at) for at in range(problem.length, state.now, -rolling.window)]
+        most.append(
+            sum(
+                min(
+                    max(0, rolling.minutes - sum(overlap(span, window) for span in used)),
+                    sum(overlap(span, window) for span in free) * place.lanes,
+                )
+                for window in windows
+            )
+        )
+    if place.usd_per_hour > 0 and problem.cap_usd is not None:
+        left = max(0.0, problem.cap_usd - spent_so_far(problem, state))
+        most.append(int(left / place.usd_per_hour * 60))
+    return min(most)

@@ -1,0 +1,446 @@
+"""The week as a problem: places with their rules, models with their curves, what has happened so far.
+
+In: values; times are minutes since the start of the week. Out: frozen records, checked against each other,
+and the cells in which sessions can be: spans of a place that no reset divides, with what is left of the
+quotas, on the grid of the planners. A session is within one cell, so one that would run across a reset is
+two.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
+from graftwork.records.week import Scenario, Session
+from graftwork.week.calendar import Span, clip, cut_at, overlap, subtract
+
+STEP = 5
+"""Minutes: sessions begin and end at multiples of it."""
+
+
+class GainCurve(Record):
+    """Diminishing returns: each `half_hours` gain half of what is left to gain."""
+
+    half_hours: float = Field(gt=0)
+    source: str = "default"
+
+    def learned(self, hours: float) -> float:
+        return 1 - 2 ** (-hours / self.half_hours)
+
+    def slope(self, hours: float) -> float:
+        """Of `learned`, per hour."""
+        return math.log(2) / self.half_hours * 2 ** (-hours / self.half_hours)
+
+
+class QuotaPeriod(Record):
+    """At most so many minutes of sessions between two resets."""
+
+    start: int
+    end: int
+    minutes: int
+
+
+class RollingQuota(Record):
+    """At most so many minutes of sessions in any window of this length."""
+
+    window: int
+    minutes: int
+
+
+class WeekPlace(Record):
+    """A place: how fast, when, how long, at which price."""
+
+    name: str
+    speed: float = 1.0
+    """Training per hour, in hours of the reference place."""
+    speeds: dict[str, float] = {}
+    """The same for single models; 0: not at this place."""
+    lanes: int = 1
+    """Sessions at once."""
+    open: tuple[Span, ...]
+    """A session is within one of these."""
+    starts: tuple[Span, ...] | None = None
+    """A session begins within one of these; None: any time."""
+    periods: tuple[tuple[QuotaPeriod, ...], ...] = ()
+    """One tuple for each quota."""
+    rolling: tuple[RollingQuota, ...] = ()
+    longest: int | None = None
+    """Of a session, with set-up and transfer."""
+    shortest: int = 60
+    """Of training in a session."""
+    setup: int = 0
+    transfer: int = 0
+    """Fetching the checkpoint, and the same for saving it."""
+    usd_per_hour: float = 0.0
+    by_hand: bool = False
+
+    @model_validator(mode="after")
+    def _is_on_the_grid(self) -> Self:
+        if any(minutes % STEP for minutes in (self.setup, self.transfer, self.shortest)):
+            raise ValueError(f"set-up, transfer and shortest training are multiples of {STEP} minutes")
+        return self
+
+    @property
+    def overhead(self) -> int:
+        return self.setup + 2 * self.transfer
+
+    def speed_of(self, model: str) -> float:
+        """On the grid of the planners: thousandths."""
+        return round(self.speeds.get(model, self.speed), 3)
+
+
+class WeekModel(Record):
+    """A model: its worth, its curve, what it needs first."""
+
+    name: str
+    weight: float = Field(1.0, gt=0)
+    curve: GainCurve
+    done_hours: float = 0.0
+    """Reference hours before this week."""
+    least_hours: float = 0.0
+    most_hours: float | None = None
+    deadline: int | None = None
+    """Its last session and gate are over by then."""
+    after: tuple[str, ...] = ()
+    """Models that must have been trained, and gated, first."""
+    gate: int = 0
+    """Minutes from the last session until others may build on the model."""
+    inherits: str | None = None
+    """The model whose adapter it starts from."""
+    share: float = 0.0
+    """Of the other model's hours, how many count for this one; at most as many as it trains from there on."""
+    carry: float = 1.0
+    """Of its own earlier hours, how many count after it has moved to the other model's next adapter."""
+
+
+class WeekProblem(Record):
+    """All that a plan depends on, besides what has happened."""
+
+    start: datetime
+    length: int
+    timezone: str = "UTC"
+    places: tuple[WeekPlace, ...]
+    models: tuple[WeekModel, ...]
+    cap_usd: float | None = None
+    reference: str = ""
+    """What an hour of training is an hour of."""
+    assumptions: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        models = [model.name for model in self.models]
+        for model in self.models:
+            for name in (*model.after, *((model.inherits,) if model.inherits else ())):
+                require_name(name, models, kind="model", where=f"plan.week.models.{model.name}")
+        for place in self.places:
+            for name in place.speeds:
+                require_name(name, models, kind="model", where=f"fleet.places.{place.name}")
+        _require_order(self.models)
+        return self
+
+    def place(self, name: str) -> WeekPlace:
+        for place in self.places:
+            if place.name == name:
+                return place
+        raise unknown_name(name, [place.name for place in self.places], kind="place", where=name)
+
+    def model(self, name: str) -> WeekModel:
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise unknown_name(name, [model.name for model in self.models], kind="model", where=name)
+
+    @property
+    def total_weight(self) -> float:
+        return sum(model.weight for model in self.models)
+
+
+def require_name(name: str, known: Iterable[str], *, kind: str, where: str) -> None:
+    """An unknown name is refused with the nearest known one."""
+    listed = list(known)
+    if name not in listed:
+        raise unknown_name(name, listed, kind=kind, where=where)
+
+
+def unknown_name(name: str, known: Sequence[str], *, kind: str, where: str) -> UserMistake:
+    near = get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+    return UserMistake(f"there is no {kind} {name!r}", fix=hint, where=where)
+
+
+def _require_order(models: tuple[WeekModel, ...]) -> None:
+    """Models that wait for each other could never start."""
+    waits = {model.name: {*model.after, *filter(None, (model.inherits,))} for model in models}
+    left = dict(waits)
+    while True:
+        ready = [name for name, needed in left.items() if not needed & left.keys()]
+        if not ready:
+            break
+        for name in ready:
+            del left[name]
+    if left:
+        names = ", ".join(sorted(left))
+        raise UserMistake(
+            f"these models wait for each other: {names}",
+            why="each would have to be trained before the other",
+            fix="remove one of their `after` or `starts_from`",
+            where="plan.week.models",
+        )
+
+
+class QuotaReading(Record):
+    """What the place says was used of its quota: since the last reset, or within its window."""
+
+    place: str
+    at: int
+    used: int
+    """Minutes."""
+
+
+class WeekState(Record):
+    """What has happened by now."""
+
+    now: int = 0
+    fixed: tuple[Session, ...] = ()
+    """Sessions that have been or run, with their real or expected ends."""
+    readings: tuple[QuotaReading, ...] = ()
+    closed: dict[str, tuple[Span, ...]] = {}
+    """When places cannot be used besides what their settings say."""
+    failed_gates: dict[str, int] = {}
+    """Models that failed their gate: what builds on them waits for another session of theirs."""
+    complete: frozenset[str] = frozenset()
+    """Models whose run is complete: no hour is planned for them."""
+    spent_usd: float = 0.0
+    """By the ledger, since the start of the week; sessions outside of the plan count too."""
+
+
+class Effort(Record):
+    """How long to search."""
+
+    seconds: float = Field(30.0, gt=0)
+    workers: int = Field(2, ge=1)
+    scenario: Scenario | Literal["auto"] = "auto"
+    what_if: bool = True
+    """Also solve with an hour or some dollars more, and with other curves."""
+    enough: float = Field(0.005, ge=0)
+    """Stop at this gap."""
+    seed: int = 0
+
+
+def as_scenario(problem: WeekProblem, scenario: Scenario) -> WeekProblem:
+    """The problem of one strategy: parallel models start from the base and inherit nothing."""
+    if scenario != "parallel":
+        return problem
+    models = tuple(model.model_copy(update={"inherits": None, "share": 0.0}) for model in problem.models)
+    return problem.model_copy(update={"models": models})
+
+
+def without_complete(problem: WeekProblem, state: WeekState) -> WeekProblem:
+    """Models whose run is complete get no more than they have had."""
+    models = tuple(
+        model.model_copy(update={"least_hours": 0.0, "most_hours": 0.0})
+        if model.name in state.complete
+        else model
+        for model in problem.models
+    )
+    return problem.model_copy(update={"models": models})
+
+
+def rounds_of(problem: WeekProblem, scenario: Scenario) -> dict[str, tuple[int, ...]]:
+    """The rounds of each model: a session builds on the parent's sessions of earlier rounds.
+
+    In sequence, each model has the round after its parent's. Iterative models have two: heirs begin at the
+    base and move to the parent's adapter once.
+    """
+    depth: dict[str, int] = {}
+    while len(depth) < len(problem.models):
+        for model in problem.models:
+            if model.inherits is None:
+                depth[model.name] = 0
+            elif model.inherits in depth:
+                depth[model.name] = depth[model.inherits] + 1
+    if scenario == "parallel":
+        return dict.fromkeys(depth, (0,))
+    if scenario == "sequential":
+        return {name: (level,) for name, level in depth.items()}
+    return dict.fromkeys(depth, (0, 1))
+
+
+def in_rounds(state: WeekState, rounds: Mapping[str, tuple[int, ...]]) -> WeekState:
+    """What has happened, in the rounds that the scenario has: it may have been planned in another one."""
+    fixed = tuple(
+        session.model_copy(
+            update={"round": min(max(session.round, rounds[session.model][0]), rounds[session.model][-1])}
+        )
+        for session in state.fixed
+    )
+    return state.model_copy(update={"fixed": fixed})
+
+
+def scenarios_of(problem: WeekProblem) -> tuple[Scenario, ...]:
+    """Where no model starts from another, there is only one strategy."""
+    if not any(model.inherits for model in problem.models):
+        return ("parallel",)
+    return ("parallel", "sequential", "iterative")
+
+
+def quota_left(place: WeekPlace, state: WeekState) -> tuple[tuple[tuple[QuotaPeriod, ...], ...], list[str]]:
+    """The quotas less what was used, and notes on readings that contradict each other.
+
+    A reading replaces what is known of sessions before it. One that is lower than an earlier one of the same
+    period is not believed: nothing gives hours back.
+    """
+    notes: list[str] = []
+    fixed = [session for session in state.fixed if session.place == place.name]
+    readings = sorted((r for r in state.readings if r.place == place.name), key=lambda r: r.at)
+    made = []
+    for quota in place.periods:
+        left = []
+        for period in quota:
+            used, since = 0, -math.inf
+            for reading in readings:
+                if period.start <= reading.at < period.end:
+                    if reading.used < used:
+                        notes.append(
+                            f"{place.name}: a quota reading of {reading.used / 60:.1f} h comes after one of "
+                            f"{used / 60:.1f} h in the same period; the larger one counts"
+                        )
+                    used, since = max(used, reading.used), reading.at
+            for session in fixed:
+                begin = max(session.start, period.start, since)
+                used += max(0, math.ceil(min(session.end, period.end) - begin))
+            left.append(period.model_copy(update={"minutes": max(0, period.minutes - used)}))
+        made.append(tuple(left))
+    return tuple(made), notes
+
+
+def _believed(place: WeekPlace, state: WeekState) -> tuple[list[QuotaReading], list[str]]:
+    """Readings of a rolling quota: one does not fall faster than time leaves the window."""
+    made: list[QuotaReading] = []
+    notes: list[str] = []
+    for reading in sorted((r for r in state.readings if r.place == place.name), key=lambda r: r.at):
+        least = made[-1].used - place.lanes * (reading.at - made[-1].at) if made else 0
+        if reading.used < least:
+            notes.append(
+                f"{place.name}: a quota reading of {reading.used / 60:.1f} h comes too soon after one of "
+                f"{made[-1].used / 60:.1f} h: at least {least / 60:.1f} h count"
+            )
+        made.append(reading.model_copy(update={"used": max(reading.used, least)}))
+    return made, notes
+
+
+def reading_notes(place: WeekPlace, state: WeekState) -> list[str]:
+    """On readings that contradict each other."""
+    return [*quota_left(place, state)[1], *(_believed(place, state)[1] if place.rolling else ())]
+
+
+def window_use(place: WeekPlace, state: WeekState, window: int) -> tuple[Span, ...]:
+    """What was used of a rolling quota, as spans of time.
+
+    A reading replaces what is known of the time before it. What it has more than the sessions that are known
+    was used at an unknown time: it counts as used just before the reading, which is when it counts longest.
+    What it has less, the earliest sessions did not use.
+    """
+    spans = [(s.start, s.end) for s in state.fixed if s.place == place.name]
+    for reading in _believed(place, state)[0]:
+        later = clip(spans, (reading.at, max((end for _, end in spans), default=reading.at)))
+        left, known = reading.used, []
+        for begin, end in sorted(clip(spans, (reading.at - window, reading.at)), reverse=True):
+            size = min(end - begin, left)
+            left -= size
+            known.append((end - size, end))
+        spans = [*(span for span in known if span[1] > span[0]), *later]
+        if left > 0:
+            spans.append((reading.at - left, reading.at))
+    return tuple(sorted(spans))
+
+
+def own_hours(problem: WeekProblem, sessions: Iterable[Session]) -> Mapping[tuple[str, int], float]:
+    """Reference hours of each model and round."""
+    found: dict[tuple[str, int], float] = {}
+    for session in sessions:
+        speed = problem.place(session.place).speed_of(session.model)
+        key = (session.model, session.round)
+        found[key] = found.get(key, 0.0) + session.train * speed / 60
+    return found
+
+
+class WeekCell(NamedTuple):
+    place: WeekPlace
+    lane: int
+    start: int
+    end: int
+    periods: tuple[QuotaPeriod, ...]
+    """Of each quota, the period that holds the cell."""
+
+    @property
+    def usable(self) -> int:
+        """The most minutes of sessions in it."""
+        return min((self.end - self.start, *(period.minutes for period in self.periods)))
+
+
+class OpenWindow(NamedTuple):
+    """A rolling quota with what was used of it."""
+
+    window: int
+    minutes: int
+    used: tuple[Span, ...]
+
+    @property
+    def blocked_until(self) -> int:
+        """Where more was used than the quota allows, nothing is planned until it has left the window."""
+        until = 0
+        for _, last in self.used:
+            if self.used_within((last - self.window, last)) > self.minutes:
+                until = max(until, last + self.window)
+        return until
+
+    def used_within(self, span: Span) -> int:
+        return sum(overlap(used, span) for used in self.used)
+
+
+class OpenPlace(NamedTuple):
+    """A place with what is left of it."""
+
+    place: WeekPlace
+    quotas: tuple[tuple[QuotaPeriod, ...], ...]
+    windows: tuple[OpenWindow, ...]
+    cells: tuple[WeekCell, ...]
+
+
+def open_place_of(problem: WeekProblem, state: WeekState, place: WeekPlace) -> OpenPlace:
+    quotas, _ = quota_left(place, state)
+    windows = tuple(
+        OpenWindow(rolling.window, rolling.minutes, window_use(place, state, rolling.window))
+        for rolling in place.rolling
+    )
+    free = subtract(clip(place.open, (state.now, problem.length)), state.closed.get(place.name, ()))
+    for window in windows:
+        free = clip(free, (window.blocked_until, problem.length))
+    resets = [edge for quota in quotas for period in quota for edge in (period.start, period.end)]
+    cells = []
+    for lane in range(place.lanes):
+        busy = [(s.start, s.end) for s in state.fixed if s.place == place.name and s.lane == lane]
+        for begin, end in cut_at(subtract(free, busy), resets):
+            start, stop = -(-begin // STEP) * STEP, end // STEP * STEP
+            periods = tuple(
+                period for quota in quotas for period in quota if period.start <= begin < period.end
+            )
+            cell = WeekCell(place, lane, start, stop, periods)
+            if len(periods) == len(quotas) and cell.usable >= place.overhead + place.shortest:
+                cells.append(cell)
+    return OpenPlace(place, quotas, windows, tuple(cells))
+
+
+def start_spans(cell: WeekCell) -> tuple[Span, ...]:
+    """When a session of the cell may begin: where somebody is there, if it is started by hand."""
+    last = cell.end - cell.place.overhead - cell.place.shortest
+    whole = (cell.start, last + 1)
+    found = (whole,) if cell.place.starts is None else clip(cell.place.starts, whole)
+    aligned = ((-(-begin // STEP) * STEP, (end - 1) // STEP * STEP + 1) for begin, end in found)
+    return tuple(span for span in aligned if span[1] > span[0])

@@ -1,0 +1,935 @@
+"""The week of a project: its settings as a problem, planned, with the earlier plan and events kept.
+
+In: an open project, `plan.week`, `fleet.places`, past runs. Out: a `WeekSchedule`; its page and calendar;
+what a proposal by hand or the week under other terms is worth. Speeds are the planner's where a place names a
+card; terms that are not set come from the catalog's place of the same name; how fast models learn, from the
+losses of the project's own runs; what the week may cost, from its own limit and the caps of the fleet.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from pydantic import Field, ValidationError
+
+from graftwork.files.disk import write_atomic
+from graftwork.fleet.control import Safety
+from graftwork.fleet.ledger import month_of
+from graftwork.fleet.places.manual import ManualPlace
+from graftwork.fleet.settings import CapSettings, FleetSettings, PlaceCalendarSettings, QuotaSettings
+from graftwork.plan.catalog.prices import list_places
+from graftwork.plan.cost.runs import fit_in_brief
+from graftwork.plan.fit.project import FitRequest, question_of
+from graftwork.plan.settings import WeekModelSettings, WeekSettings
+from graftwork.project.load import ProjectFolder
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
+from graftwork.project.settings import FROM_MAIN, ProjectSettings
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.hardware import PlaceTerms
+from graftwork.records.run import TrainStep
+from graftwork.records.week import (
+    DAYS,
+    MINUTES_A_DAY,
+    Scenario,
+    Session,
+    WeekSchedule,
+    parse_moment,
+    parse_window,
+)
+from graftwork.store.runs import RunEntry
+from graftwork.text.validation import explain_error
+from graftwork.train.run_folder import read_steps
+from graftwork.views.week_page import render_week
+from graftwork.week.calendar import (
+    Span,
+    clip,
+    intersect,
+    minutes_since,
+    periods_of,
+    spans_of,
+    week_end,
+    week_start,
+)
+from graftwork.week.checker import check_week
+from graftwork.week.curves import FittedCurve, bin_losses, combine, fit_curve
+from graftwork.week.ical import calendar_text
+from graftwork.week.plan import plan_week
+from graftwork.week.problem import (
+    STEP,
+    Effort,
+    GainCurve,
+    QuotaPeriod,
+    RollingQuota,
+    WeekModel,
+    WeekPlace,
+    WeekProblem,
+    WeekState,
+    as_scenario,
+    require_name,
+    scenarios_of,
+)
+from graftwork.week.replan import WeekEvent, sessions_ahead, state_after
+from graftwork.week.score import score
+
+
+class PaidJob(NamedTuple):
+    """A job of the ledger, as the caps count it."""
+
+    created_at: datetime
+    usd: float
+
+
+class WeekMoney(NamedTuple):
+    cap_usd: float
+    paid_from: int = 0
+    """Minutes: paid places are used from then on."""
+    notes: tuple[str, ...] = ()
+
+
+def list_paid_jobs(project: ProjectFolder) -> tuple[PaidJob, ...]:
+    """Nothing is created: a project without a state has no jobs."""
+    if not project.state.is_dir():
+        return ()
+    with use_project(project, NullReporter()) as work:
+        return tuple(
+            PaidJob(datetime.fromtimestamp(job.created_at, UTC), job.counted_usd)
+            for job in work.jobs.list()
+            if job.counted_usd > 0
+        )
+
+
+def spent_since(jobs: Sequence[PaidJob], start: datetime) -> float:
+    return sum(job.usd for job in jobs if job.created_at >= start)
+
+
+def week_money(
+    caps: CapSettings, limit: float | None, jobs: Sequence[PaidJob], *, start: datetime, length: int
+) -> WeekMoney:
+    """Dollars for the week. What was spent in it is not subtracted: it counts against them."""
+    before = [job for job in jobs if job.created_at < start]
+    project = None if caps.project_usd is None else caps.project_usd - sum(job.usd for job in before)
+    most = min(value for value in (limit, project, caps.month_usd) if value is not None)
+    last = start.astimezone(UTC) + timedelta(minutes=length - 1)
+    first_left = _left_of_month(caps, before, start)
+    if first_left.usd >= most:
+        return WeekMoney(max(0.0, most))
+    if first_left.month == month_of(last.timestamp()):
+        return WeekMoney(max(0.0, first_left.usd), notes=(first_left.note,))
+    # The week ends in another month, which has its whole cap.
+    turn = minutes_since(start, last.replace(day=1, hour=0, minute=0, second=0, microsecond=0))
+    if first_left.usd >= most * (length - turn) / length:
+        return WeekMoney(max(0.0, first_left.usd), notes=(first_left.note,))
+    waits = f"{first_left.note}; paid places are used from {last:%Y-%m}-01 on"
+    return WeekMoney(max(0.0, most), turn, (waits,))
+
+
+class _MonthLeft(NamedTuple):
+    month: str
+    usd: float
+    note: str
+
+
+def _left_of_month(caps: CapSettings, before: Sequence[PaidJob], start: datetime) -> _MonthLeft:
+    month = month_of(start.timestamp())
+    spent = sum(job.usd for job in before if month_of(job.created_at.timestamp()) == month)
+    left = caps.month_usd - spent
+    note = (
+        f"${max(0.0, left):.2f} of fleet.caps.month_usd are left in {month}: "
+        f"${spent:.2f} are spent or reserved"
+    )
+    return _MonthLeft(month, left, note)
+
+
+def longest_paid_minutes(fleet: FleetSettings, usd_per_hour: float) -> int:
+    """How long a session may be at this price, so that its job keeps fleet.caps.job_usd."""
+    safety = Safety(boot_seconds=fleet.boot_minutes * 60, reconcile_seconds=fleet.reconcile_minutes * 60)
+    seconds = fleet.caps.job_usd / usd_per_hour * 3600 - safety.reserve_seconds
+    return max(0, int(seconds // 60))
+
+
+Clock = Callable[[Sequence[TrainStep]], list[float]]
+"""Reference hours at the end of each step."""
+
+
+def fit_project_curves(project: ProjectFolder, clock: Clock) -> dict[str, float]:
+    """Nothing is created: a project that never ran has no curves."""
+    if not (project.state / "runs").is_dir():
+        return {}
+    curves: dict[str, list[FittedCurve]] = defaultdict(list)
+    with use_project(project, NullReporter()) as work:
+        entry = work.ledger.get("prepare")
+        folders = (entry.output or {}).get("folders", {}) if entry is not None else {}
+        names = {Path(folder).name: model for model, folder in folders.items()}
+        for run in work.runs.list():
+            model = names.get(_dataset_of(run))
+            made = _fit(run, clock) if run.state == "done" and model is not None else None
+            if made is not None and model is not None:
+                curves[model].append(made)
+    found = {model: combine(made) for model, made in curves.items()}
+    return {model: hours for model, hours in found.items() if hours is not None}
+
+
+def hours_by_tokens(tokens_per_hour: float) -> Clock:
+    """What the reference place would have taken for the tokens of the steps."""
+
+    def clock(steps: Sequence[TrainStep]) -> list[float]:
+        return _sums(step.tokens / tokens_per_hour for step in steps)
+
+    return clock
+
+
+def hours_as_run(steps: Sequence[TrainStep]) -> list[float]:
+    """The run's own hours, where it is not known how fast the reference place is."""
+    return _sums(step.seconds / 3600 for step in steps)
+
+
+def _sums(values: Iterable[float]) -> list[float]:
+    return list(accumulate(values))
+
+
+def _fit(run: RunEntry, clock: Clock) -> FittedCurve | None:
+    steps = read_steps(Path(run.folder))
+    return fit_curve(bin_losses(clock(steps), [step.loss for step in steps]))
+
+
+def _dataset_of(run: RunEntry) -> str:
+    try:
+        job = json.loads((Path(run.folder) / "job.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    return Path(str(job.get("dataset_folder", ""))).name
+
+
+ROWS, TOKENS = 2000, 1024
+"""Of the run whose hours compare the places."""
+FROM_BASE = "base"
+
+
+class WeekRequest(NamedTuple):
+    """What was asked for."""
+
+    effort: Effort = Effort()
+    start: date | None = None
+    now: datetime | None = None
+    earlier: WeekSchedule | None = None
+    events: tuple[WeekEvent, ...] = ()
+    only: tuple[str, ...] = ()
+    """Places; empty: all."""
+    paid: tuple[PaidJob, ...] = ()
+    """What the ledger has spent or reserved."""
+
+
+def plan_project_week(project: ProjectFolder, asked: WeekRequest) -> WeekSchedule:
+    problem, state = week_as_it_is(project, asked)
+    ahead = sessions_ahead(asked.earlier, state) if asked.earlier is not None else ()
+    return plan_week(problem, state, asked.effort, ahead)
+
+
+def week_as_it_is(project: ProjectFolder, asked: WeekRequest) -> tuple[WeekProblem, WeekState]:
+    """The problem, and what has happened: by the plan so far, the events and the ledger."""
+    asked = asked._replace(paid=list_paid_jobs(project))
+    problem = week_problem(project, asked)
+    return problem, week_state(problem, asked)
+
+
+def week_state(problem: WeekProblem, asked: WeekRequest) -> WeekState:
+    spent = spent_since(asked.paid, problem.start)
+    if asked.now is None and asked.earlier is None and not asked.events:
+        return WeekState(spent_usd=spent)
+    zone = ZoneInfo(problem.timezone)
+    # A reading of today counts for a week that begins later.
+    now = asked.now or max(datetime.now(tz=UTC), problem.start)
+    local = now if now.tzinfo is not None else now.replace(tzinfo=zone)
+    state = state_after(problem, asked.earlier, asked.events, local)
+    return state.model_copy(update={"spent_usd": spent})
+
+
+def week_problem(project: ProjectFolder, asked: WeekRequest) -> WeekProblem:
+    """The settings of the project as a problem."""
+    settings = project.settings
+    week = settings.plan.week
+    _require_week(settings)
+    zone = ZoneInfo(week.timezone)
+    day = asked.start or _default_day(asked, zone)
+    start = week_start(day, week.timezone, week.starts).astimezone(UTC)
+    if asked.earlier is not None and asked.start is None:
+        start = asked.earlier.start.astimezone(UTC)
+    length = minutes_since(start, week_end(start, week.timezone))
+    frame = _Frame(start, length, week)
+    terms = {place.name: place for place in list_places()}
+    speeds = _speeds(project, settings)
+    for name in asked.only:
+        require_name(name, settings.fleet.places, kind="place", where="--only")
+    money = week_money(settings.fleet.caps, week.spend_usd, asked.paid, start=start, length=length)
+    places = tuple(
+        _within_caps(
+            _place(name, place, frame, terms.get(place.catalog or name), speeds.by_place[name]),
+            settings.fleet,
+            money,
+        )
+        for name, place in settings.fleet.places.items()
+        if not asked.only or name in asked.only
+    )
+    fitted = _fitted(project, settings)
+    models = tuple(_model(name, settings, frame, fitted) for name in settings.all_models)
+    notes = money.notes if any(place.usd_per_hour > 0 for place in places) else ()
+    return WeekProblem(
+        start=start,
+        length=length,
+        timezone=week.timezone,
+        places=places,
+        models=models,
+        cap_usd=money.cap_usd,
+        reference=speeds.reference,
+        assumptions=(
+            *_assumptions(settings, models, speeds),
+            *_job_caps(settings, places),
+            *notes,
+            *_before_the_week(places, asked),
+        ),
+    )
+
+
+class _Frame(NamedTuple):
+    start: datetime
+    length: int
+    week: WeekSettings
+
+
+class _Speeds(NamedTuple):
+    reference: str
+    by_place: dict[str, dict[str, float]]
+    notes: list[str]
+
+
+def _default_day(asked: WeekRequest, zone: ZoneInfo) -> date:
+    """The week that now is in; without --now, the next one."""
+    if asked.now is not None:
+        now = asked.now if asked.now.tzinfo is not None else asked.now.replace(tzinfo=zone)
+        return now.astimezone(zone).date()
+    return datetime.now(tz=zone).date() + timedelta(days=7)
+
+
+def _require_week(settings: ProjectSettings) -> None:
+    if not settings.fleet.places:
+        raise UserMistake(
+            "no place has hours to plan",
+            why="`graft plan week` divides the hours of the places under fleet.places",
+            fix="add them, as examples/week/graft.yaml does",
+            where="fleet.places",
+        )
+    for name, model in settings.plan.week.models.items():
+        where = f"plan.week.models.{name}"
+        require_name(name, settings.all_models, kind="model", where="plan.week.models")
+        for other in (*model.after, *(filter(None, [model.starts_from]))):
+            if other != FROM_BASE:
+                require_name(other, settings.all_models, kind="model", where=where)
+    for name, place in settings.fleet.places.items():
+        for model_name in place.models:
+            require_name(model_name, settings.all_models, kind="model", where=f"fleet.places.{name}.models")
+    if settings.plan.week.reference:
+        require_name(
+            settings.plan.week.reference, settings.fleet.places, kind="place", where="plan.week.reference"
+        )
+
+
+def _speeds(project: ProjectFolder, settings: ProjectSettings) -> _Speeds:
+    """Hours of the same run at each place, by the planner, against those of the reference place."""
+    places = settings.fleet.places
+    reference = settings.plan.week.reference or next(iter(places))
+    bases = {name: _base(project, settings.of_model(name).base) for name in settings.all_models}
+    notes: list[str] = []
+    by_place: dict[str, dict[str, float]] = {}
+    for name, place in places.items():
+        known = {}
+        for model, base in bases.items():
+            if place.models and model not in place.models:
+                known[model] = 0.0
+            elif place.speed is not None or not place.gpu:
+                known[model] = place.speed or 1.0
+            else:
+                known[model] = _planned_speed(base, place, places[reference], settings, notes, name)
+        by_place[name] = known
+    card = places[reference].gpu
+    title = f"{reference} ({card})" if card else reference
+    return _Speeds(title, by_place, notes)
+
+
+def _base(project: ProjectFolder, base: str) -> str:
+    """A folder of the project, or a name of the catalog."""
+    folder = project.root / base
+    return str(folder) if (folder / "config.json").is_file() else base
+
+
+def _planned_speed(
+    base: str,
+    place: PlaceCalendarSettings,
+    reference: PlaceCalendarSettings,
+    settings: ProjectSettings,
+    notes: list[str],
+    name: str,
+) -> float:
+    if not reference.gpu:
+        raise UserMistake(
+            f"the speed of {name} cannot be compared",
+            why="it names a card, and the reference place does not",
+            fix="give the reference place a gpu too, or give both a speed",
+            where=f"fleet.places.{name}",
+        )
+    here = _hours(base, place, settings, name)
+    if here is None:
+        note = f"{base} does not fit {place.gpu} at {name}: it is not trained there"
+        if note not in notes:
+            notes.append(note)
+        return 0.0
+    there = _hours(base, reference, settings, "the reference place")
+    if there is None:
+        raise UserMistake(
+            f"{base} does not fit {reference.gpu} at the reference place",
+            fix="choose another reference place with plan.week.reference",
+            where="plan.week.reference",
+        )
+    return there / here
+
+
+def _hours(base: str, place: PlaceCalendarSettings, settings: ProjectSettings, name: str) -> float | None:
+    """Of a run of the project's method on this card; None: it does not fit."""
+    train = settings.train
+    asked = FitRequest(
+        model=base, gpu=place.gpu, gpus=place.gpus, rows=ROWS, seq=str(TOKENS), epochs=1.0,
+        method=train.method, rank=train.rank,
+    )  # fmt: skip
+    try:
+        brief = fit_in_brief(question_of(asked))
+    except GraftError as error:
+        raise UserMistake(
+            f"the speed of {name} cannot be computed: {error.what}",
+            why=error.why,
+            fix=f"{error.fix}; or set fleet.places.{name}.speed"
+            if error.fix
+            else f"set fleet.places.{name}.speed",
+            where=f"fleet.places.{name}.gpu",
+        ) from error
+    return brief.hours.value if brief.fits else None
+
+
+def _place(
+    name: str,
+    place: PlaceCalendarSettings,
+    frame: _Frame,
+    terms: PlaceTerms | None,
+    speeds: Mapping[str, float],
+) -> WeekPlace:
+    week = frame.week
+    zone = place.timezone or week.timezone
+    people = spans_of(
+        [parse_window(text) for text in week.people],
+        start=frame.start,
+        length=frame.length,
+        zone=week.timezone,
+    )
+    opened: tuple[Span, ...] = ((0, frame.length),)
+    if place.windows:
+        windows = [parse_window(text) for text in place.windows]
+        opened = spans_of(windows, start=frame.start, length=frame.length, zone=zone)
+    needs_person = (place.place or name) == ManualPlace.name or (terms and terms.driven_by == "by hand")
+    by_hand = place.by_hand or ("start" if needs_person else "no")
+    if by_hand == "whole":
+        opened = intersect(opened, people)
+    quotas = place.quotas or _catalog_quotas(terms)
+    # Providers reset by UTC.
+    resets = zone if place.quotas else place.timezone or "UTC"
+    setup = (
+        place.setup_minutes if place.setup_minutes is not None else (terms.setup_minutes if terms else 0.0)
+    )
+    session = place.session_hours or (terms.session_hours if terms else None)
+    return WeekPlace(
+        name=name,
+        speed=max(speeds.values(), default=1.0),
+        speeds=dict(speeds),
+        lanes=place.at_once,
+        open=opened,
+        starts=people if by_hand == "start" else None,
+        periods=tuple(_periods(quota, frame, resets) for quota in quotas if quota.per is not None),
+        rolling=tuple(
+            RollingQuota(window=round(quota.within_hours * 60), minutes=round(quota.hours * 60))
+            for quota in quotas
+            if quota.within_hours is not None
+        ),
+        longest=None if session is None else int(session * 60),
+        shortest=_on_grid(place.shortest_minutes),
+        setup=_on_grid(setup),
+        transfer=_on_grid(place.transfer_minutes),
+        usd_per_hour=_price(name, place, terms),
+        by_hand=by_hand != "no",
+    )
+
+
+def _within_caps(place: WeekPlace, fleet: FleetSettings, money: WeekMoney) -> WeekPlace:
+    """A paid place as the caps allow it: no job costs more than one may, none begins too early."""
+    if place.usd_per_hour <= 0:
+        return place
+    longest = longest_paid_minutes(fleet, place.usd_per_hour)
+    if longest < place.overhead + place.shortest:
+        return place.model_copy(update={"open": ()})
+    opened = clip(place.open, (money.paid_from, max((end for _, end in place.open), default=0)))
+    return place.model_copy(update={"longest": min(place.longest or longest, longest), "open": opened})
+
+
+def _job_caps(settings: ProjectSettings, places: Sequence[WeekPlace]) -> list[str]:
+    """Sessions that would be longer without the cap of a job."""
+    return [
+        f"a session at {place.name} has at most {place.longest / 60:.1f} h: more could cost more than "
+        f"fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}"
+        for place in places
+        if place.usd_per_hour > 0
+        and place.longest == longest_paid_minutes(settings.fleet, place.usd_per_hour)
+    ] + [
+        f"{place.name} is not used: fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}, does not pay for "
+        f"its shortest session"
+        for place in places
+        if place.usd_per_hour > 0 and not place.open
+    ]
+
+
+RENTED = ("cloud", "managed")
+
+
+def _price(name: str, place: PlaceCalendarSettings, terms: PlaceTerms | None) -> float:
+    """Free unless a price is stated; a rented place is not free by being silent."""
+    if place.usd_per_hour is None and terms is not None and terms.kind in RENTED:
+        raise UserMistake(
+            f"the place {name} has no price",
+            why=f"{terms.title} is rented by the hour; without a price a plan would use it for nothing",
+            fix=f"set fleet.places.{name}.usd_per_hour; `graft plan compare` lists prices",
+            where=f"fleet.places.{name}",
+        )
+    return place.usd_per_hour or 0.0
+
+
+def _on_grid(minutes: float) -> int:
+    return math.ceil(minutes / STEP) * STEP
+
+
+def _catalog_quotas(terms: PlaceTerms | None) -> tuple[QuotaSettings, ...]:
+    if terms is None:
+        return ()
+    made = []
+    if terms.free_hours_a_week is not None:
+        made.append(QuotaSettings(hours=terms.free_hours_a_week, per="week", resets="sat 00:00"))
+    if terms.free_hours_a_day is not None:
+        made.append(QuotaSettings(hours=terms.free_hours_a_day, within_hours=24))
+    return tuple(made)
+
+
+def _periods(quota: QuotaSettings, frame: _Frame, zone: str) -> tuple[QuotaPeriod, ...]:
+    moment = parse_moment(quota.resets or ("mon 00:00" if quota.per == "week" else "00:00"))
+    if quota.per == "week" and moment.day is None:
+        moment = moment._replace(day=0)
+    spans = periods_of(moment, start=frame.start, length=frame.length, zone=zone)
+    return tuple(QuotaPeriod(start=a, end=b, minutes=round(quota.hours * 60)) for a, b in spans)
+
+
+def _model(name: str, settings: ProjectSettings, frame: _Frame, fitted: Mapping[str, float]) -> WeekModel:
+    week = frame.week
+    model = week.models.get(name, WeekModelSettings())
+    own = settings.of_model(name)
+    parent = model.starts_from
+    if parent is None and own.train.start_from == FROM_MAIN and name != settings.main_model:
+        parent = settings.main_model
+    if parent in (FROM_BASE, name):
+        parent = None
+    deadline = None
+    if model.deadline is not None:
+        moment = model.deadline
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=ZoneInfo(week.timezone))
+        deadline = max(0, minutes_since(frame.start, moment))
+    gate = model.gate_minutes if model.gate_minutes is not None else week.gate_minutes
+    return WeekModel(
+        name=name,
+        weight=model.priority,
+        curve=_curve(name, model, week, fitted),
+        done_hours=model.done_hours,
+        least_hours=model.least_hours,
+        most_hours=model.most_hours,
+        deadline=deadline,
+        after=model.after,
+        gate=_on_grid(gate),
+        inherits=parent,
+        share=week.inherit if parent else 0.0,
+        carry=week.carry if parent else 1.0,
+    )
+
+
+def _curve(name: str, model: WeekModelSettings, week: WeekSettings, fitted: Mapping[str, float]) -> GainCurve:
+    if model.half_hours is not None:
+        return GainCurve(half_hours=model.half_hours, source="declared")
+    if name in fitted:
+        return GainCurve(half_hours=fitted[name], source="fitted from runs")
+    return GainCurve(half_hours=week.half_hours, source="assumed")
+
+
+def _fitted(project: ProjectFolder, settings: ProjectSettings) -> dict[str, float]:
+    """Hours until half is learned, from the project's own runs, for the models that have some."""
+    if not (project.state / "runs").is_dir():
+        return {}
+    places = settings.fleet.places
+    name = settings.plan.week.reference or next(iter(places))
+    if not places[name].gpu:
+        return fit_project_curves(project, hours_as_run)
+    hours = _hours(_base(project, settings.base), places[name], settings, name)
+    return fit_project_curves(project, hours_by_tokens(ROWS * TOKENS / hours)) if hours else {}
+
+
+def _assumptions(settings: ProjectSettings, models: Sequence[WeekModel], speeds: _Speeds) -> list[str]:
+    week = settings.plan.week
+    made = [f"an hour of training is an hour of {speeds.reference}; other places by the planner's times"]
+    assumed = [model.name for model in models if model.curve.source == "assumed"]
+    if assumed:
+        made.append(f"half of what can be gained is gained in {week.half_hours:g} h: {', '.join(assumed)}")
+    if any(model.inherits for model in models):
+        made.append(
+            f"a model that starts from another counts {100 * week.inherit:.0f} % of its hours, at most its "
+            f"own from there on; moving there keeps {100 * week.carry:.0f} % of its own earlier hours"
+        )
+    return made + speeds.notes
+
+
+def _before_the_week(places: Sequence[WeekPlace], asked: WeekRequest) -> list[str]:
+    """Quotas that began before the week: what was used of them then is not known here."""
+    known = {event.place for event in asked.events if event.kind == "quota"}
+    return [
+        f"nothing of {place.name}'s quota was used before the week; --event with a reading says otherwise"
+        for place in places
+        if place.name not in known
+        and (
+            any(rolling.window > MINUTES_A_DAY for rolling in place.rolling)
+            or any(period.start < 0 < period.end for quota in place.periods for period in quota)
+        )
+    ]
+
+
+def read_schedule(path: Path) -> WeekSchedule:
+    """An earlier plan, as `--json` or `--out` wrote it."""
+    try:
+        return WeekSchedule.from_json(path.read_bytes())
+    except OSError as error:
+        raise UserMistake(
+            f"{path.name} cannot be read", why=str(error), fix="plan the week again", where=str(path)
+        ) from error
+    except ValidationError as error:
+        raise UserMistake(
+            f"{path.name} is not a planned week",
+            why=explain_error(error.errors(include_url=False, include_input=False)[0]),
+            fix="name a file that `graft plan week --out FILE` wrote",
+            where=str(path),
+        ) from error
+
+
+def read_events(texts: Sequence[str]) -> tuple[WeekEvent, ...]:
+    """Events as JSON, or files with one on each line (@events.jsonl)."""
+    lines: list[str] = []
+    for text in texts:
+        if text.startswith("@"):
+            try:
+                lines += [line for line in Path(text[1:]).read_text().splitlines() if line.strip()]
+            except OSError as error:
+                raise UserMistake(f"{text[1:]} cannot be read", why=str(error), where="--event") from error
+        else:
+            lines.append(text)
+    return tuple(_event(line) for line in lines)
+
+
+def _event(line: str) -> WeekEvent:
+    try:
+        return WeekEvent.from_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserMistake(
+            f"an event cannot be read: {': '.join(filter(None, (key, first['msg'])))}",
+            fix='write {"kind": "quota", "at": "2026-11-18T09:00:00Z", "place": "kaggle", "used_hours": 9}',
+            where="--event",
+        ) from error
+
+
+def write_schedule(path: Path, schedule: WeekSchedule) -> None:
+    write_atomic(path, (json.dumps(schedule.model_dump(mode="json"), indent=2) + "\n").encode())
+
+
+class ProposedSession(Record):
+    """A session as people plan it: `mon 08:00`, four hours."""
+
+    place: str
+    model: str
+    start: str
+    hours: float
+
+
+class WeekProposal(Record):
+    title: str
+    sessions: tuple[ProposedSession, ...]
+
+
+class ComparedProposal(Record):
+    """The proposal on the objective of the plan."""
+
+    title: str
+    sessions: int
+    value: float
+    cost_usd: float
+    scenario: Scenario
+    broken: tuple[str, ...]
+    plan_value: float
+    ahead: float
+    """By which the plan is worth more, as a share of the proposal."""
+
+
+def write_files(schedule: WeekSchedule, *, out: Path | None, html: Path | None, ical: Path | None) -> None:
+    if out is not None:
+        write_schedule(out, schedule)
+    if html is not None:
+        write_atomic(html, render_week(schedule))
+    if ical is not None:
+        write_atomic(ical, calendar_text(schedule))
+
+
+def compare_proposal(
+    project: ProjectFolder, asked: WeekRequest, schedule: WeekSchedule, path: Path
+) -> ComparedProposal:
+    """The best that the proposal is worth in any scenario whose order it keeps."""
+    try:
+        proposal = WeekProposal.from_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserMistake(
+            f"{path} is not a proposal",
+            why=str(error).splitlines()[0],
+            fix="write it as examples/week/proposal.json",
+            where="--compare",
+        ) from error
+    problem, state = week_as_it_is(project, asked)
+    plain = [_session(problem, session) for session in proposal.sessions]
+    best: ComparedProposal | None = None
+    for scenario in scenarios_of(problem):
+        own = as_scenario(problem, scenario)
+        later = scenario == "sequential"
+        sessions = [
+            session.model_copy(update={"round": 1})
+            if later and own.model(session.model).inherits is not None
+            else session
+            for session in plain
+        ]
+        worth = score(own, sessions)
+        made = ComparedProposal(
+            title=proposal.title,
+            sessions=len(sessions),
+            value=worth.value,
+            cost_usd=worth.cost_usd,
+            scenario=scenario,
+            broken=tuple(check_week(own, state, sessions)),
+            plan_value=schedule.value,
+            ahead=schedule.value / worth.value - 1 if worth.value > 0 else 0.0,
+        )
+        if best is None or (len(made.broken), -made.value) < (len(best.broken), -best.value):
+            best = made
+    if best is None:
+        raise UserMistake(f"{path} has no sessions", where="--compare")
+    return best
+
+
+def _session(problem: WeekProblem, proposed: ProposedSession) -> Session:
+    place = problem.place(proposed.place)
+    problem.model(proposed.model)
+    try:
+        moment = parse_moment(proposed.start)
+    except ValueError as error:
+        raise UserMistake(str(error), fix="write it as `mon 08:00`", where="--compare") from error
+    zone = ZoneInfo(problem.timezone)
+    first = problem.start.astimezone(zone)
+    day = first.date() + timedelta(days=((moment.day or 0) - first.weekday()) % len(DAYS))
+    local = datetime.combine(day, datetime.min.time(), tzinfo=zone) + timedelta(minutes=moment.minute)
+    start = minutes_since(problem.start, local)
+    length = round(proposed.hours * 60)
+    return Session(
+        place=place.name, model=proposed.model, start=start, end=start + length,
+        train=max(0, length - place.overhead),
+    )  # fmt: skip
+
+
+MOST_SECONDS = 20.0
+LEAST_WEIGHT = 0.001
+"""Of a model that does not count: a weight of none would leave its hours to chance."""
+
+
+class WeekTerms(Record):
+    """What is tried. What is not named stays as it is."""
+
+    spend_usd: float | None = Field(None, ge=0, description="Money for the week.")
+    hours: dict[str, float] = Field({}, description="Hours a place has more, or fewer.")
+    priority: dict[str, float] = Field({}, description="How much a model counts.")
+    gate_minutes: float | None = Field(None, ge=0, description="What a gate takes.")
+
+    @property
+    def changes_value(self) -> bool:
+        """Whether points mean something else: then they cannot be compared."""
+        return bool(self.priority)
+
+
+class WeekDial(Record):
+    """A term that can be turned: what it is now, and how far it makes sense."""
+
+    name: str
+    label: str
+    unit: str
+    now: float
+    least: float
+    most: float
+    step: float
+
+
+class WeekTrial(Record):
+    """`before` is the week as graft.yaml has it, `after` the one under other terms, if there are any."""
+
+    terms: WeekTerms
+    before: WeekSchedule
+    after: WeekSchedule | None
+    comparable: bool = True
+
+
+def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
+    """Every term that this week can be tried with."""
+    problem, _ = week_as_it_is(project, WeekRequest())
+    found = []
+    if problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places):
+        most = max(20.0, 3 * problem.cap_usd)
+        found.append(
+            WeekDial(
+                name="spend",
+                label="Money for the week",
+                unit="USD",
+                now=problem.cap_usd,
+                least=0,
+                most=most,
+                step=_step(problem.cap_usd, 1.0),
+            )
+        )
+    found += [
+        WeekDial(
+            name=f"hours.{place.name}",
+            label=f"Hours at {place.name}, more or fewer",
+            unit="h",
+            now=0,
+            least=-math.floor(_free_hours(place) / 0.5) * 0.5,
+            most=24,
+            step=0.5,
+        )
+        for place in problem.places
+        if place.periods or place.rolling
+    ]
+    gates = [model.gate for model in problem.models if model.gate]
+    if gates:
+        found.append(
+            WeekDial(
+                name="gate", label="A gate takes", unit="min", now=max(gates), least=0, most=240, step=STEP
+            )
+        )
+    if len(problem.models) > 1:
+        found += [
+            WeekDial(
+                name=f"priority.{model.name}",
+                label=f"Importance of {model.name}",
+                unit="",
+                now=model.weight,
+                least=0,
+                most=max(5.0, 2 * model.weight),
+                step=_step(model.weight, 0.5),
+            )
+            for model in problem.models
+        ]
+    return tuple(found)
+
+
+def _step(value: float, usual: float) -> float:
+    """A grid that the present value is on: a slider would move it otherwise."""
+    return usual if (value / usual).is_integer() else 0.01
+
+
+def try_week(
+    project: ProjectFolder, terms: WeekTerms, *, seconds: float, scenario: Scenario | None = None
+) -> WeekTrial:
+    """Plan the week twice, each for so many seconds at most."""
+    problem, _ = week_as_it_is(project, WeekRequest())
+    effort = Effort(
+        seconds=min(max(seconds, 1.0), MOST_SECONDS),
+        workers=1,
+        scenario=scenario or project.settings.plan.week.scenario,
+        what_if=False,
+    )
+    before = _plan(problem.to_json(), effort.to_json())
+    changed = change_terms(problem, terms)
+    after = _plan(changed.to_json(), effort.to_json()) if changed != problem else None
+    return WeekTrial(terms=terms, before=before, after=after, comparable=not terms.changes_value)
+
+
+@lru_cache(maxsize=16)
+def _plan(problem: str, effort: str) -> WeekSchedule:
+    """The same question is answered once: sliders are moved back and forth."""
+    return plan_week(WeekProblem.from_json(problem), effort=Effort.from_json(effort))
+
+
+def change_terms(problem: WeekProblem, terms: WeekTerms) -> WeekProblem:
+    """The problem under other terms. UserMistake for a place or a model that is not there."""
+    for name in terms.hours:
+        require_name(name, {place.name: place for place in problem.places}, kind="place", where="hours")
+    for name in terms.priority:
+        require_name(name, {model.name: model for model in problem.models}, kind="model", where="priority")
+    return problem.model_copy(
+        update={
+            "cap_usd": problem.cap_usd if terms.spend_usd is None else terms.spend_usd,
+            "places": tuple(
+                _change_place(place, terms.hours.get(place.name, 0.0)) for place in problem.places
+            ),
+            "models": tuple(_change_model(model, terms) for model in problem.models),
+        }
+    )
+
+
+def _change_place(place: WeekPlace, hours: float) -> WeekPlace:
+    """More hours of every quota; a session may become as much longer."""
+    more = round(hours * 60)
+    if not more:
+        return place
+    periods = tuple(
+        tuple(part.model_copy(update={"minutes": max(0, part.minutes + more)}) for part in quota)
+        for quota in place.periods
+    )
+    rolling = tuple(
+        quota.model_copy(update={"minutes": min(max(0, quota.minutes + more), quota.window)})
+        for quota in place.rolling
+    )
+    return place.model_copy(update={"periods": periods, "rolling": rolling})
+
+
+def _change_model(model: WeekModel, terms: WeekTerms) -> WeekModel:
+    weight = max(terms.priority.get(model.name, model.weight), LEAST_WEIGHT)
+    gate = model.gate
+    if terms.gate_minutes is not None and gate:
+        gate = math.ceil(terms.gate_minutes / STEP) * STEP
+    return model.model_copy(update={"weight": weight, "gate": gate})
+
+
+def _free_hours(place: WeekPlace) -> float:
+    """The smallest quota, in hours: fewer than none cannot be had."""
+    minutes = [part.minutes for quota in place.periods for part in quota]
+    minutes += [quota.minutes for quota in place.rolling]
+    return min(minutes, default=0) / 60
