@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.corpus.build import OrderedBlock, find_places, order_rows
+from graftwork.data.corpus.build import find_places, order_rows
+from graftwork.data.corpus.store import Segment
 
 BLOCK_ROWS = 3
 NOTHING = np.zeros(0, dtype=np.uint64)
@@ -16,30 +17,26 @@ def key_of(row: str) -> int:
     return int.from_bytes(hashlib.sha256(row.encode()).digest()[:8])
 
 
-def blocks_of(files: dict[str, list[str]]) -> list[OrderedBlock]:
-    """Files as blocks of three rows each."""
-    return [
-        OrderedBlock(
-            file=name,
-            block=number,
-            first_line=1 + start,
-            features=f"{name}{number}",
-            keys=np.array([key_of(row) for row in rows[start : start + BLOCK_ROWS]], dtype=np.uint64),
-        )
-        for name, rows in sorted(files.items())
-        for number, start in enumerate(range(0, max(len(rows), 1), BLOCK_ROWS))
-    ]
+def blocks_of(files):
+    """Files as blocks of three rows each, and the keys of each block's rows."""
+    blocks, keys = [], []
+    for name, rows in sorted(files.items()):
+        for number, start in enumerate(range(0, max(len(rows), 1), BLOCK_ROWS)):
+            blocks.append(Segment(name, number, 1 + start, f"{name}{number}", 0, 0))
+            block = rows[start : start + BLOCK_ROWS]
+            keys.append(np.array([key_of(row) for row in block], dtype=np.uint64))
+    return blocks, keys
 
 
 def rows_in_order(files, known):
-    seen = order_rows(blocks_of(files), known)
+    segments, order = order_rows(*blocks_of(files), known)
     rows = [
         files[segment.file][segment.block * BLOCK_ROWS + number]
-        for segment in seen.segments
+        for segment in segments
         for number in range(segment.start, segment.stop)
     ]
-    assert seen.keys.tolist() == [key_of(row) for row in rows]
-    return rows, seen.keys
+    assert order.tolist() == [key_of(row) for row in rows]
+    return rows, order
 
 
 names = st.sampled_from("abcd")
@@ -103,15 +100,16 @@ def test_the_second_of_two_equal_lines_is_new_where_only_one_was_known():
 
 def test_a_log_that_was_shuffled_beyond_reading_is_seen_file_by_file_again():
     rows = [str(number) for number in range(6000)]
-    order = order_rows(blocks_of({"a": rows}), NOTHING).keys
+    _, order = order_rows(*blocks_of({"a": rows}), NOTHING)
     shuffled = [rows[number * 7 % 6000] for number in range(6000)]
-    one_block = [OrderedBlock("a", 0, 1, "a0", np.array([key_of(row) for row in shuffled], dtype=np.uint64))]
-    assert len(order_rows(one_block, order).segments) == 1
+    keys = np.array([key_of(row) for row in shuffled], dtype=np.uint64)
+    segments, _ = order_rows([Segment("a", 0, 1, "a0", 0, 0)], [keys], order)
+    assert len(segments) == 1
 
 
 def test_a_block_without_a_readable_row_is_not_forgotten():
-    seen = order_rows(blocks_of({"a": [], "b": ["1"]}), NOTHING)
-    assert {(segment.file, segment.stop) for segment in seen.segments} == {("a", 0), ("b", 1)}
+    segments, _ = order_rows(*blocks_of({"a": [], "b": ["1"]}), NOTHING)
+    assert {(segment.file, segment.stop) for segment in segments} == {("a", 0), ("b", 1)}
 
 
 def test_places_are_those_of_the_same_key_or_none():

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -60,28 +60,15 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 Progress = Callable[[str, int, int], None]
 
 
-class OrderedBlock(NamedTuple):
-    """A block as the log has it now, with the hash of each row's line."""
+def order_rows(
+    blocks: Sequence[Segment], line_keys: Sequence[Keys], known: Keys
+) -> tuple[list[Segment], Keys]:
+    """Put the rows of these blocks in row order: runs of rows, and the hashes of all lines.
 
-    file: str
-    block: int
-    first_line: int
-    features: str
-    keys: Keys
-
-
-class RowOrder(NamedTuple):
-    """Runs of rows in row order, and the hashes of their lines."""
-
-    segments: list[Segment]
-    keys: Keys
-
-
-def order_rows(blocks: Sequence[OrderedBlock], known: Keys) -> RowOrder:
-    """Put the rows in row order. `known` is the order of the last time."""
-    none = np.zeros(0, dtype=np.uint64)
-    keys = np.concatenate([none, *(block.keys for block in blocks)])
-    sizes = np.array([len(block.keys) for block in blocks], dtype=np.int64)
+    `line_keys` are the hashes of each block's lines; `known` is the order of the last time.
+    """
+    keys = np.concatenate([np.zeros(0, dtype=np.uint64), *line_keys])
+    sizes = np.array([len(own) for own in line_keys], dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
     stood = find_places(keys, known)
     # Known rows keep their order; new ones follow in the order of the files.
@@ -90,10 +77,16 @@ def order_rows(blocks: Sequence[OrderedBlock], known: Keys) -> RowOrder:
     if len(runs) > max(RUNS_A_BLOCK * len(blocks), FEW_RUNS):
         order = np.arange(len(keys))
         runs = _find_runs(order, starts)
-    segments = [_to_segment(blocks, starts, int(low), int(high)) for low, high in runs]
+    segments = []
+    for low, high in runs:
+        number = int(np.searchsorted(starts, low, side="right")) - 1
+        while not sizes[number]:
+            number -= 1
+        start = int(starts[number])
+        segments.append(blocks[number]._replace(start=low - start, stop=high - start))
     # A block without a readable row carries the rows that could not be read.
-    segments += [_name(block, 0, 0) for block in blocks if not len(block.keys)]
-    return RowOrder(segments, keys[order])
+    segments += [block for block, size in zip(blocks, sizes, strict=True) if not size]
+    return segments, keys[order]
 
 
 def find_places(keys: Keys, known: Keys) -> Places:
@@ -129,39 +122,12 @@ def _find_runs(order: Places, starts: Places) -> list[tuple[int, int]]:
     return list(zip(order[lows].tolist(), (order[highs - 1] + 1).tolist(), strict=True))
 
 
-def _to_segment(blocks: Sequence[OrderedBlock], starts: Places, low: int, high: int) -> Segment:
-    number = int(np.searchsorted(starts, low, side="right")) - 1
-    while not len(blocks[number].keys):
-        number -= 1
-    return _name(blocks[number], low - int(starts[number]), high - int(starts[number]))
-
-
-def _name(block: OrderedBlock, start: int, stop: int) -> Segment:
-    return Segment(
-        file=block.file,
-        block=block.block,
-        first_line=block.first_line,
-        features=block.features,
-        start=start,
-        stop=stop,
-    )
-
-
 ROW_ORDER_FILE = "order.bin"
 """The hash of every line, in row order: 8 bytes per row."""
 
 BLOCK_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
-
-
-class _FoundBlock(NamedTuple):
-    """A block without its bytes."""
-
-    file: str
-    block: int
-    first_line: int
-    features: str
 
 
 def build_corpus(
@@ -179,25 +145,24 @@ def build_corpus(
     work = MapWork(extract_features, remote=lambda: remote_features(context))
     for size in (engine or MapEngine()).map(reading.new_tasks(), work):
         reading.done(size)
-    records, keys = _read_blocks(reading.found, folder)
-    blocks = [
-        OrderedBlock(
-            file=found.file,
-            block=found.block,
-            first_line=found.first_line,
-            features=found.features,
-            keys=own,
-        )
-        for found, own in zip(reading.found, keys, strict=True)
-    ]
-    seen = order_rows(blocks, _read_order(folder / ROW_ORDER_FILE))
-    write_atomic(folder / ROW_ORDER_FILE, seen.keys.tobytes())
-    _remove_stale(folder, keep={block.features for block in blocks})
+    records: Counter[str] = Counter()
+    line_keys: list[Keys] = []
+    for block in reading.blocks:
+        # One by one: a head lists every unreadable line of its block.
+        records[block.file] += read_head(folder / block.features)["records"]
+        line_keys.append(read_table(folder / block.features, ["line_key"]).column("line_key").to_numpy())
+    stored = folder / ROW_ORDER_FILE
+    # Without the stored order, rows are ordered by file.
+    data = stored.read_bytes() if stored.exists() else b""
+    known = np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
+    segments, keys = order_rows(reading.blocks, line_keys, known)
+    write_atomic(stored, keys.tobytes())
+    _remove_stale(folder, keep={block.features for block in reading.blocks})
     inputs = [
         InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
     ]
     corpus = Corpus(
-        folder, segments=seen.segments, inputs=inputs, features_key=fingerprint(list_feature_inputs(context))
+        folder, segments=segments, inputs=inputs, features_key=fingerprint(list_feature_inputs(context))
     )
     corpus.withdraw(_find_disputed_captures(corpus))
     corpus.withdraw(_find_replaced(corpus))
@@ -241,15 +206,6 @@ def _require_condition_fits(corpus: Corpus, condition: str) -> None:
         fix=f"name another field or condition; rows have {fields or 'no fields of their own'}",
         where="data.keep",
     )
-
-
-def _read_blocks(found: Sequence[_FoundBlock], folder: Path) -> tuple[Counter[str], list[Keys]]:
-    """The records of each file, and the hashes of the lines of each block."""
-    records: Counter[str] = Counter()
-    for block in found:
-        # One by one: a head lists every unreadable line of its block.
-        records[block.file] += read_head(folder / block.features).records
-    return records, [_read_keys(folder / block.features) for block in found]
 
 
 def _find_retried_calls(corpus: Corpus) -> dict[int, str]:
@@ -334,64 +290,43 @@ class _LogReader:
     def __init__(
         self, names: tuple[str, ...], *, root: Path, folder: Path, context: AuditContext, report: Progress
     ) -> None:
-        self.found: list[_FoundBlock] = []
+        self.blocks: list[Segment] = []
+        """The blocks of the log, with no rows yet."""
         self.hashes: dict[str, str] = {}
-        self._names = _leave_out_empty(names, root=root)
+        # A log that was just rotated has no rows yet; it is an error only if all are empty.
+        sizes = {name: (root / name).stat().st_size for name in names if (root / name).is_file()}
+        empty = {name for name, size in sizes.items() if not size}
+        if empty and len(empty) < len(names):
+            log.warning("empty, left out: %s", ", ".join(sorted(empty)))
+            names = tuple(name for name in names if name not in empty)
+        self._names = names
         self._root, self._folder, self._context = root, folder, context
         self._inputs = list_feature_inputs(context)
         self._report = report
-        self._total = sum(_size_of(root / name) for name in names)
+        self._total = sum(sizes.values())
         self._done = 0
 
     def new_tasks(self) -> Iterator[FeatureTask]:
         for name in self._names:
-            yield from self._read(name)
-        if not self.found:
+            blocks_digest = hashlib.sha256()
+            for block in cut_blocks(name, root=self._root, size=BLOCK_BYTES):
+                blocks_digest.update(block.key.encode())
+                features = name_features(block, inputs=self._inputs, settings=self._context.settings)
+                self.blocks.append(Segment(block.file, block.index, block.first_line, features, 0, 0))
+                if has_features(self._folder / features):
+                    self.done(len(block.data))
+                else:
+                    yield FeatureTask(block, self._folder / features, self._context)
+            # Standard input can be read only once: it is identified by the hash of its blocks.
+            path = self._root / name
+            sha256 = file_digest(path) if path.is_file() else blocks_digest.hexdigest()
+            self.hashes[self.blocks[-1].file if self.blocks else name] = sha256
+        if not self.blocks:
             raise UserMistake("the logs hold no rows", fix="name other files under data.logs")
-
-    def _read(self, name: str) -> Iterator[FeatureTask]:
-        blocks_digest = hashlib.sha256()
-        for block in cut_blocks(name, root=self._root, size=BLOCK_BYTES):
-            blocks_digest.update(block.key.encode())
-            features = name_features(block, inputs=self._inputs, settings=self._context.settings)
-            self.found.append(_FoundBlock(block.file, block.index, block.first_line, features))
-            if has_features(self._folder / features):
-                self.done(len(block.data))
-            else:
-                yield FeatureTask(block, self._folder / features, self._context)
-        # Standard input can be read only once: it is identified by the hash of its blocks.
-        path = self._root / name
-        sha256 = file_digest(path) if path.is_file() else blocks_digest.hexdigest()
-        self.hashes[self.found[-1].file if self.found else name] = sha256
 
     def done(self, size: int) -> None:
         self._done += size
         self._report("read and sift", self._done, max(self._total, self._done))
-
-
-def _leave_out_empty(names: tuple[str, ...], *, root: Path) -> tuple[str, ...]:
-    """A log that was just rotated has no rows yet; it is an error only if all are empty."""
-    empty = {name for name in names if (root / name).is_file() and not (root / name).stat().st_size}
-    if not empty or len(empty) == len(names):
-        return names
-    log.warning("empty, left out: %s", ", ".join(sorted(empty)))
-    return tuple(name for name in names if name not in empty)
-
-
-def _size_of(path: Path) -> int:
-    """The size of a file; 0 for standard input."""
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _read_keys(path: Path) -> Keys:
-    keys: Keys = read_table(path, ["line_key"]).column("line_key").to_numpy()
-    return keys
-
-
-def _read_order(path: Path) -> Keys:
-    """Without the stored order, rows are ordered by file."""
-    data = path.read_bytes() if path.exists() else b""
-    return np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
 
 
 def _remove_stale(folder: Path, *, keep: set[str]) -> None:

@@ -8,7 +8,6 @@ computed again.
 
 import hashlib
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import pyarrow as pa
 
 from graftwork.data.audit.row_checks import (
     AuditContext,
-    RedactedRow,
     check_row,
     find_verdict,
     is_dropped,
@@ -25,10 +23,10 @@ from graftwork.data.audit.row_checks import (
 )
 from graftwork.data.audit.usage import UNKNOWN, day_of
 from graftwork.data.corpus.store import encode_row
-from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
+from graftwork.data.dedup.fingerprints import compute_fingerprints
 from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
 from graftwork.data.ingest.fields import SCORES
-from graftwork.data.ingest.read import ReadRow, read_block, settings_of_file
+from graftwork.data.ingest.read import read_block, settings_of_file
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, write_atomic
 from graftwork.process.cluster.pieces import RemoteWork, pack
@@ -75,19 +73,6 @@ class FeatureTask(NamedTuple):
     context: AuditContext
 
 
-class RowFeatures(NamedTuple):
-    read: ReadRow
-    logged: Interaction
-    kept: Interaction
-    passed: bool
-    fault: str | None
-    reason: str | None
-    notes: bytes | None
-    redactions: bytes | None
-    trace: int
-    call: int
-
-
 def list_feature_inputs(context: AuditContext) -> list[Any]:
     """Return everything besides the block that row features depend on."""
     settings = context.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
@@ -118,51 +103,54 @@ def has_features(features: Path) -> bool:
 
 def extract_features(task: FeatureTask) -> int:
     """Write the feature file. Returns the size of the block, for progress."""
-    encoded = _encode(_extract(task.block, task.context))
+    table = _extract(task.block, task.context)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    encoded = sink.getvalue().to_pybytes()
     write_atomic(task.out, encoded)
     write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
     return len(task.block.data)
 
 
-class BlockFeatures(NamedTuple):
-    table: "pa.Table"
-    apart: "BlockRemarks"
-    records: int
-
-
-def _extract(block: LogBlock, context: AuditContext) -> BlockFeatures:
-    """The features of a block, with lines counted from its first."""
-    rows: list[RowFeatures] = []
-    apart = BlockRemarks()
+def _extract(block: LogBlock, context: AuditContext) -> "pa.Table":
+    """The features of a block, with lines counted from its first; `store.read_head` reads what stands apart
+    from the rows.
+    """
+    rows: list[tuple[Interaction, dict[str, Any]]] = []
+    faults: list[tuple[int, str, str, str]] = []
+    left_out: list[tuple[int, str, int, int, int]] = []
+    scores: list[tuple[int, int, float]] = []
     for read in read_block(block, settings=context.settings):
         result = read.result
-        place = read.line - block.first_line
+        line = read.line - block.first_line
         if isinstance(result, Interaction):
-            rows.append(_extract_row(read, result, context=context))
+            rows.append(_extract_row(result, line, read.input_hash, context=context))
         elif isinstance(result, ReadFault):
-            apart.faults.append((place, read.input_hash, result.code, result.message))
+            faults.append((line, read.input_hash, result.code, result.message))
         elif isinstance(result, SkippedPart):
             trace = 0 if result.trace is None else hash_name(result.trace)
             call = 0 if result.call is None else hash_name(result.call)
-            apart.left_out.append((place, result.rule, result.count, trace, call))
+            left_out.append((line, result.rule, result.count, trace, call))
         else:
             call = 0 if result.call is None else hash_name(result.call)
-            apart.scores.append((hash_name(result.trace), call, result.value))
-    # Including rows that are filtered out: the audit reports what they would have done.
-    fingerprints = compute_fingerprints([row.kept for row in rows], settings=context.settings)
+            scores.append((hash_name(result.trace), call, result.value))
     # A line may contain several rows, and an array has all of its records on one line.
-    lines = {(row.read.line - block.first_line, row.read.input_hash) for row in rows}
-    records = len(lines) + sum((place, key) not in lines for place, key, *_ in apart.faults)
-    return BlockFeatures(_to_table(rows, fingerprints, first_line=block.first_line), apart, records)
-
-
-@dataclass
-class BlockRemarks:
-    """What a block holds besides rows: unreadable lines, what is left out by rule, scores of traces."""
-
-    faults: list[tuple[int, str, str, str]] = field(default_factory=list)
-    left_out: list[tuple[int, str, int, int, int]] = field(default_factory=list)
-    scores: list[tuple[int, int, float]] = field(default_factory=list)
+    lines = {(row["line"], row["input_hash"]) for _, row in rows}
+    head = {
+        "faults": orjson.dumps(faults),
+        "left_out": orjson.dumps(left_out),
+        "scores": orjson.dumps(scores),
+        "records": str(len(lines) + sum((line, key) not in lines for line, key, *_ in faults)),
+    }
+    columns = {name: pa.array([row[name] for _, row in rows], kind) for name, kind in _COLUMNS.items()}
+    # Including rows that are filtered out: the audit reports what they would have done.
+    fixed, ragged = compute_fingerprints([row for row, _ in rows], settings=context.settings)
+    columns |= {name: pa.array(values) for name, values in fixed.items()}
+    for name, (values, offsets) in ragged.items():
+        columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
+    return pa.table(columns).replace_schema_metadata(head)
 
 
 def hash_name(name: str) -> int:
@@ -170,63 +158,68 @@ def hash_name(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:8], "big") | 1
 
 
-def _extract_row(read: ReadRow, raw: Interaction, *, context: AuditContext) -> RowFeatures:
+_COLUMNS = {
+    "line": pa.int64(),
+    "input_hash": pa.string(),
+    "line_key": pa.uint64(),
+    "passed": pa.bool_(),
+    "fault": pa.string(),
+    "reason": pa.string(),
+    "notes": pa.binary(),
+    "redactions": pa.binary(),
+    "interaction": pa.binary(),
+    "prompt_chars": pa.int32(),
+    "reply_chars": pa.int32(),
+    "script": pa.string(),
+    "stage": pa.int32(),
+    "trace": pa.uint64(),
+    "call": pa.uint64(),
+    "calls_tools": pa.bool_(),
+    "day": pa.int32(),
+    "score": pa.float64(),
+    "cost": pa.float64(),
+    **dict.fromkeys(("prompt_tokens", "cached_tokens", "reply_tokens"), pa.int64()),
+    **dict.fromkeys(("group", "domain", "model", "status", "split"), pa.string()),
+}
+_COUNTS = ("prompt_tokens", "cached_tokens", "reply_tokens", "cost")
+_NAMES = ("group", "domain", "model", "status", "split")
+
+
+def _extract_row(
+    raw: Interaction, line: int, input_hash: str, *, context: AuditContext
+) -> tuple[Interaction, dict[str, Any]]:
+    """The row as it is kept, and its value in each of the columns."""
     settings = context.settings
     redacted = redact_row(raw)
+    row = redacted.row if settings.redact else raw
     notes = check_row(raw, redacted, context=context)
     fault = find_verdict(notes)
-    return RowFeatures(
-        read=read,
-        logged=raw,
-        kept=redacted.row if settings.redact else raw,
-        passed=not (fault and is_dropped(fault.code, settings)),
-        fault=fault.code if fault else None,
-        reason=fault.reason if fault else None,
-        notes=orjson.dumps([tuple(note) for note in notes]) if notes else None,
-        redactions=_count(redacted, settings),
-        trace=0 if raw.trace is None else hash_name(raw.trace),
-        call=0 if raw.trace is None else hash_name(raw.id),
-    )
-
-
-def _count(redacted: RedactedRow, settings: DataSettings) -> bytes | None:
-    return orjson.dumps(redacted.counts) if redacted.counts and settings.redact else None
-
-
-def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line: int) -> "pa.Table":
-    kept = [row.kept for row in rows]
-    columns: dict[str, Any] = {
-        "line": pa.array([row.read.line - first_line for row in rows], pa.int64()),
-        "input_hash": pa.array([row.read.input_hash for row in rows], pa.string()),
-        "line_key": pa.array([int(row.read.input_hash[:16], 16) for row in rows], pa.uint64()),
-        "passed": pa.array([row.passed for row in rows], pa.bool_()),
-        "fault": pa.array([row.fault for row in rows], pa.string()),
-        "reason": pa.array([row.reason for row in rows], pa.string()),
-        "notes": pa.array([row.notes for row in rows], pa.binary()),
-        "redactions": pa.array([row.redactions for row in rows], pa.binary()),
-        "interaction": pa.array([encode_row(row) for row in kept], pa.binary()),
-        "prompt_chars": pa.array([sum(len(m.content) for m in row.messages) for row in kept], pa.int32()),
-        "reply_chars": pa.array([len(row.reply) for row in kept], pa.int32()),
-        "script": pa.array([main_script(row.question) for row in kept], pa.string()),
-        "stage": pa.array([-1 if row.stage is None else row.stage for row in kept], pa.int32()),
+    written = (row.reply, *(turn.content for turn in row.messages if turn.role == "assistant"))
+    counts = {name: getattr(row, name) for name in _COUNTS}
+    return row, {
+        "line": line,
+        "input_hash": input_hash,
+        "line_key": int(input_hash[:16], 16),
+        "passed": not (fault and is_dropped(fault.code, settings)),
+        "fault": fault.code if fault else None,
+        "reason": fault.reason if fault else None,
+        "notes": orjson.dumps([tuple(note) for note in notes]) if notes else None,
+        "redactions": orjson.dumps(redacted.counts) if redacted.counts and settings.redact else None,
+        "interaction": encode_row(row),
+        "prompt_chars": sum(len(message.content) for message in row.messages),
+        "reply_chars": len(row.reply),
+        "script": main_script(row.question),
+        "stage": -1 if row.stage is None else row.stage,
         # Before redaction, which may rename them: scores are joined by them.
-        "trace": pa.array([row.trace for row in rows], pa.uint64()),
-        "call": pa.array([row.call for row in rows], pa.uint64()),
-        "calls_tools": pa.array([_calls_tools(row) for row in kept], pa.bool_()),
+        "trace": 0 if raw.trace is None else hash_name(raw.trace),
+        "call": 0 if raw.trace is None else hash_name(raw.id),
+        "calls_tools": any(OPEN in text for text in written),
         # Of the row as it was logged: redaction may take a time for a phone number.
-        "day": pa.array([day_of(row.logged) for row in rows], pa.int32()),
-        "score": pa.array([_score_of(row.logged) for row in rows], pa.float64()),
-        "cost": pa.array([UNKNOWN if row.cost is None else row.cost for row in kept], pa.float64()),
+        "day": day_of(raw),
+        "score": _score_of(raw),
+        **{name: UNKNOWN if count is None else count for name, count in counts.items()},
+        **{name: getattr(row, name) for name in _NAMES},
     }
-    for name in ("prompt_tokens", "cached_tokens", "reply_tokens"):
-        counts = [getattr(row, name) for row in kept]
-        columns[name] = pa.array([UNKNOWN if count is None else count for count in counts], pa.int64())
-    for name in ("group", "domain", "model", "status", "split"):
-        columns[name] = pa.array([getattr(row, name) for row in kept], pa.string())
-    columns |= {name: pa.array(values) for name, values in fingerprints.fixed.items()}
-    for name, (values, offsets) in fingerprints.ragged.items():
-        columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
-    return pa.table(columns)
 
 
 def _score_of(row: Interaction) -> float:
@@ -238,46 +231,36 @@ def _score_of(row: Interaction) -> float:
     return row.reward
 
 
-def _calls_tools(row: Interaction) -> bool:
-    earlier = (turn.content for turn in row.messages if turn.role == "assistant")
-    return OPEN in row.reply or any(OPEN in content for content in earlier)
-
-
-def _encode(features: BlockFeatures) -> bytes:
-    table, apart, records = features
-    head = {
-        "faults": orjson.dumps(apart.faults),
-        "left_out": orjson.dumps(apart.left_out),
-        "scores": orjson.dumps(apart.scores),
-        "rows": str(table.num_rows),
-        "records": str(records),
-    }
-    schema = table.schema.with_metadata(head)
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with pa.ipc.new_file(sink, schema, options=options) as writer:
-        writer.write_table(table.replace_schema_metadata(head))
-    encoded: bytes = sink.getvalue().to_pybytes()
-    return encoded
-
-
 NOT_SENT = {"repair"}
 """Settings of another command, which may name endpoints."""
 
 
+_BLOCK_FIELDS = ("file", "index", "key", "first_line", "offsets", "transcript")
+
+
 def remote_features(context: AuditContext) -> RemoteWork[FeatureTask, int]:
     """The form for a cluster."""
-    head = {
-        "settings": context.settings.model_dump(mode="json", exclude=NOT_SENT),
-        "base": context.base,
-        "control_tokens": context.control_tokens,
-        "base_reasons": context.base_reasons,
-    }
+
+    def encode(task: FeatureTask) -> bytes:
+        head = {
+            **{name: getattr(task.block, name) for name in _BLOCK_FIELDS},
+            "faults": [fault.model_dump(mode="json") for fault in task.block.faults],
+            "out": str(task.out.absolute()),
+        }
+        return pack(head, task.block.data)
+
     return RemoteWork(
         entry="graftwork.data.corpus.row_features:extract_piece",
-        shared=pack(head),
-        encode=_pack_task,
-        collect=_collect,
+        shared=pack(
+            {
+                "settings": context.settings.model_dump(mode="json", exclude=NOT_SENT),
+                "base": context.base,
+                "control_tokens": context.control_tokens,
+                "base_reasons": context.base_reasons,
+            }
+        ),
+        encode=encode,
+        collect=lambda task: len(task.block.data) if has_features(task.out) else None,
     )
 
 
@@ -294,33 +277,10 @@ def extract_piece(context: AuditContext, head: Any, blobs: list[bytes]) -> None:
     """Work on one block, on a node."""
     out = Path(head["out"])
     block = LogBlock(
-        file=head["file"],
-        index=head["index"],
-        key=head["key"],
-        first_line=head["first_line"],
+        **{name: head[name] for name in _BLOCK_FIELDS if name != "offsets"},
         data=blobs[0],
         offsets=None if head["offsets"] is None else tuple(head["offsets"]),
         faults=tuple(ReadFault.model_validate(fault) for fault in head["faults"]),
-        transcript=head["transcript"],
     )
     if not has_features(out):
         extract_features(FeatureTask(block=block, out=out, context=context))
-
-
-def _pack_task(task: FeatureTask) -> bytes:
-    block = task.block
-    head = {
-        "file": block.file,
-        "index": block.index,
-        "key": block.key,
-        "first_line": block.first_line,
-        "offsets": block.offsets,
-        "faults": [fault.model_dump(mode="json") for fault in block.faults],
-        "transcript": block.transcript,
-        "out": str(task.out.absolute()),
-    }
-    return pack(head, block.data)
-
-
-def _collect(task: FeatureTask) -> int | None:
-    return len(task.block.data) if has_features(task.out) else None

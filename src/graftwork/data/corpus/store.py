@@ -113,21 +113,18 @@ class Corpus:
         """Return one value per row, in row order. Read-only: the array is cached."""
         held = self._held.pop(name, None)
         if held is None:
-            held = self._load(name) if self.segments else np.zeros(0, dtype=np.uint64)
-            if name == "passed" and self.withdrawn:
-                held = held.copy()
+            parts = [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
+            held = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+            if name == "passed":
                 held[list(self.withdrawn)] = False
-            if name == "unconfirmed" and len(self.low_rated):
-                held = held.copy()
+            if name == "unconfirmed":
                 held[self.low_rated] = BAD
             held.flags.writeable = False
-        self._hold(name, held)
+        # Grouping and the leakage check read the same columns: reading every block again would cost more.
+        self._held[name] = held
+        while sum(column.nbytes for column in self._held.values()) > CACHE_BYTES:
+            del self._held[next(iter(self._held))]
         return held
-
-    def _load(self, name: str) -> "np.ndarray[Any, Any]":
-        return np.concatenate(
-            [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
-        )
 
     def withdraw(self, rows: dict[int, str]) -> None:
         """Mark these rows as not passed, with their reasons."""
@@ -167,41 +164,31 @@ class Corpus:
         self._learned.save()
         self._learned.forget()
 
-    def _hold(self, name: str, column: "np.ndarray[Any, Any]") -> None:
-        """Grouping and the leakage check read the same columns: reading every block again would cost more."""
-        self._held[name] = column
-        while sum(block.nbytes for block in self._held.values()) > CACHE_BYTES:
-            del self._held[next(iter(self._held))]
-
     def ragged(
         self, name: str
     ) -> Iterator[tuple[int, "np.ndarray[Any, Any]", "np.ndarray[Any, np.dtype[np.int64]]"]]:
         """Yield, block by block: the first position, all values, and the offset of each row's values."""
         for number, (first, segment) in enumerate(self.by_segment()):
             held = self._lists.get((name, number))
-            yield first, *(self._read_lists(name, number, segment) if held is None else held)
-
-    def _read_lists(
-        self, name: str, number: int, segment: Segment
-    ) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, np.dtype[np.int64]]"]:
-        lists = self._read(segment, name)
-        offsets = lists.offsets.to_numpy().astype(np.int64)
-        found = lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
-        # Grouping and the leak check read them a dozen times, in order: those that come first stay.
-        if self._list_bytes < LIST_BYTES:
-            self._lists[name, number] = found
-            self._list_bytes += found[0].nbytes + found[1].nbytes
-        return found
+            if held is None:
+                lists = self._read(segment, name)
+                offsets = lists.offsets.to_numpy().astype(np.int64)
+                held = lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+                # Grouping and the leak check read them a dozen times, in order: those that come first stay.
+                if self._list_bytes < LIST_BYTES:
+                    self._lists[name, number] = held
+                    self._list_bytes += held[0].nbytes + held[1].nbytes
+            yield first, *held
 
     def labels(self, name: str) -> LabelColumn:
         """Return a column of texts as numbers and the distinct texts."""
-        if name == "file":
-            return self._file_labels()
-        if not self.segments:
-            return LabelColumn(np.zeros(0, dtype=np.int32), [])
         known: dict[str, int] = {}
-        parts = []
+        parts = [np.zeros(0, dtype=np.int32)]
         for segment in self.segments:
+            if name == "file":
+                number = known.setdefault(segment.file, len(known))
+                parts.append(np.full(segment.stop - segment.start, number, dtype=np.int32))
+                continue
             coded = self._read(segment, name).dictionary_encode()
             lookup = [known.setdefault(label, len(known)) for label in coded.dictionary.to_pylist()]
             numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -218,14 +205,14 @@ class Corpus:
     def faults(self) -> Iterator[tuple[str, ReadFault]]:
         """Yield the rows that could not be read, with the hashes of their lines."""
         for segment, head in self._heads():
-            for line, input_hash, code, message in head.faults:
+            for line, input_hash, code, message in head["faults"]:
                 origin = Origin(file=segment.file, line=segment.first_line + line)
                 yield input_hash, ReadFault(origin=origin, code=code, message=message)
 
     def left_out(self) -> Iterator[SkippedPart]:
         """Yield what is no exchange in the lines of the logs, by rule."""
         for segment, head in self._heads():
-            for line, rule, count, trace, call in head.left_out:
+            for line, rule, count, trace, call in head["left_out"]:
                 origin = Origin(file=segment.file, line=segment.first_line + line)
                 is_row = call != 0 and (trace, call) in self._calls
                 yield SkippedPart(origin=origin, rule=IN_OTHER_FILE if is_row else rule, count=count)
@@ -240,10 +227,10 @@ class Corpus:
     def scores(self) -> Iterator[tuple[int, int, float]]:
         """Yield the scores that stand apart: the hashes of their trace and call (0 for none), the value."""
         for _, head in self._heads():
-            yield from ((trace, call, value) for trace, call, value in head.scores)
+            yield from ((trace, call, value) for trace, call, value in head["scores"])
 
-    def _heads(self) -> Iterator[tuple[Segment, "BlockHead"]]:
-        """Yield the head of every block once."""
+    def _heads(self) -> Iterator[tuple[Segment, dict[str, Any]]]:
+        """Yield the head of every block once; see `read_head`."""
         seen = set()
         for segment in self.segments:
             if (segment.file, segment.block) not in seen:
@@ -305,35 +292,13 @@ class Corpus:
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         return column.slice(segment.start, segment.stop - segment.start)
 
-    def _file_labels(self) -> LabelColumn:
-        known: dict[str, int] = {}
-        parts = [
-            np.full(segment.stop - segment.start, known.setdefault(segment.file, len(known)), dtype=np.int32)
-            for segment in self.segments
-        ]
-        return LabelColumn(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
 
-
-class BlockHead(NamedTuple):
-    """The counts of a feature file, the rows that could not be read, what is left out, scores of traces."""
-
-    rows: int
-    records: int
-    faults: list[list[Any]]
-    left_out: list[list[Any]]
-    scores: list[list[Any]]
-
-
-def read_head(path: Path) -> BlockHead:
+def read_head(path: Path) -> dict[str, Any]:
+    """What a feature file says besides its rows: `records`, their number, and as lists `faults` (rows that
+    could not be read), `left_out` and `scores` of traces.
+    """
     with _opened(path) as reader:
-        metadata = reader.schema.metadata
-        return BlockHead(
-            rows=int(metadata[b"rows"]),
-            records=int(metadata[b"records"]),
-            faults=orjson.loads(metadata[b"faults"]),
-            left_out=orjson.loads(metadata[b"left_out"]),
-            scores=orjson.loads(metadata[b"scores"]),
-        )
+        return {name.decode(): orjson.loads(value) for name, value in reader.schema.metadata.items()}
 
 
 def read_table(path: Path, names: Sequence[str]) -> "pa.Table":

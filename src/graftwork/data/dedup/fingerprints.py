@@ -64,26 +64,25 @@ def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSe
         for at, name in enumerate(KEYS)
     }
     fixed["length"] = np.array([0 if row is None else row.length for row in read], dtype=np.uint64)
-    whole = _flatten([[] if row is None else row.words for row in read])
-    turns = whole.take_spans([(0, 0) if row is None else row.turn for row in read])
-    exchanges = whole.words
+    whole = _number_texts([[] if row is None else row.words for row in read])
+    turns = _take_spans(whole, [(0, 0) if row is None else row.turn for row in read])
+    exchanges = whole
     if any(row is not None and row.end < len(row.words) for row in read):
-        exchanges = whole.take_spans([(0, 0) if row is None else (0, row.end) for row in read])
+        exchanges = _take_spans(whole, [(0, 0) if row is None else (0, row.end) for row in read])
     fixed |= _minhash_bands(run_words(exchanges, size=3), NEAR, size=NEAR_ROWS)
     # A turn of one short line is its own question: comparing it again would only be coarser.
     long = np.array([row is not None and not row.is_one_line for row in read], dtype=bool)
     turn_runs = run_words(_only(turns, long), size=3)
     fixed |= _minhash_bands(turn_runs, TURN, size=TURN_ROWS)
+    replies = _take_spans(whole, [(0, 0) if row is None else row.long_reply for row in read])
     ragged = _fingerprint_lines([() if row is None else row.lines for row in read])
-    ragged["turn_runs"] = _as_pair(as_sets(turn_runs, lowest=TURN_RUNS))
-    ragged["grams"] = _as_pair(_choose_grams(turns))
-    replies = whole.take_spans([(0, 0) if row is None else row.long_reply for row in read])
-    ragged["reply_grams"] = _as_pair(_choose_grams(replies))
+    for name, items in (
+        ("turn_runs", as_sets(turn_runs, lowest=TURN_RUNS)),
+        ("grams", _choose_grams(turns)),
+        ("reply_grams", _choose_grams(replies)),
+    ):
+        ragged[name] = items.values, items.offsets
     return Fingerprints(fixed, ragged)
-
-
-def _as_pair(items: Ragged) -> tuple[Array, Array]:
-    return items.values, items.offsets
 
 
 class _Line(NamedTuple):
@@ -113,25 +112,27 @@ class _RowWords(NamedTuple):
 def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
     prompt: list[str] = []
     whole: list[str] = []
-    asked: list[_UserTurn] = []
+    asked: list[list[tuple[list[str], str]]] = []
+    """For each turn of the user, its lines as words and as text."""
+    begins = 0
     for message in row.messages:
         if message.role == "user":
             lines = [(words(line), line) for line in message.content.splitlines()]
             found = [word for line, _ in lines for word in line]
-            asked.append(_UserTurn(lines, found, begins=len(whole)))
+            begins = begins if asked else len(whole)
+            asked.append(lines)
         else:
             found = words(message.content)
         prompt += [message.role, fold(message.content)]
         if message.role != "system":
             whole += found
     reply = words(row.reply)
-    opening = asked[0].words if asked else []
-    later = [word for turn in asked[1:] for word in turn.words]
+    opening = [word for line, _ in asked[0] for word in line] if asked else []
+    later = [word for turn in asked[1:] for line, _ in turn for word in line]
     end = len(whole) + len(reply)
     if len(asked) > 1:
         span, repeated = (end, end + len(opening) + len(later)), opening + later
     else:
-        begins = asked[0].begins if asked else 0
         span, repeated = (begins, begins + len(opening)), []
     spoken = _list_lines(asked, later)
     return _RowWords(
@@ -157,15 +158,7 @@ def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
     )
 
 
-class _UserTurn(NamedTuple):
-    """A turn of the user: its lines as words and as text, and the position of its first word."""
-
-    lines: list[tuple[list[str], str]]
-    words: list[str]
-    begins: int
-
-
-def _list_lines(asked: Sequence[_UserTurn], later: list[str]) -> tuple[_Line, ...]:
+def _list_lines(asked: Sequence[list[tuple[list[str], str]]], later: list[str]) -> tuple[_Line, ...]:
     """List the lines of which one is the question, in the order in which they are considered: the last of a
     turn first.
 
@@ -175,7 +168,7 @@ def _list_lines(asked: Sequence[_UserTurn], later: list[str]) -> tuple[_Line, ..
     found: list[_Line] = []
     for number, turn in enumerate((*asked[:1], *reversed(asked[1:]))):
         room = LINES if number == 0 else 2 * LINES - len(found)
-        spoken = [line for line in turn.lines if line[0]]
+        spoken = [line for line in turn if line[0]]
         for line, text in reversed(spoken[-room:] if room else []):
             asks = text.rstrip().endswith(("?", "？"))
             if number == 0:
@@ -208,21 +201,18 @@ def _find_together(row: Interaction, split_by: str) -> int:
     return 0 if value is None else number_text(f"{split_by}\x1f{value}")
 
 
-class _FlatWords(NamedTuple):
-    words: Ragged
-
-    def take_spans(self, spans: Sequence[tuple[int, int]]) -> Ragged:
-        """Return a span of words of each row."""
-        starts = np.array([start for start, _ in spans], dtype=np.int64) + self.words.offsets[:-1]
-        lengths = np.array([stop - start for start, stop in spans], dtype=np.int64)
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        at = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Ragged(self.words.values[at], offsets)
-
-
-def _flatten(texts: Sequence[Sequence[str]]) -> _FlatWords:
+def _number_texts(texts: Sequence[Sequence[str]]) -> Ragged:
     values = number_words([word for text in texts for word in text])
-    return _FlatWords(Ragged(values, _offsets(len(text) for text in texts)))
+    return Ragged(values, _offsets(len(text) for text in texts))
+
+
+def _take_spans(texts: Ragged, spans: Sequence[tuple[int, int]]) -> Ragged:
+    """Return a span of words of each text."""
+    starts = np.array([start for start, _ in spans], dtype=np.int64) + texts.offsets[:-1]
+    lengths = np.array([stop - start for start, stop in spans], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    at = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return Ragged(texts.values[at], offsets)
 
 
 def _only(items: Ragged, which: Array) -> Ragged:
@@ -264,7 +254,7 @@ def _fingerprint_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Ar
     """
     flat = [line for row in lines for line in row]
     keys = [number_text(" ".join(line.words)) & ~1 | line.asks for line in flat]
-    found = _flatten([line.words[-LINE_WORDS:] + line.context[-LINE_WORDS:] for line in flat]).words
+    found = _number_texts([line.words[-LINE_WORDS:] + line.context[-LINE_WORDS:] for line in flat])
     singles, doubles = run_words(found, size=1), run_words(found, size=2)
     owners = np.concatenate((singles.owners(), doubles.owners()))
     values = np.concatenate(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from graftwork.records.interaction import Interaction, Origin
-from graftwork.text.similarity import Array, Ragged, distinct
+from graftwork.text.similarity import Array, Measures, Ragged, RunWeights, distinct, measure_pairs
 
 CANDIDATES_PER_ROW = 4
 """Each row is paired with at most this many earlier rows that have the same value."""
@@ -65,11 +65,6 @@ class CorpusColumns(Protocol):
     def grow(self, name: str, make: Callable[[int, Arrays | None], Arrays]) -> Arrays: ...
 
 
-class Pairs(NamedTuple):
-    later: Array
-    earlier: Array
-
-
 NO_PAIRS: Array = np.zeros(0, dtype=np.uint64)
 
 
@@ -78,8 +73,22 @@ def pack(later: Array, earlier: Array) -> Array:
     return packed
 
 
-def unpack(pairs: Array) -> Pairs:
-    return Pairs((pairs >> _HALF).astype(np.int64), (pairs & _LOW).astype(np.int64))
+def unpack(pairs: Array) -> tuple[Array, Array]:
+    """Return the later and the earlier rows."""
+    return (pairs >> _HALF).astype(np.int64), (pairs & _LOW).astype(np.int64)
+
+
+def rows_of(pairs: Array) -> Array:
+    """Return the rows that occur in the pairs, each once, in order."""
+    return distinct(np.concatenate(unpack(pairs)))
+
+
+def measure_rows(
+    pairs: Array, rows: Array, sets: Ragged, weights: RunWeights, *, sampled: int | None = None
+) -> Measures:
+    """Measure pairs of rows by their sets, which are given for these ascending rows."""
+    later, earlier = (np.searchsorted(rows, side) for side in unpack(pairs))
+    return measure_pairs(sets, later, earlier, weighed=weights.of(sets.values), sampled=sampled)
 
 
 def merge_pairs(parts: Sequence[Array]) -> Array:
@@ -121,9 +130,7 @@ class ValueLookup:
         return maybe[same], which[same]
 
 
-def pair_neighbours(
-    values: Array, places: Array, *, before: int = CANDIDATES_PER_ROW, fresh: Array | None = None
-) -> Array:
+def pair_neighbours(values: Array, places: Array, *, fresh: Array | None = None) -> Array:
     """Pair each row with the few rows before it that have the same value. Positions ascend; 0 is no value.
 
     With `fresh`, return only pairs that contain a row marked there.
@@ -135,7 +142,7 @@ def pair_neighbours(
     order = np.argsort(values, kind="stable")
     values, places = values[order], places[order]
     found = []
-    for step in range(1, before + 1):
+    for step in range(1, CANDIDATES_PER_ROW + 1):
         same = values[step:] == values[:-step]
         found.append(pack(places[step:][same], places[:-step][same]))
     return only_fresh(merge_pairs(found), fresh)

@@ -24,6 +24,7 @@ from graftwork.data.dedup.lsh import (
     find_first,
     is_worth_looking_up,
     join_ragged,
+    measure_rows,
     merge_pairs,
     only_fresh,
     pack,
@@ -37,7 +38,6 @@ from graftwork.text.similarity import (
     Ragged,
     RunWeights,
     distinct,
-    measure_pairs,
     spread,
     weigh,
 )
@@ -122,35 +122,22 @@ def mark_boilerplate(corpus: CorpusColumns, *, passed: Array, turns: Array) -> A
     `learn_boilerplate`: a popular question must not count as boilerplate, or its rows could end up in
     different splits.
     """
-    sizes = [(first, len(flat)) for first, flat, _ in corpus.ragged("lines")]
-    total = sum(size for _, size in sizes)
+    total = sum(len(flat) for _, flat, _ in corpus.ragged("lines"))
     marks = np.zeros(total, dtype=bool)
     counted = passed & (find_first(turns, among=passed) == np.arange(corpus.rows))
     before = np.concatenate(([0], np.cumsum(counted)))
     parts = -(-total // LINES_AT_ONCE)
     for part in range(parts):
-        numbers, keys, places = _read_part(corpus, part, parts)
+        # The lines whose keys fall into this part of all keys: their numbers, keys and rows, in order.
+        chosen, number = [], 0
+        for first, flat, offsets in corpus.ragged("lines"):
+            mine = ((flat & IS_QUESTION) == 0) & ((flat >> np.uint64(1)) % np.uint64(parts) == part)
+            rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) + first
+            chosen.append((np.flatnonzero(mine) + number, flat[mine], rows[mine]))
+            number += len(flat)
+        numbers, keys, places = (np.concatenate(column) for column in zip(*chosen, strict=True))
         marks[numbers[_repeat_enough(keys, places, counted=counted, before=before)]] = True
     return marks
-
-
-def _read_part(corpus: CorpusColumns, part: int, parts: int) -> tuple[Array, Array, Array]:
-    """Return the lines whose keys fall into one part of all keys: their numbers, keys and rows, in order."""
-    found = list(_choose_part(corpus, part, parts))
-    return (
-        np.concatenate([numbers for numbers, _, _ in found] or [np.zeros(0, dtype=np.int64)]),
-        np.concatenate([keys for _, keys, _ in found] or [np.zeros(0, dtype=np.uint64)]),
-        np.concatenate([places for _, _, places in found] or [np.zeros(0, dtype=np.int64)]),
-    )
-
-
-def _choose_part(corpus: CorpusColumns, part: int, parts: int) -> Iterator[tuple[Array, Array, Array]]:
-    number = 0
-    for first, flat, offsets in corpus.ragged("lines"):
-        mine = ((flat & IS_QUESTION) == 0) & ((flat >> np.uint64(1)) % np.uint64(parts) == part)
-        rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) + first
-        yield np.flatnonzero(mine) + number, flat[mine], rows[mine]
-        number += len(flat)
 
 
 def _repeat_enough(keys: Array, places: Array, *, counted: Array, before: Array) -> Array:
@@ -384,7 +371,7 @@ class Questions:
             proposed = only_fresh(pairs, fresh)
             if wanted is not None:
                 proposed = proposed[wanted(*unpack(proposed))]
-            found.append(proposed[_are_alike(proposed, places, sets, weighed=weighed, threshold=threshold)])
+            found.append(proposed[_are_alike(proposed, places, sets, self.weights, threshold=threshold)])
         return merge_pairs(found)
 
     def _look_up(
@@ -400,10 +387,9 @@ class Questions:
         sharing = drop_common_runs(sharing, marked)
         places = sharing.rows()
         sets = self.runs_of(places)
-        weighed = self.weights.of(sets.values)
-        marked = MarkedRuns.of(sets, places, weighed=weighed, threshold=threshold)
+        marked = MarkedRuns.of(sets, places, weighed=self.weights.of(sets.values), threshold=threshold)
         pairs = propose_pairs(sharing, marked)
-        return pairs[_are_alike(pairs, places, sets, weighed=weighed, threshold=threshold)]
+        return pairs[_are_alike(pairs, places, sets, self.weights, threshold=threshold)]
 
 
 def find_questions(
@@ -462,19 +448,16 @@ def _find_in(
     )
 
 
-def _are_alike(pairs: Array, places: Array, sets: Ragged, *, weighed: Array, threshold: float) -> Array:
-    later, earlier = (np.searchsorted(places, side) for side in unpack(pairs))
-    measures = measure_pairs(sets, later, earlier, weighed=weighed)
+def _are_alike(pairs: Array, places: Array, sets: Ragged, weights: RunWeights, *, threshold: float) -> Array:
+    measures = measure_rows(pairs, places, sets, weights)
     held = np.flatnonzero(measures.containment >= max(CONTAINED, threshold) - TOLERANCE)
-    one, other = (_count_words(sets, side[held]) for side in (later, earlier))
+    words = []
+    for side in unpack(pairs[held]):
+        taken = sets.take(np.searchsorted(places, side))
+        words.append(np.bincount(taken.owners(), (taken.values & np.uint32(1)) == 0, minlength=len(held)))
     alike: Array = measures.likeness >= threshold - TOLERANCE
-    alike[held] |= np.minimum(one, other) >= CONTAINED_PART * np.maximum(one, other)
+    alike[held] |= np.minimum(*words) >= CONTAINED_PART * np.maximum(*words)
     return alike
-
-
-def _count_words(sets: Ragged, items: Array) -> Array:
-    taken = sets.take(items)
-    return np.bincount(taken.owners(), (taken.values & np.uint32(1)) == 0, minlength=len(items))
 
 
 def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: Array) -> tuple[Array, Array]:

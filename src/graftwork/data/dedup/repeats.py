@@ -18,11 +18,13 @@ from graftwork.data.dedup.lsh import (
     CorpusColumns,
     find_first,
     join_ragged,
+    measure_rows,
     merge_pairs,
     pair_neighbours,
+    rows_of,
     unpack,
 )
-from graftwork.data.dedup.questions import Questions, Window, find_questions, remember_weights, sample_before
+from graftwork.data.dedup.questions import Window, find_questions, remember_weights, sample_before
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.similarity import (
@@ -33,7 +35,6 @@ from graftwork.text.similarity import (
     Ragged,
     RunWeights,
     as_sets,
-    measure_pairs,
     number_words,
     run_words,
     spread,
@@ -51,13 +52,6 @@ _CHARACTERS_AT_ONCE = 40_000_000
 def turns_text(row: Interaction) -> str:
     """Return everything before the reply except the system prompt."""
     return "\n".join(message.content for message in row.messages if message.role != "system")
-
-
-class _Sets(NamedTuple):
-    """The runs of some rows: turns and reply together, and the reply alone."""
-
-    whole: Ragged
-    reply: Ragged
 
 
 class TextComparer:
@@ -78,19 +72,14 @@ class TextComparer:
         chosen = []
         for batch in np.unique(sizes):
             part = pairs[sizes == batch]
-            chosen.append(part[self._are_alike(part, weights=weights, threshold=threshold)])
+            places = rows_of(part)
+            texts = [(whole, reply) for _, whole, reply in _read_sets(self._corpus, places)]
+            # Turns and reply together have to be similar, and the reply alone.
+            for sets in map(join_ragged, zip(*texts, strict=True)):
+                if len(part):
+                    part = part[measure_rows(part, places, sets, weights).likeness >= threshold - TOLERANCE]
+            chosen.append(part)
         return np.concatenate(chosen)
-
-    def _are_alike(self, pairs: Array, *, weights: RunWeights, threshold: float) -> Array:
-        later, earlier = unpack(pairs)
-        places = np.unique(np.concatenate((later, earlier)))
-        sets = _join([part for _, part in _read_sets(self._corpus, places)])
-        one, other = np.searchsorted(places, later), np.searchsorted(places, earlier)
-        least = threshold - TOLERANCE
-        alike = np.ones(len(pairs), dtype=bool)
-        for part in sets:
-            alike &= measure_pairs(part, one, other, weighed=weights.of(part.values)).likeness >= least
-        return alike
 
     def _learn(self, window: Window) -> RunWeights:
         places = sample_before(window, passed=self._passed, turns=self._turns, most=TEXT_SAMPLE_ROWS)
@@ -99,15 +88,16 @@ class TextComparer:
         wanted = set(places.tolist())
         self._held = {place: values for place, values in self._held.items() if place in wanted}
         missing = np.array(sorted(wanted - self._held.keys()), dtype=np.int64)
-        for some, sets in _read_sets(self._corpus, missing):
+        for some, whole, _ in _read_sets(self._corpus, missing):
             for at, place in enumerate(some.tolist()):
-                self._held[place] = sets.whole.values[sets.whole.offsets[at] : sets.whole.offsets[at + 1]]
+                self._held[place] = whole.values[whole.offsets[at] : whole.offsets[at + 1]]
         held = [self._held[place] for place in places.tolist()]
         offsets = np.concatenate(([0], np.cumsum([len(values) for values in held])))
         return weigh(Ragged(np.concatenate(held), offsets))
 
 
-def _read_sets(corpus: CorpusColumns, places: Array) -> Iterator[tuple[Array, _Sets]]:
+def _read_sets(corpus: CorpusColumns, places: Array) -> Iterator[tuple[Array, Ragged, Ragged]]:
+    """Yield some of the rows with the runs of their turns and reply together, and of the reply alone."""
     for start in range(0, len(places), _ROWS_AT_ONCE):
         some = places[start : start + _ROWS_AT_ONCE]
         wholes, replies = [], []
@@ -115,7 +105,7 @@ def _read_sets(corpus: CorpusColumns, places: Array) -> Iterator[tuple[Array, _S
             reply = words(row.reply)
             wholes.append(words(turns_text(row)) + reply)
             replies.append(reply)
-        yield some, _Sets(_as_sets(wholes), _as_sets(replies))
+        yield some, _as_sets(wholes), _as_sets(replies)
 
 
 def _as_sets(texts: list[list[str]]) -> Ragged:
@@ -123,10 +113,6 @@ def _as_sets(texts: list[list[str]]) -> Ragged:
     return as_sets(
         run_words(Ragged(number_words([word for text in texts for word in text]), offsets), size=3)
     )
-
-
-def _join(parts: list[_Sets]) -> _Sets:
-    return _Sets(join_ragged([part.whole for part in parts]), join_ragged([part.reply for part in parts]))
 
 
 CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
@@ -182,7 +168,13 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
         clusters.join(later, earlier)
     stays = _choose_one(clusters.names(), ranks)
     _drop(repeats, left[stays[left] != left], stays, NEAR_DUPLICATE)
-    _follow(repeats.instead)
+    # The row that stays may itself have been dropped in a later step.
+    while len(gone := np.flatnonzero(repeats.instead >= 0)):
+        onward = repeats.instead[repeats.instead[gone]]
+        gone = gone[(onward >= 0) & (onward != repeats.instead[gone])]
+        if not len(gone):
+            break
+        repeats.instead[gone] = repeats.instead[repeats.instead[gone]]
     for better, worse in corpus.pairs.items():
         place = better if repeats.instead[better] < 0 else int(repeats.instead[better])
         # The same exchange may stand elsewhere; what is nearly the same has another prompt.
@@ -200,7 +192,18 @@ def find_near_pairs(
     to everything. Paraphrased questions are kept; they are grouped later, so that they stay in one split.
     """
     own = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
-    (proposed,) = corpus.grow("near_proposed", lambda since, known: (_propose(corpus, own, since, known),))
+
+    def propose(since: int, known: Arrays | None) -> Arrays:
+        # Rows that share a band, whatever comes later; `known` are the pairs of the rows before `since`.
+        if known is not None and since == corpus.rows:
+            return known
+        fresh = np.arange(corpus.rows) >= since if known is not None else None
+        pairs = known[0] if known is not None else NO_PAIRS
+        for name in NEAR:
+            pairs = merge_pairs([pairs, pair_neighbours(corpus.column(name)[own], own, fresh=fresh)])
+        return (pairs,)
+
+    (proposed,) = corpus.grow("near_proposed", propose)
     later, earlier = unpack(proposed)
     wanted = proposed[standing[later] & standing[earlier]]
 
@@ -216,44 +219,20 @@ def find_near_pairs(
     return found
 
 
-def _propose(corpus: CorpusColumns, own: Array, since: int, known: Arrays | None) -> Array:
-    """Pairs of rows that share a band, whatever comes later; `known` are those of the rows before `since`."""
-    if known is not None and since == corpus.rows:
-        return known[0]
-    fresh = np.arange(corpus.rows) >= since if known is not None else None
-    pairs = known[0] if known is not None else NO_PAIRS
-    for name in NEAR:
-        pairs = merge_pairs([pairs, pair_neighbours(corpus.column(name)[own], own, fresh=fresh)])
-    return pairs
-
-
 def _compare(corpus: CorpusColumns, pairs: Array, *, passed: Array, threshold: float) -> Iterator[Array]:
     """Yield those of the pairs that are similar."""
     if not len(pairs):
         return
-    turns, rows = corpus.column("turn"), unpack(pairs).later
+    turns, rows = corpus.column("turn"), unpack(pairs)[0]
     comparer = TextComparer(corpus, passed=passed, turns=turns)
     for asked in find_questions(corpus, passed=passed, turns=turns, since=int(rows[0])):
         here = pairs[slice(*np.searchsorted(rows, asked.window[:2]))]
-        here = here[_ask_alike(asked, here, threshold=threshold)]
+        if len(here):
+            places = rows_of(here)
+            measures = measure_rows(here, places, asked.runs_of(places), asked.weights)
+            here = here[measures.likeness >= threshold - TOLERANCE]
         if len(here):
             yield comparer.choose(here, window=asked.window, threshold=threshold)
-
-
-def _ask_alike(asked: Questions, pairs: Array, *, threshold: float) -> Array:
-    later, earlier = unpack(pairs)
-    if not len(pairs):
-        return np.zeros(0, dtype=bool)
-    places = np.unique(np.concatenate((later, earlier)))
-    sets = asked.runs_of(places)
-    measures = measure_pairs(
-        sets,
-        np.searchsorted(places, later),
-        np.searchsorted(places, earlier),
-        weighed=asked.weights.of(sets.values),
-    )
-    alike: Array = measures.likeness >= threshold - TOLERANCE
-    return alike
 
 
 def _drop_conflicts(
@@ -312,19 +291,3 @@ def _choose_one(members_of: Array, ranks: Array) -> Array:
 def _drop(repeats: Repeats, gone: Array, stays: Array, step: int) -> None:
     repeats.instead[gone] = stays[gone]
     repeats.step[gone] = step
-
-
-def _follow(instead: Array) -> None:
-    """Resolve chains: the row that stays may itself be dropped in a later step."""
-    for gone in _chains(instead):
-        instead[gone] = instead[instead[gone]]
-
-
-def _chains(instead: Array) -> Iterator[Array]:
-    while True:
-        gone = np.flatnonzero(instead >= 0)
-        onward = instead[instead[gone]]
-        gone = gone[(onward >= 0) & (onward != instead[gone])]
-        if not len(gone):
-            return
-        yield gone

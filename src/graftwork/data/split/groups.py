@@ -5,6 +5,7 @@ turn is compared; the others follow it. 13-grams that occur in many rows are boi
 and pair nothing.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +18,13 @@ from graftwork.data.dedup.lsh import (
     ValueLookup,
     find_first,
     is_worth_looking_up,
+    measure_rows,
     merge_pairs,
     only_fresh,
     pack,
     pair_neighbours,
     read_rows,
+    rows_of,
     stream_rows,
     unpack,
 )
@@ -35,7 +38,7 @@ from graftwork.data.dedup.questions import (
     remember_weights,
     sample_before,
 )
-from graftwork.text.similarity import TOLERANCE, Array, RunWeights, distinct, measure_pairs
+from graftwork.text.similarity import TOLERANCE, Array, RunWeights, distinct
 
 # A 13-gram or a question in more rows than this is boilerplate, a shared source or a habit.
 RARE_ROWS = 5
@@ -88,32 +91,23 @@ def pair_turns(
         pairs = merge_pairs([pairs, proposed])
     found = []
     for window in open_windows(corpus.rows):
-        low, high = np.searchsorted(unpack(pairs).later, [window.low, window.high])
+        low, high = np.searchsorted(unpack(pairs)[0], [window.low, window.high])
         if low == high:
             continue
-        weights = _remember_weights(corpus, window, turns, passed)
+        learn = partial(_learn_weights, corpus, window, turns, passed)
+        weights = remember_weights(corpus, "turn_weights", window, learn)
         for start in range(low, high, _PAIRS_AT_ONCE):
             part = pairs[start : min(start + _PAIRS_AT_ONCE, high)]
-            later, earlier = unpack(part)
-            places = np.unique(np.concatenate((later, earlier)))
+            places = rows_of(part)
             sets = read_rows(corpus, "turn_runs", places)
-            measures = measure_pairs(
-                sets,
-                np.searchsorted(places, later),
-                np.searchsorted(places, earlier),
-                weighed=weights.of(sets.values),
-                sampled=TURN_RUNS,
-            )
+            measures = measure_rows(part, places, sets, weights, sampled=TURN_RUNS)
             found.append(part[measures.likeness >= threshold - TOLERANCE])
     return merge_pairs(found)
 
 
-def _remember_weights(corpus: CorpusColumns, window: Window, turns: UserTurns, passed: Array) -> RunWeights:
-    def learn() -> RunWeights:
-        sample = sample_before(window, passed=passed, turns=turns.key)
-        return learn_weights(read_rows(corpus, "turn_runs", sample), turns.key[sample])
-
-    return remember_weights(corpus, "turn_weights", window, learn)
+def _learn_weights(corpus: CorpusColumns, window: Window, turns: UserTurns, passed: Array) -> RunWeights:
+    sample = sample_before(window, passed=passed, turns=turns.key)
+    return learn_weights(read_rows(corpus, "turn_runs", sample), turns.key[sample])
 
 
 def pair_rare_questions(
@@ -171,7 +165,10 @@ def _pair_grams(
     is_own[own] = True
     few = _fresh_values(corpus, name, own, fresh)
     shared: list[tuple[Array, Array]] = []
-    expected = _GRAMS_LOOKED_UP * corpus.rows if few is not None else _count_all(corpus, name)
+    if few is not None:
+        expected = _GRAMS_LOOKED_UP * corpus.rows
+    else:
+        expected = sum(int(offsets[-1]) for *_, offsets in corpus.ragged(name))
     with ExternalSort(expected) as spill:
         for first, flat, offsets in corpus.ragged(name):
             places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
@@ -181,7 +178,8 @@ def _pair_grams(
             ranks = entries.ranks()
             rare = ranks < rare_rows
             if in_all:
-                rare &= _run_lengths(ranks) <= rare_rows
+                lengths = np.diff(np.append(np.flatnonzero(ranks == 0), len(ranks)))
+                rare &= np.repeat(lengths, lengths) <= rare_rows
             pairs = [
                 pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]])
                 for later, earlier in map(entries.pair, range(1, RARE_ROWS))
@@ -192,16 +190,18 @@ def _pair_grams(
     if not shared:
         return NO_PAIRS
     pairs_found, times = _join_counts(shared)
-    later, earlier = unpack(pairs_found)
-    places = distinct(np.concatenate((later, earlier)))
-    counts = _count_grams(corpus, name, places)
-    fewer = np.minimum(*(counts[np.searchsorted(places, side)] for side in (later, earlier)))
+    places = rows_of(pairs_found)
+    counts = [np.zeros(0, dtype=np.int64)]
+    for rows in stream_rows(corpus, name, places):
+        owners = rows.owners()
+        values = rows.values[np.lexsort((rows.values, owners))]
+        once = np.ones(len(values), dtype=bool)
+        once[1:] = (values[1:] != values[:-1]) | (owners[1:] != owners[:-1])
+        counts.append(np.bincount(owners[once], minlength=len(rows.offsets) - 1))
+    sizes = np.concatenate(counts)
+    fewer = np.minimum(*(sizes[np.searchsorted(places, side)] for side in unpack(pairs_found)))
     enough: Array = pairs_found[times >= RARE_SHARE * fewer]
     return enough
-
-
-def _count_all(corpus: CorpusColumns, name: str) -> int:
-    return sum(int(offsets[-1]) for _, _, offsets in corpus.ragged(name))
 
 
 def _fresh_values(corpus: CorpusColumns, name: str, places: Array, fresh: Array | None) -> ValueLookup | None:
@@ -215,18 +215,6 @@ def _find_values(few: ValueLookup | None, values: Array, inside: Array) -> Array
     """Return the positions of the values that are looked for."""
     chosen: Array = np.flatnonzero(inside)
     return chosen if few is None else chosen[few.find(values[chosen])[0]]
-
-
-def _count_grams(corpus: CorpusColumns, name: str, places: Array) -> Array:
-    """Count the distinct 13-grams of each of these rows."""
-    counts = [np.zeros(0, dtype=np.int64)]
-    for rows in stream_rows(corpus, name, places):
-        owners = rows.owners()
-        values = rows.values[np.lexsort((rows.values, owners))]
-        once = np.ones(len(values), dtype=bool)
-        once[1:] = (values[1:] != values[:-1]) | (owners[1:] != owners[:-1])
-        counts.append(np.bincount(owners[once], minlength=len(rows.offsets) - 1))
-    return np.concatenate(counts)
 
 
 def _count_pairs(pairs: Array, times: Array | None) -> tuple[Array, Array]:
@@ -243,10 +231,3 @@ def _join_counts(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     return _count_pairs(
         np.concatenate([pairs for pairs, _ in parts]), np.concatenate([times for _, times in parts])
     )
-
-
-def _run_lengths(ranks: Array) -> Array:
-    """Return, for each entry, how many entries have its value."""
-    starts = np.flatnonzero(ranks == 0)
-    lengths = np.diff(np.append(starts, len(ranks)))
-    return np.repeat(lengths, lengths)
