@@ -6,15 +6,13 @@ training rows and share no question with them. Pure; memory is bounded by the sa
 """
 
 import math
-import zlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from graftwork.text.words import words
+from graftwork.text.words import hash_terms, with_pairs, words
 
 DIMENSIONS = 4096
 MOST_TRAINING, MOST_HELD_OUT = 4000, 1000
@@ -26,11 +24,10 @@ Vectors = npt.NDArray[np.float32]
 
 
 class NearestPrompt(NamedTuple):
-    """`place` is that of the nearest training prompt; `p` the share of held-out prompts that are as far."""
+    """`place` is that of the nearest training prompt."""
 
     place: int
     similarity: float
-    p: float
     unlike: bool
 
 
@@ -43,51 +40,35 @@ def compare_prompts(
     training: Sequence[str], held_out: Sequence[str], live: Sequence[str]
 ) -> list[NearestPrompt]:
     """Find the nearest training prompt of each live one. Needs FEWEST_HELD_OUT held-out prompts."""
-    known = thin_out(training, MOST_TRAINING)
-    counted = [_count(text) for text in known.texts]
-    weights = _weigh(counted)
-    vectors = _to_vectors(counted, weights)
-    apart = thin_out(held_out, MOST_HELD_OUT).texts
-    usual = np.sort(_nearest(_to_vectors([_count(text) for text in apart], weights), vectors)[1])
-    places, similarities = _nearest(_to_vectors([_count(text) for text in live], weights), vectors)
+    places = thin_out(len(training), MOST_TRAINING)
+    terms = [_count_terms(training[place]) for place in places]
+    # Rare terms weigh more; terms that all prompts share, such as instructions, weigh little.
+    occurs = np.zeros(DIMENSIONS)
+    for counts in terms:
+        occurs[list(counts)] += 1
+    weights: Vectors = np.log((1 + len(terms)) / (1 + occurs)).astype(np.float32) + np.float32(0.01)
+    vectors = _to_vectors(terms, weights)
+    compared = [_count_terms(held_out[place]) for place in thin_out(len(held_out), MOST_HELD_OUT)]
+    usual = np.sort(_nearest(_to_vectors(compared, weights), vectors)[1])
+    nearest, similarities = _nearest(_to_vectors([_count_terms(text) for text in live], weights), vectors)
     # A conformal p value: exact for any number of held-out prompts if live ones are like them.
     p = (1 + np.searchsorted(usual, similarities + 1e-6)) / (len(usual) + 1)
     limit = expected_share(len(usual))
     return [
-        NearestPrompt(known.places[place], float(similarity), float(value), bool(value <= limit + 1e-9))
-        for place, similarity, value in zip(places.tolist(), similarities, p, strict=True)
+        NearestPrompt(places[row], float(similarity), bool(value <= limit + 1e-9))
+        for row, similarity, value in zip(nearest.tolist(), similarities, p, strict=True)
     ]
 
 
-class ThinnedPrompts(NamedTuple):
-    texts: list[str]
-    places: list[int]
+def thin_out(texts: int, most: int) -> range:
+    """The positions of at most `most` of so many texts, at even distances."""
+    return range(0, texts, max(1, math.ceil(texts / most)))
 
 
-def thin_out(texts: Sequence[str], most: int) -> ThinnedPrompts:
-    """Take at most `most` texts at even distances."""
-    step = max(1, math.ceil(len(texts) / most))
-    places = list(range(0, len(texts), step))
-    return ThinnedPrompts([texts[place] for place in places], places)
-
-
-def _count(text: str) -> dict[int, float]:
+def _count_terms(text: str) -> dict[int, float]:
     """Words and pairs of words, hashed, with damped counts."""
-    found = words(text)
-    counts: dict[int, int] = {}
-    for term in (*found, *(f"{one} {two}" for one, two in pairwise(found))):
-        key = zlib.crc32(term.encode()) % DIMENSIONS
-        counts[key] = counts.get(key, 0) + 1
-    return {key: 1 + math.log(count) for key, count in counts.items()}
-
-
-def _weigh(counted: Sequence[dict[int, float]]) -> Vectors:
-    """Rare terms weigh more; terms that all prompts share, such as instructions, weigh little."""
-    occurs = np.zeros(DIMENSIONS)
-    for counts in counted:
-        occurs[list(counts)] += 1
-    weights: Vectors = np.log((1 + len(counted)) / (1 + occurs)).astype(np.float32) + np.float32(0.01)
-    return weights
+    hashed = hash_terms(with_pairs(words(text)), DIMENSIONS)
+    return {term: 1 + math.log(count) for term, count in hashed.items()}
 
 
 def _to_vectors(counted: Sequence[dict[int, float]], weights: Vectors) -> Vectors:

@@ -5,15 +5,14 @@ threshold. Pure and deterministic; classifying a prompt takes well under a milli
 """
 
 import re
-import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from graftwork.text.words import hash_terms, with_pairs
 
 Array = npt.NDArray[np.float64]
 
@@ -64,9 +63,9 @@ def hash_features(text: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floa
         half = MOST_CHARACTERS // 2
         text = f"{text[:half]} {text[-half:]}"
     words = _WORD.findall(text.lower())
-    features = [*words, *map(" ".join, pairwise(words))]
+    features = with_pairs(words)
     features += [f"^{word[:_STEM]}" for word in words if len(word) > _STEM]
-    counts = Counter(zlib.crc32(feature.encode()) % BUCKETS for feature in features)
+    counts = hash_terms(features, BUCKETS)
     values = (1 + np.log(np.fromiter(counts.values(), float, len(counts)))).astype(np.float32)
     values /= max(float(np.linalg.norm(values)), 1.0)
     return np.fromiter(counts, np.int64, len(counts)), values

@@ -6,7 +6,11 @@ characters.
 
 import re
 import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 # Kana, CJK ideographs and Hangul are words by themselves; in other scripts a run of letters is.
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -21,9 +25,24 @@ _FOLD = bytes(
 _AROUND = re.compile(r"(?<!\S)[\"'“”‘’«»]+|[.,;:!?…\"'“”‘’«»。，！？]+(?!\S)")
 
 
+@lru_cache(maxsize=4096)
+def _is_punctuation(run: str) -> bool:
+    """Whether the run is only punctuation and symbols: quotes, dashes, bullets, most emoji.
+
+    A combining mark is not: it has to be normalized together with the letter before it.
+    """
+    parts = unicodedata.normalize("NFKD", run)
+    return not any(map(unicodedata.combining, parts)) and _WORD.search(parts.casefold()) is None
+
+
+def _separate(match: re.Match[str]) -> str:
+    run = match.group()
+    return " " if len(run) <= 16 and _is_punctuation(run) else run
+
+
 def words(text: str) -> list[str]:
     """Return the words of `text`, NFKC-normalized and case-folded, without punctuation."""
-    plain = text if text.isascii() else _BEYOND_ASCII.sub(_part_words, text)
+    plain = text if text.isascii() else _BEYOND_ASCII.sub(_separate, text)
     if plain.isascii():
         return plain.encode("ascii").translate(_FOLD).decode("ascii").split()
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
@@ -44,21 +63,16 @@ def fold(text: str) -> str:
     return " ".join(_AROUND.sub("", plain.casefold()).split())
 
 
+def with_pairs(terms: Sequence[str]) -> list[str]:
+    """The words and the pairs of neighbouring words."""
+    return [*terms, *map(" ".join, pairwise(terms))]
+
+
+def hash_terms(terms: Iterable[str], buckets: int) -> Counter[int]:
+    """How often each of `buckets` numbers occurs among the hashes of the terms."""
+    return Counter(zlib.crc32(term.encode()) % buckets for term in terms)
+
+
 def last_lines(text: str) -> list[str]:
     """Return the non-empty lines of `text`, from the last to the first."""
     return [line.strip() for line in reversed(text.splitlines()) if line.strip()]
-
-
-def _part_words(match: re.Match[str]) -> str:
-    run = match.group()
-    return " " if len(run) <= 16 and _only_parts_words(run) else run
-
-
-@lru_cache(maxsize=4096)
-def _only_parts_words(run: str) -> bool:
-    """Whether the run is only punctuation and symbols: quotes, dashes, bullets, most emoji.
-
-    A combining mark is not: it has to be normalized together with the letter before it.
-    """
-    parts = unicodedata.normalize("NFKD", run)
-    return not any(map(unicodedata.combining, parts)) and _WORD.search(parts.casefold()) is None

@@ -143,8 +143,8 @@ def test_a_near_duplicate_with_another_label_is_named():
 
 
 def test_labels_are_distinguished_from_free_text():
-    assert isinstance(find_labels(["yes", "no"] * 40), list)
-    assert isinstance(find_labels(['```json\n{"a": 1}\n```', '{"a": 2}'] * 40), list)
+    assert isinstance(find_labels(["yes", "no"] * 40), dict)
+    assert isinstance(find_labels(['```json\n{"a": 1}\n```', '{"a": 2}'] * 40), dict)
     assert find_labels(["same"] * 80) == "all replies are the same"
     assert "JSON" in find_labels([json.dumps({"a": n}) for n in range(80)])
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from graftwork.data.audit.findings import (
     DUPLICATE,
@@ -18,7 +18,6 @@ from graftwork.data.audit.findings import (
     PROMPT_FINGERPRINT,
     REPLY_FINGERPRINT,
     AuditFacts,
-    Wording,
     count_rows,
     finding_from_rows,
     say_fix,
@@ -26,7 +25,7 @@ from graftwork.data.audit.findings import (
 )
 from graftwork.data.audit.row_checks import RATED_BAD, RETRIED, say_bad_score
 from graftwork.data.ingest.blocks import IN_OTHER_FILE
-from graftwork.records.dataset import SPLITS, Cluster, ClusterKind, Finding
+from graftwork.records.dataset import SPLITS, Cluster, ClusterKind, Finding, Severity
 from graftwork.records.interaction import Origin
 
 if TYPE_CHECKING:
@@ -40,76 +39,65 @@ SAME_REPLY_SHARE = 0.25
 # With fewer rows, every share is chance.
 ENOUGH_ROWS = 20
 MOST_NAMED = 8
-KINDS = {"group": "roles", "domain": "domains"}
+LABELS = {"group": "roles", "domain": "domains"}
 
 
-def find_imbalance(facts: AuditFacts) -> Iterator[Finding]:
-    for label, kind in KINDS.items():
-        yield from _find_rare(facts, label, kind)
-        yield from _find_dominant(facts, label)
-    yield from _find_same_reply(facts)
-
-
-def _find_rare(facts: AuditFacts, label: str, kind: str) -> Iterator[Finding]:
+def find_rare_groups(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
-    numbers, names = facts.labels(label)
-    usable = np.bincount(numbers[facts.usable & (numbers >= 0)], minlength=len(names))
-    logged = np.bincount(numbers[numbers >= 0], minlength=len(names))
-    rare = np.flatnonzero((usable < RARE) & (logged > 0))
-    places = np.flatnonzero(np.isin(numbers, rare))
-    if np.count_nonzero(logged) < 2 or not len(places):
-        return
-    ordered = sorted(rare, key=lambda number: names[number])
-    named = ", ".join(
-        f"{names[number]} {usable[number]} of {logged[number]}" for number in ordered[:MOST_NAMED]
-    )
-    more = f" and {len(rare) - MOST_NAMED} more" if len(rare) > MOST_NAMED else ""
-    yield finding_from_rows(
-        facts,
-        "rare_group",
-        "warning",
-        places,
-        show=lambda row, place: f"{names[numbers[place]]}: {row.question}",
-        reasons={names[number]: int(usable[number]) for number in ordered[:40]},
-        wording=Wording(
+    for label, kind in LABELS.items():
+        numbers, names = facts.labels(label)
+        usable = np.bincount(numbers[facts.usable & (numbers >= 0)], minlength=len(names))
+        logged = np.bincount(numbers[numbers >= 0], minlength=len(names))
+        rare = np.flatnonzero((usable < RARE) & (logged > 0))
+        places = np.flatnonzero(np.isin(numbers, rare))
+        if np.count_nonzero(logged) < 2 or not len(places):
+            continue
+        ordered = sorted(rare, key=lambda number: names[number])
+        named = ", ".join(
+            f"{names[number]} {usable[number]} of {logged[number]}" for number in ordered[:MOST_NAMED]
+        )
+        more = f" and {len(rare) - MOST_NAMED} more" if len(rare) > MOST_NAMED else ""
+        fix = "log more of them, or leave them out of the files under data.logs"
+        if kind == "roles":
+            fix += "; a teacher can add some (`graft data repair --augment role=NAME --dry-run`)"
+        yield finding_from_rows(
+            facts,
+            "rare_group",
+            "warning",
+            places,
+            show=lambda row, place, of=numbers, names=names: f"{names[of[place]]}: {row.question}",
+            reasons={names[number]: int(usable[number]) for number in ordered[:40]},
             title=count_rows(len(places), "belong")
             + f" to {kind} with fewer than {RARE} usable rows ({named}{more})",
             effect="too few to learn from, and too few to hold some out and measure",
-            fix="log more of them, or leave them out of the files under data.logs"
-            + (
-                "; a teacher can add some (`graft data repair --augment role=NAME --dry-run`)"
-                if kind == "roles"
-                else ""
-            ),
-        ),
-    )
+            fix=fix,
+        )
 
 
-def _find_dominant(facts: AuditFacts, label: str) -> Iterator[Finding]:
+def find_dominant_groups(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
-    numbers, names = facts.labels(label)
-    counts = np.bincount(numbers[facts.usable & (numbers >= 0)], minlength=len(names))
     rows = int(facts.usable.sum())
-    if rows < ENOUGH_ROWS or np.count_nonzero(counts) < 2 or counts.max() <= LARGEST_SHARE * rows:
-        return
-    largest = int(counts.argmax())
-    yield finding_from_rows(
-        facts,
-        "imbalance",
-        "info",
-        np.flatnonzero(facts.usable & (numbers == largest)),
-        show=lambda row, place: row.question,
-        wording=Wording(
+    for label in LABELS:
+        numbers, names = facts.labels(label)
+        counts = np.bincount(numbers[facts.usable & (numbers >= 0)], minlength=len(names))
+        if rows < ENOUGH_ROWS or np.count_nonzero(counts) < 2 or counts.max() <= LARGEST_SHARE * rows:
+            continue
+        largest = int(counts.argmax())
+        yield finding_from_rows(
+            facts,
+            "imbalance",
+            "info",
+            np.flatnonzero(facts.usable & (numbers == largest)),
+            show=lambda row, place: row.question,
             title=f"{counts[largest]:,} of {rows:,} usable rows belong to {names[largest]}",
             effect="the model becomes good at this group at the cost of the others",
             fix="log more of the other groups, or look at the figures of each group in the evaluation",
-        ),
-    )
+        )
 
 
-def _find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
+def find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     usable = np.flatnonzero(facts.usable)
@@ -126,11 +114,9 @@ def _find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
             "info",
             usable[number == most],
             show=lambda row, place: row.reply,
-            wording=Wording(
-                title=f"{counts[most]:,} of {len(usable):,} usable rows have the same reply",
-                effect="the model may give this reply where another is right",
-                fix="check that the evaluation measures both sides: where this reply is right and where not",
-            ),
+            title=f"{counts[most]:,} of {len(usable):,} usable rows have the same reply",
+            effect="the model may give this reply where another is right",
+            fix="check that the evaluation measures both sides: where this reply is right and where not",
         )
 
 
@@ -142,36 +128,39 @@ _CONFLICTS_DONE = {
 
 
 def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
-    kept = f"`graft data prepare` keeps the {facts.settings.keep_duplicate} of each (data.keep_duplicate)"
-    same = _places_of(facts, DUPLICATE)
+    import numpy as np
+
+    settings, instead = facts.settings, facts.repeats.instead
+    fix = f"`graft data prepare` keeps the {settings.keep_duplicate} of each (data.keep_duplicate)"
+
+    def name_kept(place: int) -> str:
+        kept = int(instead[place])
+        return "another row" if kept < 0 else str(facts.corpus.origin(kept))
+
+    same = np.flatnonzero(facts.repeats.step == DUPLICATE)
     if len(same):
         yield finding_from_rows(
             facts,
             "duplicate",
             "warning",
             same,
-            show=lambda row, place: f"the same as {_kept(facts, place)}: {row.question}",
-            wording=Wording(
-                title=count_rows(len(same), "repeat an earlier row"),
-                effect="repeated rows are memorized, and a held-out copy tests nothing",
-                fix=kept,
-            ),
+            show=lambda row, place: f"the same as {name_kept(place)}: {row.question}",
+            title=count_rows(len(same), "repeat an earlier row"),
+            effect="repeated rows are memorized, and a held-out copy tests nothing",
+            fix=fix,
         )
-    near = _places_of(facts, NEAR_DUPLICATE)
+    near = np.flatnonzero(facts.repeats.step == NEAR_DUPLICATE)
     if len(near):
         yield finding_from_rows(
             facts,
             "near_duplicate",
             "warning",
             near,
-            show=lambda row, place: f"nearly the same as {_kept(facts, place)}: {row.question}",
-            wording=Wording(
-                title=count_rows(len(near), "nearly repeat an earlier row"),
-                effect="they weigh in training as if they were different rows",
-                fix=f"{kept}; data.near_duplicate sets how alike ({facts.settings.near_duplicate})",
-            ),
+            show=lambda row, place: f"nearly the same as {name_kept(place)}: {row.question}",
+            title=count_rows(len(near), "nearly repeat an earlier row"),
+            effect="they weigh in training as if they were different rows",
+            fix=f"{fix}; data.near_duplicate sets how alike ({settings.near_duplicate})",
         )
-    yield from _find_conflicts(facts)
 
 
 def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[Any]":
@@ -196,7 +185,7 @@ def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[
     return places[inside[np.lexsort((inside, first[number[inside]]))]]
 
 
-def _find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
+def find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
     places = find_conflicting(facts, facts.passed)
     logged = find_conflicting(facts, facts.fingerprints(PROMPT_FINGERPRINT) != 0)
     if not len(logged):
@@ -210,24 +199,11 @@ def _find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
         "warning" if len(places) else "info",
         places if len(places) else logged,
         show=lambda row, place: row.reply,
-        wording=Wording(
-            title=title,
-            effect="the model is pulled both ways and learns neither",
-            fix=f"`graft data prepare` {_CONFLICTS_DONE[facts.settings.conflicts]} "
-            f"(data.conflicts: {facts.settings.conflicts})",
-        ),
+        title=title,
+        effect="the model is pulled both ways and learns neither",
+        fix=f"`graft data prepare` {_CONFLICTS_DONE[facts.settings.conflicts]} "
+        f"(data.conflicts: {facts.settings.conflicts})",
     )
-
-
-def _places_of(facts: AuditFacts, step: int) -> "NDArray[Any]":
-    import numpy as np
-
-    return np.flatnonzero(facts.repeats.step == step)
-
-
-def _kept(facts: AuditFacts, place: int) -> str:
-    instead = int(facts.repeats.instead[place])
-    return "another row" if instead < 0 else str(facts.corpus.origin(instead))
 
 
 MOST_CLUSTERS = 50
@@ -236,58 +212,44 @@ MOST_SHOWN = 4
 MOST_CHARACTERS = 400
 
 
-class _FoundCluster(NamedTuple):
-    kind: ClusterKind
-    size: int
-    places: list[int]
-    shown: list[int]
-
-
 def find_clusters(facts: AuditFacts) -> tuple[Cluster, ...]:
     """Return the largest clusters; contradictions before repeats."""
-    weight = {"conflicting_answers": 0, "near_duplicate": 1, "duplicate": 2}
-    found = [
-        *_cluster_conflicts(facts),
-        *_find_repeated(facts, "duplicate", DUPLICATE),
-        *_find_repeated(facts, "near_duplicate", NEAR_DUPLICATE),
-    ]
-    found.sort(key=lambda cluster: (-cluster.size, weight[cluster.kind], cluster.places[0]))
-    chosen = sorted(found[:MOST_CLUSTERS], key=lambda cluster: weight[cluster.kind])
-    rows = facts.read(place for cluster in chosen for place in cluster.shown)
-    return tuple(
-        Cluster(
-            kind=cluster.kind,
-            size=cluster.size,
-            rows=facts.origins(cluster.places),
-            shown=tuple(show_row(rows[place], most=MOST_CHARACTERS) for place in cluster.shown),
-        )
-        for cluster in chosen
-    )
-
-
-def _find_repeated(facts: AuditFacts, kind: ClusterKind, step: int) -> Iterator[_FoundCluster]:
-    """Yield a row that stays with the rows it replaces."""
     import numpy as np
 
-    gone = np.flatnonzero((facts.repeats.step == step) & (facts.repeats.instead >= 0))
-    for members in _largest_runs(gone, facts.repeats.instead[gone]):
-        kept = int(facts.repeats.instead[members[0]])
-        places = [kept, *map(int, members[: MOST_CLUSTER_ROWS - 1])]
-        # Identical rows need to be read only once.
-        shown = places[:1] if kind == "duplicate" else places[:MOST_SHOWN]
-        yield _FoundCluster(kind, len(members) + 1, places, shown)
-
-
-def _cluster_conflicts(facts: AuditFacts) -> Iterator[_FoundCluster]:
-    import numpy as np
-
-    conflicting = find_conflicting(facts, facts.fingerprints(PROMPT_FINGERPRINT) != 0)
-    replies = facts.fingerprints(REPLY_FINGERPRINT)
-    for members in _largest_runs(conflicting, facts.fingerprints(PROMPT_FINGERPRINT)[conflicting]):
+    found: list[tuple[ClusterKind, int, list[int], list[int]]] = []
+    prompts, replies = facts.fingerprints(PROMPT_FINGERPRINT), facts.fingerprints(REPLY_FINGERPRINT)
+    conflicting = find_conflicting(facts, prompts != 0)
+    for members in _largest_runs(conflicting, prompts[conflicting]):
         _, first = np.unique(replies[members], return_index=True)
         shown = [int(members[at]) for at in sorted(first)[:MOST_SHOWN]]
         places = [int(place) for place in members[:MOST_CLUSTER_ROWS]]
-        yield _FoundCluster("conflicting_answers", len(members), places, shown)
+        found.append(("conflicting_answers", len(members), places, shown))
+    instead, step = facts.repeats.instead, facts.repeats.step
+    kinds: tuple[tuple[ClusterKind, int], ...] = (
+        ("duplicate", DUPLICATE),
+        ("near_duplicate", NEAR_DUPLICATE),
+    )
+    for kind, number in kinds:
+        gone = np.flatnonzero((step == number) & (instead >= 0))
+        for members in _largest_runs(gone, instead[gone]):
+            # The row that stays comes first.
+            places = [int(instead[members[0]]), *map(int, members[: MOST_CLUSTER_ROWS - 1])]
+            # Identical rows need to be read only once.
+            shown = places[:1] if kind == "duplicate" else places[:MOST_SHOWN]
+            found.append((kind, len(members) + 1, places, shown))
+    weight = {"conflicting_answers": 0, "near_duplicate": 1, "duplicate": 2}
+    found.sort(key=lambda cluster: (-cluster[1], weight[cluster[0]], cluster[2][0]))
+    chosen = sorted(found[:MOST_CLUSTERS], key=lambda cluster: weight[cluster[0]])
+    rows = facts.read(place for *_, shown in chosen for place in shown)
+    return tuple(
+        Cluster(
+            kind=kind,
+            size=size,
+            rows=facts.origins(places),
+            shown=tuple(show_row(rows[place], most=MOST_CHARACTERS) for place in shown),
+        )
+        for kind, size, places, shown in chosen
+    )
 
 
 def _largest_runs(places: "NDArray[Any]", keys: "NDArray[Any]") -> "Iterator[NDArray[Any]]":
@@ -325,19 +287,6 @@ _HELD_OUT = re.compile(
 )
 
 
-class Sides(NamedTuple):
-    trained: "NDArray[np.bool_]"
-    held_out: "NDArray[np.bool_]"
-
-
-def find_split_leaks(facts: AuditFacts) -> Iterator[Finding]:
-    sides = find_sides(facts)
-    if sides.trained.any() and sides.held_out.any():
-        yield from _find_leaked(facts, sides)
-    else:
-        yield from _find_random_leak(facts)
-
-
 def name_side(name: str) -> Side | None:
     """Return the split that the name of a split, a file or its folder denotes."""
     path = PurePath(name.casefold())
@@ -349,24 +298,21 @@ def name_side(name: str) -> Side | None:
     return None
 
 
-def find_sides(facts: AuditFacts) -> Sides:
-    """Return which rows are on which side: by the row's split, else by the name of its file."""
+def find_sides(facts: AuditFacts) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]]":
+    """Return which rows are trained on and which are held out: by their split, else by their file's name."""
     import numpy as np
 
     side = np.zeros(facts.corpus.rows, dtype=np.int8)
     for label in ("file", "split"):
         numbers, names = facts.labels(label)
-        worth = np.array(
-            [{"trained": 1, "held_out": 2}.get(name_side(name) or "", 0) for name in names] + [0]
-        )
-        found = worth[numbers]
-        side = np.where(found > 0, found, side)
-    return Sides(side == 1, side == 2)
+        numbered = np.array([{"trained": 1, "held_out": 2, None: 0}[name_side(name)] for name in names] + [0])
+        side = np.where(numbered[numbers] > 0, numbered[numbers], side)
+    return side == 1, side == 2
 
 
-def say_missing_side(sides: Sides) -> str:
+def say_missing_side(*, trained: bool) -> str:
     """Say what to add where only one side of a split was given."""
-    here, there = ("training", "held-out") if sides.trained.any() else ("held-out", "training")
+    here, there = ("training", "held-out") if trained else ("held-out", "training")
     return (
         f"judging by the file name these are the {here} rows of a split: add the {there} file to find "
         "questions that are on both sides"
@@ -378,48 +324,47 @@ def expect_leaks(sizes: "NDArray[Any]", *, held_out: float) -> float:
     return float((sizes * held_out * (1 - held_out ** (sizes - 1.0))).sum())
 
 
-def _find_leaked(facts: AuditFacts, sides: Sides) -> Iterator[Finding]:
+def find_leaked(facts: AuditFacts) -> Iterator[Finding]:
+    """Find held-out rows that ask what a training row asks, in logs that are split already."""
     import numpy as np
 
+    trained, held_out = find_sides(facts)
     twin = np.full(facts.corpus.rows, -1, dtype=np.int64)
     groups, fingerprints = facts.assignment.group, facts.fingerprints(PROMPT_FINGERPRINT)
-    keys: tuple[tuple[NDArray[Any], NDArray[np.bool_]], ...] = (
-        (groups, groups >= 0),
-        (fingerprints, fingerprints != 0),
-    )
-    for key, known in keys:
-        trained = np.flatnonzero(sides.trained & known)
-        values, first = np.unique(key[trained], return_index=True)
+    for key, known in ((groups, groups >= 0), (fingerprints, fingerprints != 0)):
+        places = np.flatnonzero(trained & known)
+        values, first = np.unique(key[places], return_index=True)
         if not len(values):
             continue
         at = np.minimum(np.searchsorted(values, key), len(values) - 1)
-        hit = sides.held_out & known & (values[at] == key) & (twin < 0)
-        twin[hit] = trained[first[at[hit]]]
-    places = np.flatnonzero(twin >= 0)
-    if len(places):
-        held_out = int(sides.held_out.sum())
-        split_by = facts.settings.split_by
-        met = "asked" if split_by == "question" else "met"
-        yield finding_from_rows(
-            facts,
-            "split_leak",
-            "blocker",
-            places,
-            show=lambda row, place: f"{met} in {facts.corpus.origin(int(twin[place]))} too: {row.question}",
-            wording=Wording(
-                title=f"{len(places):,} of {held_out:,} held-out rows "
-                + say_like_another(split_by, "a training row"),
-                effect="the evaluation measures memory and calls it skill",
-                fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
-                f"{say_together(split_by)} (data.split_by)",
-            ),
-        )
+        hit = held_out & known & (values[at] == key) & (twin < 0)
+        twin[hit] = places[first[at[hit]]]
+    leaked = np.flatnonzero(twin >= 0)
+    if not len(leaked):
+        return
+    split_by = facts.settings.split_by
+    met = "asked" if split_by == "question" else "met"
+    yield finding_from_rows(
+        facts,
+        "split_leak",
+        "blocker",
+        leaked,
+        show=lambda row, place: f"{met} in {facts.corpus.origin(int(twin[place]))} too: {row.question}",
+        title=f"{len(leaked):,} of {int(held_out.sum()):,} held-out rows "
+        + say_like_another(split_by, "a training row"),
+        effect="the evaluation measures memory and calls it skill",
+        fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
+        f"{say_together(split_by)} (data.split_by)",
+    )
 
 
-def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
+def find_random_leaks(facts: AuditFacts) -> Iterator[Finding]:
     """Find rows whose question occurs in another row too: a random split puts them on both sides."""
     import numpy as np
 
+    trained, held_out = (bool(side.any()) for side in find_sides(facts))
+    if trained and held_out:
+        return
     settings = facts.settings
     groups = np.where(facts.passed, facts.assignment.group, -1)
     # A group is named by its first row: sizes[row] counts its members.
@@ -429,7 +374,6 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
     if not len(twins) or expected < 1:
         return
     places = twins[np.argsort(groups[twins], kind="stable")]
-    sides = find_sides(facts)
     title = (
         count_rows(len(places), say_like_another(settings.split_by, "another row"))
         + f": a random split would test about {expected:,.0f} of them and train on a similar row"
@@ -439,21 +383,19 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
     before = expect_leaks(logged[logged > 1], held_out=settings.test)
     if before > expected + 1:
         title += f" (about {before:,.0f} of the whole log, before unusable rows are dropped)"
-    if sides.trained.any() or sides.held_out.any():
-        title += f"; leaks between files were not checked: {say_missing_side(sides)}"
+    if trained or held_out:
+        title += f"; leaks between files were not checked: {say_missing_side(trained=trained)}"
     yield finding_from_rows(
         facts,
         "split_leak",
         "warning",
         places,
         show=lambda row, place: row.question,
-        wording=Wording(
-            title=title,
-            effect="the evaluation would measure memory and call it skill",
-            fix="`graft data prepare` splits by group, never by row: rows that "
-            f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
-            f"how alike ({settings.question_similarity})",
-        ),
+        title=title,
+        effect="the evaluation would measure memory and call it skill",
+        fix="`graft data prepare` splits by group, never by row: rows that "
+        f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
+        f"how alike ({settings.question_similarity})",
     )
 
 
@@ -463,7 +405,6 @@ LARGE_GROUP = 30
 
 def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
     if facts.usable.any():
-        yield from _find_empty_split(facts)
         return
     readable = facts.corpus.rows
     unreadable = sum(1 for _ in facts.corpus.faults())
@@ -480,12 +421,14 @@ def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
     )
 
 
-def _find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
+def find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
     """Find a group of similar rows so large that another split stays empty."""
     import numpy as np
 
     settings = facts.settings
     shares = {"validation": settings.validation, "test": settings.test}
+    if not facts.usable.any():
+        return
     splits = facts.assignment.split[facts.usable]
     empty = [
         split
@@ -504,14 +447,12 @@ def _find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
         "blocker",
         places,
         show=lambda row, _place: row.question,
-        wording=Wording(
-            title=f"{len(places):,} of {int(facts.usable.sum()):,} usable rows ask the same; "
-            f"no row is left for {' and '.join(empty)}",
-            effect="`graft data prepare` keeps rows that ask the same in one split and would refuse this log",
-            fix="log more different questions; raise data.question_similarity "
-            f"({settings.question_similarity}) if these ask different things; or set the share of "
-            "an unneeded split to 0",
-        ),
+        title=f"{len(places):,} of {int(facts.usable.sum()):,} usable rows ask the same; "
+        f"no row is left for {' and '.join(empty)}",
+        effect="`graft data prepare` keeps rows that ask the same in one split and would refuse this log",
+        fix="log more different questions; raise data.question_similarity "
+        f"({settings.question_similarity}) if these ask different things; or set the share of "
+        "an unneeded split to 0",
     )
 
 
@@ -579,31 +520,33 @@ def _count(count: int, what: str) -> str:
     return f"{count:,} {noun}{space}{rest}"
 
 
-def find_rated_traces(facts: AuditFacts) -> Iterator[Finding]:
-    bad = [place for place, why in sorted(facts.corpus.withdrawn.items()) if why.startswith(RATED_BAD)]
-    if bad:
-        yield Finding(
-            code=RATED_BAD,
-            severity="blocker",
-            count=len(bad),
-            rows=facts.origins(bad[:MOST_ROWS]),
-            title=count_rows(
-                len(bad), f"are calls of traces that are scored {say_bad_score(facts.settings)}"
-            ),
-            effect="trained on as they are, such rows teach the model what its judges refused",
-            fix=say_fix("drop_rated_bad", on=True, done="drops these"),
-        )
-
-
-def find_retried(facts: AuditFacts) -> Iterator[Finding]:
-    retried = [place for place, why in sorted(facts.corpus.withdrawn.items()) if why.startswith(RETRIED)]
-    if retried:
-        yield Finding(
-            code=RETRIED,
-            severity="info",
-            count=len(retried),
-            rows=facts.origins(retried[:MOST_ROWS]),
-            title=count_rows(len(retried), "were asked again by their agent in the same trace"),
-            effect="the agent did not use these answers; they look like contradictions",
-            fix="`graft data prepare` keeps the last answer",
-        )
+def find_withdrawn(facts: AuditFacts) -> Iterator[Finding]:
+    """Rows of traces that other lines of the logs speak against."""
+    wordings: tuple[tuple[str, Severity, str, str, str], ...] = (
+        (
+            RATED_BAD,
+            "blocker",
+            f"are calls of traces that are scored {say_bad_score(facts.settings)}",
+            "trained on as they are, such rows teach the model what its judges refused",
+            say_fix("drop_rated_bad", on=True, done="drops these"),
+        ),
+        (
+            RETRIED,
+            "info",
+            "were asked again by their agent in the same trace",
+            "the agent did not use these answers; they look like contradictions",
+            "`graft data prepare` keeps the last answer",
+        ),
+    )
+    for code, severity, what, effect, fix in wordings:
+        places = [place for place, why in sorted(facts.corpus.withdrawn.items()) if why.startswith(code)]
+        if places:
+            yield Finding(
+                code=code,
+                severity=severity,
+                count=len(places),
+                rows=facts.origins(places[:MOST_ROWS]),
+                title=count_rows(len(places), what),
+                effect=effect,
+                fix=fix,
+            )

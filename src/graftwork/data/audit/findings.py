@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from graftwork.data.audit.lengths import CountTokens, RowLengths, measure_lengths
 from graftwork.data.audit.row_checks import AuditContext, Note, redact_row, show_start
@@ -33,18 +33,14 @@ MOST_REASONS = 40
 OTHER_REASONS = "other reasons"
 
 
-class ShownNote(NamedTuple):
-    place: int
-    text: str
-
-
 @dataclass
 class NoteCount:
     """The notes of one code. A row counts once, however many notes it has."""
 
     count: int = 0
     places: list[int] = field(default_factory=list)
-    shown: list[ShownNote] = field(default_factory=list)
+    shown: list[tuple[int, str]] = field(default_factory=list)
+    """Rows by their position, with what is quoted of them."""
     reasons: Counter[str] = field(default_factory=Counter)
     last: int = -1
 
@@ -58,7 +54,8 @@ class NoteCount:
         if len(self.places) < MOST_ROWS:
             self.places.append(place)
         if len(self.shown) < MOST_EXAMPLES:
-            self.shown.append(ShownNote(place, quote(note.reason, note.excerpt)))
+            quoted = f"{note.reason}: {note.excerpt}" if note.excerpt else note.reason
+            self.shown.append((place, quoted))
 
     def sort_reasons(self) -> dict[str, int]:
         """Return reasons by frequency; nothing where every row has its own."""
@@ -87,18 +84,13 @@ class NoteCounts:
         return self._by_code.get(code, NoteCount())
 
 
-@dataclass(frozen=True)
-class MergedFaults:
-    """Unreadable rows and notes of one kind together."""
+def merge_faults(
+    facts: "AuditFacts", code: str, *, noted: str | None = None
+) -> tuple[int, tuple[Origin, ...], tuple[Example, ...], dict[str, int]]:
+    """Merge the unreadable rows of a code with the readable rows that have such a note.
 
-    count: int
-    rows: tuple[Origin, ...]
-    examples: tuple[Example, ...]
-    reasons: dict[str, int]
-
-
-def merge_faults(facts: "AuditFacts", code: str, *, noted: str | None = None) -> MergedFaults:
-    """Merge the unreadable rows of a code with the readable rows that have such a note."""
+    Returns their number, the first of them, examples, and how often each reason occurs.
+    """
     count = 0
     rows: list[Origin] = []
     examples: list[Example] = []
@@ -127,11 +119,7 @@ def merge_faults(facts: "AuditFacts", code: str, *, noted: str | None = None) ->
     ordered = dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
     if others:
         ordered[OTHER_REASONS] = others
-    return MergedFaults(count, tuple(rows), tuple(examples), ordered)
-
-
-def quote(reason: str, excerpt: str) -> str:
-    return f"{reason}: {excerpt}" if excerpt else reason
+    return count, tuple(rows), tuple(examples), ordered
 
 
 CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
@@ -227,20 +215,14 @@ class AuditFacts:
         return {place: row if self.settings.redact else redact_row(row).row for place, row in rows}
 
 
-class Wording(NamedTuple):
-    """What is wrong, what it does to training, and how to fix it."""
-
-    title: str
-    effect: str
-    fix: str
-
-
 def finding_from_notes(
     facts: AuditFacts,
     code: str,
     severity: Severity,
     *,
-    wording: Wording,
+    title: str,
+    effect: str,
+    fix: str,
     noted: str | None = None,
     found: NoteCount | None = None,
     reasons: dict[str, int] | None = None,
@@ -256,7 +238,9 @@ def finding_from_notes(
             Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in found.shown
         ),
         reasons=found.sort_reasons() if reasons is None else reasons,
-        **wording._asdict(),
+        title=title,
+        effect=effect,
+        fix=fix,
     )
 
 
@@ -266,7 +250,9 @@ def finding_from_rows(
     severity: Severity,
     places: "NDArray[Any]",
     *,
-    wording: Wording,
+    title: str,
+    effect: str,
+    fix: str,
     show: Callable[[Interaction, int], str],
     reasons: dict[str, int] | None = None,
 ) -> Finding:
@@ -283,7 +269,9 @@ def finding_from_rows(
             for place in shown
         ),
         reasons=reasons or {},
-        **wording._asdict(),
+        title=title,
+        effect=effect,
+        fix=fix,
     )
 
 

@@ -12,17 +12,14 @@ not estimated, and the reason is given.
 import json
 import math
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graftwork.data.audit.findings import DUPLICATE, AuditFacts, shorten
 from graftwork.records.base import Figure
 from graftwork.records.dataset import Example, FieldNoise, Finding, LabelNoise, SuspiciousLabel
-from graftwork.records.interaction import Interaction
-from graftwork.text.words import words
+from graftwork.text.words import hash_terms, with_pairs, words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,53 +46,35 @@ Z95 = 1.96
 _FENCE = re.compile(r"^```[a-z]*\s*(.*?)\s*```$", re.DOTALL)
 
 
-class Labelled(NamedTuple):
-    """One label per row, empty where a row has none. `field` is None for the reply itself."""
-
-    field: str | None
-    labels: list[str]
-
-
-class Suspect(NamedTuple):
-    """A row, by its position among the given ones."""
-
-    row: int
-    label: str
-    suggested: str
-    score: float
-    near: int | None
+Suspect: TypeAlias = tuple[int, str, float, int | None]
+"""A row by its position, the label that the others suggest, by how much that leads, and a row with nearly the
+same prompt and another label.
+"""
 
 
-class LabelEstimate(NamedTuple):
-    rate: Figure
-    rows: int
-    labels: int
-    judged: int
-    agreement: float
-    near_duplicates: int
-    contradictions: int
-    suspects: list[Suspect]
+def find_labels(replies: Sequence[str]) -> dict[str | None, list[str]] | str:
+    """Return the labels in these replies, or why there are none.
 
-
-def find_labels(replies: Sequence[str]) -> list[Labelled] | str:
-    """Return the labels in these replies, or why there are none."""
+    One label per row, empty where a row has none, by the name of the field; None is the reply itself.
+    """
     if len(replies) < FEWEST_ROWS:
         return f"{len(replies)} usable rows are too few, {FEWEST_ROWS} are needed"
     parsed = [_parse(reply) for reply in replies]
     objects = [value for value in parsed if value is not None]
     if len(objects) >= JSON_SHARE * len(replies):
-        names = Counter(name for value in objects for name in value)
-        fields = [
-            Labelled(name, [_label(value.get(name)) if value else "" for value in parsed])
-            for name, count in names.most_common()
-            if count >= JSON_SHARE * len(replies)
-        ]
-        found = [field for field in fields if are_labels(field.labels)]
-        return found[:MOST_FIELDS] or "no field of the JSON replies has few distinct values"
-    whole = Labelled(None, [" ".join(reply.split()) for reply in replies])
-    if are_labels(whole.labels):
-        return [whole]
-    distinct = len(set(whole.labels))
+        counts = Counter(name for value in objects for name in value)
+        frequent = [name for name, count in counts.most_common() if count >= JSON_SHARE * len(replies)]
+        fields: dict[str | None, list[str]] = {
+            name: [_label((value or {}).get(name)) for value in parsed] for name in frequent
+        }
+        labelled = [name for name, labels in fields.items() if are_labels(labels)][:MOST_FIELDS]
+        if labelled:
+            return {name: fields[name] for name in labelled}
+        return "no field of the JSON replies has few distinct values"
+    whole = [" ".join(reply.split()) for reply in replies]
+    if are_labels(whole):
+        return {None: whole}
+    distinct = len(set(whole))
     if distinct == 1:
         return "all replies are the same"
     return f"replies are free text ({distinct:,} distinct ones in {len(replies):,} rows)"
@@ -155,9 +134,11 @@ def hash_ngrams(texts: Sequence[str]) -> "NDArray[np.float32]":
 
     counts = np.zeros((len(texts), WIDTH), dtype=np.float32)
     for row, text in enumerate(texts):
-        found = Counter(_ngrams(text))
-        places = [zlib.crc32(gram.encode()) % WIDTH for gram in found]
-        np.add.at(counts[row], places, np.log1p(np.array(list(found.values()), dtype=np.float32)))
+        terms = words(text[-PROMPT_CHARACTERS:])
+        line = " ".join(terms)
+        runs = [f"#{line[at : at + 4]}" for at in range(max(len(line) - 3, 0))]
+        hashed = hash_terms([*with_pairs(terms), *runs], WIDTH)
+        counts[row, list(hashed)] = np.log1p(np.array(list(hashed.values()), dtype=np.float32))
     frequency = np.count_nonzero(counts, axis=0)
     # What occurs in every prompt carries no information.
     counts *= np.log((1 + len(texts)) / (1 + frequency)).astype(np.float32)
@@ -166,16 +147,10 @@ def hash_ngrams(texts: Sequence[str]) -> "NDArray[np.float32]":
     return normed
 
 
-def _ngrams(text: str) -> list[str]:
-    known = words(text[-PROMPT_CHARACTERS:])
-    line = " ".join(known)
-    pairs = [f"{a} {b}" for a, b in pairwise(known)]
-    runs = [f"#{line[at : at + 4]}" for at in range(max(len(line) - 3, 0))]
-    return [*known, *pairs, *runs]
-
-
-def estimate_label_noise(prompts: Prompts, labels: Sequence[str]) -> LabelEstimate | str:
-    """Return the estimate and the suspects, or why there is no estimate."""
+def estimate_label_noise(
+    prompts: Prompts, field: str | None, labels: Sequence[str]
+) -> tuple[FieldNoise, list[Suspect]] | str:
+    """Return the estimate and the suspects, the likeliest first, or why there is no estimate."""
     import numpy as np
 
     counts = Counter(label for label in labels if label)
@@ -202,20 +177,33 @@ def estimate_label_noise(prompts: Prompts, labels: Sequence[str]) -> LabelEstima
             f"the prompts do not predict it (agreement beyond chance {kappa:.0%}): the label needs more than "
             "the words of the prompt, or most labels are wrong"
         )
+    rate, judged = _estimate(scores, given[known])
     rows = np.flatnonzero(known)
-    found = _estimate(scores, given[known])
-    pairs = _near_pairs(prompts.similarity, rows)
-    differ = [(a, b) for a, b in pairs if given[a] != given[b]]
-    return LabelEstimate(
-        rate=found[0],
+    near = np.triu(prompts.similarity[np.ix_(rows, rows)] >= NEARLY_THE_SAME, k=1)
+    pairs = [(int(rows[a]), int(rows[b])) for a, b in zip(*np.nonzero(near), strict=True)]
+    contradictions = [(a, b) for a, b in pairs if given[a] != given[b]]
+    contradicts: dict[int, int] = {}
+    for a, b in contradictions:
+        contradicts.setdefault(a, b)
+        contradicts.setdefault(b, a)
+    noise = FieldNoise(
+        field=field,
         rows=len(rows),
         labels=len(names),
-        judged=found[1],
+        rate=rate,
+        judged=judged,
         agreement=agreement,
         near_duplicates=len(pairs),
-        contradictions=len(differ),
-        suspects=_suspects(scores, given, rows, names, differ),
+        contradictions=len(contradictions),
     )
+    best_label = scores.argmax(axis=1)
+    lead = scores[np.arange(len(rows)), best_label] - scores[np.arange(len(rows)), given[rows]]
+    suspects: list[Suspect] = [
+        (int(rows[at]), names[best_label[at]], float(lead[at]), contradicts.get(int(rows[at])))
+        for at in np.argsort(-lead, kind="stable")
+        if lead[at] > 0
+    ]
+    return noise, suspects
 
 
 def _kappa(predicted: "NDArray[Any]", given: "NDArray[Any]", labels: int) -> float:
@@ -265,82 +253,50 @@ def wilson(count: int, of: int) -> Figure:
     return Figure(value=share, low=min(low, share), high=max(high, share))
 
 
-def _near_pairs(similarity: "NDArray[np.float64]", rows: "NDArray[Any]") -> list[tuple[int, int]]:
-    import numpy as np
-
-    near = np.triu(similarity[np.ix_(rows, rows)] >= NEARLY_THE_SAME, k=1)
-    return [(int(rows[a]), int(rows[b])) for a, b in zip(*np.nonzero(near), strict=True)]
-
-
-def _suspects(
-    scores: "NDArray[np.float64]",
-    given: "NDArray[Any]",
-    rows: "NDArray[Any]",
-    names: Sequence[str],
-    differ: Sequence[tuple[int, int]],
-) -> list[Suspect]:
-    import numpy as np
-
-    other: dict[int, int] = {}
-    for a, b in differ:
-        other.setdefault(a, b)
-        other.setdefault(b, a)
-    best = scores.argmax(axis=1)
-    ahead = scores[np.arange(len(rows)), best] - scores[np.arange(len(rows)), given[rows]]
-    places = [at for at in np.argsort(-ahead, kind="stable") if ahead[at] > 0]
-    return [
-        Suspect(
-            row=int(rows[at]),
-            label=names[given[rows[at]]],
-            suggested=names[best[at]],
-            score=float(ahead[at]),
-            near=other.get(int(rows[at])),
-        )
-        for at in places
-    ]
-
-
 FEWEST_LISTED, MOST_LISTED = 10, 60
 QUESTION_CHARACTERS = 200
 WORTH_A_WARNING = 0.02
 """A lower share of wrong labels, or one that may be zero, gives no finding."""
 
 
-class _LabelledRows(NamedTuple):
-    places: list[int]
-    rows: list[Interaction]
-
-
 def estimate_noise(facts: AuditFacts) -> LabelNoise:
     """Estimate over the rows that passed, each distinct row once."""
-    chosen = _choose(facts)
-    found = find_labels([row.reply for row in chosen.rows])
-    if isinstance(found, str):
-        return LabelNoise(why_not=found)
-    prompts = Prompts([_prompt(row) for row in chosen.rows])
+    import numpy as np
+
+    places = np.flatnonzero(facts.passed & (facts.repeats.step != DUPLICATE))
+    if len(places) > MOST_ROWS:
+        places = places[np.linspace(0, len(places) - 1, MOST_ROWS).astype(np.int64)]
+    rows = list(facts.read(places).values())
+    labelled = find_labels([row.reply for row in rows])
+    if isinstance(labelled, str):
+        return LabelNoise(why_not=labelled)
+    # The system prompt does not differ from row to row.
+    prompts = Prompts(
+        ["\n".join(turn.content for turn in row.messages if turn.role != "system") for row in rows]
+    )
     fields: list[FieldNoise] = []
     suspicious: list[SuspiciousLabel] = []
     skipped: dict[str, str] = {}
-    for labelled in found:
-        judged = estimate_label_noise(prompts, labelled.labels)
+    for field, labels in labelled.items():
+        judged = estimate_label_noise(prompts, field, labels)
         if isinstance(judged, str):
-            skipped[labelled.field or "reply"] = judged
+            skipped[field or "reply"] = judged
             continue
-        fields.append(
-            FieldNoise(
-                field=labelled.field,
-                rows=judged.rows,
-                labels=judged.labels,
-                rate=judged.rate,
-                judged=judged.judged,
-                agreement=judged.agreement,
-                near_duplicates=judged.near_duplicates,
-                contradictions=judged.contradictions,
+        noise, suspects = judged
+        fields.append(noise)
+        expected = math.ceil(1.5 * noise.rate.value * noise.rows)
+        suspicious += [
+            SuspiciousLabel(
+                origin=rows[row].origin,
+                field=field,
+                label=labels[row],
+                suggested=suggested,
+                score=score,
+                question=shorten(rows[row].question, QUESTION_CHARACTERS),
+                near=None if near is None else rows[near].origin,
             )
-        )
-        expected = math.ceil(1.5 * judged.rate.value * judged.rows)
-        listed = judged.suspects[: min(max(expected, FEWEST_LISTED), MOST_LISTED)]
-        suspicious += [_show(facts, chosen, suspect, labelled.field) for suspect in listed]
+            for row, suggested, score, near in suspects[: min(max(expected, FEWEST_LISTED), MOST_LISTED)]
+        ]
     suspicious.sort(key=lambda item: -item.score)
     why = "" if fields else "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
     return LabelNoise(
@@ -372,32 +328,3 @@ def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
             effect="the model learns the errors, and even a perfect one cannot score above what is right",
             fix="review the rows that are listed, the most suspicious first, and correct the log",
         )
-
-
-def _choose(facts: AuditFacts) -> _LabelledRows:
-    import numpy as np
-
-    places = np.flatnonzero(facts.passed & (facts.repeats.step != DUPLICATE))
-    if len(places) > MOST_ROWS:
-        places = places[np.linspace(0, len(places) - 1, MOST_ROWS).astype(np.int64)]
-    rows = facts.read(places)
-    return _LabelledRows(list(rows), list(rows.values()))
-
-
-def _prompt(row: Interaction) -> str:
-    """The text that differs from row to row: without the system prompt."""
-    return "\n".join(message.content for message in row.messages if message.role != "system")
-
-
-def _show(facts: AuditFacts, chosen: _LabelledRows, suspect: Suspect, field: str | None) -> SuspiciousLabel:
-    row = chosen.rows[suspect.row]
-    near = None if suspect.near is None else facts.corpus.origin(chosen.places[suspect.near])
-    return SuspiciousLabel(
-        origin=row.origin,
-        field=field,
-        label=suspect.label,
-        suggested=suspect.suggested,
-        score=suspect.score,
-        question=shorten(row.question, QUESTION_CHARACTERS),
-        near=near,
-    )

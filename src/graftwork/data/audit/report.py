@@ -4,19 +4,23 @@ In: the corpus, its repeats and its split assignment. Out: an `Audit`. Examples 
 their content: the same rows every time.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from graftwork.data.audit.corpus_findings import (
     find_clusters,
-    find_imbalance,
+    find_conflicts,
+    find_dominant_groups,
+    find_empty_split,
+    find_leaked,
     find_left_out,
-    find_rated_traces,
+    find_random_leaks,
+    find_rare_groups,
     find_repeated,
-    find_retried,
+    find_same_reply,
     find_sides,
-    find_split_leaks,
     find_unusable,
+    find_withdrawn,
     say_missing_side,
 )
 from graftwork.data.audit.findings import (
@@ -40,9 +44,11 @@ from graftwork.data.audit.row_findings import (
     find_damaged_text,
     find_earlier_calls,
     find_foreign_models,
+    find_other_scripts,
     find_overlong,
     find_placeholder_prompts,
     find_private_data,
+    find_reasoning,
     find_taught,
     find_unconfirmed_captures,
     find_unreadable,
@@ -134,52 +140,54 @@ def _count(lengths: "NDArray[Any]") -> tuple[int, ...]:
     return tuple(int(count) for count in np.bincount(places, minlength=len(LENGTH_EDGES)))
 
 
-def find_not_looked_for(facts: AuditFacts, *, found: Collection[str] = ()) -> Iterator[NotLookedFor]:
-    """List what could not be checked. A code that was `found` is left out: its finding says so."""
-    return (lacking for lacking in _list_not_looked_for(facts) if lacking.code not in found)
-
-
-def _list_not_looked_for(facts: AuditFacts) -> Iterator[NotLookedFor]:
+def find_not_looked_for(facts: AuditFacts) -> Iterator[NotLookedFor]:
+    """List what could not be checked."""
     if not facts.corpus.rows:
         return
-    if not _has(facts, "status"):
+
+    def has(label: str) -> bool:
+        return bool((facts.labels(label)[0] >= 0).any())
+
+    if not has("status"):
         yield NotLookedFor(code="failed_status", why="no row states a status")
-    if not _has(facts, "group") and not _has(facts, "domain"):
+    if not has("group") and not has("domain"):
         why = "no row names the role or the domain of its agent; only equal replies were counted"
         yield NotLookedFor(code="rare_group", why=why)
         yield NotLookedFor(code="imbalance", why=why)
-    if not _has(facts, "model"):
+    if not has("model"):
         yield NotLookedFor(code="foreign_model", why=f"{NO_MODEL}; only reasoning in tags was seen")
     elif facts.context.base is None:
         yield NotLookedFor(code="foreign_model", why=NO_BASE)
-    sides = find_sides(facts)
-    if sides.trained.any() != sides.held_out.any():
-        yield NotLookedFor(code="split_leak", why=say_missing_side(sides))
-
-
-def _has(facts: AuditFacts, label: str) -> bool:
-    return bool((facts.labels(label)[0] >= 0).any())
+    trained, held_out = (bool(side.any()) for side in find_sides(facts))
+    if trained != held_out:
+        yield NotLookedFor(code="split_leak", why=say_missing_side(trained=trained))
 
 
 RULES = (
     find_unusable,
+    find_empty_split,
     find_unreadable,
     find_bad_replies,
     find_placeholder_prompts,
     find_earlier_calls,
     find_private_data,
     find_damaged_text,
+    find_other_scripts,
     find_control_tokens_in_text,
     find_overlong,
     find_foreign_models,
+    find_reasoning,
     find_repeated,
-    find_split_leaks,
-    find_imbalance,
+    find_conflicts,
+    find_leaked,
+    find_random_leaks,
+    find_rare_groups,
+    find_dominant_groups,
+    find_same_reply,
     find_unconfirmed_captures,
     find_taught,
     find_left_out,
-    find_rated_traces,
-    find_retried,
+    find_withdrawn,
 )
 _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 
@@ -199,6 +207,7 @@ def audit_corpus(
         (*(finding for rule in RULES for finding in rule(facts)), *find_wrong_labels(noise)),
         key=lambda finding: (_WEIGHT[finding.severity], -finding.count),
     )
+    found = {finding.code for finding in findings}
     return Audit(
         files=tuple(dict.fromkeys(given.file for given in corpus.inputs)),
         rows=corpus.rows + sum(1 for _ in corpus.faults()),
@@ -210,7 +219,8 @@ def audit_corpus(
         groups=count_labels(facts, "group"),
         prompt_length=summarise_lengths(corpus.column("prompt_chars")),
         reply_length=summarise_lengths(corpus.column("reply_chars")),
-        not_looked_for=tuple(find_not_looked_for(facts, found={finding.code for finding in findings})),
+        # What was found says so itself.
+        not_looked_for=tuple(lacking for lacking in find_not_looked_for(facts) if lacking.code not in found),
         usable_groups=count_labels(facts, "group", among=facts.usable),
         domains=count_labels(facts, "domain"),
         models=count_labels(facts, "model"),

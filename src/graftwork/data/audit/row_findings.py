@@ -6,13 +6,12 @@ rows, other models, unconfirmed captures and unreadable rows.
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from graftwork.data.audit.findings import (
     MOST_EXAMPLES,
     AuditFacts,
     NoteCount,
-    Wording,
     count_rows,
     finding_from_notes,
     finding_from_rows,
@@ -42,15 +41,10 @@ from graftwork.data.audit.row_checks import (
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import Finding, Severity
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-
 MOST_STATUSES = 6
 
 
-class _Wording(NamedTuple):
+class Wording(NamedTuple):
     what: str
     effect: str
     fix: Callable[[DataSettings], str]
@@ -58,27 +52,23 @@ class _Wording(NamedTuple):
 
 
 def find_bad_replies(facts: AuditFacts) -> Iterator[Finding]:
-    for code, wording in _WORDINGS.items():
-        count = facts.notes[code].count
-        if count:
-            yield finding_from_notes(
-                facts,
-                code,
-                wording.severity,
-                wording=Wording(
-                    title=count_rows(count, wording.what) + _name_statuses(facts, code),
-                    effect=wording.effect,
-                    fix=wording.fix(facts.settings),
-                ),
-            )
-
-
-def _name_statuses(facts: AuditFacts, code: str) -> str:
-    """Name the statuses that the log states: an unexpected value would otherwise look like a failure."""
-    if code != "failed_status":
-        return ""
-    reasons = facts.notes[code].say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
-    return f": {reasons}" if reasons else ""
+    for code, wording in WORDINGS.items():
+        noted = facts.notes[code]
+        if not noted.count:
+            continue
+        title = count_rows(noted.count, wording.what)
+        if code == "failed_status":
+            # The statuses are named: an unexpected value would otherwise look like a failure.
+            statuses = noted.say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
+            title += f": {statuses}" if statuses else ""
+        yield finding_from_notes(
+            facts,
+            code,
+            wording.severity,
+            title=title,
+            effect=wording.effect,
+            fix=wording.fix(facts.settings),
+        )
 
 
 def _fix_failed(settings: DataSettings) -> str:
@@ -92,33 +82,33 @@ def _fix_calls(settings: DataSettings) -> str:
     )
 
 
-_WORDINGS = {
-    NEGATIVE_FEEDBACK: _Wording(
+WORDINGS = {
+    NEGATIVE_FEEDBACK: Wording(
         "are captured replies that users said are bad",
         "such rows teach the model to repeat its mistakes",
         lambda settings: (
             "`graft data prepare` drops these always; a correction sent to /v1/feedback makes one a good row"
         ),
     ),
-    TRIED_OUT: _Wording(
+    TRIED_OUT: Wording(
         "are held-out questions that `graft run` asked to try a release out",
         "trained on, they would make the evaluation measure memorization",
         lambda settings: "`graft data prepare` and `graft data captures` leave these out always",
         "warning",
     ),
-    CAPTURES_FILTER: _Wording(
+    CAPTURES_FILTER: Wording(
         "are captured exchanges that data.captures leaves out",
         "they are not trained on",
         lambda settings: "data.captures says which captured exchanges are used",
         "info",
     ),
-    REVIEWED: _Wording(
+    REVIEWED: Wording(
         "were rejected by a reviewer",
         "they are not trained on, and neither are the rows that they were rejected in place of",
         lambda settings: "`graft data prepare` drops these always",
         "info",
     ),
-    "failed_status": _Wording(
+    "failed_status": Wording(
         "state a status that does not count as success",
         "such rows teach the model to answer with failures",
         lambda settings: (
@@ -126,18 +116,18 @@ _WORDINGS = {
             f"({', '.join(settings.keep_status)})"
         ),
     ),
-    "claims_success_but_fails": _Wording(
+    "claims_success_but_fails": Wording(
         "are not marked as failed, and the reply reports a failure",
         "such rows teach the model to answer with error messages",
         lambda settings: f"{_fix_failed(settings)}; let the logger write the true status",
     ),
-    NOT_KEPT: _Wording(
+    NOT_KEPT: Wording(
         "do not meet the condition of data.keep",
         "they are not trained on, and are no reference for tests",
         lambda settings: f"data.keep is `{settings.keep}`; ` or FIELD missing` keeps rows without the field",
         "info",
     ),
-    RATED_BAD: _Wording(
+    RATED_BAD: Wording(
         "are labelled bad or scored too low by the log (0 or less, or below data.rated_bad_below)",
         "trained on as they are, such rows teach the model what its judges refused",
         lambda settings: (
@@ -145,12 +135,12 @@ _WORDINGS = {
             "for `train.objective: kto` set data.drop_rated_bad to false and train.preferences.least_score"
         ),
     ),
-    "empty": _Wording(
+    "empty": Wording(
         "have no question or no reply",
         "such rows teach the model to say nothing",
         lambda settings: "`graft data prepare` drops these always",
     ),
-    "placeholder": _Wording(
+    "placeholder": Wording(
         "have a placeholder instead of an answer",
         "such rows teach the model to answer with placeholders",
         lambda settings: (
@@ -158,7 +148,7 @@ _WORDINGS = {
             + "; a teacher can answer them (`graft data repair --dry-run`)"
         ),
     ),
-    "truncated": _Wording(
+    "truncated": Wording(
         "are cut off before the end of the reply",
         "such rows teach the model to stop in the middle",
         lambda settings: (
@@ -167,18 +157,18 @@ _WORDINGS = {
             "(`graft data repair --dry-run`)"
         ),
     ),
-    BROKEN_CALL: _Wording(
+    BROKEN_CALL: Wording(
         "have replies with tool calls that cannot be carried out",
         "such rows teach the model to make calls that fail",
         _fix_calls,
     ),
-    REPEATED_CALL: _Wording(
+    REPEATED_CALL: Wording(
         "have replies that make the same tool call again after the same result",
         "such rows teach the model to go round in a loop",
         _fix_calls,
         "warning",
     ),
-    UNMATCHED_CALL: _Wording(
+    UNMATCHED_CALL: Wording(
         "have tool results without a call, or calls without a result",
         "the reply may follow from what the model does not see",
         lambda settings: (
@@ -197,11 +187,9 @@ def find_placeholder_prompts(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             "placeholder_prompt",
             "warning",
-            wording=Wording(
-                title=count_rows(count, "have made-up content in the prompt"),
-                effect="the reply cannot follow from such a prompt: the model learns to invent",
-                fix="log the real content, or leave these rows out of the file",
-            ),
+            title=count_rows(count, "have made-up content in the prompt"),
+            effect="the reply cannot follow from such a prompt: the model learns to invent",
+            fix="log the real content, or leave these rows out of the file",
         )
 
 
@@ -219,42 +207,44 @@ def find_earlier_calls(facts: AuditFacts) -> Iterator[Finding]:
         facts,
         BROKEN_EARLIER_CALL,
         "warning",
-        wording=Wording(
-            title=count_rows(noted.count, "have tool calls before the reply that cannot be carried out")
-            + f" ({noted.say_reasons(4)})",
-            effect="trained on, they teach the model to make calls that fail",
-            fix=fix,
-        ),
+        title=count_rows(noted.count, "have tool calls before the reply that cannot be carried out")
+        + f" ({noted.say_reasons(4)})",
+        effect="trained on, they teach the model to make calls that fail",
+        fix=fix,
     )
 
 
 def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
     fix = say_fix("redact", on=facts.settings.redact, done="puts placeholders in their place")
-    secrets = facts.notes["secret"].count
-    if secrets:
-        yield finding_from_notes(
-            facts,
-            "secret",
-            "blocker",
-            wording=Wording(
-                title=f"{count_rows(secrets, 'hold a secret')} ({facts.notes['secret'].say_reasons()})",
-                effect="a model repeats the secrets that it was trained on to anyone who asks",
-                fix=f"{fix}; revoke them: they are in a log file",
-            ),
-        )
-    personal = facts.notes["personal_data"].count
-    if personal:
-        kinds = facts.notes["personal_data"].say_reasons()
-        yield finding_from_notes(
-            facts,
-            "personal_data",
-            "warning",
-            wording=Wording(
-                title=f"{count_rows(personal, 'hold personal data')} ({kinds})",
-                effect="the model may repeat it, and it cannot be removed from the weights",
-                fix=fix,
-            ),
-        )
+    for code, severity, what, effect, revoke in _PRIVATE:
+        noted = facts.notes[code]
+        if noted.count:
+            yield finding_from_notes(
+                facts,
+                code,
+                severity,
+                title=f"{count_rows(noted.count, what)} ({noted.say_reasons()})",
+                effect=effect,
+                fix=fix + revoke,
+            )
+
+
+_PRIVATE: tuple[tuple[str, Severity, str, str, str], ...] = (
+    (
+        "secret",
+        "blocker",
+        "hold a secret",
+        "a model repeats the secrets that it was trained on to anyone who asks",
+        "; revoke them: they are in a log file",
+    ),
+    (
+        "personal_data",
+        "warning",
+        "hold personal data",
+        "the model may repeat it, and it cannot be removed from the weights",
+        "",
+    ),
+)
 
 
 def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
@@ -265,12 +255,10 @@ def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             CONTROL_TOKENS,
             "warning",
-            wording=Wording(
-                title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
-                + f" ({noted.say_reasons(4)})",
-                effect="read as control tokens they forge turns: a quoted document speaks as the system",
-                fix="`graft data prepare` tokenizes them as plain text and proves the loss mask of every row",
-            ),
+            title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
+            + f" ({noted.say_reasons(4)})",
+            effect="read as control tokens they forge turns: a quoted document speaks as the system",
+            fix="`graft data prepare` tokenizes them as plain text and proves the loss mask of every row",
         )
 
 
@@ -281,24 +269,23 @@ NO_LETTERS = "none"
 
 
 def find_damaged_text(facts: AuditFacts) -> Iterator[Finding]:
-    damaged = merge_faults(facts, "encoding", noted=ENCODING)
-    if damaged.count:
+    count, rows, examples, reasons = merge_faults(facts, "encoding", noted=ENCODING)
+    if count:
         yield Finding(
             code=ENCODING,
             severity="warning",
-            count=damaged.count,
-            rows=damaged.rows,
-            examples=damaged.examples,
-            reasons=damaged.reasons,
-            title=count_rows(damaged.count, "have damaged characters"),
+            count=count,
+            rows=rows,
+            examples=examples,
+            reasons=reasons,
+            title=count_rows(count, "have damaged characters"),
             effect="the model learns to write the damage; rows that are not UTF-8 are lost altogether",
             fix="read and write the log as UTF-8 where it is made, or convert it; `graft data prepare` drops "
             "and lists the rows that are not UTF-8",
         )
-    yield from _find_other_scripts(facts)
 
 
-def _find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
+def find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     numbers, names = facts.labels("script")
@@ -323,14 +310,10 @@ def _find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
         others,
         show=lambda row, place: row.question,
         reasons=named,
-        wording=Wording(
-            title=count_rows(
-                len(others), f"are not written in {names[main].capitalize()} letters like the rest"
-            )
-            + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
-            effect="too few to learn another language from, and enough to answer in it at the wrong time",
-            fix="leave them out of the files under data.logs, or log more of them",
-        ),
+        title=count_rows(len(others), f"are not written in {names[main].capitalize()} letters like the rest")
+        + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
+        effect="too few to learn another language from, and enough to answer in it at the wrong time",
+        fix="leave them out of the files under data.logs, or log more of them",
     )
 
 
@@ -345,67 +328,47 @@ BUT_FOR_LENGTH = "of the rows that are usable after cleaning"
 
 
 def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
-    noted = facts.notes[TOO_LONG] if facts.count_tokens is None else _note_lengths(facts)
+    import numpy as np
+
+    settings, lengths, most = facts.settings, facts.lengths, facts.settings.max_tokens
+    if facts.count_tokens is None:
+        noted = facts.notes[TOO_LONG]
+    else:
+        noted = NoteCount()
+        places = np.flatnonzero(lengths.whole > most).tolist()
+        shown = facts.read(places[:MOST_EXAMPLES])
+        for place in places:
+            reply = shown[place].reply if place in shown else ""
+            prompt, whole = float(lengths.prompt[place]), int(lengths.whole[place])
+            noted.add(place, note_length(reply, prompt, whole, most=most))
     if not noted.count:
         return
-    settings = facts.settings
-    longest, lost, cuts = _sum_up(facts, noted)
-    counted = facts.lengths.is_counted
-    about = "" if counted else "about "
-    size = f"{about}{longest:,}" + ("" if counted else ", estimated from their characters")
+    beyond = np.maximum(lengths.whole - most, 0)
+    without_reply = int(np.count_nonzero((beyond > 0) & (lengths.prompt >= most)))
+    if len(noted.places) == noted.count:
+        usable = int(facts.usable[noted.places].sum())
+    else:  # not all noted rows are named
+        usable = min(int(((beyond > 0) & facts.usable).sum()), noted.count)
+    cuts = {
+        ALL_OF_IT: without_reply,
+        THE_END: int(np.count_nonzero(beyond)) - without_reply,
+        BUT_FOR_LENGTH: usable,
+    }
+    about = "" if lengths.is_counted else "about "
+    longest = f"{about}{int(lengths.whole.max(initial=0)):,}"
+    longest += "" if lengths.is_counted else ", estimated from their characters"
     yield finding_from_notes(
         facts,
         TOO_LONG,
         "warning",
         found=noted,
-        reasons=cuts,
-        wording=Wording(
-            title=count_rows(noted.count, f"are longer than {settings.max_tokens:,} tokens")
-            + f" (the longest has {size})",
-            effect=f"a trainer that cuts at that length removes {about}{lost:,} tokens from their ends and "
-            "teaches the model not to finish",
-            fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); "
-            "or raise data.max_tokens",
-        ),
+        reasons={why: rows for why, rows in cuts.items() if rows},
+        title=count_rows(noted.count, f"are longer than {most:,} tokens") + f" (the longest has {longest})",
+        effect=f"a trainer that cuts at that length removes {about}{int(beyond.sum()):,} tokens from their "
+        "ends and teaches the model not to finish",
+        fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); "
+        "or raise data.max_tokens",
     )
-
-
-def _note_lengths(facts: AuditFacts) -> NoteCount:
-    """The rows that are too long by their tokens, as notes."""
-    import numpy as np
-
-    noted, most, lengths = NoteCount(), facts.settings.max_tokens, facts.lengths
-    places = np.flatnonzero(lengths.whole > most).tolist()
-    shown = facts.read(places[:MOST_EXAMPLES])
-    for place in places:
-        reply = shown[place].reply if place in shown else ""
-        noted.add(
-            place, note_length(reply, float(lengths.prompt[place]), int(lengths.whole[place]), most=most)
-        )
-    return noted
-
-
-def _sum_up(facts: AuditFacts, noted: NoteCount) -> tuple[int, int, dict[str, int]]:
-    """Return the longest row, the tokens beyond the limit, and the number of rows per kind of cut."""
-    import numpy as np
-
-    most, lengths = facts.settings.max_tokens, facts.lengths
-    beyond = np.maximum(lengths.whole - most, 0)
-    whole = int(np.count_nonzero((beyond > 0) & (lengths.prompt >= most)))
-    cuts = {
-        ALL_OF_IT: whole,
-        THE_END: int(np.count_nonzero(beyond)) - whole,
-        BUT_FOR_LENGTH: _count_usable(facts, noted, beyond > 0),
-    }
-    longest = int(lengths.whole.max(initial=0))
-    return longest, int(beyond.sum()), {why: n for why, n in cuts.items() if n}
-
-
-def _count_usable(facts: AuditFacts, noted: NoteCount, beyond: "NDArray[np.bool_]") -> int:
-    """Count usable rows among the noted ones where all are known, else estimate from the columns."""
-    if len(noted.places) == noted.count:
-        return int(facts.usable[noted.places].sum())
-    return min(int((beyond & facts.usable).sum()), noted.count)
 
 
 FOREIGN_MODEL = "foreign_model"
@@ -414,18 +377,13 @@ NO_BASE = "no base is named to compare the models of the rows with"
 NO_MODEL = "no row names the model that answered"
 
 
-def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
-    yield from _find_models(facts)
-    yield from _find_reasoning(facts)
-
-
 def is_same_model(model: str, base: str) -> bool:
     """Whether a logged name means the base, as `smollm2-135m` means `HuggingFaceTB/SmolLM2-135M-Instruct`."""
     one, other = _fold(model), _fold(base)
     return bool(one and other) and (one in other or other in one)
 
 
-def _find_models(facts: AuditFacts) -> Iterator[Finding]:
+def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     numbers, names = facts.labels("model")
@@ -448,15 +406,13 @@ def _find_models(facts: AuditFacts) -> Iterator[Finding]:
         places,
         show=lambda row, place: f"{row.model}: {row.reply}",
         reasons={names[number]: int(counts[number]) for number in order[:20]},
-        wording=Wording(
-            title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
-            effect="the base learns the habits of each of them, what it could not know itself included",
-            fix="keep the rows of the model whose answers you want, and look at examples of each",
-        ),
+        title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
+        effect="the base learns the habits of each of them, what it could not know itself included",
+        fix="keep the rows of the model whose answers you want, and look at examples of each",
     )
 
 
-def _find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
+def find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
     count, rows = facts.notes[REASONING].count, facts.corpus.rows
     context = facts.context
     if not count or (context.base_reasons is not False and count == rows):
@@ -477,7 +433,7 @@ def _find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
         else "set data.reasoning to drop to train on the answers alone, or keep rows of one kind only"
     )
     yield finding_from_notes(
-        facts, FOREIGN_MODEL, "warning", noted=REASONING, wording=Wording(title=title, effect=effect, fix=fix)
+        facts, FOREIGN_MODEL, "warning", noted=REASONING, title=title, effect=effect, fix=fix
     )
 
 
@@ -497,12 +453,10 @@ def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
         "info",
         places,
         show=lambda row, _place: row.question,
-        wording=Wording(
-            title=count_rows(len(places), "hold an unconfirmed served reply"),
-            effect="they may be trained on; none is a reference for a test, or the model would grade itself",
-            fix="send corrections to /v1/feedback, or set data.captures.positive_confirms (traces: "
-            "traces_confirm); data.captures.feedback: positive leaves them out",
-        ),
+        title=count_rows(len(places), "hold an unconfirmed served reply"),
+        effect="they may be trained on; none is a reference for a test, or the model would grade itself",
+        fix="send corrections to /v1/feedback, or set data.captures.positive_confirms (traces: "
+        "traces_confirm); data.captures.feedback: positive leaves them out",
     )
 
 
@@ -519,11 +473,9 @@ def find_taught(facts: AuditFacts) -> Iterator[Finding]:
         "info",
         places,
         show=lambda row, _place: row.question,
-        wording=Wording(
-            title=f"{rows} {'was' if len(places) == 1 else 'were'} answered by a teacher",
-            effect="they are trained on and never held out: a test measures against replies of the log",
-            fix="a model with `repaired: false` under models: is trained without them, and compared with",
-        ),
+        title=f"{rows} {'was' if len(places) == 1 else 'were'} answered by a teacher",
+        effect="they are trained on and never held out: a test measures against replies of the log",
+        fix="a model with `repaired: false` under models: is trained without them, and compared with",
     )
 
 
@@ -539,16 +491,16 @@ _MAP = (
 
 def find_unreadable(facts: AuditFacts) -> Iterator[Finding]:
     for code, title in _TITLES.items():
-        merged = merge_faults(facts, code)
-        if merged.count:
+        count, rows, examples, reasons = merge_faults(facts, code)
+        if count:
             yield Finding(
                 code=code,
                 severity="warning",
-                count=merged.count,
-                rows=merged.rows,
-                examples=merged.examples,
-                reasons=merged.reasons,
-                title=count_rows(merged.count, title),
+                count=count,
+                rows=rows,
+                examples=examples,
+                reasons=reasons,
+                title=count_rows(count, title),
                 effect="these rows cannot be learned from; many of them mean that the logger is broken",
-                fix=_MAP if any(why.startswith(_UNKNOWN_SHAPE) for why in merged.reasons) else _DROPPED,
+                fix=_MAP if any(why.startswith(_UNKNOWN_SHAPE) for why in reasons) else _DROPPED,
             )
