@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 from graftwork.api.project import Project
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import read_cases
+from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.project import Evaluated
 from graftwork.evaluate.subjects import parse_subject, parse_subjects
-from graftwork.files.escalation import read_forecast
 from graftwork.project.open_project import name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake

@@ -2,14 +2,19 @@
 
 In: the reports of both, the cases that each check escalates, the mean log-probability of the small model's
 answers, and what each answer cost. Out: an `EscalationForecast`; an `EscalationCurve`, whose threshold is
-chosen on validation cases and shown on test cases; live figures against a forecast. Pure.
+chosen on validation cases and shown on test cases; live figures against a forecast; the file of the last
+forecast in the project's state folder.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from graftwork.evaluate.statistics.bounded import bounded_difference, bounded_mean
+from graftwork.files.disk import write_atomic
 from graftwork.records.report import SubjectReport
 from graftwork.records.routing import (
     EscalationCurve,
@@ -21,6 +26,7 @@ from graftwork.records.routing import (
     MeasuredShare,
 )
 
+FORECAST_FILE = "escalation.json"
 POINTS = 20
 """Thresholds of the curve: quantiles of the validation cases."""
 
@@ -359,3 +365,16 @@ def _share(values: Sequence[float], sessions: Sequence[str]) -> MeasuredShare:
 def _per_1000(costs: Sequence[float | None]) -> float | None:
     known = [cost for cost in costs if cost is not None]
     return 1000 * math.fsum(known) / len(known) if known and len(known) == len(costs) else None
+
+
+def write_forecast(state: Path, forecast: EscalationForecast) -> Path:
+    write_atomic(state / FORECAST_FILE, forecast.to_json())
+    return state / FORECAST_FILE
+
+
+def read_forecast(state: Path) -> EscalationForecast | None:
+    """None where there is none, or one of another version."""
+    try:
+        return EscalationForecast.from_json((state / FORECAST_FILE).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None

@@ -25,6 +25,8 @@ from graftwork.evaluate.escalation import (
     compare_live,
     forecast,
     make_curve,
+    read_forecast,
+    write_forecast,
 )
 from graftwork.evaluate.live.answer_checks import (
     LiveChecks,
@@ -39,7 +41,6 @@ from graftwork.evaluate.score import sessions_of
 from graftwork.evaluate.settings import choose_success
 from graftwork.evaluate.subjects import LOG, Asking, parse_subjects
 from graftwork.files.dataset import read_rows
-from graftwork.files.escalation import read_forecast, write_forecast
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import CannotGrade
 from graftwork.pipeline.steps.evaluate import put_cases

@@ -29,10 +29,10 @@ from graftwork.data.ingest.trace_formats import read_otlp
 from graftwork.data.project import PreparedData
 from graftwork.data.settings import CaptureSettings
 from graftwork.engines.protocol import EngineJob
+from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.gate.project import require_engine_gate
 from graftwork.evaluate.live.answer_checks import LiveChecks, with_call_check
 from graftwork.files.dataset import iterate_rows, read_manifest
-from graftwork.files.escalation import read_forecast
 from graftwork.files.router import read_router, router_path
 from graftwork.grading.metrics import TOOL_CALLS_VALID
 from graftwork.project.load import load_settings

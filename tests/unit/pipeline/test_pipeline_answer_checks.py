@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
 from registry_samples import PROJECT
 
+from graftwork.evaluate.escalation import write_forecast
 from graftwork.evaluate.live.answer_checks import LiveChecks, find_live_checks
-from graftwork.files.escalation import write_forecast
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter

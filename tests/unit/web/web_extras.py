@@ -27,7 +27,7 @@ from graftwork.components.verify.verifier import (
 )
 from graftwork.cycle.settings import CYCLE_STEPS
 from graftwork.cycle.state import Approval, CoordinatorState, CycleState, CycleStepState, LogEntry
-from graftwork.files.escalation import write_forecast
+from graftwork.evaluate.escalation import write_forecast
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.table import STEPS
 from graftwork.process import clock

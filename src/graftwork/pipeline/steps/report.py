@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftwork.data.project import PreparedData
+from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.live.drift import measure_drift
 from graftwork.evaluate.project import Evaluated, put_page, savings_of
 from graftwork.evaluate.project_subjects import find_without_repaired
 from graftwork.evaluate.settings import CostSettings
 from graftwork.files.disk import file_digest, write_atomic
-from graftwork.files.escalation import read_forecast
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.project.open_project import OpenProject, name_entry
