@@ -71,8 +71,8 @@ def deaf(mirror, monkeypatch, *, times, error=PermissionError):
             raise error("https://someone:hunter2@host/x is down")
         return listing(*arguments, **more)
 
-    listing = mirror._files.ls
-    monkeypatch.setattr(mirror._files, "ls", ls)
+    listing = mirror._files.system.ls
+    monkeypatch.setattr(mirror._files.system, "ls", ls)
     return asked
 
 
@@ -140,10 +140,12 @@ def test_a_damaged_copy_is_passed_over_and_sent_again_later(url, tmp_path, victi
     store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     for step in (10, 20):
         save(store, checkpoint(step))
-    (place,) = [name for name in mirror._files.find(f"{mirror._root}/step-000020") if victim in name]
-    data = bytearray(mirror._files.cat_file(place))
+    (place,) = [
+        name for name in mirror._files.system.find(f"{mirror._files.root}/step-000020") if victim in name
+    ]
+    data = bytearray(mirror._files.system.cat_file(place))
     data[len(data) // 2] ^= 0x10 if victim == TENSORS else 0xFF
-    mirror._files.pipe_file(place, bytes(data))
+    mirror._files.system.pipe_file(place, bytes(data))
 
     again = mirror_of(url)
     there = CheckpointStore(tmp_path / "there", keep=2, mirror=again)
@@ -157,7 +159,7 @@ def test_a_copy_without_its_manifest_does_not_count(url, tmp_path):
     mirror = mirror_of(url)
     for step in (10, 20):
         save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror), checkpoint(step))
-    mirror._files.rm_file(f"{mirror._root}/step-000020/{MANIFEST}")
+    mirror._files.system.rm_file(f"{mirror._files.root}/step-000020/{MANIFEST}")
     assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
 
 
@@ -190,7 +192,7 @@ class Wire:
 
     def __init__(self, mirror, *, fails=0, partial=False):
         self.sent = []
-        self._put, self._files = mirror._files.put_file, mirror._files
+        self._put, self._files = mirror._files.system.put_file, mirror._files.system
         self._fails, self._partial = fails, partial
 
     def put_file(self, here, there, **more):
@@ -209,7 +211,7 @@ def test_a_broken_wire_is_a_warning_and_only_what_is_missing_is_sent_again(
 ):
     mirror = mirror_of(url)
     wire = Wire(mirror, fails=1, partial=partial)
-    monkeypatch.setattr(mirror._files, "put_file", wire.put_file)
+    monkeypatch.setattr(mirror._files.system, "put_file", wire.put_file)
     store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     save(store, checkpoint(10))
     assert wire.sent == ["tensors", "state", "state", "steps"]
@@ -223,8 +225,8 @@ def test_a_broken_wire_is_a_warning_and_only_what_is_missing_is_sent_again(
 
 def test_a_mirror_that_is_gone_never_stops_the_run(url, tmp_path, monkeypatch):
     mirror = mirror_of(url)
-    monkeypatch.setattr(mirror._files, "put_file", Wire(mirror, fails=10**6).put_file)
-    monkeypatch.setattr(mirror._files, "makedirs", Wire(mirror, fails=10**6).put_file, raising=False)
+    monkeypatch.setattr(mirror._files.system, "put_file", Wire(mirror, fails=10**6).put_file)
+    monkeypatch.setattr(mirror._files.system, "makedirs", Wire(mirror, fails=10**6).put_file, raising=False)
     store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     save(store, checkpoint(10), checkpoint(20))
     words = list(store.messages())

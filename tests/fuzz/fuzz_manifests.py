@@ -35,7 +35,8 @@ from graftwork.files.disk import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import GraftError
 from graftwork.registry.folder import read_manifest, verify_release
-from graftwork.registry.peft import AdapterTarget, import_peft_folder, inspect_adapter
+from graftwork.registry.manifest import ReleaseContext
+from graftwork.registry.peft import import_peft_folder, inspect_adapter
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import read_archive
 from graftwork.registry.transfer.remote_store import RemoteStore
@@ -193,8 +194,17 @@ def check_adapter(samples: Samples, folder: Path, dice: random.Random) -> None:
         length = dice.choice([len(head), len(head), len(head), 0, 2**63, len(head) + 1])
         weights = length.to_bytes(8, "little") + head + b"\1\2\3\4"
         (adapter / "adapter_model.safetensors").write_bytes(weights)
-    ground = AdapterTarget(project="p", model="m", base="b", base_fingerprint="f", template_fingerprint="t")
-    allowed(lambda: import_peft_folder(adapter, target=ground, created_at="now", versions={}))
+    context = ReleaseContext(
+        project="p",
+        base="b",
+        base_fingerprint="f",
+        template_fingerprint="t",
+        parent=None,
+        created_at="now",
+        settings={},
+        versions={},
+    )
+    allowed(lambda: import_peft_folder(adapter, context=context))
     allowed(lambda: inspect_adapter(adapter, expected_hash=folder_digest(adapter)))
     shape = allowed(lambda: from_peft(parse_peft(config, where="here"), layers=4, paths=PATHS, where="here"))
     if shape is not None:

@@ -9,7 +9,8 @@ import pytest
 from graftwork.files.safetensors import read_header
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import Damaged, GraftError
-from graftwork.registry.peft import AdapterTarget, import_peft_folder, inspect_adapter
+from graftwork.registry.manifest import ReleaseContext
+from graftwork.registry.peft import import_peft_folder, inspect_adapter
 
 TARGET = Path(__file__).parents[1] / "fuzz" / "fuzz_manifests.py"
 PATHS = [f"model.layers.{number}.self_attn.q_proj" for number in range(40)]
@@ -107,9 +108,18 @@ HEADER = '{"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}'
 )
 def test_a_peft_folder_with_a_hostile_config_or_header_is_refused(tmp_path, config, header):
     folder = write_folder(tmp_path, config=config, header=header)
-    ground = AdapterTarget(project="p", model="m", base="b", base_fingerprint="f", template_fingerprint="t")
+    context = ReleaseContext(
+        project="p",
+        base="b",
+        base_fingerprint="f",
+        template_fingerprint="t",
+        parent=None,
+        created_at="now",
+        settings={},
+        versions={},
+    )
     with pytest.raises(GraftError) as refused:
-        import_peft_folder(folder, target=ground, created_at="now", versions={})
+        import_peft_folder(folder, context=context)
     assert refused.value.fix
     with pytest.raises(GraftError):
         inspect_adapter(folder, expected_hash="")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.files.disk import make_folder, write_atomic
-from graftwork.files.remote import has_buckets, open_url
+from graftwork.files.remote import RemoteFiles
 from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, JOB_FILE, RESUME, START_ADAPTER
 from graftwork.process import clock
 from graftwork.process.clock import WAITED, add_waited
@@ -213,11 +213,10 @@ class RunMirror:
     """The small files of a run at the mirror: enough to follow it elsewhere and to take its result."""
 
     def __init__(self, url: str | None, run_id: str) -> None:
-        self._files: Any = None
+        self._files: RemoteFiles | None = None
         self._seen: dict[str, tuple[int, int]] = {}
         if url is not None:
-            self._files, root = open_url(url, kind="mirror", setting="the mirror of the bundle")
-            self._root = f"{root.rstrip('/')}/{run_id}"
+            self._files = RemoteFiles(url, kind="mirror", setting="the mirror of the bundle", folder=run_id)
 
     def copy(self, run: Path) -> None:
         """Copy what has changed; a mirror that fails is tried again the next time."""
@@ -228,10 +227,7 @@ class RunMirror:
                 stamp = (path.stat().st_size, path.stat().st_mtime_ns)
                 if self._seen.get(name) == stamp:
                     continue
-                target = f"{self._root}/run/{name}"
-                if not has_buckets(self._files):
-                    self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-                self._files.put_file(str(path), target)
+                self._files.put(path, f"run/{name}")
                 self._seen[name] = stamp
             except FileNotFoundError:
                 continue
@@ -244,8 +240,7 @@ class RunMirror:
         if self._files is None:
             return False
         try:
-            self._files.invalidate_cache()
-            return bool(self._files.exists(f"{self._root}/{STOP_FILE}"))
+            return self._files.size(STOP_FILE) is not None
         except Exception:  # whatever a network library may raise
             return False
 

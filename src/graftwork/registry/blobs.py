@@ -14,7 +14,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from graftwork.files.disk import (
     create_file,
@@ -104,11 +103,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class Blob(NamedTuple):
-    sha256: str
-    path: Path
-
-
 class BlobStore:
     """The blobs below one folder."""
 
@@ -137,10 +131,25 @@ class BlobStore:
         temporary = target.with_name(f".{target.name[:12]}.{uuid.uuid4().hex[:8]}{PART}")
         try:
             make_folder(target.parent)
-            _write(temporary, source, counter or ProgressCounter(no_progress, "", 0))
-            found = file_digest(temporary)
-            if found != sha256:
-                raise _changed(source, sha256, found)
+            counter = counter or ProgressCounter(no_progress, "", 0)
+            if isinstance(source, bytes):
+                with create_file(temporary) as handle:
+                    handle.write(source)
+                counter.add(len(source))
+            else:
+                # A copy, not a link: later changes in the run must not reach the release.
+                copy_with_progress(source, temporary, counter)
+            with temporary.open("rb") as handle:
+                os.fsync(handle.fileno())
+            stored = file_digest(temporary)
+            if stored != sha256:
+                name, where = ("a file", "") if isinstance(source, bytes) else (source.name, str(source))
+                raise Damaged(
+                    f"{name} changed while it was stored",
+                    why=f"expected sha256 {sha256[:12]}…, found {stored[:12]}…",
+                    fix="make the release again when nothing writes to the source",
+                    where=where,
+                )
             temporary.chmod(read_only_mode(target.parent))
             temporary.replace(target)
             sync_folder(target.parent)
@@ -151,50 +160,25 @@ class BlobStore:
         return target
 
     def place(self, sha256: str, target: Path) -> None:
-        """Link a blob to another path."""
-        link_or_copy(self.path(sha256), target)
+        """A hard link to a blob, or a read-only copy where the file system has no links."""
+        source = self.path(sha256)
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            shutil.copyfile(source, target)
+            target.chmod(read_only_mode(target.parent))
 
-    def all(self) -> Iterator[Blob]:
-        """Every blob, unverified."""
+    def all(self) -> Iterator[tuple[str, Path]]:
+        """The hash and the path of every blob, unverified."""
         if self.folder.is_dir():
             for path in sorted(self.folder.glob("??/*")):
                 digest = path.parent.name + path.name
                 if _DIGEST.fullmatch(digest):
-                    yield Blob(digest, path)
+                    yield digest, path
 
     def leftovers(self) -> Iterator[Path]:
         """Temporary files of killed writers. Needs the exclusive lock of the store."""
         if self.folder.is_dir():
             yield from self.folder.glob(f"??/.*{PART}")
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link, or a read-only copy where the file system has no links."""
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        shutil.copyfile(source, target)
-        target.chmod(read_only_mode(target.parent))
-
-
-def _write(path: Path, source: Path | bytes, counter: ProgressCounter) -> None:
-    if isinstance(source, bytes):
-        with create_file(path) as handle:
-            handle.write(source)
-        counter.add(len(source))
-    else:
-        # A copy, not a link: later changes in the run must not reach the release.
-        copy_with_progress(source, path, counter)
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
-
-
-def _changed(source: Path | bytes, expected: str, found: str) -> Damaged:
-    return Damaged(
-        f"{source.name if isinstance(source, Path) else 'a file'} changed while it was stored",
-        why=f"expected sha256 {expected[:12]}…, found {found[:12]}…",
-        fix="make the release again when nothing writes to the source",
-        where=str(source) if isinstance(source, Path) else "",
-    )

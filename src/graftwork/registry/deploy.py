@@ -36,7 +36,8 @@ from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.release import Release
 from graftwork.records.units import MIB
 from graftwork.registry.index import find_release, wrong_project_error
-from graftwork.registry.peft import AdapterTarget, import_peft_folder
+from graftwork.registry.manifest import ReleaseContext
+from graftwork.registry.peft import import_peft_folder
 from graftwork.registry.project import full_alias, open_store, promote_release, roll_back_release
 from graftwork.registry.publish import find_licence
 from graftwork.registry.transfer.archive import ArchiveFile, read_archive, write_archive
@@ -147,21 +148,22 @@ def _import_archive(work: OpenProject, path: Path) -> ImportedRelease:
 
 def _import_folder(work: OpenProject, folder: Path) -> ImportedRelease:
     base, template = work.base, load_template(work)
-    target = AdapterTarget(
-        project=work.settings.project,
-        model=work.model,
-        base=base.name,
-        base_fingerprint=base.revision,
-        template_fingerprint=template.template_fingerprint,
-        tokenizer_fingerprint=template.tokenizer_fingerprint,
-        licence=find_licence(Path(base.folder)),
-    )
     store = open_store(work)
     taken = import_peft_folder(
         folder,
-        target=target,
-        created_at=timestamp(),
-        versions={},
+        context=ReleaseContext(
+            project=work.settings.project,
+            base=base.name,
+            base_fingerprint=base.revision,
+            template_fingerprint=template.template_fingerprint,
+            parent=None,
+            created_at=timestamp(),
+            settings={},
+            versions={},
+            licence=find_licence(Path(base.folder)),
+        ),
+        model=work.model,
+        tokenizer_fingerprint=template.tokenizer_fingerprint,
         find_verdict=lambda weights: find_verdict(work, weights),
     )
     remarks = [

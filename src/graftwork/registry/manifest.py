@@ -1,13 +1,16 @@
-"""The manifest of a release, built from its parts. Pure: no clock, no disk.
+"""The manifest of a release, built from its parts. No clock: the time is one of the parts.
 
 The id is the hash of everything but the time, so the same content always has the same id. Parts that do not
 belong together are refused.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from graftwork.files.disk import file_digest
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Dataset
 from graftwork.records.errors import Damaged
@@ -48,31 +51,85 @@ class ReleaseContext:
 
 
 def make_release(lineage: Lineage, context: ReleaseContext, *, files: Iterable[ReleaseFile]) -> Release:
+    """The manifest of a trained adapter. Raises if the parts do not belong together."""
+    dataset, plan, outcome = lineage.dataset, lineage.plan, lineage.outcome
+    base, template = context.base_fingerprint, context.template_fingerprint
+    claims = (
+        ("the verdict is about this report", lineage.verdict.report_hash, lineage.report.fingerprint()),
+        ("the report is about this adapter", lineage.measured_adapter, outcome.adapter_hash),
+        ("the plan is for this dataset", plan.dataset_hash, dataset.content_hash),
+        ("the plan is for this base", plan.base_fingerprint, base),
+        ("the dataset was made for this base", dataset.base_fingerprint, base),
+        ("the dataset was rendered with this template", dataset.template_fingerprint, template),
+        ("the base weights are unchanged", outcome.base_hash_after, outcome.base_hash_before),
+    )
+    for claim, actual, expected in claims:
+        if actual != expected:
+            raise Damaged(
+                f"the parts of this release do not belong together: it is not true that {claim}",
+                why=f"{actual[:12]}… is not {expected[:12]}…",
+                fix="run the project again (`graft run`): it repeats the steps that are out of date",
+            )
+    return name_release(
+        context,
+        files=files,
+        verdict=lineage.verdict,
+        adapter_hash=outcome.adapter_hash,
+        dataset_hash=dataset.content_hash,
+        plan_hash=plan.fingerprint(),
+        report_hash=lineage.report.fingerprint(),
+        run_id=outcome.run_id,
+        model=dataset.model,
+        tokenizer_fingerprint=dataset.tokenizer_fingerprint,
+    )
+
+
+def name_release(
+    context: ReleaseContext,
+    *,
+    files: Iterable[ReleaseFile],
+    verdict: Verdict,
+    adapter_hash: str,
+    run_id: str,
+    model: str,
+    tokenizer_fingerprint: str,
+    dataset_hash: str = "",
+    plan_hash: str = "",
+    report_hash: str = "",
+) -> Release:
     """Build the manifest and name it by its content."""
-    _require_consistent(lineage, context)
     unnamed = Release(
         id="",
         project=context.project,
         base=context.base,
         base_fingerprint=context.base_fingerprint,
         template_fingerprint=context.template_fingerprint,
-        adapter_hash=lineage.outcome.adapter_hash,
-        dataset_hash=lineage.dataset.content_hash,
-        plan_hash=lineage.plan.fingerprint(),
-        report_hash=lineage.report.fingerprint(),
-        verdict_hash=lineage.verdict.fingerprint(),
-        decision=lineage.verdict.decision,
-        run_id=lineage.outcome.run_id,
+        adapter_hash=adapter_hash,
+        dataset_hash=dataset_hash,
+        plan_hash=plan_hash,
+        report_hash=report_hash,
+        verdict_hash=verdict.fingerprint(),
+        decision=verdict.decision,
+        run_id=run_id,
         parent=context.parent,
         created_at=context.created_at,
         files=tuple(sorted(files, key=lambda file: file.path)),
         settings=dict(context.settings),
         versions=dict(context.versions),
-        model=lineage.dataset.model,
-        tokenizer_fingerprint=lineage.dataset.tokenizer_fingerprint,
+        model=model,
+        tokenizer_fingerprint=tokenizer_fingerprint,
         licence=context.licence,
     )
     return unnamed.model_copy(update={"id": content_id(unnamed)})
+
+
+def describe_text(name: str, text: str) -> ReleaseFile:
+    data = text.encode()
+    return ReleaseFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+
+def describe_file(path: Path) -> ReleaseFile:
+    return ReleaseFile(path=path.name, sha256=file_digest(path), size=path.stat().st_size)
 
 
 def content_id(release: Release) -> str:
@@ -83,29 +140,3 @@ def content_id(release: Release) -> str:
 def write_manifest(release: Release) -> str:
     """The text of `manifest.json`. The same release gives the same bytes, because signatures cover them."""
     return release.model_dump_json(indent=2)
-
-
-def _require_consistent(lineage: Lineage, context: ReleaseContext) -> None:
-    """A release claims that this dataset, base and report belong to this adapter."""
-    dataset, plan, outcome = lineage.dataset, lineage.plan, lineage.outcome
-    base, template = context.base_fingerprint, context.template_fingerprint
-    claims = (
-        ("the verdict is about this report", lineage.verdict.report_hash, lineage.report.fingerprint()),
-        (
-            "the report is about this adapter",
-            lineage.measured_adapter,
-            outcome.adapter_hash,
-        ),
-        ("the plan is for this dataset", plan.dataset_hash, dataset.content_hash),
-        ("the plan is for this base", plan.base_fingerprint, base),
-        ("the dataset was made for this base", dataset.base_fingerprint, base),
-        ("the dataset was rendered with this template", dataset.template_fingerprint, template),
-        ("the base weights are unchanged", outcome.base_hash_after, outcome.base_hash_before),
-    )
-    for claim, found, expected in claims:
-        if found != expected:
-            raise Damaged(
-                f"the parts of this release do not belong together: it is not true that {claim}",
-                why=f"{found[:12]}… is not {expected[:12]}…",
-                fix="run the project again (`graft run`): it repeats the steps that are out of date",
-            )

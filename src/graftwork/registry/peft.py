@@ -7,16 +7,17 @@ weights must be safetensors by their content, not only by their name.
 import hashlib
 import json
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.files.disk import explain_os_error, file_digest, folder_digest
+from graftwork.files.disk import explain_os_error, folder_digest
 from graftwork.files.safetensors import header_length, read_header
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Decision, Verdict
 from graftwork.records.units import MIB
-from graftwork.registry.manifest import content_id
+from graftwork.registry.manifest import ReleaseContext, describe_file, describe_text, name_release
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -49,11 +50,16 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
         )
     config, weights = files
     require_safetensors(folder / weights)
-    _require_config(folder / config, key="peft_type" if files == ADAPTER_FILES else "model_type")
-    return tuple(
-        ReleaseFile(path=name, sha256=file_digest(folder / name), size=(folder / name).stat().st_size)
-        for name in files
-    )
+    key, kind = ("peft_type", "a PEFT adapter") if files == ADAPTER_FILES else ("model_type", "a model")
+    try:
+        stated = json.loads((folder / config).read_bytes())
+        wrong = "" if isinstance(stated, dict) and key in stated else f"it has no {key}"
+        what = f"{config} does not describe {kind}"
+    except (ValueError, RecursionError) as error:
+        wrong, what = str(error), f"{config} is not JSON"
+    if wrong:
+        raise Damaged(what, why=wrong, fix="train again (`graft train`)", where=str(folder / config))
+    return tuple(describe_file(folder / name) for name in files)
 
 
 def find_weight_files(folder: Path) -> tuple[str, str]:
@@ -72,37 +78,9 @@ def require_safetensors(path: Path) -> None:
     read_header(path, fix=GET_AGAIN)
 
 
-def _require_config(path: Path, *, key: str) -> None:
-    try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise Damaged(
-            f"{path.name} is not JSON", why=str(error), fix="train again (`graft train`)", where=str(path)
-        ) from error
-    if not isinstance(config, dict) or key not in config:
-        raise Damaged(
-            f"{path.name} does not describe {'a PEFT adapter' if key == 'peft_type' else 'a model'}",
-            why=f"it has no {key}",
-            fix="train again (`graft train`)",
-            where=str(path),
-        )
-
-
 IMPORTED = "imported"
 LARGEST_CONFIG = MIB
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-
-
-class AdapterTarget(NamedTuple):
-    """The project and base model that an imported adapter is for."""
-
-    project: str
-    model: str
-    base: str
-    base_fingerprint: str
-    template_fingerprint: str
-    tokenizer_fingerprint: str = ""
-    licence: str | None = None
 
 
 class PeftImport(NamedTuple):
@@ -121,71 +99,52 @@ FindVerdict = Callable[[str], Verdict | None]
 def import_peft_folder(
     folder: Path,
     *,
-    target: AdapterTarget,
-    created_at: str,
-    versions: dict[str, str],
+    context: ReleaseContext,
+    model: str = "main",
+    tokenizer_fingerprint: str = "",
     find_verdict: FindVerdict = lambda _sha256: None,
 ) -> PeftImport:
-    """Check the folder and describe it as a release."""
-    names = _list(folder)
+    """Check the folder and describe it as a release.
+
+    An earlier refusal of the same weights stays in force; an approval does not: its evidence is missing.
+    """
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError as error:
+        raise explain_os_error(error, folder) from error
     config = _read_config(folder / CONFIG, names)
     _require_weights(folder, names)
-    files = tuple(_describe(folder / name) for name in ADAPTER_FILES)
-    weights = next(file.sha256 for file in files if file.path == WEIGHTS)
-    verdict = _judge(find_verdict(weights))
+    files = tuple(describe_file(folder / name) for name in ADAPTER_FILES)
+    known = find_verdict(files[ADAPTER_FILES.index(WEIGHTS)].sha256)
+    decision: Decision = "not_enough_evidence"
+    reason = "it was imported; nothing was measured here"
+    if known is not None and known.decision in ("abort", "iterate"):
+        decision = known.decision
+        reason = f"it was imported; the same weights were judged here before: {known.reason}"
+    verdict = Verdict(decision=decision, reason=reason, rules=(), report_hash="")
     named_base = str(config.get("base_model_name_or_path") or "")
     texts = {
-        "README.md": _card(target, named_base=named_base, method=str(config["peft_type"])),
+        "README.md": _card(context, named_base=named_base, method=str(config["peft_type"])),
         "verdict.json": verdict.to_json(),
     }
-    described = tuple(describe_text(name, text) for name, text in texts.items())
-    nameless = Release(
-        id="",
-        project=target.project,
-        base=target.base,
-        base_fingerprint=target.base_fingerprint,
-        template_fingerprint=target.template_fingerprint,
-        adapter_hash=_folder_hash(files),
-        dataset_hash="",
-        plan_hash="",
-        report_hash="",
-        verdict_hash=verdict.fingerprint(),
-        decision=verdict.decision,
+    # The same as `folder_digest` of a folder with exactly these files.
+    lines = (f"{file.path}\0{file.sha256}\n".encode() for file in sorted(files, key=lambda file: file.path))
+    release = name_release(
+        replace(context, settings={"origin": IMPORTED, "named_base": named_base}),
+        files=(*files, *(describe_text(name, text) for name, text in texts.items())),
+        verdict=verdict,
+        adapter_hash=hashlib.sha256(b"".join(lines)).hexdigest(),
         run_id=IMPORTED,
-        parent=None,
-        created_at=created_at,
-        files=tuple(sorted((*files, *described), key=lambda file: file.path)),
-        settings={"origin": IMPORTED, "named_base": named_base},
-        versions=versions,
-        model=target.model,
-        tokenizer_fingerprint=target.tokenizer_fingerprint,
-        licence=target.licence,
+        model=model,
+        tokenizer_fingerprint=tokenizer_fingerprint,
     )
     sources: dict[str, Path | bytes] = {name: folder / name for name in ADAPTER_FILES}
     return PeftImport(
-        release=nameless.model_copy(update={"id": content_id(nameless)}),
+        release=release,
         sources=sources | {name: text.encode() for name, text in texts.items()},
         named_base=named_base,
         left=tuple(sorted(set(names) - set(ADAPTER_FILES))),
     )
-
-
-def _judge(known: Verdict | None) -> Verdict:
-    """An earlier refusal of the same weights stays in force; an approval does not, because its evidence is
-    missing."""
-    reason = "it was imported; nothing was measured here"
-    decision: Decision = "not_enough_evidence"
-    if known is not None and known.decision in ("abort", "iterate"):
-        decision = known.decision
-        reason = f"it was imported; the same weights were judged here before: {known.reason}"
-    return Verdict(decision=decision, reason=reason, rules=(), report_hash="")
-
-
-def _list(folder: Path) -> list[str]:
-    try:
-        return [path.name for path in folder.iterdir()]
-    except OSError as error:
-        raise explain_os_error(error, folder) from error
 
 
 def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
@@ -211,8 +170,11 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
         wrong = "it has no peft_type"
     elif not wrong and not isinstance(config.get("base_model_name_or_path"), str | None):
         wrong = "base_model_name_or_path is not a text"
-    elif not wrong and not _can_be_written(config["peft_type"], config.get("base_model_name_or_path") or ""):
-        wrong = "a text in it is not Unicode: it holds half a surrogate pair"
+    elif not wrong:
+        try:
+            f"{config['peft_type']}{config.get('base_model_name_or_path') or ''}".encode()
+        except UnicodeEncodeError:
+            wrong = "a text in it is not Unicode: it holds half a surrogate pair"
     if wrong:
         raise Damaged(
             f"{CONFIG} does not describe a PEFT adapter",
@@ -222,15 +184,6 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
         )
     found: dict[str, Any] = config
     return found
-
-
-def _can_be_written(*texts: str) -> bool:
-    """JSON can contain half surrogate pairs, which cannot be encoded."""
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _require_weights(folder: Path, names: list[str]) -> None:
@@ -264,27 +217,13 @@ def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def _describe(path: Path) -> ReleaseFile:
-    return ReleaseFile(path=path.name, sha256=file_digest(path), size=path.stat().st_size)
-
-
-def describe_text(name: str, text: str) -> ReleaseFile:
-    data = text.encode()
-    return ReleaseFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
-
-
-def _folder_hash(files: tuple[ReleaseFile, ...]) -> str:
-    """The same as `folder_digest` of a folder with exactly these files."""
-    lines = (f"{file.path}\0{file.sha256}\n".encode() for file in sorted(files, key=lambda file: file.path))
-    return hashlib.sha256(b"".join(lines)).hexdigest()
-
-
-def _card(target: AdapterTarget, *, named_base: str, method: str) -> str:
+def _card(context: ReleaseContext, *, named_base: str, method: str) -> str:
     # JSON strings are YAML strings, so the adapter's own config cannot break the header.
-    stated = f"license: {json.dumps(target.licence)}\n" if target.licence else ""
+    base = json.dumps(context.base)
+    stated = f"license: {json.dumps(context.licence)}\n" if context.licence else ""
     return (
-        f"---\nbase_model: {json.dumps(target.base)}\nlibrary_name: peft\n{stated}tags:\n- graftwork\n---\n\n"
-        f"# {target.project}: an adapter that was imported\n\n"
+        f"---\nbase_model: {base}\nlibrary_name: peft\n{stated}tags:\n- graftwork\n---\n\n"
+        f"# {context.project}: an adapter that was imported\n\n"
         f"Method: {json.dumps(method)}. Base that the adapter names: {json.dumps(named_base)}. "
         "Where it comes from, what it was trained on and how good it is are not known: "
         "nothing was measured when it was imported.\n"

@@ -14,8 +14,8 @@ from graftwork.records.dataset import Dataset
 from graftwork.records.errors import Damaged
 from graftwork.records.release import PROMPT_FILE, PromptVariant, Release
 from graftwork.records.report import Report, Verdict
-from graftwork.registry.manifest import ReleaseContext, content_id
-from graftwork.registry.peft import FULL_FILES, WEIGHTS, describe_text
+from graftwork.registry.manifest import ReleaseContext, describe_text, name_release
+from graftwork.registry.peft import FULL_FILES, WEIGHTS
 
 PROMPT_RUN = "prompt"
 """What a prompt's release has in place of a training run."""
@@ -47,48 +47,32 @@ def describe_prompt(
     prompt: PromptVariant, *, dataset: Dataset, report: Report, verdict: Verdict, context: ReleaseContext
 ) -> tuple[Release, dict[str, Path | bytes]]:
     """The manifest, and its files by name."""
-    texts = {
-        PROMPT_FILE: prompt.to_json(),
-        "README.md": _card(prompt, report=report, verdict=verdict, context=context),
-        "dataset.json": dataset.to_json(),
-        "report.json": report.to_json(),
-        "verdict.json": verdict.to_json(),
-    }
-    nameless = Release(
-        id="",
-        project=context.project,
-        base=context.base,
-        base_fingerprint=context.base_fingerprint,
-        template_fingerprint=context.template_fingerprint,
-        adapter_hash=prompt.fingerprint(),
-        dataset_hash=dataset.content_hash,
-        plan_hash="",
-        report_hash=report.fingerprint(),
-        verdict_hash=verdict.fingerprint(),
-        decision=verdict.decision,
-        run_id=PROMPT_RUN,
-        parent=context.parent,
-        created_at=context.created_at,
-        files=tuple(sorted((describe_text(n, t) for n, t in texts.items()), key=lambda file: file.path)),
-        settings=dict(context.settings),
-        versions=dict(context.versions),
-        model=dataset.model,
-        tokenizer_fingerprint=dataset.tokenizer_fingerprint,
-        licence=context.licence,
-    )
-    release = nameless.model_copy(update={"id": content_id(nameless)})
-    return release, {name: text.encode() for name, text in texts.items()}
-
-
-def _card(prompt: PromptVariant, *, report: Report, verdict: Verdict, context: ReleaseContext) -> str:
-    shown = len(prompt.rows)
     rules = "\n".join(f"- {rule.outcome}: {rule.sentence}" for rule in verdict.rules)
-    return (
+    card = (
         f"---\nbase_model: {json.dumps(context.base)}\ntags:\n- graftwork\n- prompt\n---\n\n"
         f"# {context.project}: a prompt for {context.base}\n\n"
-        f"Made by Graftwork. `{PROMPT_FILE}` holds {shown} worked examples"
+        f"Made by Graftwork. `{PROMPT_FILE}` holds {len(prompt.rows)} worked examples"
         f"{' and an instruction' if prompt.instruction is not None else ''} that go before every request. "
         "There are no weights: the base answers.\n\n"
         f"## May it be served?\n\n**{verdict.decision.replace('_', ' ')}**: {verdict.reason}\n\n{rules}\n\n"
         f"Measured on {report.cases} held-out cases; see `report.json`.\n"
     )
+    texts = {
+        PROMPT_FILE: prompt.to_json(),
+        "README.md": card,
+        "dataset.json": dataset.to_json(),
+        "report.json": report.to_json(),
+        "verdict.json": verdict.to_json(),
+    }
+    release = name_release(
+        context,
+        files=(describe_text(name, text) for name, text in texts.items()),
+        verdict=verdict,
+        adapter_hash=prompt.fingerprint(),
+        dataset_hash=dataset.content_hash,
+        report_hash=report.fingerprint(),
+        run_id=PROMPT_RUN,
+        model=dataset.model,
+        tokenizer_fingerprint=dataset.tokenizer_fingerprint,
+    )
+    return release, {name: text.encode() for name, text in texts.items()}

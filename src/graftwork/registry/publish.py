@@ -7,62 +7,76 @@ part of the format.
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from graftwork.model.base import loadable_name, note_on_weights
 from graftwork.records.release import Release
-from graftwork.records.report import Metric, Report, Verdict
+from graftwork.records.report import Metric, Report
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.index import ReleaseIndex
-from graftwork.registry.manifest import Lineage, ReleaseContext, make_release
-from graftwork.registry.peft import describe_text, inspect_adapter
+from graftwork.registry.manifest import Lineage, ReleaseContext, describe_text, make_release
+from graftwork.registry.peft import inspect_adapter
 from graftwork.registry.store import ReleaseStore
 
 
 def write_card(lineage: Lineage, context: ReleaseContext) -> str:
     """README.md in the form that the Hugging Face Hub shows as a model card."""
     base, licence = context.base, context.licence
+    dataset, outcome, verdict = lineage.dataset, lineage.outcome, lineage.verdict
+    dropped, redacted = sum(dataset.dropped.values()), sum(dataset.redactions.values())
+    # JSON strings are YAML strings, so a colon in a model name cannot break the header.
+    stated = f"license: {json.dumps(licence)}\n" if licence else ""
+    named = json.dumps(loadable_name(base))
+    residuals = [
+        f"| {_cell(figure.name)} | {figure.planned.value:.4g} "
+        f"({figure.planned.low:.4g} to {figure.planned.high:.4g}) | {figure.actual:.4g} |"
+        for figure in outcome.residuals
+    ]
     sections = (
-        _front_matter(base, licence),
+        f"---\nbase_model: {named}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---",
         f"# {context.project}: a LoRA adapter on {base}",
         "Made by Graftwork. `manifest.json` names every file with its hash, and the data, plan, run, "
         "report and verdict behind them.",
         "## May it be served?",
-        _verdict_lines(lineage.verdict),
+        f"**{verdict.decision.replace('_', ' ')}**: {verdict.reason}\n\n"
+        + "\n".join(f"- {rule.outcome}: {rule.sentence}" for rule in verdict.rules),
         "## What was measured",
         _metric_table(lineage.report),
         "## How it was trained",
-        _training_lines(lineage.outcome),
+        _training_lines(outcome),
         "## What it was trained on",
-        _data_lines(lineage),
+        "\n".join(
+            (
+                f"- content hash `{dataset.content_hash}`",
+                *(
+                    f"- {name}: {split.rows} rows, {split.trained_tokens:,} trained tokens"
+                    for name, split in dataset.splits.items()
+                ),
+                f"- {dropped} rows left out, {redacted} values redacted",
+                *(f"- from {file.file}: {file.rows} rows, sha256 `{file.sha256}`" for file in dataset.inputs),
+            )
+        ),
         "## Where it comes from",
-        f"- parent release: {context.parent or 'none'}\n- run: {lineage.outcome.run_id}\n"
-        f"- model: {lineage.dataset.model}\n"
-        f"- adapter hash: `{lineage.outcome.adapter_hash}`\n"
-        f"- template: `{lineage.dataset.template_fingerprint}`\n"
-        f"- tokenizer: `{lineage.dataset.tokenizer_fingerprint}`",
+        f"- parent release: {context.parent or 'none'}\n- run: {outcome.run_id}\n"
+        f"- model: {dataset.model}\n"
+        f"- adapter hash: `{outcome.adapter_hash}`\n"
+        f"- template: `{dataset.template_fingerprint}`\n"
+        f"- tokenizer: `{dataset.tokenizer_fingerprint}`",
         "## How far the plan was off",
-        _residual_lines(lineage.outcome),
+        "\n".join(("| figure | planned | came out |", "|---|---|---|", *residuals))
+        if residuals
+        else "Not measured.",
         "## Licence and versions",
-        _licence_lines(base, licence, context.versions),
+        "\n".join(
+            (
+                f"- licence of the base {base}: {licence or 'its files do not state one; look it up'}",
+                *(f"- {name} {number}" for name, number in sorted(context.versions.items())),
+            )
+        ),
         "## How to load it",
         _usage(base),
     )
     return "\n\n".join(sections) + "\n"
-
-
-def _front_matter(base: str, licence: str | None) -> str:
-    # JSON strings are YAML strings, so a colon in a model name cannot break the header.
-    stated = f"license: {json.dumps(licence)}\n" if licence else ""
-    named = json.dumps(loadable_name(base))
-    return f"---\nbase_model: {named}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---"
-
-
-def _verdict_lines(verdict: Verdict) -> str:
-    lines = [f"**{verdict.decision.replace('_', ' ')}**: {verdict.reason}", ""]
-    lines += [f"- {rule.outcome}: {rule.sentence}" for rule in verdict.rules]
-    return "\n".join(lines)
 
 
 def _metric_table(report: Report) -> str:
@@ -107,36 +121,6 @@ def _training_lines(outcome: TrainOutcome) -> str:
     return "\n".join(lines)
 
 
-def _residual_lines(outcome: TrainOutcome) -> str:
-    if not outcome.residuals:
-        return "Not measured."
-    rows = [
-        f"| {_cell(figure.name)} | {figure.planned.value:.4g} "
-        f"({figure.planned.low:.4g} to {figure.planned.high:.4g}) | {figure.actual:.4g} |"
-        for figure in outcome.residuals
-    ]
-    return "\n".join(("| figure | planned | came out |", "|---|---|---|", *rows))
-
-
-def _licence_lines(base: str, licence: str | None, versions: Mapping[str, str]) -> str:
-    lines = [f"- licence of the base {base}: {licence or 'its files do not state one; look it up'}"]
-    lines += [f"- {name} {number}" for name, number in sorted(versions.items())]
-    return "\n".join(lines)
-
-
-def _data_lines(lineage: Lineage) -> str:
-    dataset = lineage.dataset
-    lines = [f"- content hash `{dataset.content_hash}`"]
-    lines += [
-        f"- {name}: {split.rows} rows, {split.trained_tokens:,} trained tokens"
-        for name, split in dataset.splits.items()
-    ]
-    left_out, redacted = sum(dataset.dropped.values()), sum(dataset.redactions.values())
-    lines.append(f"- {left_out} rows left out, {redacted} values redacted")
-    lines += [f"- from {file.file}: {file.rows} rows, sha256 `{file.sha256}`" for file in dataset.inputs]
-    return "\n".join(lines)
-
-
 def _usage(base: str) -> str:
     # The name is written as a Python string, so that it cannot end the example early.
     note, where = note_on_weights(base), repr(base)
@@ -174,7 +158,14 @@ def publish(
 ) -> Release:
     """Make the release in the store, then add it to the index, with `version` or the next one by rule."""
     adapter_files = inspect_adapter(adapter_folder, expected_hash=lineage.outcome.adapter_hash)
-    texts = _texts(lineage, card=write_card(lineage, context))
+    texts = {
+        "README.md": write_card(lineage, context),
+        "dataset.json": lineage.dataset.to_json(),
+        "outcome.json": lineage.outcome.to_json(),
+        "plan.json": lineage.plan.to_json(),
+        "report.json": lineage.report.to_json(),
+        "verdict.json": lineage.verdict.to_json(),
+    }
     if context.tool_template is not None:
         texts[TEMPLATE_FILE] = context.tool_template
     release = make_release(
@@ -189,17 +180,6 @@ def publish(
         written = store.put(release, sources=sources)
         index.add(written, version=version)
     return written
-
-
-def _texts(lineage: Lineage, *, card: str) -> dict[str, str]:
-    return {
-        "README.md": card,
-        "dataset.json": lineage.dataset.to_json(),
-        "outcome.json": lineage.outcome.to_json(),
-        "plan.json": lineage.plan.to_json(),
-        "report.json": lineage.report.to_json(),
-        "verdict.json": lineage.verdict.to_json(),
-    }
 
 
 _CARDS = ("README.md", "MODEL_CARD.md")
@@ -221,47 +201,38 @@ def find_licence(folder: Path) -> str | None:
 
     None where no file states one: it is never guessed from the name of the model.
     """
-    for find in (_from_cards, _from_config, _from_texts):
-        found = find(folder)
-        if found:
-            return found[:_MAX_NAME]
-    return None
+    licence = next(filter(None, (_in_card(folder / name) for name in _CARDS)), None)
+    licence = licence or _in_config(folder / "config.json")
+    licence = licence or next(filter(None, (_in_text(folder / name) for name in _TEXTS)), None)
+    return licence[:_MAX_NAME] if licence else None
 
 
-def _from_cards(folder: Path) -> str | None:
-    for name in _CARDS:
-        head = re.match(r"---\n(.*?)\n---", _read(folder / name), re.DOTALL)
-        stated = dict(
-            re.findall(r"^(license(?:_name)?):[ \t]*(\S[^\n]*)$", head[1] if head else "", re.MULTILINE)
-        )
-        licence = _plain(stated.get("license", ""))
-        # "other" means that the next key has the name.
-        named = _plain(stated.get("license_name", ""))
-        if licence:
-            return named if licence == "other" and named else licence
-    return None
+def _in_card(path: Path) -> str:
+    head = re.match(r"---\n(.*?)\n---", _read(path), re.DOTALL)
+    stated = dict(
+        re.findall(r"^(license(?:_name)?):[ \t]*(\S[^\n]*)$", head[1] if head else "", re.MULTILINE)
+    )
+    licence = _plain(stated.get("license", ""))
+    if licence == "other":
+        # The next key has the name.
+        return _plain(stated.get("license_name", "")) or licence
+    return licence
 
 
-def _from_config(folder: Path) -> str | None:
+def _in_config(path: Path) -> str:
     try:
-        config = json.loads(_read(folder / "config.json") or "{}")
+        config = json.loads(_read(path) or "{}")
     except ValueError:
-        return None
+        return ""
     stated = config.get("license") if isinstance(config, dict) else None
-    return _plain(stated) if isinstance(stated, str) and stated.strip() else None
+    return _plain(stated) if isinstance(stated, str) else ""
 
 
-def _from_texts(folder: Path) -> str | None:
-    for name in _TEXTS:
-        text = _read(folder / name)
-        beginning = " ".join(text[:2000].lower().split())
-        for phrase, licence in _KNOWN:
-            if phrase in beginning:
-                return licence
-        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-        if first:
-            return first
-    return None
+def _in_text(path: Path) -> str:
+    text = _read(path)
+    beginning = " ".join(text[:2000].lower().split())
+    known = (licence for phrase, licence in _KNOWN if phrase in beginning)
+    return next(known, None) or next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def _plain(value: str) -> str:

@@ -26,7 +26,6 @@ from graftwork.registry import locks
 from graftwork.registry.blobs import (
     BLOBS,
     PART,
-    Blob,
     BlobStore,
     ProgressCallback,
     ProgressCounter,
@@ -126,7 +125,12 @@ class ReleaseStore:
                 self.blobs.put(sources[file.path], file.sha256, counter=counter)
             counter.finish()
             with atomic_folder(target) as folder:
-                self._fill(folder, release, signatures or {})
+                for file in release.files:
+                    self.blobs.place(file.sha256, folder / file.path)
+                texts = {name: signatures[name] for name in SIGNATURES if name in (signatures or {})}
+                for name, text in (texts | {MANIFEST: write_manifest(release).encode()}).items():
+                    write_atomic(folder / name, text)
+                    (folder / name).chmod(read_only_mode(folder))
                 # Before it gets its name: what is refused here never was a release of this store.
                 stored = verify_release(folder, progress=progress)
                 made = folder.stat().st_ino
@@ -150,9 +154,14 @@ class ReleaseStore:
             there = verify_release(target, progress=progress)
             trusted = signatures.get(MINISIGN)
             if trusted is not None and self._is_better(target, release, trusted):
-                if there == release or self._replace_manifest(target, release):
+                if there != release:
+                    # Only the time is another one; a manifest that a reader has locked stays.
+                    with lock_manifest(target / MANIFEST) as state:
+                        if state == "free":
+                            write_metadata(self.root, target, MANIFEST, write_manifest(release).encode())
+                            there = release
+                if there == release:
                     write_metadata(self.root, target, MINISIGN, trusted)
-                    there = release
             elif there == release:
                 add_missing_signatures(self.root, target, signatures)
         return there
@@ -194,13 +203,6 @@ class ReleaseStore:
             return True
         return False
 
-    def _replace_manifest(self, folder: Path, release: Release) -> bool:
-        """Replace the manifest by one with another time, unless a reader has it locked."""
-        with lock_manifest(folder / MANIFEST) as state:
-            if state == "free":
-                write_metadata(self.root, folder, MANIFEST, write_manifest(release).encode())
-        return state == "free"
-
     def verify(self, release_id: str, *, progress: ProgressCallback = no_progress) -> Release:
         """Check every byte of a release, and its signature if the store has a key."""
         folder = self.folder(release_id)
@@ -228,9 +230,9 @@ class ReleaseStore:
             self.verify_unsigned(release_id)
             return write_metadata(self.root, self.folder(release_id), MINISIGN, signature)
 
-    def verify_unsigned(self, release_id: str, *, progress: ProgressCallback = no_progress) -> Release:
+    def verify_unsigned(self, release_id: str) -> Release:
         """Check every byte, but no signature."""
-        return ReleaseStore(self.root).verify(release_id, progress=progress)
+        return ReleaseStore(self.root).verify(release_id)
 
     def shared_lock(self) -> AbstractContextManager[None]:
         """Block garbage collection while a release is made, indexed or promoted."""
@@ -261,20 +263,25 @@ class ReleaseStore:
             wanted = in_use(contents) if callable(in_use) else in_use
             kept = (set(wanted) | contents.leased | contents.doubtful) & set(ids)
             unused = tuple(id_ for id_ in ids if id_ not in kept)
-            sizes = {id_: self._count_bytes(self.folder(id_).rglob("*")) for id_ in unused}
+            sizes = {id_: _count_bytes(self.folder(id_).rglob("*")) for id_ in unused}
             locked = frozenset() if dry_run else self._remove_releases(unused)
             kept |= locked
             removed = tuple(id_ for id_ in unused if id_ not in locked)
             linked, unreadable = self._linked_hashes(kept, manifests.unreadable)
-            blobs = (
-                () if unreadable else tuple(blob for blob in self.blobs.all() if blob.sha256 not in linked)
-            )
-            leftovers = tuple(self._leftovers())
+            blobs = () if unreadable else [path for digest, path in self.blobs.all() if digest not in linked]
+            # Temporary files of killed processes.
+            leftovers = [
+                *self.root.glob(f".*{PART}"),
+                *self.root.glob(f"{TRASH}.*"),
+                *self.blobs.leftovers(),
+            ]
+            inside = (path for folder in leftovers if _is_own_folder(folder) for path in folder.rglob("*"))
+            freed = sum(sizes[id_] for id_ in removed) + sum(path.stat().st_size for path in blobs)
             found = Garbage(
                 releases=removed,
                 blobs=len(blobs),
                 leftovers=len(leftovers),
-                bytes=sum(sizes[id_] for id_ in removed) + self._count_loose_bytes(blobs, leftovers),
+                bytes=freed + _count_bytes((*inside, *leftovers)),
                 kept=len(kept),
                 leased=tuple(sorted(contents.leased | locked)),
                 unreadable=unreadable,
@@ -282,20 +289,16 @@ class ReleaseStore:
                 dry_run=dry_run,
             )
             if not dry_run:
-                self._remove_loose(blobs, leftovers)
+                try:
+                    for path in leftovers:
+                        _remove(path)
+                    for path in blobs:
+                        path.unlink()
+                except OSError as error:
+                    raise explain_os_error(error, self.root) from error
                 if stays is not None:
                     stays(frozenset(kept))
             return found
-
-    def _fill(self, folder: Path, release: Release, signatures: Mapping[str, bytes]) -> None:
-        for file in release.files:
-            self.blobs.place(file.sha256, folder / file.path)
-        for name in SIGNATURES:
-            if name in signatures:
-                write_atomic(folder / name, signatures[name])
-                (folder / name).chmod(read_only_mode(folder))
-        write_atomic(folder / MANIFEST, write_manifest(release))
-        (folder / MANIFEST).chmod(read_only_mode(folder))
 
     def _linked_hashes(
         self, kept: Collection[str], unreadable_ids: Collection[str]
@@ -309,22 +312,6 @@ class ReleaseStore:
             except GraftError:
                 unreadable.add(release_id)
         return linked, tuple(sorted(unreadable))
-
-    def _leftovers(self) -> Iterator[Path]:
-        """Temporary files of killed processes. Needs the exclusive lock."""
-        yield from self.root.glob(f".*{PART}")
-        yield from self.root.glob(f"{TRASH}.*")
-        yield from self.blobs.leftovers()
-
-    def _count_bytes(self, paths: Iterable[Path]) -> int:
-        # A file with further links is freed with the last of them, and counted there.
-        found = (path.stat() for path in paths if path.is_file())
-        return sum(status.st_size for status in found if status.st_nlink == 1)
-
-    def _count_loose_bytes(self, blobs: Collection[Blob], leftovers: Collection[Path]) -> int:
-        inside = (path for folder in leftovers if _is_own_folder(folder) for path in folder.rglob("*"))
-        blob_bytes = sum(blob.path.stat().st_size for blob in blobs)
-        return self._count_bytes((*inside, *leftovers)) + blob_bytes
 
     def _remove_releases(self, release_ids: Collection[str]) -> frozenset[str]:
         """Remove the folders. Returns the ids of those that are locked by now and stay."""
@@ -343,15 +330,6 @@ class ReleaseStore:
             raise explain_os_error(error, self.root) from error
         return frozenset(locked)
 
-    def _remove_loose(self, blobs: Collection[Blob], leftovers: Collection[Path]) -> None:
-        try:
-            for path in leftovers:
-                _remove(path)
-            for blob in blobs:
-                blob.path.unlink()
-        except OSError as error:
-            raise explain_os_error(error, self.root) from error
-
 
 def _remove(path: Path) -> None:
     """Remove a file or folder. Of a link only the link itself."""
@@ -359,6 +337,12 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def _count_bytes(paths: Iterable[Path]) -> int:
+    # A file with further links is freed with the last of them, and counted there.
+    statuses = (path.stat() for path in paths if path.is_file())
+    return sum(status.st_size for status in statuses if status.st_nlink == 1)
 
 
 def _is_own_folder(path: Path) -> bool:

@@ -22,7 +22,7 @@ def test_a_missing_file_reads_as_none_and_a_missing_folder_is_empty(tmp_path):
 
 def test_a_write_to_a_bucket_that_does_not_exist_is_an_error(tmp_path, monkeypatch):
     storage = UrlStorage(str(tmp_path), setting="fleet.x.storage")
-    monkeypatch.setattr(storage._files, "pipe_file", raise_not_found)
+    monkeypatch.setattr(storage._files.system, "pipe_file", raise_not_found)
     with pytest.raises(PlaceUnreachable, match="FileNotFoundError") as caught:
         storage.write("jobs/a", b"x")
     assert "fleet.x.storage" in caught.value.fix

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 from in_memory_index import InMemoryReleaseIndex
@@ -11,14 +12,15 @@ from graftwork.files.disk import folder_digest
 from graftwork.records.errors import AnswerIsNo, GraftError
 from graftwork.records.report import Verdict
 from graftwork.registry.index import Change, promote
-from graftwork.registry.peft import AdapterTarget, import_peft_folder
+from graftwork.registry.manifest import ReleaseContext
+from graftwork.registry.peft import import_peft_folder
 from graftwork.registry.store import ReleaseStore
 
-TARGET = AdapterTarget(PROJECT, "main", "small", BASE_PRINT, TEMPLATE_PRINT)
+CONTEXT = ReleaseContext(PROJECT, "small", BASE_PRINT, TEMPLATE_PRINT, None, WHEN, {}, {})
 
 
 def take(folder):
-    return import_peft_folder(folder, target=TARGET, created_at=WHEN, versions={})
+    return import_peft_folder(folder, context=CONTEXT)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_a_peft_folder_becomes_a_release_without_a_deploy_verdict(folder, tmp_pa
 
 
 def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):
-    later = import_peft_folder(folder, target=TARGET, created_at="2031-01-01T00:00:00Z", versions={})
+    later = import_peft_folder(folder, context=replace(CONTEXT, created_at="2031-01-01T00:00:00Z"))
     assert later.release.id == take(folder).release.id
 
 
@@ -123,9 +125,7 @@ def test_an_incomplete_adapter_is_refused(folder, spoil):
 def test_a_refusal_of_the_same_weights_is_not_forgotten(folder, known, decision):
     weights = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
     output = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
-    taken = import_peft_folder(
-        folder, target=TARGET, created_at=WHEN, versions={}, find_verdict=output.__getitem__
-    )
+    taken = import_peft_folder(folder, context=CONTEXT, find_verdict=output.__getitem__)
     assert taken.release.decision == decision
     kept = Verdict.from_json(taken.sources["verdict.json"])
     assert kept.decision == decision

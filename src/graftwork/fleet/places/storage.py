@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol
 
 from pydantic import ValidationError
 
-from graftwork.files.remote import has_buckets, open_url
+from graftwork.files.remote import RemoteFiles
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.far_start import EXIT_FILE, FULL, STOP_FILE
 from graftwork.fleet.place import CloudPlace, KeepsForJobs, NotThere, PlaceUnreachable, Refused, unknown_job
@@ -59,48 +59,31 @@ class UrlStorage:
         self._url = url if "://" in url else f"file://{Path(url).expanduser().absolute()}"
 
     @cached_property
-    def _opened(self) -> tuple[Any, str]:
-        """The client, made when it is first needed, and the folder there."""
+    def _files(self) -> RemoteFiles:
+        """Opened when it is first needed."""
         try:
-            files, root = open_url(self._url, kind="storage", setting=self._setting)
+            return RemoteFiles(self._url, kind="storage", setting=self._setting)
         except EnvironmentLacks as error:
             # A package is missing here: nothing was asked of the place, and nothing is reserved for it.
             raise Refused(error.what, why=error.why, fix=error.fix, where=error.where) from error
-        return files, root.rstrip("/")
-
-    @property
-    def _files(self) -> Any:
-        return self._opened[0]
-
-    @property
-    def _root(self) -> str:
-        return self._opened[1]
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        found = self._find(lambda: self._files.find(f"{self._root}/{prefix}", detail=True))
-        start = f"{self._root}/"
+        found = self._find(lambda: self._files.system.find(self._files.path(prefix), detail=True))
+        start = self._files.path("")
         return {name.removeprefix(start): int(entry["size"]) for name, entry in (found or {}).items()}
 
     def put(self, name: str, source: Path) -> None:
-        target = self._target(name)
-        self._do(lambda: self._files.put_file(str(source), target))
+        self._do(lambda: self._files.put(source, name))
 
     def write(self, name: str, content: bytes) -> None:
-        target = self._target(name)
-        self._do(lambda: self._files.pipe_file(target, content))
-
-    def _target(self, name: str) -> str:
-        target = f"{self._root}/{name}"
-        if not has_buckets(self._files):
-            self._do(lambda: self._files.makedirs(target.rpartition("/")[0], exist_ok=True))
-        return target
+        self._do(lambda: self._files.write(name, content))
 
     def flush(self) -> None:
         """Every write is there when it returns."""
 
     def copy(self, name: str, target: IO[bytes]) -> None:
-        self._files.invalidate_cache()
-        source = self._find(lambda: self._files.open(f"{self._root}/{name}", "rb"))
+        self._files.system.invalidate_cache()
+        source = self._find(lambda: self._files.system.open(self._files.path(name), "rb"))
         if source is None:
             raise NotThere(
                 "the storage for the files of jobs has no such file", fix=f"check {self._setting}", where=name

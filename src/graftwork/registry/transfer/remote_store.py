@@ -9,15 +9,22 @@ import hashlib
 import re
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.files.remote import has_buckets, open_url
+from graftwork.files.remote import RemoteFiles
 from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
-from graftwork.registry.blobs import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
+from graftwork.registry.blobs import (
+    BLOBS,
+    ProgressCallback,
+    ProgressCounter,
+    digest_with_progress,
+    no_progress,
+)
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE, parse_manifest, require_own_files
 from graftwork.registry.names import NAME, require_name
 from graftwork.registry.store import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease, ReleaseStore
@@ -36,22 +43,25 @@ class RemoteStore:
                 fix="write it like s3://bucket/folder or file:///mnt/releases",
                 where="release.store",
             )
-        self._files, root = open_url(url, kind="store", setting="release.store")
-        self._root = root.rstrip("/")
-        self._has_buckets = has_buckets(self._files)
+        self._files = RemoteFiles(url, kind="store", setting="release.store")
         self._url, self.address = url, hide_login(url)
-        if self._has_buckets:
-            self._require_bucket()
+        if not self._call(self._files.has_bucket):
+            raise UserMistake(
+                f"there is no bucket {self._files.root.partition('/')[0]!r}",
+                why="this command does not create buckets",
+                fix="create the bucket, or correct its name",
+                where=self.address,
+            )
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all releases with a manifest, unverified."""
-        self._files.invalidate_cache()
-        found = self._call(lambda: self._files.glob(f"{self._root}/releases/*/{MANIFEST}"))
+        self._files.system.invalidate_cache()
+        found = self._call(lambda: self._files.system.glob(self._files.path(f"releases/*/{MANIFEST}")))
         names = (str(path).rsplit("/", 2)[-2] for path in found)
         return tuple(sorted(name for name in names if NAME.fullmatch(name)))
 
     def has(self, release_id: str) -> bool:
-        return self._size(self._manifest(release_id)) is not None
+        return self._size(name_text(release_id, MANIFEST)) is not None
 
     def find(self, id_or_prefix: str) -> str:
         """The id of the only release that starts with this prefix."""
@@ -71,13 +81,12 @@ class RemoteStore:
 
         `count` counts each byte twice: on its way there, and read back.
         """
-        place, counted = self._blob(file.sha256), count or ProgressCounter(no_progress, "", 0)
-        if self._size(place) == file.size and self._digest(place, counted) == file.sha256:
+        blob, counted = self._blob(file.sha256), count or ProgressCounter(no_progress, "", 0)
+        if self._size(blob) == file.size and self._digest(blob, counted) == file.sha256:
             counted.add(file.size)
             return False
-        self._make_parent(place)
-        self._transfer(self._files.put_file, str(source), place, size=file.size, count=counted)
-        if self._size(place) != file.size or self._digest(place, counted) != file.sha256:
+        self._transfer(partial(self._files.put, source, blob), size=file.size, count=counted)
+        if self._size(blob) != file.size or self._digest(blob, counted) != file.sha256:
             raise Damaged(
                 f"{file.path} was changed on the way",
                 why="its hash is different when it is read back",
@@ -88,37 +97,37 @@ class RemoteStore:
 
     def get_blob(self, file: ReleaseFile, target: Path, *, count: ProgressCounter | None = None) -> Path:
         """Download a blob and check its size and hash."""
-        place, counted = self._blob(file.sha256), count or ProgressCounter(no_progress, "", 0)
-        size = self._size(place)
+        blob, counted = self._blob(file.sha256), count or ProgressCounter(no_progress, "", 0)
+        size = self._size(blob)
         if size != file.size:
             found = "is not there" if size is None else f"has {size:,} bytes, not {file.size:,}"
             raise self.refuse(f"{file.path} {found}", "the manifest names it")
-        self._transfer(self._files.get_file, place, str(target), size=file.size, count=counted)
+        fetch = partial(self._files.system.get_file, self._files.path(blob), str(target))
+        self._transfer(fetch, size=file.size, count=counted)
         if digest_with_progress(target, ProgressCounter(no_progress, "", 0)) != file.sha256:
             raise self.refuse(f"{file.path} does not match its hash in the manifest", "its hash is different")
         return target
 
     def put_text(self, release_id: str, name: str, content: bytes) -> None:
         """Write the manifest or one of its signatures atomically."""
-        place = f"{self._root}/releases/{require_name(release_id, kind='release id')}/{name}"
-        if self._has_buckets:
+        target = name_text(release_id, name)
+        if self._files.has_buckets:
             # An object appears when all of it has arrived.
-            self._call(lambda: self._files.pipe_file(place, content))
+            self._call(lambda: self._files.write(target, content))
             return
-        self._make_parent(place)
-        part = f"{place}.{uuid.uuid4().hex[:8]}.part"
-        self._call(lambda: self._files.pipe_file(part, content))
-        self._call(lambda: self._files.mv(part, place))
+        part = f"{target}.{uuid.uuid4().hex[:8]}.part"
+        self._call(lambda: self._files.write(part, content))
+        self._call(lambda: self._files.system.mv(self._files.path(part), self._files.path(target)))
 
     def get_text(self, release_id: str, name: str, *, largest: int = LARGEST_MANIFEST) -> bytes | None:
         """None if it does not exist."""
-        place = f"{self._root}/releases/{require_name(release_id, kind='release id')}/{name}"
-        size = self._size(place)
+        source = name_text(release_id, name)
+        size = self._size(source)
         if size is None:
             return None
         if size > largest:
             raise self.refuse(f"{name} is too large", f"it may have {largest:,} bytes")
-        return bytes(self._call(lambda: self._files.cat_file(place)))
+        return bytes(self._call(lambda: self._files.read(source)))
 
     def read(self, release_id: str) -> Release:
         """The manifest, checked against its id."""
@@ -132,42 +141,16 @@ class RemoteStore:
             )
         return parse_manifest(data, self.refuse, named=release_id)
 
-    def _require_bucket(self) -> None:
-        bucket = self._root.partition("/")[0]
-        if not bucket or not self._call(lambda: self._files.exists(bucket)):
-            raise UserMistake(
-                f"there is no bucket {bucket!r}",
-                why="this command does not create buckets",
-                fix="create the bucket, or correct its name",
-                where=self.address,
-            )
-
-    def _make_parent(self, place: str) -> None:
-        if not self._has_buckets:
-            self._call(lambda: self._files.makedirs(place.rpartition("/")[0], exist_ok=True))
-
-    def _manifest(self, release_id: str) -> str:
-        return f"{self._root}/releases/{require_name(release_id, kind='release id')}/{MANIFEST}"
-
     def _blob(self, sha256: str) -> str:
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
             raise self.refuse(f"{sha256[:80]!r} is not a sha256", "blobs go by 64 hexadecimal digits")
-        return f"{self._root}/blobs/{sha256[:2]}/{sha256[2:]}"
+        return f"{BLOBS}/{sha256[:2]}/{sha256[2:]}"
 
-    def _size(self, place: str) -> int | None:
-        def look() -> int | None:
-            try:
-                return int(self._files.info(place)["size"])
-            except FileNotFoundError:
-                return None
+    def _size(self, name: str) -> int | None:
+        size: int | None = self._call(lambda: self._files.size(name))
+        return size
 
-        self._files.invalidate_cache()
-        found: int | None = self._call(look)
-        return found
-
-    def _transfer(
-        self, way: Callable[..., Any], source: str, target: str, *, size: int, count: ProgressCounter
-    ) -> None:
+    def _transfer(self, transfer: Callable[..., Any], *, size: int, count: ProgressCounter) -> None:
         """Transfer one file. File systems that do not report progress count as done at the end."""
         from fsspec.callbacks import Callback
 
@@ -180,13 +163,13 @@ class RemoteStore:
                 counted_bytes += inc
                 count.add(inc)
 
-        self._call(lambda: way(source, target, callback=ByteCallback()))
+        self._call(lambda: transfer(callback=ByteCallback()))
         count.add(size - counted_bytes)
 
-    def _digest(self, place: str, count: ProgressCounter) -> str:
+    def _digest(self, name: str, count: ProgressCounter) -> str:
         def read() -> str:
             digest = hashlib.sha256()
-            with self._files.open(place, "rb") as handle:
+            with self._files.system.open(self._files.path(name), "rb") as handle:
                 while piece := handle.read(_PIECE):
                     digest.update(piece)
                     count.add(len(piece))
@@ -210,6 +193,11 @@ class RemoteStore:
         return Damaged(
             what, why=why, fix="push the release again from a machine that has it", where=self.address
         )
+
+
+def name_text(release_id: str, name: str) -> str:
+    """The manifest of a release or one of its signatures."""
+    return f"releases/{require_name(release_id, kind='release id')}/{name}"
 
 
 class Pushed(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from graftwork.files.disk import atomic_folder
-from graftwork.files.remote import has_buckets, open_url
+from graftwork.files.remote import RemoteFiles
 from graftwork.records.errors import Damaged, EnvironmentLacks
 from graftwork.text.messages import redact_login
 from graftwork.train.checkpoints.checkpoint import (
@@ -38,8 +38,7 @@ LAST_TRIES = 3
 class FsspecMirror:
     def __init__(self, url: str, *, run_id: str, keep: int, first_pause: float = 2.0) -> None:
         self._url = url
-        self._files, root = open_url(url, kind="mirror", setting="train.run.mirror")
-        self._root = f"{root.rstrip('/')}/{run_id}"
+        self._files = RemoteFiles(url, kind="mirror", setting="train.run.mirror", folder=run_id)
         self._keep = keep
         self._first_pause = first_pause
         self._folder: Path | None = None
@@ -144,7 +143,8 @@ class FsspecMirror:
         try:
             manifest = self._manifest(step)
             for name in CONTENT:
-                self._files.get_file(self._place(step, name, manifest), str(folder / name))
+                source = self._files.path(name_of_copy(step, name, manifest))
+                self._files.system.get_file(source, str(folder / name))
         except FileNotFoundError as missing:
             raise Damaged("one of its files is missing", why=self._say(missing)) from missing
         (folder / MANIFEST).write_text(manifest.to_json())
@@ -206,17 +206,14 @@ class FsspecMirror:
     def _upload(self, path: Path, saved: SavedCheckpoint) -> None:
         begun = time.perf_counter()
         manifest = CheckpointManifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
-        folder = f"{self._root}/{path.name}"
-        if not has_buckets(self._files):
-            self._files.makedirs(folder, exist_ok=True)
         for name in CONTENT:
-            place, size = self._place(saved.step, name, manifest), manifest.sizes[name]
-            if saved.step not in self._distrusted and self._size(place) == size:
+            copy, size = name_of_copy(saved.step, name, manifest), manifest.sizes[name]
+            if saved.step not in self._distrusted and self._files.size(copy) == size:
                 continue
-            self._files.put_file(str(path / name), place)
-            if self._size(place) != size:
+            self._files.put(path / name, copy)
+            if self._files.size(copy) != size:
                 raise OSError(f"{name} arrived with another length than it has")
-        self._files.pipe_file(f"{folder}/{MANIFEST}", manifest.to_json().encode())
+        self._files.write(f"{path.name}/{MANIFEST}", manifest.to_json().encode())
         self._known[saved.step] = saved
         self._distrusted.discard(saved.step)
         self._seconds = max(self._seconds, time.perf_counter() - begun)
@@ -228,11 +225,11 @@ class FsspecMirror:
         stay = steps_to_keep(known, verified=verified, newest=self._keep)
         for step in sorted(there - stay):
             if step < verified:
-                folder = f"{self._root}/{step_name(step)}"
-                if self._size(f"{folder}/{MANIFEST}") is not None:
-                    self._files.rm_file(f"{folder}/{MANIFEST}")
-                if self._files.exists(folder):
-                    self._files.rm(folder, recursive=True)
+                folder, manifest = step_name(step), f"{step_name(step)}/{MANIFEST}"
+                if self._files.size(manifest) is not None:
+                    self._files.system.rm_file(self._files.path(manifest))
+                if self._files.system.exists(self._files.path(folder)):
+                    self._files.system.rm(self._files.path(folder), recursive=True)
 
     def _look_at(self, there: set[int]) -> list[SavedCheckpoint]:
         """Step and score of each checkpoint; each manifest is read once."""
@@ -245,31 +242,25 @@ class FsspecMirror:
 
     def _steps(self) -> set[int]:
         """Steps that have files in the mirror."""
-        self._files.invalidate_cache()
+        self._files.system.invalidate_cache()
         try:
-            names = self._files.ls(self._root, detail=False)
+            names = self._files.system.ls(self._files.root, detail=False)
         except FileNotFoundError as missing:
-            bucket = self._root.partition("/")[0]
-            if has_buckets(self._files) and not self._files.exists(bucket):
+            if not self._files.has_bucket():
+                bucket = self._files.root.partition("/")[0]
                 raise OSError(f"there is no bucket {bucket!r}; create it, or fix its name") from missing
             return set()
         found = (re.fullmatch(r"step-(\d+)", str(name).rstrip("/").rpartition("/")[2]) for name in names)
         return {int(match[1]) for match in found if match}
 
     def _manifest(self, step: int) -> CheckpointManifest:
-        place = f"{self._root}/{step_name(step)}/{MANIFEST}"
-        return CheckpointManifest.from_json(self._files.cat_file(place), where=step_name(step))
+        content = self._files.read(f"{step_name(step)}/{MANIFEST}")
+        return CheckpointManifest.from_json(content, where=step_name(step))
 
-    def _place(self, step: int, name: str, manifest: CheckpointManifest) -> str:
-        """The name contains the hash, so a file of full length is the right one."""
-        return f"{self._root}/{step_name(step)}/{name}.{manifest.sha256[name][:16]}"
 
-    def _size(self, place: str) -> int | None:
-        self._files.invalidate_cache()
-        try:
-            return int(self._files.info(place)["size"])
-        except FileNotFoundError:
-            return None
+def name_of_copy(step: int, name: str, manifest: CheckpointManifest) -> str:
+    """It contains the hash, so a file of full length is the right one."""
+    return f"{step_name(step)}/{name}.{manifest.sha256[name][:16]}"
 
 
 def _unreadable(error: Exception, url: str) -> EnvironmentLacks:
