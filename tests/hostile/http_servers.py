@@ -31,6 +31,7 @@ import psutil
 from graftwork.http.client import Client
 from graftwork.http.messages import ApiError, Request, Response, error_response
 from graftwork.http.server import Server
+from graftwork.serve.answers import AnswerService
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.keys import KeyRing
 from graftwork.serve.routing import Routes
@@ -63,9 +64,8 @@ class OneEngine:
 
 def make_gateway(engine: Client) -> Gateway:
     routes = Routes(releases=frozenset({RELEASE}), aliases={"champion": RELEASE})
-    return Gateway(
-        OneEngine(engine), settings=ServeSettings(), routes=lambda: routes, captures=None, keys=KeyRing(KEY)
-    )
+    answers = AnswerService(OneEngine(engine), settings=ServeSettings(), routes=lambda: routes, captures=None)
+    return Gateway(answers, keys=KeyRing(KEY))
 
 
 class AsgiApp:

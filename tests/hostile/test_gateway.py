@@ -267,9 +267,9 @@ def test_a_stream_that_nobody_reads_gives_its_place_back():
                 await loop.sock_sendall(
                     sock, CHAT + BEARER + b"content-length: %d\r\n\r\n" % len(body) + body
                 )
-                await until(lambda: house.gateway.metrics.in_flight == 1)
-                await until(lambda: house.gateway.metrics.in_flight == 0)
-            assert house.gateway.metrics.disconnects == 1
+                await until(lambda: house.answers.metrics.in_flight == 1)
+                await until(lambda: house.answers.metrics.in_flight == 0)
+            assert house.answers.metrics.disconnects == 1
             await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
 
     go(main)

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import (
@@ -17,13 +16,11 @@ from graftwork.http.messages import (
     TIMEOUT_HEADER,
     Answer,
     ApiError,
-    Request,
     Response,
     StreamResponse,
 )
-from graftwork.serve.api.call import ApiFormat, ChatCall, describe_choice
-from graftwork.serve.budgets import Reservation
-from graftwork.serve.captures import CaptureWriter
+from graftwork.serve.api.call import AnswerHead, ChatCall, describe_choice
+from graftwork.serve.captures import CaptureWriter, EscalatedAnswer
 from graftwork.serve.chains import (
     AnsweredStep,
     ChainFailed,
@@ -34,32 +31,38 @@ from graftwork.serve.chains import (
     read_trace,
     require_chainable,
 )
-from graftwork.serve.escalation import OUTCOMES, TOO_LATE, Escalation, Escalator, HeldReply, mean_logprob
-from graftwork.serve.exchange import PrefixReader, RunningExchange, ask_engine, begin_exchange
+from graftwork.serve.escalation import (
+    OUTCOMES,
+    TOO_LATE,
+    AnswerChecks,
+    CheckedReply,
+    CheckThreads,
+    Escalation,
+    Escalator,
+    HeldReply,
+    PrefixReader,
+    ThreadedCheck,
+    mean_logprob,
+)
+from graftwork.serve.exchange import ClientRequest, RunningExchange, ask_engine, make_id
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget
-from graftwork.serve.keys import KeyHolder
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.replica_pool import NoReplica, failure_code
 from graftwork.serve.request_log import FinishedRequest
-from graftwork.serve.routing import RETRY, Routes
+from graftwork.serve.routing import RETRY, Routes, choose_release
 from graftwork.serve.serving_engine import ReplyStream, ServingEngine
-from graftwork.serve.settings import ChainSettings, ServeSettings
+from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 
 
-class ClientRequest(NamedTuple):
-    """Who asks, and how."""
-
-    request: Request
-    api: ApiFormat
-    key: KeyHolder
-    reservation: Reservation | None = None
-
-
 class AnswerService:
-    """Everything between a checked call and its answer."""
+    """Everything between a checked call and its answer.
+
+    `endpoints` are the remote APIs by name; `checks` those of `serve.escalate`, `chain_checks` those that
+    conditions of chains name.
+    """
 
     def __init__(
         self,
@@ -68,52 +71,157 @@ class AnswerService:
         settings: ServeSettings,
         routes: Callable[[], Routes],
         captures: CaptureWriter | None,
+        endpoints: Mapping[str, ServingEngine] = {},
+        checks: AnswerChecks | None = None,
+        chain_checks: Mapping[str, AnswerChecks] = {},
+        observe: Callable[[FinishedRequest], None] | None = None,
     ) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._routes = routes
-        self._captures = captures
-        self.metrics = Metrics()
-        self.observe: Callable[[FinishedRequest], None] | None = None
+        self.engine, self.settings, self.routes, self.captures = engine, settings, routes, captures
+        self.observe = observe
         """Gets each finished request. Must return at once."""
-        self.fallbacks: Fallbacks | None = None
+        self.metrics = Metrics()
+        self.fallbacks = Fallbacks(settings.failover.fallback, engine=engine, endpoints=endpoints)
         self.escalator: Escalator | None = None
+        if settings.escalate is not None and checks is not None:
+            self.escalator = Escalator(settings.escalate, checks=checks, clock=time.monotonic)
         self.shadow: Shadow | None = None
-        self.chains: Mapping[str, ChainSettings] = {}
-        self.chain_checks: Mapping[str, StepCheck] = {}
+        if settings.shadow is not None and captures is not None:
+            self.shadow = Shadow(
+                settings.shadow,
+                resolve=lambda name: self.fallbacks.resolve(name, self.routes()),
+                is_remote=settings.shadow.to in settings.failover.endpoints,
+                captures=captures,
+                is_idle=lambda: self.metrics.in_flight == 0,
+            )
+        self.chains = settings.chains
+        threads = CheckThreads()
+        self.chain_checks: Mapping[str, StepCheck] = {
+            name: ThreadedCheck(check, threads) for name, check in chain_checks.items()
+        }
         self.draining = False
         self._idle = asyncio.Event()
-        self._finishing: dict[str, asyncio.Task[None]] = {}
+        self.finishing: dict[str, asyncio.Task[None]] = {}
         """By capture id: answers that were given and wait for their check or the small model's answer."""
-        self._streaming: set[str] = set()
+        self.streaming: set[str] = set()
         """Capture ids of answers that are still streaming."""
 
-    def _begin(
-        self, call: ChatCall, client: "ClientRequest", *, direct: FallbackTarget | None = None
+    # -- route ---------------------------------------------------------------------------------
+
+    def begin(
+        self, call: ChatCall, client: ClientRequest, *, direct: FallbackTarget | None = None
     ) -> RunningExchange:
-        """The exchange of a call with the release that is to answer it. Raises ApiError if none can."""
-        request = client.request
-        member, route, endpoint = self._choose_member(call, request)
-        if endpoint is not None and self.fallbacks is not None:
-            direct = self.fallbacks.resolve(endpoint, self._routes())
-        running = begin_exchange(
-            member,
-            api=client.api,
-            routes=self._routes(),
-            session=request.headers.get("x-session-id") or call.user or None,
-            fallbacks=self.fallbacks,
-            asked_for=call.model,
-            direct=direct,
+        """The exchange of a call with the release that is to answer it. Raises ApiError if none can.
+
+        `direct` is asked instead of a release, where the model is an endpoint that settings name.
+        """
+        routes, asked_for, headers = self.routes(), call.model, client.request.headers
+        notes: dict[str, str] = {}
+        if routes.family is not None and call.model == routes.family.name:
+            loaded = {*routes.aliases, *self.fallbacks.ready_endpoints()}
+            member = routes.family.choose(call, headers, loaded=loaded)
+            self.metrics.routed[member.model, member.by] += 1
+            notes["x-graft-route"] = f"{member.model} ({member.why})"
+            call = replace(call, model=member.alias)
+            if member.endpoint is not None:
+                direct = self.fallbacks.resolve(member.endpoint, routes)
+        unique, session = make_id(), headers.get("x-session-id") or call.user or None
+        target, why, assignment = direct, "", None
+        release = "" if direct is None else direct.release
+        if direct is None:
+            try:
+                # A request without a session id is a session of its own.
+                release, assignment = choose_release(routes, call.model, session=session or unique)
+            except ApiError as error:
+                # No release yet, or one that is not loaded: a model with a fallback is answered all the same.
+                why, names = failure_code(error) or str(error.code), (call.model, asked_for)
+                if self.fallbacks.may_replace(names, error):
+                    target = self.fallbacks.find_next(names, routes)
+                if target is None:
+                    raise
+                release = target.release
+        now = time.time()
+        running = RunningExchange(
+            call=call,
+            client=client,
+            head=AnswerHead(unique=unique, created=int(now), model=call.model, release=release),
+            capture_id=unique,
+            session=session,
+            started=time.perf_counter(),
+            at=now,
+            engine=self.engine if direct is None else direct.engine,
+            model=release if direct is None else direct.model,
+            asked_for=asked_for,
+            assignment=assignment,
+            notes=notes,
         )
-        running.route, running.key, running.body_bytes = route, client.key, len(request.body)
-        running.path = request.path
-        if running.fallback:
-            self._count_fallback(running)
+        if direct is not None:
+            running.shown_model = release
+        elif routes.knows(call.model) or self.fallbacks.covers(call.model):
+            running.shown_model = call.model
+        elif target is None:  # the prefix of a release
+            running.shown_model = release
+        if direct is None and target is not None:
+            self._answer_by(running, target, why)
         if running.assignment is not None:
             self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
         return running
 
-    async def _answer_chain(self, call: ChatCall, client: "ClientRequest") -> Answer:
+    def _answer_by(self, running: RunningExchange, target: FallbackTarget, why: str) -> None:
+        running.answer_by(target, why)
+        self.metrics.fell_back[running.shown_model, running.head.release, why] += 1
+
+    def _fall_back(self, running: RunningExchange, why: str) -> bool:
+        """Whether another model can be asked; if so, the exchange becomes its own."""
+        target = self.fallbacks.find_next(
+            running.names, self.routes(), passed=running.passed, failed=running.head.release
+        )
+        if target is None:
+            return False
+        self.note_failure(replace(running, finish_reason="error"))
+        self._answer_by(running, target, why)
+        return True
+
+    # -- ask -----------------------------------------------------------------------------------
+
+    async def answer(self, running: RunningExchange) -> Answer:
+        self._begin_one()
+        sent = False
+        try:
+            if self.escalator is not None and running.client.api.is_captured:
+                running.check = self.escalator.begin_check(running.call, running.names, running.head.release)
+            check = running.check
+            async with asyncio.timeout(self._seconds_left(running)):
+                result = await self._ask(running)
+            if check is not None and check.is_held and isinstance(result, list):
+                result = await self._check(result, running, check)
+            elif check is not None and check.is_prefixed and not isinstance(result, list):
+                result = await self._check_prefix(result, running, check)
+            sent = True  # from here on, `_send` or `_events` decrements the counter
+            return self._send(result, running)
+        except TimeoutError as error:
+            raise self._too_slow(running) from error
+        except OSError as error:
+            raise self._engine_down() from error
+        finally:
+            if not sent:
+                self._end_one()
+
+    async def _ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
+        """Ask the release; if it fails, the models of its fallback chain in turn. Raises the first error."""
+        first: Exception | None = None
+        while True:
+            try:
+                if running.engine.state != "ready":
+                    raise NoReplica("the engine is not ready")
+                running.asked = True
+                return await ask_engine(running)
+            except (OSError, ApiError) as error:
+                first = first or error
+                why = failure_code(error)
+                if why is None or not self._fall_back(running, why):
+                    raise first from None
+
+    async def answer_chain(self, call: ChatCall, client: ClientRequest) -> Answer:
         """The answer of the chain's last step; the steps before it are captured here."""
         name, chain = call.model, self.chains[call.model]
         require_chainable(call)
@@ -147,28 +255,31 @@ class AnswerService:
         finally:
             self.metrics.chained[name, outcome] += 1
             for step in run.answered:
-                if step is not last:
-                    self._finish_step(step)
+                if step is not last and isinstance(step.reply, dict):
+                    step.exchange.replica = step.reply.get("replica")
+                    step.exchange.note(step.reply)
+                    self._expect_capture(step.exchange)
+                    self._finish(step.exchange)
             if last is None:
                 self._end_one()
         running = last.exchange
         running.reservation = client.reservation
         running.call = replace(running.call, stream=call.stream)
         running.head = replace(running.head, model=name)
-        running.chain_steps = run.describe(name)
+        running.notes |= dict(run.headers(name))
         running.earlier_usage = add_usage(*(step.exchange.usage for step in run.answered if step is not last))
         result = [last.reply] if isinstance(last.reply, dict) else last.reply
         return self._send(result, running)
 
     async def _ask_step(
-        self, call: ChatCall, mark: ChainMark, client: "ClientRequest"
+        self, call: ChatCall, mark: ChainMark, client: ClientRequest
     ) -> AnsweredStep[RunningExchange]:
         direct = None
-        if self.fallbacks is not None and self.fallbacks.has_endpoint(call.model):
-            direct = self.fallbacks.resolve(call.model, self._routes())
+        if self.fallbacks.has_endpoint(call.model):
+            direct = self.fallbacks.resolve(call.model, self.routes())
             if direct is None:
                 raise ApiError(503, f"the endpoint {call.model} is not ready", code="engine_down")
-        running = self._begin(call, client, direct=direct)
+        running = self.begin(call, client, direct=direct)
         running.chain = mark
         try:
             async with asyncio.timeout(self._seconds_left(running)):
@@ -176,263 +287,157 @@ class AnswerService:
         except (asyncio.CancelledError, OSError, ApiError) as error:
             if isinstance(error, asyncio.CancelledError | TimeoutError):
                 # No exchange comes of this step that could count what it has used.
-                running.key.usage.add_tokens(running.count_tokens())
+                client.key.usage.add_tokens(running.count_tokens())
             if isinstance(error, OSError) or (isinstance(error, ApiError) and error.status >= 500):
-                self._note_failure(replace(running, finish_reason="error"))
+                self.note_failure(replace(running, finish_reason="error"))
             raise
         reply = result[0] if isinstance(result, list) else result
         return AnsweredStep(running, running.head.release, reply)
 
-    def _finish_step(self, step: AnsweredStep[RunningExchange]) -> None:
-        if isinstance(step.reply, dict):
-            step.exchange.replica = step.reply.get("replica")
-            step.exchange.note(step.reply)
-            if self._is_captured(step.exchange) and self._captures is not None:
-                self._captures.expect()
-            self._finish(step.exchange)
+    def _seconds_left(self, running: RunningExchange) -> float:
+        longest, deadline = self.settings.request_timeout_seconds, running.call.deadline
+        return longest if deadline is None else min(longest, max(deadline - time.monotonic(), 0.0))
 
-    def _send(self, result: list[PieceData] | ReplyStream, running: RunningExchange) -> Answer:
-        """Send what was answered; from here on the request counts as answered or streaming."""
-        if isinstance(result, list):
-            if not running.call.stream:
-                self._end_one()
-                return self._answer_whole(result, running)
-            result = HeldReply(result)
-        running.replica = getattr(result, "replica", None)
-        headers = (*_EVENT_STREAM, *running.headers(captured=self._is_captured(running)))
-        return StreamResponse(200, self._events(result, running), headers)
+    def _engine_down(self) -> ApiError:
+        why = self.engine.describe()["reason"] or "it has just stopped"
+        message = f"the engine is not ready: {why}; try again soon"
+        return ApiError(503, message, code="engine_down", headers=RETRY)
 
-    def _choose_member(self, call: ChatCall, request: Request) -> tuple[ChatCall, str, str | None]:
-        """The call for the family's member, why it was chosen, and its server; other calls as they are."""
-        routes = self._routes()
-        if routes.family is None or call.model != routes.family.name:
-            return call, "", None
-        servers = [] if self.fallbacks is None else self.fallbacks.ready_endpoints()
-        chosen = routes.family.choose(call, request.headers, loaded={*routes.aliases, *servers})
-        self.metrics.routed[chosen.model, chosen.by] += 1
-        return replace(call, model=chosen.alias), f"{chosen.model} ({chosen.why})", chosen.endpoint
+    def _too_slow(self, running: RunningExchange) -> ApiError:
+        deadline = running.call.deadline
+        if deadline is not None and time.monotonic() >= deadline:
+            return ApiError(504, f"no answer within the time that {TIMEOUT_HEADER} allows", code="timeout")
+        seconds = self.settings.request_timeout_seconds
+        return ApiError(504, f"the engine did not answer within {seconds:g} s", code="timeout")
 
-    async def _answer(self, running: RunningExchange) -> Answer:
-        self._begin_one()
-        sent = False
-        try:
-            if self.escalator is not None:
-                checked = self.escalator.applies_to(running)
-                # A call is checked whole.
-                begins = running.call.stream and self.escalator.streams_prefixes and not running.offers_tools
-                running.is_prefixed = checked and begins
-                running.is_held = checked and not running.is_prefixed
-                running.wants_logprobs = checked and self.escalator.needs_logprobs
-            async with asyncio.timeout(self._seconds_left(running)):
-                result = await self._ask(running)
-            if running.is_held and isinstance(result, list):
-                result = await self._check(result, running)
-            elif running.is_prefixed and not isinstance(result, list):
-                result = await self._check_prefix(result, running)
-            sent = True  # from here on, `_send` or `_events` decrements the counter
-            return self._send(result, running)
-        except TimeoutError as error:
-            raise self._too_slow(running) from error
-        except OSError as error:
-            raise self._engine_down() from error
-        finally:
-            if not sent:
-                self._end_one()
+    # -- escalate ------------------------------------------------------------------------------
 
-    async def _ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
-        """Ask the release; if it fails, the models of its fallback chain in turn. Raises the first error."""
-        first: Exception | None = None
-        while True:
-            engine = running.engine or self._engine
-            try:
-                if engine.state != "ready":
-                    raise NoReplica("the engine is not ready")
-                running.asked = True
-                return await ask_engine(engine, running)
-            except (OSError, ApiError) as error:
-                first = first or error
-                why = failure_code(error)
-                if why is None or not self._fall_back(running, why):
-                    raise first from None
-
-    async def _check(self, choices: list[PieceData], running: RunningExchange) -> list[PieceData]:
+    async def _check(
+        self, choices: list[PieceData], running: RunningExchange, check: CheckedReply
+    ) -> list[PieceData] | ReplyStream:
         """The answer if it passes the project's checks, else that of the large model if it can be asked."""
-        assert self.escalator is not None
-        settings = self.escalator.settings
+        escalator = check.escalator
         # With `stream: prefix`, the threshold is one for the mean over the first tokens.
-        first = settings.prefix_tokens if self.escalator.streams_prefixes else None
+        first = escalator.settings.prefix_tokens if escalator.streams_prefixes else None
         logprob = mean_logprob(choices[0], first=first)
-        if running.wants_logprobs and not running.client_wants_logprobs:
+        if check.wants_logprobs and not running.client_wants_logprobs:
             choices = [{**choices[0]}]
             choices[0].pop("logprobs", None)
-        small_answer = describe_choice(choices[0])
-        found = await self.escalator.judge(running.call.checked_messages, small_answer, logprob=logprob)
+        text = describe_choice(choices[0])
+        found = await escalator.judge(running.call.checked_messages, text, logprob=logprob)
         if found is None:
             return choices
-        target, outcome = self._find_large(found)
-        if target is not None:
-            small = replace(running)
-            running.wants_logprobs = False
-            running.escalate_to(target, check=found.check, answer=small_answer)
-            try:
-                async with asyncio.timeout(self._seconds_left(running)):
-                    asked = await ask_engine(target.engine, running)
-                if isinstance(asked, list):
-                    _require_text(describe_choice(asked[0]))
-                    choices = asked
-            except (OSError, ApiError):
-                running.keep_small(small)
-                outcome = "failed"
-        self._note_escalation(running, found.check, outcome)
-        return choices
+        return await self._escalate(running, check, found, text) or choices
 
-    async def _check_prefix(self, stream: ReplyStream, running: RunningExchange) -> ReplyStream:
+    async def _check_prefix(
+        self, stream: ReplyStream, running: RunningExchange, check: CheckedReply
+    ) -> ReplyStream:
         """The stream if its beginning passes, else that of the large model if it answers."""
-        assert self.escalator is not None
         small = PrefixReader(stream, hide_logprobs=not running.client_wants_logprobs)
         try:
             async with asyncio.timeout(self._seconds_left(running)):
-                judged = await self.escalator.judge_prefix(running.call.messages, small)
-            running.checked = judged.describe()
-            running.is_prefixed = not judged.is_whole
-            if judged.found is None:
-                return small
-            return await self._escalate_stream(small, judged.found, running)
+                judged = await check.escalator.judge_prefix(running.call.messages, small)
+            running.notes["x-graft-checked"] = judged.describe()
+            check.is_prefixed = not judged.is_whole
+            stream = small
+            if judged.found is not None:
+                large = await self._escalate(running, check, judged.found, None)
+                if isinstance(large, PrefixReader):
+                    check.small, stream = small, large
         except BaseException as error:
             small.close()
             # Nothing was sent yet: the fallback chain can still answer.
             why = None if isinstance(error, TimeoutError) else failure_code(error)
             if why is None or not self._fall_back(running, why):
                 raise
-        running.is_prefixed = running.wants_logprobs = False
+        else:
+            return stream
+        check.is_prefixed = check.wants_logprobs = False
         async with asyncio.timeout(self._seconds_left(running)):
-            found = await self._ask(running)
-        return HeldReply(found) if isinstance(found, list) else found
+            result = await self._ask(running)
+        return HeldReply(result) if isinstance(result, list) else result
 
-    async def _escalate_stream(
-        self, small: PrefixReader, found: Escalation, running: RunningExchange
-    ) -> ReplyStream:
-        """The large model's stream once its first piece has come; until then the small one can go on."""
-        target, outcome = self._find_large(found)
-        answer: ReplyStream = small
+    async def _escalate(
+        self, running: RunningExchange, check: CheckedReply, found: Escalation, text: str | None
+    ) -> list[PieceData] | PrefixReader | None:
+        """The large model's answer, or its stream once its first piece has come; None without one.
+
+        `text` is the small one's whole answer, None where it still streams.
+        """
+        escalator, outcome = check.escalator, "over budget"
+        target, large = None, None
+        result: list[PieceData] | PrefixReader | None = None
+        if found.allowed:
+            target, outcome = self.fallbacks.resolve(escalator.settings.to, self.routes()), "escalated"
+        if found.allowed and target is None:
+            # Else an outage of the large model would use up the budget of the day.
+            escalator.budget.give_back()
+            outcome = "unavailable"
         if target is not None:
-            before = replace(running)
-            running.wants_logprobs = running.is_prefixed = False
-            running.escalate_to(target, check=found.check, answer=None)
-            large: PrefixReader | None = None
+            small, was_prefixed = (running.head, running.engine, running.model), check.is_prefixed
+            check.wants_logprobs = check.is_prefixed = False
+            # The small one's answer is kept, and counts in an experiment.
+            check.escalated = EscalatedAnswer(running.head.release, found.check, text)
+            running.head = replace(running.head, release=target.release)
+            running.engine, running.model = target.engine, target.model
             try:
                 async with asyncio.timeout(self._seconds_left(running)):
-                    asked = await ask_engine(target.engine, running)
-                    large = PrefixReader(HeldReply(asked) if isinstance(asked, list) else asked)
-                    await large.read_more(None)
-                if large.ended:
-                    _require_text(large.text)
-                running.small, answer = small, large
+                    asked = await ask_engine(running)
+                    if isinstance(asked, list):
+                        result, answer = asked, describe_choice(asked[0])
+                    else:
+                        result = large = PrefixReader(asked)
+                        await large.read_more(None)
+                        answer = large.text
+                if large is None or large.ended:
+                    _require_text(answer)
             except (OSError, ApiError):
                 if large is not None:
                     large.close()
-                running.keep_small(before)
-                running.is_prefixed = before.is_prefixed
+                result, check.escalated, check.is_prefixed = None, None, was_prefixed
+                running.head, running.engine, running.model = small
                 outcome = "failed"
             except BaseException:
                 # The client is gone: nothing else would end the request of the large model.
                 if large is not None:
                     large.close()
                 raise
-        self._note_escalation(running, found.check, outcome)
-        return answer
+        self.metrics.escalated[found.check, outcome] += 1
+        if check.escalated is None:
+            check.failed = found.check
+        note = f"{found.check} failed, {escalator.settings.to} {OUTCOMES[outcome]}"
+        running.notes["x-graft-escalation"] = note
+        return result
 
-    def _find_large(self, found: Escalation) -> tuple[FallbackTarget | None, str]:
-        """The large model, and what becomes of the answer that failed a check."""
-        assert self.escalator is not None
-        if not found.allowed:
-            return None, "over budget"
-        to = self.escalator.settings.to
-        target = None if self.fallbacks is None else self.fallbacks.resolve(to, self._routes())
-        if target is None:
-            # Else an outage of the large model would use up the budget of the day.
-            self.escalator.give_back()
-        return target, "unavailable" if target is None else "escalated"
+    # -- reply ---------------------------------------------------------------------------------
 
-    def _note_escalation(self, running: RunningExchange, check: str, outcome: str) -> None:
-        assert self.escalator is not None
-        self.metrics.escalated[check, outcome] += 1
-        if running.escalated is None:
-            running.failed_check = check
-        running.escalation = f"{check} failed, {self.escalator.settings.to} {OUTCOMES[outcome]}"
-
-    def _fall_back(self, running: RunningExchange, why: str) -> bool:
-        """Whether another model can be asked; if so, the exchange becomes its own."""
-        if self.fallbacks is None:
-            return False
-        target = self.fallbacks.find_next(
-            running.names, self._routes(), passed=running.passed, failed=running.head.release
-        )
-        if target is None:
-            return False
-        self._note_failure(replace(running, finish_reason="error"))
-        running.answer_by(target, why)
-        self._count_fallback(running)
-        return True
-
-    def _count_fallback(self, running: RunningExchange) -> None:
-        self.metrics.fell_back[running.shown_model, running.head.release, running.why] += 1
-
-    def _seconds_left(self, running: RunningExchange) -> float:
-        longest = self._settings.request_timeout_seconds
-        if running.deadline is None:
-            return longest
-        return min(longest, max(running.deadline - time.monotonic(), 0.0))
-
-    def _begin_one(self) -> None:
-        self.metrics.in_flight += 1
-        if self.shadow is not None:
-            self.shadow.make_way()
-
-    def _end_one(self) -> None:
-        self.metrics.in_flight -= 1
-        if self.shadow is not None and not self.metrics.in_flight:
-            self.shadow.go_on()
-        if self.draining and not self.metrics.in_flight:
-            self._idle.set()
-
-    async def drain(self, seconds: float) -> None:
-        """Refuse new requests from now on; return when the running ones have ended, or after `seconds`."""
-        self.draining = True
-        if self.metrics.in_flight:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), seconds)
-
-    def _is_captured(self, running: RunningExchange) -> bool:
-        return self._captures is not None and running.api.is_captured
-
-    def _note_failure(self, running: RunningExchange) -> None:
-        """In an experiment a missing answer counts for its arm: else a slow or broken release would win."""
-        if running.asked and running.assignment is not None:
-            self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
-            if self._captures is not None and running.api.is_captured:
-                self._captures.offer(running.to_exchange(time.perf_counter() - running.started))
-
-    def _answer_whole(self, choices: list[PieceData], running: RunningExchange) -> Response:
-        running.replica = choices[0].get("replica")
-        for place, piece in enumerate(choices):
+    def _send(self, result: list[PieceData] | ReplyStream, running: RunningExchange) -> Answer:
+        """Send what was answered; from here on the request counts as answered or streaming."""
+        is_captured = self._captures_of(running) is not None
+        if isinstance(result, list) and running.call.stream:
+            result = HeldReply(result)
+        if not isinstance(result, list):
+            running.replica = getattr(result, "replica", None)
+            headers = (*_EVENT_STREAM, *running.headers(captured=is_captured))
+            return StreamResponse(200, self._events(result, running), headers)
+        self._end_one()
+        running.replica = result[0].get("replica")
+        for place, piece in enumerate(result):
             running.note(piece if place == 0 else {**piece, "index": place})
-        body = running.api.encode(running.head, running.call, choices, running.shown_usage)
-        if self._captures is not None and running.api.is_captured:
-            self._captures.expect()
+        body = running.client.api.encode(running.head, running.call, result, running.shown_usage)
+        self._expect_capture(running)
         return Response(
             200,
             body,
-            (JSON_TYPE, *running.headers(captured=self._is_captured(running))),
+            (JSON_TYPE, *running.headers(captured=is_captured)),
             after=lambda: self._finish(running),
         )
 
     async def _events(self, stream: ReplyStream, running: RunningExchange) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events. However it ends, it is counted and the stream closed."""
-        encoder = running.api.open_stream(running.head, running.call)
-        self._streaming.add(running.capture_id)
-        if self._captures is not None and running.api.is_captured:
-            self._captures.expect()
+        encoder = running.client.api.open_stream(running.head, running.call)
+        self.streaming.add(running.capture_id)
+        self._expect_capture(running)
         try:
             yield running.first_comment + encoder.opening()
             try:
@@ -454,42 +459,16 @@ class AnswerService:
             raise
         finally:
             stream.close()
-            if running.small is not None or running.is_prefixed:
-                self._finish_later(running)
+            check = running.check
+            if check is not None and (check.small is not None or check.is_prefixed):
+                # When the small model's answer has ended, or the whole one is checked.
+                self.streaming.discard(running.capture_id)
+                task = asyncio.create_task(self._finish_checked(running, check))
+                self.finishing[running.capture_id] = task
+                task.add_done_callback(lambda _: self.finishing.pop(running.capture_id, None))
             else:
                 self._end_one()
                 self._finish(running)
-
-    def _finish_later(self, running: RunningExchange) -> None:
-        """Finish the exchange when the small model's answer has ended, or the whole one is checked."""
-        self._streaming.discard(running.capture_id)
-        task = asyncio.create_task(self._finish_checked(running))
-        self._finishing[running.capture_id] = task
-        task.add_done_callback(lambda _: self._finishing.pop(running.capture_id, None))
-
-    async def _finish_checked(self, running: RunningExchange) -> None:
-        elapsed = time.perf_counter() - running.started
-        try:
-            if running.small is not None and running.escalated is not None and not running.disconnected:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._settings.request_timeout_seconds):
-                        reply = await running.small.read_rest()
-                        running.escalated = replace(running.escalated, reply=reply)
-            elif (
-                running.is_prefixed
-                and running.ended
-                and running.failed_check is None
-                and self.escalator is not None
-            ):
-                text = "".join(running.texts)
-                running.failed_check = await self.escalator.find_failing(running.call.messages, text)
-                if running.failed_check is not None:
-                    self.metrics.escalated[running.failed_check, TOO_LATE] += 1
-        finally:
-            if running.small is not None:
-                running.small.close()
-            self._end_one()
-            self._finish(running, elapsed)
 
     async def _next_pieces(self, stream: ReplyStream, running: RunningExchange) -> list[PieceData] | None:
         try:
@@ -500,16 +479,39 @@ class AnswerService:
         except OSError as error:
             raise self._engine_down() from error
 
-    def _engine_down(self) -> ApiError:
-        why = self._engine.describe()["reason"] or "it has just stopped"
-        message = f"the engine is not ready: {why}; try again soon"
-        return ApiError(503, message, code="engine_down", headers=RETRY)
+    async def _finish_checked(self, running: RunningExchange, check: CheckedReply) -> None:
+        elapsed = time.perf_counter() - running.started
+        try:
+            if check.small is not None and check.escalated is not None and not running.disconnected:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.settings.request_timeout_seconds):
+                        check.escalated = check.escalated._replace(reply=await check.small.read_rest())
+            elif check.is_prefixed and running.ended and check.failed is None:
+                text = "".join(running.texts)
+                check.failed = await check.escalator.find_failing(running.call.messages, text)
+                if check.failed is not None:
+                    self.metrics.escalated[check.failed, TOO_LATE] += 1
+        finally:
+            if check.small is not None:
+                check.small.close()
+            self._end_one()
+            self._finish(running, elapsed)
 
-    def _too_slow(self, running: RunningExchange) -> ApiError:
-        if running.deadline is not None and time.monotonic() >= running.deadline:
-            return ApiError(504, f"no answer within the time that {TIMEOUT_HEADER} allows", code="timeout")
-        seconds = self._settings.request_timeout_seconds
-        return ApiError(504, f"the engine did not answer within {seconds:g} s", code="timeout")
+    # -- capture -------------------------------------------------------------------------------
+
+    def _captures_of(self, running: RunningExchange) -> CaptureWriter | None:
+        return self.captures if running.client.api.is_captured else None
+
+    def _expect_capture(self, running: RunningExchange) -> None:
+        if (captures := self._captures_of(running)) is not None:
+            captures.expect()
+
+    def note_failure(self, running: RunningExchange) -> None:
+        """In an experiment a missing answer counts for its arm: else a slow or broken release would win."""
+        if running.asked and running.assignment is not None:
+            self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
+            if (captures := self._captures_of(running)) is not None:
+                captures.offer(running.to_exchange(time.perf_counter() - running.started))
 
     def _finish(self, running: RunningExchange, elapsed: float | None = None) -> None:
         """Count the exchange and give it to the capture writer."""
@@ -524,19 +526,40 @@ class AnswerService:
             self.metrics.first_token_seconds.add(running.first_token_at - running.started)
         if running.queue_seconds is not None:
             self.metrics.queue_seconds.add(running.queue_seconds)
-        running.key.usage.add_tokens(running.count_tokens())
+        running.client.key.usage.add_tokens(running.count_tokens())
         if running.reservation is not None:
             running.reservation.release()
         if self.observe is not None:
             self.observe(running.to_finished(elapsed))
         if running.assignment is not None and running.finish_reason == "error":
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
-        self._streaming.discard(running.capture_id)
-        if self._captures is not None and running.api.is_captured:
+        self.streaming.discard(running.capture_id)
+        if (captures := self._captures_of(running)) is not None:
             exchange = running.to_exchange(elapsed)
-            self._captures.offer(exchange, expected=True)
+            captures.offer(exchange, expected=True)
             if self.shadow is not None and running.chain is None:
                 self.shadow.offer(running.call, exchange, running.names)
+
+    # -- under way -----------------------------------------------------------------------------
+
+    def _begin_one(self) -> None:
+        self.metrics.in_flight += 1
+        if self.shadow is not None:
+            self.shadow.make_way()
+
+    def _end_one(self) -> None:
+        self.metrics.in_flight -= 1
+        if self.shadow is not None and not self.metrics.in_flight:
+            self.shadow.go_on()
+        if self.draining and not self.metrics.in_flight:
+            self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests from now on; return when the running ones have ended, or after `seconds`."""
+        self.draining = True
+        if self.metrics.in_flight:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), seconds)
 
 
 def _require_text(text: str) -> None:

@@ -50,8 +50,7 @@ _PRUNE_SECONDS = 3600.0
 _WARN_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class EscalatedAnswer:
+class EscalatedAnswer(NamedTuple):
     """The small model's answer that failed a check, so that a large model answered."""
 
     release: str

@@ -1,7 +1,8 @@
 """Small first, large when needed: checks of an answer or its beginning, and how many requests may escalate.
 
 In: the settings, a function that grades an answer, and a clock. Out: the check that failed, and whether the
-budget allows the large model. The gateway asks the models.
+budget allows the large model. `PrefixReader` is a streamed reply whose beginning is read before any of it is
+sent. The gateway asks the models.
 """
 
 import asyncio
@@ -10,12 +11,17 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from graftwork.engines.protocol import BASE, PieceData
+from graftwork.http.messages import ApiError
+from graftwork.serve.api.call import ChatCall
 from graftwork.serve.budgets import RequestBudget
-from graftwork.serve.exchange import PrefixReader, RunningExchange
+from graftwork.serve.captures import EscalatedAnswer
+from graftwork.serve.serving_engine import ReplyStream
 from graftwork.serve.settings import EscalateSettings
 
 log = logging.getLogger(__name__)
@@ -72,6 +78,78 @@ class HeldReply:
 
     def close(self) -> None:
         self._choices = None
+
+
+class PrefixReader:
+    """Call `read_more` until enough is known, then use it as the stream, or `read_rest` if it is not sent."""
+
+    def __init__(self, stream: ReplyStream, *, hide_logprobs: bool = False) -> None:
+        self._stream, self._hide_logprobs = stream, hide_logprobs
+        self._held: list[PieceData] = []
+        self._reading: asyncio.Task[list[PieceData] | None] | None = None
+        self.replica = getattr(stream, "replica", None)
+        self.text = ""
+        self.logprobs: list[float] = []
+        self.tokens = 0
+        """Tokens that have arrived; without log-probabilities each piece with text counts as one."""
+        self.ended = False
+
+    async def read_more(self, seconds: float | None) -> bool:
+        """Wait for the next pieces; False where none came in `seconds`. Raises what the stream raises."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        if seconds is not None:
+            done, _ = await asyncio.wait({self._reading}, timeout=max(seconds, 0.0))
+            if not done:
+                return False
+        await self._read_on()
+        return True
+
+    async def _read(self) -> list[PieceData] | None:
+        pieces = await self._stream.next_pieces()
+        if pieces is None and not self.ended:
+            raise ConnectionError("the reply broke off")
+        return None if pieces is None else [self._note(piece) for piece in pieces]
+
+    def _note(self, piece: PieceData) -> PieceData:
+        found = [token["logprob"] for token in piece.get("logprobs") or []]
+        self.text += piece["text"]
+        self.logprobs += found
+        self.tokens += len(found) or bool(piece["text"])
+        self.ended = self.ended or piece.get("finish_reason") is not None
+        if self._hide_logprobs and "logprobs" in piece:
+            piece = {**piece}
+            piece.pop("logprobs")
+        return piece
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        if not self._held and not await self._read_on():
+            return None
+        pieces, self._held = self._held, []
+        return pieces
+
+    async def _read_on(self) -> bool:
+        """Whether more was read; False at the end of the stream."""
+        if self._reading is None:
+            pieces = await self._read()
+        else:
+            reading, self._reading = self._reading, None
+            pieces = await reading
+        self._held += pieces or []
+        return pieces is not None
+
+    async def read_rest(self) -> str | None:
+        """The whole text; None where the stream breaks off before its end."""
+        with suppress(OSError, ApiError):
+            while not self.ended:
+                await self._read_on()
+            return self.text
+        return None
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._stream.close()
 
 
 class Escalation(NamedTuple):
@@ -192,6 +270,25 @@ class ThreadedCheck:
         return await self._threads.find_failing(self._checks, messages, text) is not None
 
 
+@dataclass(slots=True)
+class CheckedReply:
+    """What `serve.escalate` adds to an exchange."""
+
+    escalator: "Escalator"
+    is_prefixed: bool
+    """The answer is streamed once its beginning has been checked."""
+    is_held: bool
+    """The answer is checked before its first byte is sent, also where it is streamed."""
+    wants_logprobs: bool
+    """The check of the answer needs log-probabilities, whether or not the client asked for them."""
+    failed: str | None = None
+    """The check that the answer failed although it is sent."""
+    small: PrefixReader | None = None
+    """The small model's stream, where the large one's is sent instead."""
+    escalated: EscalatedAnswer | None = None
+    """The small model's answer, where the large one answers instead."""
+
+
 class Escalator:
     def __init__(
         self, settings: EscalateSettings, *, checks: AnswerChecks, clock: Callable[[], float]
@@ -203,20 +300,19 @@ class Escalator:
         self._clock = clock
         self.budget = RequestBudget(settings.per_minute, settings.per_day)
 
-    def applies_to(self, running: RunningExchange) -> bool:
-        """Whether the answer of this exchange is checked: one choice of a named model."""
-        call, named = running.call, self.settings.models
-        if not running.api.is_captured or call.choices != 1:
-            return False
-        if self.settings.to in running.names:
-            return False
-        if named:
-            return any(name in named for name in running.names)
-        return call.model not in (BASE, running.head.release)
-
-    def give_back(self) -> None:
-        """An escalation that was allowed did not happen: the large model could not be asked."""
-        self.budget.give_back()
+    def begin_check(self, call: ChatCall, names: tuple[str, str], release: str) -> "CheckedReply | None":
+        """How the answer is checked: one choice of a named model. None where it is not."""
+        settings = self.settings
+        if call.choices != 1 or settings.to in names:
+            return None
+        if settings.models and not any(name in settings.models for name in names):
+            return None
+        if not settings.models and call.model in (BASE, release):
+            return None
+        # An answer that may be a call of a tool is checked whole.
+        offers_tools = call.options is not None and bool(call.options.tools)
+        is_prefixed = call.stream and self.streams_prefixes and not offers_tools
+        return CheckedReply(self, is_prefixed, is_held=not is_prefixed, wants_logprobs=self.needs_logprobs)
 
     @property
     def needs_logprobs(self) -> bool:

@@ -1,18 +1,17 @@
 """One exchange while it runs: who asks whom, what has arrived, and what captures and logs will keep.
 
-Each of several choices is a request of its own to the engine, and all run at once. `PrefixReader` is a
-streamed reply whose beginning is read before any of it is sent.
+Each of several choices is a request of its own to the engine, and all run at once.
 """
 
 import asyncio
 import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from graftwork.engines.protocol import PieceData
-from graftwork.http.messages import ApiError, Headers
+from graftwork.http.messages import Headers, Request
 from graftwork.serve.api.call import (
     NO_TOKENS,
     AnswerHead,
@@ -23,86 +22,35 @@ from graftwork.serve.api.call import (
     describe_reply,
 )
 from graftwork.serve.budgets import Reservation
-from graftwork.serve.captures import EscalatedAnswer, ServedExchange
+from graftwork.serve.captures import ServedExchange
 from graftwork.serve.chains import ChainMark, add_usage
-from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
-from graftwork.serve.keys import ANYONE, KeyHolder
-from graftwork.serve.replica_pool import failure_code
+from graftwork.serve.escalation import CheckedReply
+from graftwork.serve.fallbacks import FallbackTarget, describe_fallback
+from graftwork.serve.keys import KeyHolder
 from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
-from graftwork.serve.routing import ArmAssignment, Routes, choose_release
+from graftwork.serve.routing import ArmAssignment
 from graftwork.serve.serving_engine import ReplyStream, ServingEngine
 
+_NOTES = (
+    "x-graft-route",
+    "x-graft-capture",
+    "x-graft-replica",
+    "x-graft-checked",
+    "x-graft-escalation",
+    "x-graft-trace",
+    "x-graft-chain",
+    "x-graft-fallback",
+)
+"""Response headers in their order."""
 
-class PrefixReader:
-    """Call `read_more` until enough is known, then use it as the stream, or `read_rest` if it is not sent."""
 
-    def __init__(self, stream: ReplyStream, *, hide_logprobs: bool = False) -> None:
-        self._stream, self._hide_logprobs = stream, hide_logprobs
-        self._held: list[PieceData] = []
-        self._reading: asyncio.Task[list[PieceData] | None] | None = None
-        self.replica = getattr(stream, "replica", None)
-        self.text = ""
-        self.logprobs: list[float] = []
-        self.tokens = 0
-        """Tokens that have arrived; without log-probabilities each piece with text counts as one."""
-        self.ended = False
+class ClientRequest(NamedTuple):
+    """Who asks, and how."""
 
-    async def read_more(self, seconds: float | None) -> bool:
-        """Wait for the next pieces; False where none came in `seconds`. Raises what the stream raises."""
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-        if seconds is not None:
-            done, _ = await asyncio.wait({self._reading}, timeout=max(seconds, 0.0))
-            if not done:
-                return False
-        await self._read_on()
-        return True
-
-    async def _read(self) -> list[PieceData] | None:
-        pieces = await self._stream.next_pieces()
-        if pieces is None and not self.ended:
-            raise ConnectionError("the reply broke off")
-        return None if pieces is None else [self._note(piece) for piece in pieces]
-
-    def _note(self, piece: PieceData) -> PieceData:
-        found = [token["logprob"] for token in piece.get("logprobs") or []]
-        self.text += piece["text"]
-        self.logprobs += found
-        self.tokens += len(found) or bool(piece["text"])
-        self.ended = self.ended or piece.get("finish_reason") is not None
-        if self._hide_logprobs and "logprobs" in piece:
-            piece = {**piece}
-            piece.pop("logprobs")
-        return piece
-
-    async def next_pieces(self) -> list[PieceData] | None:
-        if not self._held and not await self._read_on():
-            return None
-        pieces, self._held = self._held, []
-        return pieces
-
-    async def _read_on(self) -> bool:
-        """Whether more was read; False at the end of the stream."""
-        if self._reading is None:
-            pieces = await self._read()
-        else:
-            reading, self._reading = self._reading, None
-            pieces = await reading
-        self._held += pieces or []
-        return pieces is not None
-
-    async def read_rest(self) -> str | None:
-        """The whole text; None where the stream breaks off before its end."""
-        with suppress(OSError, ApiError):
-            while not self.ended:
-                await self._read_on()
-            return self.text
-        return None
-
-    def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-        self._stream.close()
+    request: Request
+    api: ApiFormat
+    key: KeyHolder
+    reservation: Reservation | None = None
 
 
 @dataclass(slots=True)
@@ -110,32 +58,33 @@ class RunningExchange:
     """What is known of one exchange while it runs."""
 
     call: ChatCall
-    api: ApiFormat
+    client: ClientRequest
     head: AnswerHead
     capture_id: str
     session: str | None
     started: float
     at: float
+    engine: ServingEngine
+    model: str
+    """What the engine is asked for."""
+    asked_for: str
+    """The name that the client gave; for a family, `call.model` is the alias of its member."""
     assignment: ArmAssignment | None = None
-    key: KeyHolder = ANYONE
+    notes: dict[str, str] = field(default_factory=dict)
+    """Response headers that say what family, fallback, checks and chain did with the request."""
     reservation: Reservation | None = None
     """Of the key's tokens; given back when those of the answer are counted."""
-    engine: ServingEngine | None = None
-    """The engine that is asked instead of the gateway's own."""
-    model: str = ""
-    """What the engine is asked for."""
-    asked_for: str = ""
-    """The name that the client gave; for a family, `call.model` is the alias of its member."""
     shown_model: str = OTHER_MODEL
     """The model that was asked for, in metrics and logs: a known name, never a client's text."""
     passed: int = 0
     """How many names of the fallback chain were passed."""
-    fallback: str = ""
-    """Why another model answers than the one that was asked for: the response header."""
-    why: str = ""
+    check: CheckedReply | None = None
+    """Where `serve.escalate` checks the answer."""
+    chain: ChainMark | None = None
+    """The step of a chain that this exchange is."""
+    earlier_usage: TokenUsage = NO_TOKENS
+    """Tokens of the steps of the chain before this one."""
     replica: str | None = None
-    deadline: float | None = None
-    """When the client stops waiting, on the clock of `time.monotonic`; None if it did not say."""
     asked: bool = False
     """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
     texts: list[str] = field(default_factory=list)
@@ -146,32 +95,6 @@ class RunningExchange:
     usage: TokenUsage = NO_TOKENS
     disconnected: bool = False
     queue_seconds: float | None = None
-    body_bytes: int = 0
-    path: str = ""
-    route: str = ""
-    """The member of the family that answers, and why; for the response header."""
-    is_held: bool = False
-    """The answer is checked before its first byte is sent, also where it is streamed."""
-    is_prefixed: bool = False
-    """The answer is streamed once its beginning has been checked."""
-    checked: str = ""
-    """What of a streamed answer was checked before its first byte; for the response header."""
-    failed_check: str | None = None
-    """The check that the answer failed although it is sent."""
-    wants_logprobs: bool = False
-    """The check of the answer needs log-probabilities, whether or not the client asked for them."""
-    escalation: str = ""
-    """Which check failed and who answers; for the response header."""
-    small: PrefixReader | None = None
-    """The small model's stream, where the large one's is sent instead."""
-    escalated: EscalatedAnswer | None = None
-    """The small model's answer, where the large one answers instead."""
-    chain: ChainMark | None = None
-    """The step of a chain that this exchange is."""
-    chain_steps: str = ""
-    """What became of each step of the chain; for the response header."""
-    earlier_usage: TokenUsage = NO_TOKENS
-    """Tokens of the steps of the chain before this one."""
 
     @property
     def names(self) -> tuple[str, str]:
@@ -179,32 +102,23 @@ class RunningExchange:
         return (self.call.model, self.asked_for)
 
     def headers(self, *, captured: bool) -> Headers:
-        headers: Headers = (("x-graft-release", self.head.release),)
-        if self.route:
-            headers += (("x-graft-route", self.route),)
+        notes = dict(self.notes)
         if captured:
-            headers += (("x-graft-capture", self.capture_id),)
+            notes["x-graft-capture"] = self.capture_id
         if self.replica is not None:
-            headers += (("x-graft-replica", self.replica),)
-        if self.checked:
-            headers += (("x-graft-checked", self.checked),)
-        if self.escalation:
-            headers += (("x-graft-escalation", self.escalation),)
-        if self.chain is not None:
-            headers += (("x-graft-trace", self.chain.trace), ("x-graft-chain", self.chain_steps))
-        return (*headers, ("x-graft-fallback", self.fallback)) if self.fallback else headers
+            notes["x-graft-replica"] = self.replica
+        shown = ((name, notes[name]) for name in _NOTES if name in notes)
+        return (("x-graft-release", self.head.release), *shown)
 
     @property
     def first_comment(self) -> bytes:
         """What of the answer was checked and who answers, for clients that see events and no headers."""
-        if not self.checked:
+        if "x-graft-checked" not in self.notes:
             return b""
-        why = f"; {self.escalation}" if self.escalation else ""
-        return f": {self.head.release} answers; checked {self.checked}{why}\n\n".encode()
-
-    @property
-    def offers_tools(self) -> bool:
-        return self.call.options is not None and bool(self.call.options.tools)
+        escalation = self.notes.get("x-graft-escalation")
+        why = f"; {escalation}" if escalation else ""
+        checked = self.notes["x-graft-checked"]
+        return f": {self.head.release} answers; checked {checked}{why}\n\n".encode()
 
     @property
     def client_wants_logprobs(self) -> bool:
@@ -215,22 +129,11 @@ class RunningExchange:
         """The tokens that the answer states: of all steps of a chain."""
         return self.usage if self.chain is None else add_usage(self.usage, self.earlier_usage)
 
-    def escalate_to(self, target: FallbackTarget, *, check: str, answer: str | None) -> None:
-        """The large model answers; the small one's answer is kept, and counts in an experiment."""
-        self.escalated = EscalatedAnswer(self.head.release, check, answer)
-        self.head = replace(self.head, release=target.release)
-        self.engine, self.model = target.engine, target.model
-
-    def keep_small(self, small: "RunningExchange") -> None:
-        """The large model failed: the small one's answer is sent after all."""
-        self.escalated = None
-        self.head, self.engine, self.model = small.head, small.engine, small.model
-
     def answer_by(self, target: FallbackTarget, why: str) -> None:
         """Another model answers. It is no part of an experiment, and the capture is its own."""
         self.head = replace(self.head, release=target.release)
         self.engine, self.model, self.passed = target.engine, target.model, target.passed
-        self.why, self.fallback = why, describe_fallback(self.call.model, why)
+        self.notes["x-graft-fallback"] = describe_fallback(self.call.model, why)
         if self.assignment is not None:
             self.assignment, self.capture_id = None, make_id()
 
@@ -267,9 +170,9 @@ class RunningExchange:
             at=self.at,
             seconds=elapsed,
             method="POST",
-            path=self.path,
+            path=self.client.request.path,
             status=CLIENT_LEFT if self.disconnected else 200,
-            key=self.key.name,
+            key=self.client.key.name,
             model=self.shown_model,
             release=self.head.release,
             capture=self.capture_id,
@@ -284,8 +187,10 @@ class RunningExchange:
         )
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
-        first = self.first_token_at
-        small = "" if self.escalated is None else self.escalated.reply or ""
+        first, check = self.first_token_at, self.check
+        escalated = None if check is None else check.escalated
+        small = "" if escalated is None else escalated.reply or ""
+        texts_size = sum(map(len, self.texts)) + len(small)
         return ServedExchange(
             id=self.capture_id,
             at=self.at,
@@ -302,9 +207,9 @@ class RunningExchange:
             disconnected=self.disconnected,
             assignment=self.assignment,
             user=self.call.user,
-            size=self.body_bytes + sum(map(len, self.texts)) + len(small),
-            escalated=self.escalated,
-            failed_check=self.failed_check,
+            size=len(self.client.request.body) + texts_size,
+            escalated=escalated,
+            failed_check=None if check is None else check.failed,
             chain=self.chain,
         )
 
@@ -329,69 +234,6 @@ _random = _RandomBytes()
 def make_id() -> str:
     """The id of an exchange, which cannot be guessed. Called from the event loop only."""
     return _random.take(16).hex()
-
-
-def begin_exchange(
-    call: ChatCall,
-    *,
-    api: ApiFormat,
-    routes: Routes,
-    session: str | None,
-    fallbacks: Fallbacks | None = None,
-    asked_for: str = "",
-    direct: FallbackTarget | None = None,
-) -> RunningExchange:
-    """`direct` is asked instead of a release, where the model is an endpoint that settings name."""
-    unique = make_id()
-    now = time.time()
-    target, why = None, ""
-    try:
-        if direct is not None:
-            release, assignment = direct.release, None
-        else:
-            # A request without a session id is a session of its own.
-            release, assignment = choose_release(routes, call.model, session=session or unique)
-    except ApiError as error:
-        # No release yet, or one that is not loaded: a model with a fallback chain is answered all the same.
-        why = failure_code(error) or str(error.code)
-        names = (call.model, asked_for)
-        if fallbacks is not None and fallbacks.may_replace(names, error):
-            target = fallbacks.find_next(names, routes)
-        if target is None:
-            raise
-        release, assignment = target.release, None
-    running = RunningExchange(
-        call=call,
-        api=api,
-        head=AnswerHead(unique=unique, created=int(now), model=call.model, release=release),
-        capture_id=unique,
-        session=session,
-        started=time.perf_counter(),
-        at=now,
-        assignment=assignment,
-        model=release,
-        asked_for=asked_for,
-        deadline=call.deadline,
-    )
-    if direct is not None:
-        running.engine, running.model, running.shown_model = direct.engine, direct.model, direct.release
-    elif routes.knows(call.model) or (fallbacks is not None and fallbacks.covers(call.model)):
-        running.shown_model = call.model
-    elif target is None:  # the prefix of a release
-        running.shown_model = release
-    if target is not None:
-        running.answer_by(target, why)
-    return running
-
-
-async def complete_choices(engine: ServingEngine, call: ChatCall, *, model: str) -> list[PieceData]:
-    """One whole piece for each choice. If one fails, the others are cancelled."""
-    tasks = [asyncio.create_task(engine.complete(single, model=model)) for single in call.fan_out()]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def stream_choices(engine: ServingEngine, call: ChatCall, *, model: str) -> "ReplyStream":
@@ -462,11 +304,11 @@ def count_usage(call: ChatCall, endings: Iterable[PieceData]) -> TokenUsage:
     return TokenUsage(prompt, reply)
 
 
-async def ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:
-    call, model = running.call, running.model
-    if running.is_held:
+async def ask_engine(running: RunningExchange) -> list[PieceData] | ReplyStream:
+    call, engine, model, check = running.call, running.engine, running.model, running.check
+    if check is not None and check.is_held:
         call = replace(call, stream=False)
-    if running.wants_logprobs and not running.client_wants_logprobs:
+    if check is not None and check.wants_logprobs and not running.client_wants_logprobs:
         call = replace(call, options=replace(call.options or GenerationOptions(), logprobs=0))
     if call.stream:
         if call.options is None:
@@ -474,4 +316,10 @@ async def ask_engine(engine: ServingEngine, running: RunningExchange) -> list[Pi
         return await stream_choices(engine, call, model=model)
     if call.options is None:
         return [await engine.complete(call, model=model)]
-    return await complete_choices(engine, call, model=model)
+    # One whole piece for each choice. If one fails, the others are cancelled.
+    tasks = [asyncio.create_task(engine.complete(single, model=model)) for single in call.fan_out()]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -26,7 +26,7 @@ from graftwork.http.messages import (
     json_response,
 )
 from graftwork.http.server import HttpLimits, Server
-from graftwork.serve.answers import AnswerService, ClientRequest
+from graftwork.serve.answers import AnswerService
 from graftwork.serve.api.call import (
     ApiFormat,
     ChatCall,
@@ -38,14 +38,13 @@ from graftwork.serve.api.embeddings import EMBEDDINGS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.budgets import Reservation, most_tokens
-from graftwork.serve.captures import CaptureWriter
+from graftwork.serve.exchange import ClientRequest
 from graftwork.serve.feedback import FeedbackEndpoint, FeedbackSink
 from graftwork.serve.keys import KeyHolder, KeyRing, Scope, render_keys
 from graftwork.serve.metrics import Metrics, render_replicas
 from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
 from graftwork.serve.routing import RETRY, Routes
-from graftwork.serve.serving_engine import ServingEngine
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 APIS = {
@@ -69,19 +68,19 @@ _SCOPES: dict[str, Scope] = {"/v1/feedback": "feedback", "/v1/traces": "traces",
 _ADMIN_CONNECTIONS = 64
 
 
-class Gateway(AnswerService):
+class Gateway:
+    """Paths, keys and limits of the endpoint, in front of `answers`."""
+
     def __init__(
         self,
-        engine: ServingEngine,
+        answers: AnswerService,
         *,
-        settings: ServeSettings,
-        routes: Callable[[], Routes],
-        captures: CaptureWriter | None,
         feedback: FeedbackSink | None = None,
         read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None,
         keys: KeyRing | None = None,
     ) -> None:
-        super().__init__(engine, settings=settings, routes=routes, captures=captures)
+        self.answers = answers
+        settings, captures = answers.settings, answers.captures
         self._keys = keys or KeyRing()
         self._limits = _read_limits(settings)
         self.feedback = None
@@ -93,9 +92,12 @@ class Gateway(AnswerService):
 
     def revise(self, settings: ServeSettings) -> None:
         """Use other settings from the next request on."""
-        self._settings, self._limits = settings, _read_limits(settings)
-        if self.fallbacks is not None:
-            self.fallbacks.chains = dict(settings.failover.fallback)
+        self.answers.settings, self._limits = settings, _read_limits(settings)
+        self.answers.fallbacks.chains = dict(settings.failover.fallback)
+
+    @property
+    def _settings(self) -> ServeSettings:
+        return self.answers.settings
 
     def open_server(self) -> Server:
         """A server that checks the head of each request before it reads the body."""
@@ -125,7 +127,7 @@ class Gateway(AnswerService):
         self._keys.require(head).require(_SCOPES.get(head.path, "models"))
 
     async def _handle(self, request: Request) -> Answer:
-        if self.observe is None or request.path in APIS:
+        if self.answers.observe is None or request.path in APIS:
             return await self._dispatch(request)
         at, started, status, error = time.time(), time.perf_counter(), 500, None
         try:
@@ -170,7 +172,7 @@ class Gateway(AnswerService):
 
     def _show_models(self, request: Request) -> Response:
         """The names that the key of the request may ask for, or one of them."""
-        routes = self._routes()
+        routes = self.answers.routes()
         routes.require_loaded()
         own = self._keys.require(request).models
         names = {name: to for name, to in routes.names().items() if not own or name in own}
@@ -196,11 +198,11 @@ class Gateway(AnswerService):
     # -- health and metrics --------------------------------------------------------------------
 
     def _health(self, request: Request, *, details: bool) -> Response:
-        engine, routes = self._engine.describe(), self._routes()
+        engine, routes = self.answers.engine.describe(), self.answers.routes()
         ready = engine["state"] == "ready" and routes.loaded
         starting = engine["state"] == "ready" and not routes.loaded
         health: dict[str, Any] = {"status": "ok" if ready else "starting" if starting else engine["state"]}
-        if self.draining:
+        if self.answers.draining:
             ready, health["status"] = False, "stopping"
         holder = self._keys.find(request)
         if details and holder is not None and "admin" in holder.scopes:
@@ -209,30 +211,44 @@ class Gateway(AnswerService):
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
             if self._keys.required:
                 health["keys"] = {key.name: key.usage.describe() for key in self._keys.holders}
-            if self.shadow is not None:
-                health["shadow"] = dict(self.shadow.counts)
+            if self.answers.shadow is not None:
+                health["shadow"] = dict(self.answers.shadow.counts)
             if routes.experiment is not None or routes.experiment_off:
-                health["split"] = describe_split(routes, self.metrics)
+                health["split"] = describe_split(routes, self.answers.metrics)
         return json_response(health, status=200 if ready else 503)
 
     def _count_captures(self) -> dict[str, int]:
-        return count_captures(self._captures, self.feedback, self._traces)
+        captures = self.answers.captures
+        if captures is None:
+            return {}
+        counts = {
+            "kept": captures.kept,
+            "dropped": captures.dropped,
+            "lost": captures.lost,
+            "lost_when_killed": captures.counts["killed"],
+        }
+        if self.feedback is not None:
+            counts["feedback"] = self.feedback.kept
+        if self._traces is not None:
+            counts |= {"traced_calls": self._traces.calls, "traced_rejected": self._traces.rejected}
+        return counts
 
     def _answer_metrics(self) -> Response:
-        engine = self._engine.describe()
+        engine, captures = self.answers.engine.describe(), self.answers.captures
         gauges = {
             "graft_engine_up": float(engine["state"] == "ready"),
             "graft_engine_restarts_total": float(engine["restarts"]),
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
-            **({} if self._captures is None else {"graft_captures_waiting": float(self._captures.waiting)}),
+            **({} if captures is None else {"graft_captures_waiting": float(captures.waiting)}),
         }
         more = render_replicas(engine) + render_keys(self._keys)
-        text = (self.metrics.render(gauges) + more).encode()
+        text = (self.answers.metrics.render(gauges) + more).encode()
         return Response(200, text, (("content-type", "text/plain; version=0.0.4"),))
 
     # -- completions ---------------------------------------------------------------------------
 
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
+        answers = self.answers
         label, running, held, answer = "unknown", None, None, None
         at, started = time.time(), time.perf_counter()
         try:
@@ -243,42 +259,42 @@ class Gateway(AnswerService):
             if key.usage.limits_tokens:
                 held = await self._reserve(key, call, request)
             client = ClientRequest(request, api, key, held)
-            if call.model in self.chains:
+            if call.model in answers.chains:
                 label = call.model
-                answer = await self._answer_chain(call, client)
+                answer = await answers.answer_chain(call, client)
             else:
-                running = self._begin(call, client)
+                running = answers.begin(call, client)
                 running.reservation = held
                 label = running.head.release
-                answer = await self._answer(running)
+                answer = await answers.answer(running)
                 label = running.head.release
         except ApiError as error:
-            self.metrics.count_request(label, error.status)
+            answers.metrics.count_request(label, error.status)
             self._note_request(request, at=at, started=started, status=error.status, error=error)
             if running is not None and running.asked and error.code == "timeout":
-                running.key.usage.add_tokens(running.count_tokens())
+                running.client.key.usage.add_tokens(running.count_tokens())
             if running is not None and error.status >= 500:
                 running.finish_reason = "error"
-                self._note_failure(running)
+                answers.note_failure(running)
             return Response(error.status, api.encode_error(error), (JSON_TYPE, *error.headers))
         except asyncio.CancelledError:
-            self.metrics.disconnects += 1
+            answers.metrics.disconnects += 1
             if running is not None:
                 running.disconnected = True
-                running.key.usage.add_tokens(running.count_tokens())
-                self._note_failure(running)
+                running.client.key.usage.add_tokens(running.count_tokens())
+                answers.note_failure(running)
             self._note_request(request, at=at, started=started, status=CLIENT_LEFT)
             raise
         finally:
             # An answer gives the tokens back when it has been sent.
             if held is not None and answer is None:
                 held.release()
-        self.metrics.count_request(label, 200)
+        answers.metrics.count_request(label, 200)
         return answer
 
     async def _reserve(self, key: KeyHolder, call: ChatCall, request: Request) -> Reservation:
         """Reserve the tokens of the call, after running requests of the key if they may use the rest."""
-        chain = self.chains.get(call.model)
+        chain = self.answers.chains.get(call.model)
         most = call.choices * call.max_tokens if chain is None else chain.max_tokens
         if key.usage.waiting >= self._settings.queue_limit:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
@@ -291,7 +307,7 @@ class Gateway(AnswerService):
         except TimeoutError:
             message = f"other requests of the key {key.name!r} may use the rest of its tokens; try again soon"
             raise ApiError(429, message, code="rate_limit_exceeded", headers=RETRY) from None
-        if self.draining:
+        if self.answers.draining:
             held.release()
             raise ApiError(503, "the server is stopping; ask another one", code="stopping", headers=RETRY)
         return held
@@ -302,7 +318,7 @@ class Gateway(AnswerService):
             message = "there is nothing to give feedback on: this server keeps no captures (serve.capture)"
             raise ApiError(404, message, code="captures_off")
         return await self.feedback.take(
-            request, is_running=self._streaming.__contains__, finishing=self._finishing
+            request, is_running=self.answers.streaming.__contains__, finishing=self.answers.finishing
         )
 
     async def _take_traces(self, request: Request) -> Answer:
@@ -316,9 +332,9 @@ class Gateway(AnswerService):
     def _admit(self, request: Request, api: ApiFormat) -> ChatCall:
         """The request as a checked call, unless too many are in flight."""
         _require_json(request)
-        if self.draining:
+        if self.answers.draining:
             raise ApiError(503, "the server is stopping; ask another one", code="stopping", headers=RETRY)
-        if self.metrics.in_flight >= self._settings.queue_limit:
+        if self.answers.metrics.in_flight >= self._settings.queue_limit:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
         return api.parse(request.body, self._limits)
 
@@ -328,10 +344,10 @@ class Gateway(AnswerService):
         self, request: Request, *, at: float, started: float, status: int, error: ApiError | None = None
     ) -> None:
         """Report a request without an answer of a model."""
-        if self.observe is None:
+        if self.answers.observe is None:
             return
         holder = self._keys.find(request)
-        self.observe(
+        self.answers.observe(
             FinishedRequest(
                 at=at,
                 seconds=time.perf_counter() - started,
@@ -344,9 +360,11 @@ class Gateway(AnswerService):
         )
 
     def _note_refused(self, path: str, error: ApiError) -> None:
-        if self.observe is not None:
+        if self.answers.observe is not None:
             why = error.code or "refused"
-            self.observe(FinishedRequest(time.time(), 0.0, "", _name_path(path), error.status, error=why))
+            self.answers.observe(
+                FinishedRequest(time.time(), 0.0, "", _name_path(path), error.status, error=why)
+            )
 
 
 def _name_path(path: str) -> str:
@@ -381,24 +399,6 @@ def describe_split(routes: Routes, metrics: Metrics) -> dict[str, Any]:
         shown["requests"] = metrics.assigned[name, arm]
         shown["failures"] = metrics.assigned_failures[name, arm]
     return {"state": "on", "alias": running.alias, "experiment": name, "arms": arms}
-
-
-def count_captures(
-    captures: CaptureWriter | None, feedback: FeedbackEndpoint | None, traces: TraceIntake | None
-) -> dict[str, int]:
-    if captures is None:
-        return {}
-    counts = {
-        "kept": captures.kept,
-        "dropped": captures.dropped,
-        "lost": captures.lost,
-        "lost_when_killed": captures.counts["killed"],
-    }
-    if feedback is not None:
-        counts["feedback"] = feedback.kept
-    if traces is not None:
-        counts |= {"traced_calls": traces.calls, "traced_rejected": traces.rejected}
-    return counts
 
 
 def _with_deadline(call: ChatCall, request: Request) -> ChatCall:

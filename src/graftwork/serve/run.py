@@ -10,7 +10,6 @@ import signal
 import ssl
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +20,10 @@ from graftwork.engines.protocol import EngineJob
 from graftwork.http.server import Server
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
+from graftwork.serve.answers import AnswerService
 from graftwork.serve.captures import CaptureSink, CaptureWriter
 from graftwork.serve.engines import EngineSet
-from graftwork.serve.escalation import AnswerChecks, CheckThreads, Escalator, ThreadedCheck
-from graftwork.serve.fallbacks import Fallbacks
+from graftwork.serve.escalation import AnswerChecks
 from graftwork.serve.family import Family
 from graftwork.serve.feedback import FeedbackSink
 from graftwork.serve.gateway import Gateway
@@ -34,7 +33,6 @@ from graftwork.serve.reload import RELOAD_SIGNAL, ReadSettings, SettingsReloader
 from graftwork.serve.request_log import AccessLog, log_as_json
 from graftwork.serve.routing import AliasWatcher, FindAdapter, FindCanary, ResolveAliases, Routes
 from graftwork.serve.settings import ServeSettings, find_api_key
-from graftwork.serve.shadow import Shadow
 
 T = TypeVar("T")
 
@@ -80,11 +78,11 @@ class Operations:
 
     @asynccontextmanager
     async def running(
-        self, gateway: Gateway, keys: KeyRing, load: LoadKeys, *, folder: Path
+        self, answers: AnswerService, keys: KeyRing, load: LoadKeys, *, folder: Path
     ) -> AsyncIterator[None]:
         """`folder` is where the gateway keeps what a restart must not forget."""
         settings = self._settings
-        escalations = None if gateway.escalator is None else gateway.escalator.budget
+        escalations = None if answers.escalator is None else answers.escalator.budget
         usage = UsageFile(folder, keys, escalations)
         usage.restore()
         async with AsyncExitStack() as stack:
@@ -94,7 +92,7 @@ class Operations:
                 access_log = AccessLog(as_json=settings.log_format == "json")
                 access_log.start()
                 stack.push_async_callback(asyncio.to_thread, access_log.close)
-                gateway.observe = access_log.note
+                answers.observe = access_log.note
             stack.push_async_callback(usage.save)
             for work in (follow_keys(keys, load), usage.follow()):
                 stack.callback(asyncio.create_task(work).cancel)
@@ -164,32 +162,16 @@ async def serve(
         find_canary=project.find_canary,
     )
     captures = _open_captures(project, settings, folder=Path(engine_job.folder))
-    gateway = Gateway(
+    answers = AnswerService(
         engines.pool,
         settings=settings,
         routes=lambda: watcher.routes,
         captures=captures,
-        feedback=project.feedback,
-        read_traces=project.read_traces,
-        keys=keys,
+        endpoints=engines.endpoints,
+        checks=project.checks,
+        chain_checks=project.chain_checks,
     )
-    gateway.fallbacks = Fallbacks(
-        settings.failover.fallback, engine=engines.pool, endpoints=engines.endpoints
-    )
-    if settings.escalate is not None and project.checks is not None:
-        gateway.escalator = Escalator(settings.escalate, checks=project.checks, clock=time.monotonic)
-    if settings.shadow is not None and captures is not None:
-        fallbacks = gateway.fallbacks
-        gateway.shadow = Shadow(
-            settings.shadow,
-            resolve=lambda name: fallbacks.resolve(name, watcher.routes),
-            is_remote=settings.shadow.to in settings.failover.endpoints,
-            captures=captures,
-            is_idle=lambda: gateway.metrics.in_flight == 0,
-        )
-    threads = CheckThreads()
-    gateway.chains = settings.chains
-    gateway.chain_checks = {name: ThreadedCheck(c, threads) for name, c in project.chain_checks.items()}
+    gateway = Gateway(answers, feedback=project.feedback, read_traces=project.read_traces, keys=keys)
     reloader = SettingsReloader(
         settings,
         read=project.read_settings,
@@ -201,7 +183,7 @@ async def serve(
     listeners = list_listeners(gateway, settings)
     reloading: asyncio.Task[None] | None = None
     with hold_lock(folder), _handling_signals(stop, reloader.asked):
-        async with operations.running(gateway, keys, project.load_keys, folder=folder):
+        async with operations.running(answers, keys, project.load_keys, folder=folder):
             try:
                 port, *_ = [await _listen(listener, operations.tls) for listener in listeners]
                 if not await _unless_stopped(engines.start(), stop):
@@ -215,9 +197,9 @@ async def serve(
                     reloading.cancel()
                     await asyncio.gather(reloading, return_exceptions=True)
                 # In this order: finish the answers, stop the engine, flush the captures, stop the servers.
-                await gateway.drain(reloader.settings.drain_seconds)
-                if gateway.shadow is not None:
-                    await gateway.shadow.close()
+                await answers.drain(reloader.settings.drain_seconds)
+                if answers.shadow is not None:
+                    await answers.shadow.close()
                 for listener in listeners:
                     await listener.server.close(drain_seconds=_FLUSH_SECONDS)
                 await engines.stop()

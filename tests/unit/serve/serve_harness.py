@@ -11,6 +11,7 @@ from stub_engine import StubEngine
 
 from graftwork.engines.process import PromptReleases, make_handler
 from graftwork.http.server import Server
+from graftwork.serve.answers import AnswerService
 from graftwork.serve.captures import CaptureLimits, CaptureWriter
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.keys import KeyRing
@@ -72,6 +73,10 @@ class House:
     server: Server
     engine_server: Server
 
+    @property
+    def answers(self):
+        return self.gateway.answers
+
     def cut_engine(self):
         """As if the engine had been killed: every connection to it breaks."""
         for connection in list(self.engine_server.connections):
@@ -108,15 +113,8 @@ async def open_house(
         if sink is not None:
             captures = CaptureWriter(sink, limits=CaptureLimits(queue=queue_size), folder=capture_folder)
             captures.start()
-        gateway = Gateway(
-            engine,
-            settings=settings,
-            routes=lambda: routes,
-            captures=captures,
-            feedback=feedback,
-            read_traces=read_traces,
-            keys=keys or KeyRing(api_key),
-        )
+        answers = AnswerService(engine, settings=settings, routes=lambda: routes, captures=captures)
+        gateway = Gateway(answers, feedback=feedback, read_traces=read_traces, keys=keys or KeyRing(api_key))
         server = gateway.open_server()
         port = await server.listen()
         try:

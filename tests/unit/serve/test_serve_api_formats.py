@@ -317,7 +317,7 @@ def test_a_client_that_leaves_cancels_every_choice(run):
             await stream.close()
             async with asyncio.timeout(DEADLINE):
                 await house.stub.cancelled.wait()
-                while house.gateway.metrics.in_flight:
+                while house.answers.metrics.in_flight:
                     await asyncio.sleep(0)
 
     run(main)

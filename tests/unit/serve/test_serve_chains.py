@@ -41,9 +41,9 @@ async def open_chain(chain, *, sink=None, checks=None, endpoints=None, routes=RO
         open_house(sink, settings=settings, routes=routes, keys=keys) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
-        house.gateway.chains = settings.chains
-        house.gateway.chain_checks = checks or {}
-        house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints=endpoints or {})
+        house.answers.chains = settings.chains
+        house.answers.chain_checks = checks or {}
+        house.answers.fallbacks = Fallbacks({}, engine=house.engine, endpoints=endpoints or {})
         yield house, client
 
 
@@ -123,8 +123,8 @@ def test_each_step_is_asked_with_the_answers_before_it(run):
             asked = sum(len(m.content.split()) for request in house.stub.asked for m in request.messages)
             assert answer.usage.prompt_tokens == asked
             assert "trio" in [model.id for model in (await client.models.list()).data]
-            assert 'graft_chains_total{chain="trio",outcome="answered"} 1' in house.gateway.metrics.render({})
-            assert house.gateway.metrics.in_flight == 0
+            assert 'graft_chains_total{chain="trio",outcome="answered"} 1' in house.answers.metrics.render({})
+            assert house.answers.metrics.in_flight == 0
 
     run(main)
 
@@ -225,7 +225,7 @@ def test_the_last_step_is_streamed(run):
             assert "".join(text or "" for text in texts).startswith("[base] ")
             asked = sum(len(m.content.split()) for request in house.stub.asked for m in request.messages)
             assert chunks[-1].usage.prompt_tokens == asked
-            assert house.gateway.metrics.in_flight == 0
+            assert house.answers.metrics.in_flight == 0
 
     run(main)
 
@@ -284,7 +284,7 @@ def test_a_killed_step_is_a_clear_error_or_its_declared_fallback(run, place):
             failed = refused.value.response.headers
             assert len(failed["x-graft-trace"]) == 32
             assert failed["x-graft-chain"].endswith(f"{name}=failed")
-            assert house.gateway.metrics.in_flight == 0
+            assert house.answers.metrics.in_flight == 0
         steps[place]["fallback"] = "base"
         async with open_chain({"steps": steps}, endpoints={"remote": Dead()}) as (_, client):
             _, headers = await ask(client)
@@ -295,8 +295,8 @@ def test_a_killed_step_is_a_clear_error_or_its_declared_fallback(run, place):
             answer, headers = await ask(client)
             assert answer.choices[0].message.content == f"[{RELEASE}] why"
             assert headers["x-graft-chain"].endswith(f"trio/fallback={RELEASE}")
-            assert 'outcome="fallback"} 1' in house.gateway.metrics.render({})
-            assert house.gateway.metrics.in_flight == 0
+            assert 'outcome="fallback"} 1' in house.answers.metrics.render({})
+            assert house.answers.metrics.in_flight == 0
 
     run(main)
 
@@ -335,7 +335,7 @@ def test_the_time_of_a_chain_is_bounded(run_with_limit):
                 await ask(client)
             assert (refused.value.status_code, refused.value.body["code"]) == (504, "timeout")
             assert "trio/review" in refused.value.body["message"]
-            assert house.gateway.metrics.in_flight == 0
+            assert house.answers.metrics.in_flight == 0
 
     # Longer than the step before the silent one takes.
     run_with_limit(main)

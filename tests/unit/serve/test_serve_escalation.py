@@ -65,10 +65,10 @@ async def open_pair(sink=None, *, large=None, serving=None, routes=None, backend
         open_house(sink, settings=serving, routes=routes, backend=backend) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
-        house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
-        house.gateway.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
+        house.answers.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
+        house.answers.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
         # No minute ends meanwhile.
-        house.gateway.escalator.budget = RequestBudget(asked.per_minute, asked.per_day, clock=lambda: 0.0)
+        house.answers.escalator.budget = RequestBudget(asked.per_minute, asked.per_day, clock=lambda: 0.0)
         yield house, client
 
 
@@ -100,7 +100,7 @@ def test_the_large_model_answers_where_a_check_fails_and_both_answers_are_captur
             assert text == "from the large model"
             assert headers["x-graft-release"] == "large"
             assert headers["x-graft-escalation"] == "json_valid failed, large answered"
-            metrics = house.gateway.metrics.render({})
+            metrics = house.answers.metrics.render({})
             assert 'graft_escalations_total{check="json_valid",outcome="escalated"} 1' in metrics
             await house.close_captures()
 
@@ -164,7 +164,7 @@ def test_an_endpoint_that_starts_again_goes_on_with_the_budget_of_the_day(run, t
         said = []
         for _ in range(2):
             async with open_pair(large=large, per_day=1) as (house, client):
-                house.gateway.escalator.budget.wall_clock = lambda: 1e9
+                house.answers.escalator.budget.wall_clock = lambda: 1e9
                 operations = Operations(ServeSettings())
                 async with operations.running(house.gateway, KeyRing(), lambda: (), folder=tmp_path):
                     _, headers = await ask(client, BAD)
@@ -263,9 +263,9 @@ def test_an_unlikely_answer_escalates_and_clients_do_not_see_log_probabilities(r
         async with open_house(backend=UnsureEngine([RELEASE])) as house:
             client = AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE)
             large = LargeEngine()
-            house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
+            house.answers.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
             asked = EscalateSettings(to="large", min_logprob=-1.0)
-            house.gateway.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
+            house.answers.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
             messages = [{"role": "user", "content": "easy"}]
             answer = await client.chat.completions.create(model="champion", messages=messages, stream=stream)
             if stream:
@@ -350,8 +350,8 @@ def test_calls_are_checked_with_the_tools_of_the_request_and_escalate(run, strea
     async def main():
         async with open_pair(sink, large=large, backend=CallingEngine([RELEASE]), stream=how) as pair:
             house, client = pair
-            house.gateway.escalator = Escalator(
-                house.gateway.escalator.settings, checks=checks, clock=time.monotonic
+            house.answers.escalator = Escalator(
+                house.answers.escalator.settings, checks=checks, clock=time.monotonic
             )
             assert json.loads(await ask_with_tools(client)) == {"place": "Bern"}
             assert not large.asked

@@ -105,10 +105,10 @@ async def open_pair(sink=None, *, small=None, large=None, checks=None, serving=N
         open_house(sink, backend=small, settings=serving, feedback=sink) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
-        house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
-        house.gateway.escalator = Escalator(asked, checks=checks or StartsWithYes(), clock=time.monotonic)
+        house.answers.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
+        house.answers.escalator = Escalator(asked, checks=checks or StartsWithYes(), clock=time.monotonic)
         # No minute ends meanwhile.
-        house.gateway.escalator.budget = RequestBudget(asked.per_minute, asked.per_day, clock=lambda: 0.0)
+        house.answers.escalator.budget = RequestBudget(asked.per_minute, asked.per_day, clock=lambda: 0.0)
         yield house, client
 
 
@@ -154,7 +154,7 @@ def test_the_large_model_streams_where_the_beginning_fails_and_both_whole_answer
             assert headers["x-graft-release"] == "large"
             assert headers["x-graft-checked"] == "1 token"
             assert headers["x-graft-escalation"] == "says_yes failed, large answered"
-            await house.gateway.drain(DEADLINE)
+            await house.answers.drain(DEADLINE)
             await house.close_captures()
 
     run(main)
@@ -248,8 +248,8 @@ def test_an_answer_that_fails_after_its_beginning_was_sent_is_counted_and_captur
             text, headers, _ = await stream(client, LATE)
             assert text == "".join(ANSWERS[LATE])
             assert headers["x-graft-release"] == RELEASE
-            await house.gateway.drain(DEADLINE)
-            metrics = house.gateway.metrics.render({})
+            await house.answers.drain(DEADLINE)
+            metrics = house.answers.metrics.render({})
             assert 'graft_escalations_total{check="says_yes",outcome="too late"} 1' in metrics
             await house.close_captures()
 
@@ -335,8 +335,8 @@ def test_a_client_that_leaves_ends_the_small_models_work(run):
                 break
             await opened.close()
             await asyncio.wait_for(small.closed.wait(), DEADLINE)
-            await house.gateway.drain(DEADLINE)
-            assert house.gateway.metrics.in_flight == 0
+            await house.answers.drain(DEADLINE)
+            assert house.answers.metrics.in_flight == 0
 
     run(main)
 
@@ -348,7 +348,7 @@ def test_a_fallback_answers_where_the_small_model_dies_before_anything_was_sent(
             house,
             client,
         ):
-            house.gateway.fallbacks = Fallbacks(
+            house.answers.fallbacks = Fallbacks(
                 {"champion": ("large",)}, engine=house.engine, endpoints={"large": large}
             )
             text, headers, _ = await stream(client, GOOD)

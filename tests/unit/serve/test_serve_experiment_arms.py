@@ -55,11 +55,11 @@ async def open_split(sink, *, routes=ROUTES, backend=None, fallback=None, escala
         ) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
-        house.gateway.chains = settings.chains
-        house.gateway.fallbacks = Fallbacks(fallback or {}, engine=house.engine, endpoints={"large": Large()})
+        house.answers.chains = settings.chains
+        house.answers.fallbacks = Fallbacks(fallback or {}, engine=house.engine, endpoints={"large": Large()})
         if escalate is not None:
             asked = EscalateSettings(to="large", checks=("json_valid",), **escalate)
-            house.gateway.escalator = Escalator(asked, checks=Refused(), clock=time.monotonic)
+            house.answers.escalator = Escalator(asked, checks=Refused(), clock=time.monotonic)
         yield house, client
 
 
@@ -115,7 +115,7 @@ def test_a_failure_that_a_fallback_covers_is_a_failure_of_its_arm(run):
         backend = BrokenChallenger([RELEASE, OTHER])
         async with open_split(sink, backend=backend, fallback={"champion": ("large",)}) as (house, client):
             answered = await ask_all(client)
-            counted = house.gateway.metrics.assigned_failures
+            counted = house.answers.metrics.assigned_failures
             await house.close_captures()
         assert {ARMS[s] for s, release in answered.items() if release == "large"} == {"challenger"}
         assert counted[ROUTES.experiment.experiment, "champion"] == 0
@@ -155,9 +155,9 @@ def test_a_copy_of_an_escalated_request_says_nothing_of_the_check_that_failed(ru
 
     async def main():
         async with open_split(sink, routes=routes, escalate={"models": ("next",)}) as (house, client):
-            house.gateway.shadow = shadow = Shadow(
+            house.answers.shadow = shadow = Shadow(
                 ShadowSettings(to=to, models=("next",), share=1.0),
-                resolve=lambda name: house.gateway.fallbacks.resolve(name, routes),
+                resolve=lambda name: house.answers.fallbacks.resolve(name, routes),
                 is_remote=True,
                 captures=house.captures,
                 is_idle=lambda: True,

@@ -52,7 +52,7 @@ def ask(run, family, question, *, headers=None, sink=None, **body):
             found["route"] = answer.headers["x-graft-route"]
             found["release"] = answer.headers["x-graft-release"]
             found["models"] = [model.id for model in (await client.models.list()).data]
-            found["metrics"] = house.gateway.metrics.render({})
+            found["metrics"] = house.answers.metrics.render({})
 
     run(main)
     return found
@@ -183,7 +183,7 @@ def test_the_main_model_answers_for_a_specialist_whose_server_is_killed(
             open_house(routes=replace(ROUTES, family=family)) as house,
             AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
         ):
-            house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"people-server": remote})
+            house.answers.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"people-server": remote})
             answer = await client.chat.completions.with_raw_response.create(
                 model="auto",
                 messages=[{"role": "user", "content": "hello"}],

@@ -113,7 +113,7 @@ def test_a_client_that_leaves_cancels_the_work_upstream(run, stream, behind):
                     await asyncio.sleep(0)
             writer.close()
             await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
-            while house.gateway.metrics.in_flight:
+            while house.answers.metrics.in_flight:
                 await asyncio.sleep(0)
             await house.close_captures()
         if stream:  # an answer that was begun is kept as far as it went
@@ -326,7 +326,7 @@ def test_metrics_escape_what_operators_call_their_models_and_checks(run):
     async def main():
         routes = Routes(releases=frozenset({RELEASE}), aliases={odd: RELEASE})
         async with open_house(routes=routes) as house:
-            metrics = house.gateway.metrics
+            metrics = house.answers.metrics
             metrics.count_request(odd, 200)
             metrics.count_answer(odd, prompt_tokens=12_345_678, reply_tokens=1, seconds=1.0)
             metrics.routed[odd, "rule"] += 1

@@ -356,7 +356,7 @@ def test_a_step_of_a_chain_that_breaks_off_counts_against_the_budget(run, leaves
             {"chains": chains, "request_timeout_seconds": DEADLINE if leaves else 0.2}
         )
         async with open_house(ListSink(), settings=settings, keys=ring) as house:
-            house.gateway.chains = settings.chains
+            house.answers.chains = settings.chains
             house.stub.gate.clear()
             asking = asyncio.create_task(ask(house, "s", body={"model": "pair", "messages": HELLO}))
             if leaves:
@@ -365,7 +365,7 @@ def test_a_step_of_a_chain_that_breaks_off_counts_against_the_budget(run, leaves
                 asking.cancel()
             with suppress(asyncio.CancelledError):
                 assert (await asking)[0].status >= 500
-            while house.gateway.metrics.in_flight:
+            while house.answers.metrics.in_flight:
                 await asyncio.sleep(0.01)
             house.stub.gate.set()
             return ring.holders[0].usage.tokens
@@ -383,7 +383,7 @@ def test_a_text_completion_that_breaks_off_counts_with_its_prompts(run):
             while not house.stub.asked:
                 await asyncio.sleep(0.01)
             asking.cancel()
-            while house.gateway.metrics.in_flight:
+            while house.answers.metrics.in_flight:
                 await asyncio.sleep(0.01)
             house.stub.gate.set()
             return ring.holders[0].usage.tokens

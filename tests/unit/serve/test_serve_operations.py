@@ -234,7 +234,7 @@ def test_the_access_log_has_every_request_and_no_text_of_a_client(run, as_json):
         log = AccessLog(as_json=as_json, stream=lines)
         log.start()
         async with open_house(ListSink(), keys=KeyRing("right-key")) as house:
-            house.gateway.observe = log.note
+            house.answers.observe = log.note
             key = ("authorization", "Bearer right-key")
             streamed = json.dumps({**json.loads(BODY), "stream": True}).encode()
             for body in (BODY, streamed, b"{"):
@@ -263,7 +263,7 @@ def test_a_request_that_fails_in_an_unexpected_way_is_logged_as_500(run):
     async def main():
         noted = []
         async with open_house() as house:
-            house.gateway.observe = noted.append
+            house.answers.observe = noted.append
             house.engine.describe = lambda: 1 / 0
             assert (await get(house.port, "/health"))[0].status == 500
             assert [request.status for request in noted] == [500]

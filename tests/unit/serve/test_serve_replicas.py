@@ -17,11 +17,11 @@ from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
 from graftwork.http.server import Server
 from graftwork.records.errors import WorkerFailed
+from graftwork.serve.answers import AnswerService
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engines import EngineSet
-from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.replica_pool import Replica, ReplicaPool
@@ -160,8 +160,11 @@ async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, sink=N
         if captures is not None:
             captures.start()
             stack.push_async_callback(asyncio.to_thread, captures.close)
-        gateway = Gateway(pool, settings=settings, routes=lambda: routes, captures=captures)
-        gateway.fallbacks = Fallbacks(chosen.fallback, engine=pool, endpoints=remotes)
+        gateway = Gateway(
+            AnswerService(
+                pool, settings=settings, routes=lambda: routes, captures=captures, endpoints=remotes
+            )
+        )
         server = gateway.open_server()
         port = await server.listen()
         stack.push_async_callback(server.close)
@@ -219,7 +222,7 @@ def test_an_answer_that_has_begun_is_never_begun_again(run):
             )
             while not any(replica.outstanding for replica in fleet.pool.replicas):
                 await asyncio.sleep(0)
-            while not fleet.gateway._streaming:
+            while not fleet.gateway.answers.streaming:
                 await asyncio.sleep(0)
             fleet.cut(0)
             fleet.cut(1)
@@ -449,7 +452,7 @@ def test_a_name_that_only_the_client_knows_reaches_no_header_metric_or_log(run):
         routes = Routes(loaded=False)
         chain = {"*": ["remote"], "gruß; ok": ["remote"]}
         async with open_fleet(1, endpoints=["remote"], routes=routes, fallback=chain) as fleet:
-            fleet.gateway.observe = noted.append
+            fleet.gateway.answers.observe = noted.append
             for name in ("a\r\nset-cookie: x", "a b", "é", "x" * 131):
                 assert (await fleet.ask(model=name))[0] == 503
             noted.clear()
@@ -633,7 +636,7 @@ def test_a_draining_gateway_refuses_new_requests_and_finishes_the_running_ones(r
             running = asyncio.create_task(fleet.ask())
             while not fleet.stubs[0].asked:
                 await asyncio.sleep(0)
-            draining = asyncio.create_task(fleet.gateway.drain(DEADLINE))
+            draining = asyncio.create_task(fleet.gateway.answers.drain(DEADLINE))
             await asyncio.sleep(0)
             status, headers, answer = await fleet.ask()
             assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "stopping", "1")
@@ -681,7 +684,7 @@ def test_in_an_experiment_a_fallback_is_a_failure_of_its_arm_and_a_capture_of_it
             fleet.stubs[0].error = ApiError(500, "broken")
             _, headers, _ = await fleet.ask(headers=(("x-session-id", "s1"),))
             assert headers["x-graft-release"] == "remote"
-            failures = fleet.gateway.metrics.assigned_failures
+            failures = fleet.gateway.answers.metrics.assigned_failures
             assert sum(failures.values()) == 1
         failed, answered = sink.captures
         assert failed.release in (RELEASE, OTHER)

@@ -61,12 +61,12 @@ async def open_shadow(sink, *, remote=None, backend=None, **settings):
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         fallbacks = Fallbacks({}, engine=house.engine, endpoints={} if remote is None else {"remote": remote})
-        house.gateway.shadow = shadow = Shadow(
+        house.answers.shadow = shadow = Shadow(
             asked,
             resolve=lambda name: fallbacks.resolve(name, ROUTES),
             is_remote=remote is not None,
             captures=house.captures,
-            is_idle=lambda: house.gateway.metrics.in_flight == 0,
+            is_idle=lambda: house.answers.metrics.in_flight == 0,
         )
         shadow._budget = RequestBudget(shadow._settings.per_minute, clock=lambda: 0.0)  # no minute ends
         yield house, client, shadow

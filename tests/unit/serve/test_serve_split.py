@@ -227,7 +227,7 @@ def test_a_failed_request_in_an_experiment_counts_for_its_arm(run):
             house.engine.client = None
             with pytest.raises(APIStatusError):  # no engine at all: that says nothing about a release
                 await ask(client)
-            counted = sum(house.gateway.metrics.assigned_failures.values())
+            counted = sum(house.answers.metrics.assigned_failures.values())
             await house.close_captures()
         assert counted == 2
 
@@ -251,7 +251,7 @@ def test_a_client_that_leaves_before_the_first_token_counts_for_its_arm(run):
             await asyncio.wait_for(house.stub.waiting.wait(), DEADLINE)
             writer.close()
             await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
-            while house.gateway.metrics.in_flight:
+            while house.answers.metrics.in_flight:
                 await asyncio.sleep(0)
             await house.close_captures()
 
