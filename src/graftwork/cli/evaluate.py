@@ -8,8 +8,9 @@ import typer
 
 from graftwork.cli.command import Engine, Folder, Model, opened_with_progress, print_record, reporting
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.cli.show.tables import print_line, quote
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, AnswerIsNo
+from graftwork.views.document import quote
+from graftwork.views.terminal import print_line
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 

@@ -7,8 +7,9 @@ import typer
 
 from graftwork.cli.command import Folder, Model, reporting
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
+from graftwork.views.document import quote
+from graftwork.views.terminal import print_line, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

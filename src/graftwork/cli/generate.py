@@ -8,9 +8,10 @@ import typer
 
 from graftwork.cli.command import Folder
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.errors import UserMistake
 from graftwork.text.wording import plural
+from graftwork.views.document import quote
+from graftwork.views.terminal import print_line, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

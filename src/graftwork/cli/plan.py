@@ -8,9 +8,10 @@ import typer
 
 from graftwork.cli.command import Folder, Model, opened, print_record, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.cli.show.tables import print_line, quote
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
+from graftwork.views.document import quote
+from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -595,9 +596,11 @@ def week(
         body = schedule.model_dump(mode="json")
         print_json({**body, "proposal": proposal.model_dump(mode="json")} if proposal else body)
         return
-    from graftwork.cli.show.cycle import show_week
+    from graftwork.views.cycle import view_proposal
+    from graftwork.views.week import view_week
 
-    show_week(stdout, schedule, proposal)
+    compared = view_proposal(proposal) if proposal is not None else None
+    print_document(stdout, view_week(schedule, proposal=compared))
 
 
 MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}

@@ -14,11 +14,12 @@ from rich.text import Text
 
 from graftwork.cli.output import stderr
 from graftwork.cli.show import show
-from graftwork.cli.show.tables import print_line, quote
 from graftwork.cli.show.training import LossTrend, describe_detail
 from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Record
 from graftwork.text.wording import duration
+from graftwork.views.document import quote
+from graftwork.views.terminal import print_line
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress in a log file or a pipe, where there is no bar."""

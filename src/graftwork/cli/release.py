@@ -19,9 +19,9 @@ from graftwork.cli.command import (
     reporting,
 )
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.cli.show.tables import print_line
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
+from graftwork.views.terminal import print_line
 
 if TYPE_CHECKING:
     from graftwork.project.open_project import OpenProject

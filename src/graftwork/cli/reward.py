@@ -7,7 +7,8 @@ import typer
 
 from graftwork.cli.command import Folder, Model, opened
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.cli.show.tables import print_line, quote, table
+from graftwork.views.document import quote
+from graftwork.views.terminal import print_line, table
 
 if TYPE_CHECKING:
     from graftwork.pipeline.preflight import RewardCheck

@@ -10,7 +10,6 @@ import typer
 
 from graftwork.cli.command import Detach, Folder, RunId, opened, print_record, reporting, start_detached
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.cli.show.tables import fit_words, print_line, quote, table
 from graftwork.records.errors import (
     EXIT_ENVIRONMENT,
     EXIT_RESUME_ME,
@@ -19,12 +18,13 @@ from graftwork.records.errors import (
     UserMistake,
 )
 from graftwork.text.wording import duration, plural
+from graftwork.views.document import quote
+from graftwork.views.terminal import fit_words, print_line, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graftwork.api.project import Project
-    from graftwork.cli.show.tables import PlainTable
     from graftwork.pipeline.status import (
         EndpointStatus,
         ProjectStatus,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from graftwork.serve.capture_journal import CaptureTotals
     from graftwork.store.runs import RunEntry
     from graftwork.train.runs import Event
+    from graftwork.views.terminal import PlainTable
 
 
 def run(

@@ -10,8 +10,9 @@ import typer
 
 from graftwork.cli.command import Folder, opened
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.cli.show.tables import fit_words, print_line, quote, table
 from graftwork.records.errors import UserMistake
+from graftwork.views.document import quote
+from graftwork.views.terminal import fit_words, print_line, table
 
 if TYPE_CHECKING:
     from graftwork.project.reporter import Reporter

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.output import Json, print_error, print_json, stdout
-from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.text.wording import plural
+from graftwork.views.document import quote
+from graftwork.views.terminal import print_line, table
 
 if TYPE_CHECKING:
     from graftwork.components.spec.check import SpecReport

@@ -1,4 +1,8 @@
-"""Counts and times as people read them. Pure."""
+"""Counts, times, shares and amounts as people read them. Pure."""
+
+import re
+import time
+from datetime import datetime
 
 
 def plural(count: float, noun: str) -> str:
@@ -18,3 +22,86 @@ def duration(seconds: float) -> str:
         return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def moment(at: float) -> str:
+    """2026-05-01 12:30, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
+
+
+def ago(seconds: float, stamp: datetime) -> str:
+    if seconds < -5:
+        return stamp.strftime("%d %b %H:%M")
+    if seconds < 60:
+        return "just now"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min ago"
+    if seconds < 23.5 * 3600:
+        return f"{seconds / 3600:.0f} h ago"
+    if seconds < 30 * 86400:
+        return f"{plural(round(seconds / 86400), 'day')} ago"
+    return stamp.strftime("%d %b %Y")
+
+
+def percent(rate: float) -> str:
+    """One decimal, and more where one would round to a clean sweep: 99.98 % is not 100 %."""
+    value = 100 * rate
+    if value == round(value):
+        return f"{value:.0f} %"
+    for digits in (1, 2, 3):
+        if 0 < float(f"{value:.{digits}f}") < 100:
+            return f"{value:.{digits}f} %"
+    return "over 99.999 %" if value > 50 else "under 0.001 %"
+
+
+def points(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def change(ratio: float) -> str:
+    """+16.6 % or −3 %; nothing but rounding noise is 0 %."""
+    text = f"{100 * ratio:+.1f} %"
+    return "0 %" if text in ("+0.0 %", "-0.0 %") else text.replace("-", "−")
+
+
+def number(value: float, unit: str = "") -> str:
+    """Three digits that matter, thousands apart; dollars stand before their amount."""
+    if unit == "$":
+        return f"{'−' if value < 0 else ''}${number(abs(value))}"
+    size = abs(value)
+    if size >= 1000 or (value == int(value) and (size >= 10 or not unit)):
+        text = f"{value:,.0f}".replace(",", "\u202f")
+    elif size >= 100:
+        text = f"{value:.0f}"
+    elif size >= 10:
+        text = f"{value:.1f}"
+    else:
+        text = f"{value:.2f}" if size >= 0.1 else f"{value:.3g}"
+    return f"{text} {unit}".strip().replace("-", "−")
+
+
+def p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def short(digest: str) -> str:
+    return digest[:12]
+
+
+def unbroken(text: str) -> str:
+    """A number and its unit stay on one line."""
+    return re.sub(r"(\d) (?=(%|s|min|GiB|points)\b|%)", "\\1\u00a0", text)
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""
+
+
+def usd(amount: float | None) -> str:
+    if amount is None:
+        return "–"
+    return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from graftwork.records.dataset import Audit, Cluster, Finding, LengthHistogram
 from graftwork.records.interaction import Origin
-from graftwork.text.wording import duration, plural
-from graftwork.views import templates
+from graftwork.text.wording import number, percent
+from graftwork.views import html
 from graftwork.views.svg import Scale, draw_both, draw_nothing, drawing, element, label, line, round_ticks
-from graftwork.views.templates import number, open_templates
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 200.0, 44.0, 14.0, 12.0, 38.0
 
@@ -77,16 +76,10 @@ KINDS = {
 
 
 def make_audit_page(audit: Audit) -> str:
-    environment = open_templates(
-        number=templates.number,
-        duration=duration,
-        plural=plural,
-        lines=_name_lines,
-        commands=_set_commands,
-    )
-    template = environment.get_template("audit_page.html.jinja")
-    return template.render(
+    return html.render(
+        "audit_page.html.jinja",
         audit=audit,
+        lines=_name_lines,
         blockers=[finding for finding in audit.findings if finding.severity == "blocker"],
         tiles=_tiles(audit),
         findings=[_show_finding(finding) for finding in audit.findings],
@@ -104,16 +97,6 @@ def make_audit_page(audit: Audit) -> str:
     )
 
 
-def _set_commands(text: str) -> Markup:
-    """Text in backticks as code; everything is escaped."""
-    pieces = text.split("`")
-    if len(pieces) % 2 == 0:
-        return escape(text)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(piece) if i % 2 else escape(piece) for i, piece in enumerate(pieces)
-    )
-
-
 def _tiles(audit: Audit) -> list[dict[str, str]]:
     count = {
         severity: sum(1 for finding in audit.findings if finding.severity == severity)
@@ -123,14 +106,14 @@ def _tiles(audit: Audit) -> list[dict[str, str]]:
     return [
         {
             "name": "Rows",
-            "value": templates.number(audit.rows),
-            "note": f"{templates.number(unread)} could not be read" if unread else "all of them readable",
+            "value": number(audit.rows),
+            "note": f"{number(unread)} could not be read" if unread else "all of them readable",
             "tone": "plain",
         },
         {
             "name": "Usable",
-            "value": templates.number(audit.usable),
-            "note": f"{templates.percent(audit.usable / audit.rows) if audit.rows else '0 %'} after cleaning",
+            "value": number(audit.usable),
+            "note": f"{percent(audit.usable / audit.rows) if audit.rows else '0 %'} after cleaning",
             "tone": "plain",
         },
         {

@@ -17,10 +17,10 @@ from markupsafe import Markup
 
 from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Comparison, Metric, Report, SliceFigure, SubjectReport
-from graftwork.text.wording import plural
-from graftwork.views import templates
+from graftwork.text.wording import number, percent, plural, points
+from graftwork.views import html
+from graftwork.views.html import name_of
 from graftwork.views.svg import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
-from graftwork.views.templates import name_of, open_templates
 
 LINE = 17.0
 """Between the intervals of one metric."""
@@ -207,27 +207,22 @@ def render_evaluation(page: EvaluationPage) -> str:
     report = page.report
     script = read_part("case_browser.js")
     browsed = bool(page.cases and page.answers)
-    return (
-        open_templates(**templates.FILTERS)
-        .get_template("evaluation_page.html.jinja")
-        .render(
-            page=page.model_copy(update={"notes": (*page.notes, *report.remarks)}),
-            report=report,
-            subjects=[
-                {"name": shown.subject, "kind": kind_of(report, shown)} for shown in subjects_of(report)
-            ],
-            figure=draw_metrics(report),
-            metrics=metric_rows(report),
-            pairs=pair_rows(report),
-            failed=_failed(report),
-            cuts=cut_tables(report.slices),
-            confusions=confusion_tables(report),
-            confidence=next((metric.confidence for metric in report.candidate.metrics.values()), 0.95),
-            facts=_facts(report),
-            script=Markup(script) if browsed else "",
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            data=embed(list_cases(page.cases, report=report, answers=page.answers)) if browsed else "",
-        )
+    return html.render(
+        "evaluation_page.html.jinja",
+        page=page.model_copy(update={"notes": (*page.notes, *report.remarks)}),
+        report=report,
+        subjects=[{"name": shown.subject, "kind": kind_of(report, shown)} for shown in subjects_of(report)],
+        figure=draw_metrics(report),
+        metrics=metric_rows(report),
+        pairs=pair_rows(report),
+        failed=_failed(report),
+        cuts=cut_tables(report.slices),
+        confusions=confusion_tables(report),
+        confidence=next((metric.confidence for metric in report.candidate.metrics.values()), 0.95),
+        facts=_facts(report),
+        script=Markup(script) if browsed else "",
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=embed(list_cases(page.cases, report=report, answers=page.answers)) if browsed else "",
     )
 
 
@@ -248,13 +243,13 @@ def draw_metrics(report: Report) -> Markup:
                 kind_of(report, subject),
                 subject.subject,
                 PlotInterval(metric.value, metric.low, metric.high),
-                templates.percent(metric.value),
+                percent(metric.value),
             )
             for subject in subjects_of(report)
             if (metric := subject.metrics.get(name)) and metric.n and metric.kind in ("rate", "score")
         ]
         if shown:
-            rows.append(MetricRow(templates.name_of(name), shown))
+            rows.append(MetricRow(html.name_of(name), shown))
     return draw_both(lambda width: draw_intervals(rows, width=width))
 
 
@@ -268,7 +263,7 @@ def metric_rows(report: Report) -> list[dict[str, Any]]:
     return [
         {
             "metric": name,
-            "name": templates.name_of(name),
+            "name": html.name_of(name),
             "by_case": any(
                 metric.kind in ("rate", "score")
                 for subject in subjects_of(report)
@@ -297,7 +292,7 @@ def _cell(metric: Metric | None) -> dict[str, str] | None:
 
 
 def _show_value(metric: Metric, value: float) -> str:
-    return templates.value_of(metric, value)
+    return html.value_of(metric, value)
 
 
 def pair_rows(report: Report) -> list[dict[str, Any]]:
@@ -311,7 +306,7 @@ def pair_rows(report: Report) -> list[dict[str, Any]]:
         rows.append(
             {
                 "pair": pair,
-                "name": templates.name_of(pair.metric),
+                "name": html.name_of(pair.metric),
                 "difference": _difference(metric, pair.difference),
                 "interval": f"{_difference(metric, pair.low)} to {_difference(metric, pair.high)}",
                 "tone": _tone(pair) if sure else "",
@@ -327,14 +322,14 @@ def _tone(pair: Comparison) -> str:
 
 def _difference(metric: Metric | None, value: float) -> str:
     if metric is None or metric.kind in ("rate", "score"):
-        return f"{templates.points(value)} pts"
-    return f"{'+' if value > 0 else ''}{templates.number(value, metric.unit)}"
+        return f"{points(value)} pts"
+    return f"{'+' if value > 0 else ''}{number(value, metric.unit)}"
 
 
 def _failed(report: Report) -> list[str]:
     """Graders that failed themselves, one sentence each."""
     return [
-        f"{templates.name_of(name)} of {subject.subject}: the grader failed on "
+        f"{html.name_of(name)} of {subject.subject}: the grader failed on "
         f"{plural(metric.failed, 'case')}, which are not counted ({metric.why_failed})."
         for subject in subjects_of(report)
         for name, metric in subject.metrics.items()
@@ -355,7 +350,7 @@ def cut_tables(figures: Sequence[SliceFigure]) -> list[dict[str, Any]]:
         tables.append(
             {
                 "name": CUTS.get(by, f"By {by}"),
-                "metrics": [templates.name_of(metric) for metric in metrics],
+                "metrics": [html.name_of(metric) for metric in metrics],
                 "rows": [
                     {"part": part, "n": n, "cells": [cells.get((part, metric)) for metric in metrics]}
                     for part, n in sizes.items()
@@ -376,7 +371,7 @@ def confusion_tables(report: Report) -> list[dict[str, Any]]:
         known = {shown.label: shown for shown in base.classes} if base is not None else {}
         tables.append(
             {
-                "name": templates.name_of(found.metric),
+                "name": html.name_of(found.metric),
                 "field": found.field,
                 "columns": found.columns,
                 "rows": [
@@ -399,9 +394,9 @@ def _slice_cell(figure: SliceFigure) -> dict[str, Any]:
     sure = figure.adjusted_p is not None and figure.adjusted_p < 0.05
     less = figure.metric in LESS_IS_BETTER
     return {
-        "before": templates.percent(figure.before),
-        "after": templates.percent(figure.after),
-        "interval": f"{templates.percent(figure.after_low)} to {templates.percent(figure.after_high)}",
+        "before": percent(figure.before),
+        "after": percent(figure.after),
+        "interval": f"{percent(figure.after_low)} to {percent(figure.after_high)}",
         "won": figure.wins,
         "lost": figure.losses,
         "n": figure.n,

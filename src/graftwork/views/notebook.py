@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graftwork.records.base import Figure, Record
-from graftwork.views.templates import open_templates
+from graftwork.views.html import render
 
 MOST_ROWS = 20
 MOST_CHARACTERS = 200
@@ -59,8 +59,7 @@ def render_fields(title: str, fields: Mapping[str, str]) -> str:
 
 
 def _render(title: str, fields: Sequence[tuple[str, str]], tables: Sequence[NotebookTable]) -> str:
-    template = open_templates().get_template("notebook.html.jinja")
-    return template.render(title=title, fields=fields, tables=tables)
+    return render("notebook.html.jinja", title=title, fields=fields, tables=tables)
 
 
 def _fields(record: Record) -> dict[str, Any]:

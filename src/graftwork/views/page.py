@@ -22,10 +22,9 @@ from graftwork.records.release import Release
 from graftwork.records.report import Comparison, Decision, Metric, Report, SubjectReport, Verdict
 from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.text.wording import duration, plural
-from graftwork.views import plots, svg, templates
+from graftwork.text.wording import duration, number, percent, plural, points, short
+from graftwork.views import html, plots, svg
 from graftwork.views.escalation import show_escalation
-from graftwork.views.templates import open_templates
 from graftwork.views.training import show_training
 
 
@@ -131,9 +130,8 @@ SEVERITIES = {"blocker": 0, "warning": 1, "info": 2}
 
 def render_report(page: ReportPage) -> str:
     """The same records give the same bytes."""
-    environment = open_templates(**templates.FILTERS)
-    template = environment.get_template("page.html.jinja")
-    return template.render(
+    return html.render(
+        "page.html.jinja",
         page=page,
         headline=HEADLINES[page.verdict.decision],
         tiles=_tiles(page),
@@ -168,11 +166,11 @@ def _figures(page: ReportPage) -> dict[str, Markup]:
 def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> svg.BeforeAfter:
     base = page.report.baseline.metrics[metric.name]
     return svg.BeforeAfter(
-        name=templates.name_of(metric.name),
+        name=html.name_of(metric.name),
         before=svg.PlotInterval(base.value, base.low, base.high),
         after=svg.PlotInterval(metric.value, metric.low, metric.high),
         limit=limit,
-        note=f"{templates.percent(base.value)} → {templates.percent(metric.value)}",
+        note=f"{percent(base.value)} → {percent(metric.value)}",
     )
 
 
@@ -187,9 +185,9 @@ def _tiles(page: ReportPage) -> list[dict[str, Any]]:
         tile = tiles.setdefault(
             rule.metric,
             {
-                "name": templates.name_of(rule.metric),
-                "before": templates.value_of(before, before.value),
-                "after": templates.value_of(after, after.value),
+                "name": html.name_of(rule.metric),
+                "before": html.value_of(before, before.value),
+                "after": html.value_of(after, after.value),
                 "rules": [],
             },
         )
@@ -202,7 +200,7 @@ def _tiles(page: ReportPage) -> list[dict[str, Any]]:
 def _interval(metric: Metric) -> str:
     if metric.low == metric.high or not metric.n:
         return ""
-    return f"{templates.value_of(metric, metric.low)} to {templates.value_of(metric, metric.high)}"
+    return f"{html.value_of(metric, metric.low)} to {html.value_of(metric, metric.high)}"
 
 
 def _repaired_rows(page: ReportPage) -> list[dict[str, Any]]:
@@ -226,11 +224,11 @@ def _metric_rows(page: ReportPage, baseline: SubjectReport) -> list[dict[str, An
         rate = after.kind == "rate"
         rows.append(
             {
-                "name": templates.name_of(name),
-                "before": templates.value_of(before, before.value) if before.n else "–",
+                "name": html.name_of(name),
+                "before": html.value_of(before, before.value) if before.n else "–",
                 "before_interval": _interval(before),
                 "before_counts": f"{before.successes} of {before.n}" if rate and before.n else "",
-                "after": templates.value_of(after, after.value) if after.n else "–",
+                "after": html.value_of(after, after.value) if after.n else "–",
                 "after_interval": _interval(after),
                 "after_counts": f"{after.successes} of {after.n}" if rate and after.n else after.vacuous,
                 "pair": pair,
@@ -244,22 +242,18 @@ def _metric_rows(page: ReportPage, baseline: SubjectReport) -> list[dict[str, An
 
 
 def _difference(pair: Comparison, metric: Metric) -> str:
-    return (
-        f"{templates.points(pair.difference)} pts"
-        if metric.kind == "rate"
-        else _signed(pair.difference, metric)
-    )
+    return f"{points(pair.difference)} pts" if metric.kind == "rate" else _signed(pair.difference, metric)
 
 
 def _difference_interval(pair: Comparison, metric: Metric) -> str:
     if metric.kind == "rate":
-        return f"{templates.points(pair.low)} to {templates.points(pair.high)}"
+        return f"{points(pair.low)} to {points(pair.high)}"
     return f"{_signed(pair.low, metric)} to {_signed(pair.high, metric)}"
 
 
 def _signed(value: float, metric: Metric) -> str:
     sign = "+" if value > 0 else ""
-    return sign + templates.number(value, metric.unit)
+    return sign + number(value, metric.unit)
 
 
 def _stages(page: ReportPage) -> list[dict[str, Any]]:
@@ -267,13 +261,13 @@ def _stages(page: ReportPage) -> list[dict[str, Any]]:
     longest = max([seconds for seconds in page.seconds.values() if seconds] or [1.0])
     notes = {
         "audit": f"{plural(page.audit.rows, 'row')} read",
-        "prepare": f"{templates.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
-        "plan": f"{templates.number(page.plan.minutes.value)} min planned",
+        "prepare": f"{number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
+        "plan": f"{number(page.plan.minutes.value)} min planned",
         # The section on training shows the time in steps; that of the stage has loading and restarts in it.
         "train": plural(page.outcome.steps, "step"),
         "evaluate": plural(page.report.cases, "case"),
         "gate": HEADLINES[page.verdict.decision].lower(),
-        "release": templates.short(page.release.id) if page.release else "none made",
+        "release": short(page.release.id) if page.release else "none made",
         "try": f"{plural(len(page.side_by_side), 'question')} asked",
     }
     return [
@@ -304,7 +298,7 @@ def _funnel(page: ReportPage) -> list[dict[str, Any]]:
     """How many rows were left after each step of the preparation."""
     most = max([*page.dataset.kept_after.values(), 1])
     return [
-        {"step": templates.name_of(step), "rows": rows, "share": round(100 * rows / most, 1)}
+        {"step": html.name_of(step), "rows": rows, "share": round(100 * rows / most, 1)}
         for step, rows in page.dataset.kept_after.items()
     ]
 

@@ -1,4 +1,4 @@
-"""Plots along an axis: loss by step, rows by length.
+"""Plots along an axis: loss by step, rows by length, what runs where and when.
 
 In: plain numbers and names. Out: SVG that fills its width. Each is drawn for a given width, so that
 its letters keep their size on a phone. Knows no records.
@@ -6,11 +6,14 @@ its letters keep their size on a phone. Knows no records.
 
 import math
 from collections.abc import Sequence
+from datetime import timedelta
 from statistics import median
 from typing import NamedTuple
 
 from markupsafe import Markup
 
+from graftwork.text.wording import number, plural
+from graftwork.views.document import Bar, Gantt
 from graftwork.views.svg import (
     Scale,
     draw_nothing,
@@ -23,7 +26,6 @@ from graftwork.views.svg import (
     smooth,
     tick_text,
 )
-from graftwork.views.templates import number
 
 SMALL = 340.0
 MOST_CURVE_POINTS = 400
@@ -313,3 +315,81 @@ def _count(values: Sequence[int], bins: Sequence[float]) -> list[int]:
     for value in values:
         counts[min(int((value - bins[0]) / width), len(counts) - 1)] += 1
     return counts
+
+
+LANE, DAYS = 34.0, 28.0
+"""The height of a lane, and of the names of the days above all lanes."""
+HUES = (205, 25, 145, 280, 95, 340, 55, 180, 240)
+NARROW = 600
+"""Below this width names and days are shortened."""
+
+
+def draw_legend(chart: Gantt) -> Markup:
+    """A square in the color of each name."""
+    return Markup(" ").join(
+        element(
+            "span",
+            element(
+                "svg",
+                element("rect", width=10, height=10, rx=3, fill=f"hsl({hue} 55% 45%)"),
+                width="10",
+                height="10",
+                viewBox="0 0 10 10",
+            ),
+            f" {name}",
+        )
+        for name, hue in _hues(chart).items()
+    )
+
+
+def _hues(chart: Gantt) -> dict[str, int]:
+    return {name: HUES[number % len(HUES)] for number, name in enumerate(chart.names)}
+
+
+def draw_gantt(chart: Gantt, *, width: float = 980) -> Markup:
+    """One row for each lane, a bar for each span, one column for each day."""
+    narrow, hues = width < NARROW, _hues(chart)
+    left, longest = (84.0, 11) if narrow else (130.0, 18)
+    height = DAYS + LANE * max(len(chart.lanes), 1) + 8
+    x = Scale(chart.start.timestamp(), chart.end.timestamp(), left, width - 4)
+    parts, day = list[Markup](), chart.start
+    while day <= chart.end:
+        begins = x(day.timestamp())
+        parts.append(line(begins, DAYS - 6, begins, height - 4, class_="grid"))
+        if day < chart.end:
+            shown = day.strftime("%a")[:2] if narrow else day.strftime("%a %d")
+            parts.append(label(shown, x=begins + 4, y=16, class_="tick"))
+        day += timedelta(days=1)
+    for place, lane in enumerate(chart.lanes):
+        y = DAYS + place * LANE
+        shown = lane if len(lane) <= longest else f"{lane[: longest - 1]}…"
+        parts.append(label(shown, x=0, y=y + 21, class_="name"))
+        parts.append(line(left, y + LANE, width - 4, y + LANE, class_="grid"))
+        parts += [_draw_span(bar, hues[bar.name], x, y) for bar in chart.bars if bar.lane == lane]
+    if chart.now is not None and chart.start < chart.now < chart.end:
+        now = x(chart.now.timestamp())
+        parts.append(line(now, DAYS - 6, now, height - 4, class_="limit"))
+    described = f"{plural(len(chart.bars), 'session')} at {plural(len(chart.lanes), 'place')}"
+    return drawing(
+        *parts, width=width, height=height, title=chart.title, description=described, class_="gantt"
+    )
+
+
+def _draw_span(bar: Bar, hue: int, x: Scale, y: float) -> Markup:
+    start, end = x(bar.start), x(bar.end)
+    drawn = element(
+        "rect",
+        element("title", bar.title),
+        x=start,
+        y=y + 5,
+        width=max(end - start - 1, 2.0),
+        height=LANE - 10,
+        rx=4,
+        fill=f"hsl({hue} 55% {60 if bar.done else 45}%)",
+        class_="by-hand" if bar.outlined else None,
+    )
+    if end - start < 8 * len(bar.name):
+        return drawn
+    return drawn + element(
+        "text", bar.name, x=(start + end) / 2, y=y + 21, text_anchor="middle", fill="white", font_size="11"
+    )

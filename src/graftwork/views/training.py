@@ -13,10 +13,9 @@ from markupsafe import Markup
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutcome, TrainStep
-from graftwork.text.wording import duration
-from graftwork.views import plots, svg, templates
+from graftwork.text.wording import change, duration, number, percent
+from graftwork.views import html, plots, svg
 from graftwork.views.plots import EvaluationPoint, draw_course, draw_looks
-from graftwork.views.templates import open_templates
 
 LOSS = "loss"
 MOST_SHOWN = 2_000
@@ -46,7 +45,7 @@ def show_training(
         "plan": lambda w: svg.draw_plan([plot_residual(r) for r in outcome.residuals], width=w),
     }
     if others:
-        name, spots = templates.name_of(others[0].metric), _spots(others, outcome.best_step)
+        name, spots = html.name_of(others[0].metric), _spots(others, outcome.best_step)
         draws["looks"] = lambda w: draw_looks(spots, name=name, last=outcome.steps, width=w)
     return {
         "figure": {name: svg.draw_both(draw) for name, draw in draws.items()},
@@ -73,11 +72,12 @@ def make_training_page(
     answers: AnswerExtremes | None = None,
 ) -> str:
     """The course of one run as a page of its own. The same records give the same bytes."""
-    environment = open_templates(**templates.FILTERS)
-    template = environment.get_template("training_page.html.jinja")
-    training = show_training(plan, outcome, steps, vitals)
-    return template.render(
-        plan=plan, outcome=outcome, training=training, answers=answer_rows(answers) if answers else []
+    return html.render(
+        "training_page.html.jinja",
+        plan=plan,
+        outcome=outcome,
+        training=show_training(plan, outcome, steps, vitals),
+        answers=answer_rows(answers) if answers else [],
     )
 
 
@@ -88,13 +88,11 @@ def answer_rows(answers: AnswerExtremes) -> list[dict[str, Any]]:
         {
             "side": side,
             "prompt": answer.prompt,
-            "reward": templates.number(answer.reward),
+            "reward": number(answer.reward),
             "parts": ", ".join(
-                f"{name} {templates.number(value)}"
-                for name, value in answer.parts.items()
-                if value is not None
+                f"{name} {number(value)}" for name, value in answer.parts.items() if value is not None
             ),
-            "audit": "" if answer.audit is None else templates.number(answer.audit),
+            "audit": "" if answer.audit is None else number(answer.audit),
             "text": answer.text[:MOST_SHOWN],
         }
         for side, found in sides
@@ -183,7 +181,7 @@ def _look_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
     return [
         {
             "step": look.step,
-            "value": templates.number(look.value) if look.metric == LOSS else templates.percent(look.value),
+            "value": number(look.value) if look.metric == LOSS else percent(look.value),
             "cases": look.cases,
             "time": duration(look.seconds),
             "note": "best"
@@ -198,11 +196,11 @@ def plot_residual(residual: Residual) -> svg.PlannedActual:
     planned = residual.planned
     scale = planned.value or 1.0
     return svg.PlannedActual(
-        name=templates.name_of(residual.name),
+        name=html.name_of(residual.name),
         low=planned.low / scale,
         high=planned.high / scale,
         actual=residual.actual / scale,
-        note=templates.change(residual.off),
+        note=change(residual.off),
     )
 
 
@@ -210,11 +208,11 @@ def residual_rows(residuals: Sequence[Residual]) -> list[dict[str, Any]]:
     """A part of a figure is named behind it."""
     return [
         {
-            "name": ": ".join(filter(None, map(templates.name_of, residual.name.split(".", 1)))),
-            "planned": templates.number(residual.planned.value, residual.planned.unit),
-            "range": f"{templates.number(residual.planned.low)} to {templates.number(residual.planned.high)}",
-            "actual": templates.number(residual.actual, residual.planned.unit),
-            "off": templates.change(residual.off),
+            "name": ": ".join(filter(None, map(html.name_of, residual.name.split(".", 1)))),
+            "planned": number(residual.planned.value, residual.planned.unit),
+            "range": f"{number(residual.planned.low)} to {number(residual.planned.high)}",
+            "actual": number(residual.actual, residual.planned.unit),
+            "off": change(residual.off),
             "inside": residual.inside,
         }
         for residual in residuals

@@ -4,26 +4,21 @@ In: a request and values. Out: HTML. Everything that is put in is escaped; only 
 """
 
 import hashlib
-import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from graftwork.api.overview import mark_project
 from graftwork.api.project import Project, current_user, open_project
 from graftwork.records.errors import GraftError
-from graftwork.text.wording import plural
 from graftwork.version import __version__
-from graftwork.views import templates as report_templates
+from graftwork.views import html
 from graftwork.web.options import WebOptions
 from graftwork.web.security import own_path
 
@@ -119,15 +114,7 @@ def _came_from(request: Request) -> str:
 
 @cache
 def environment() -> Environment:
-    found = Environment(
-        loader=PackageLoader("graftwork", "web/templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters.update(report_templates.FILTERS)
-    found.filters.update(FILTERS)
+    found = html.templates("web/templates")
     found.globals["address"] = address
     return found
 
@@ -150,103 +137,6 @@ def address(path: str, **query: Any) -> str:
     """A path of this page with the values that are not empty as its query."""
     given = {key: value for key, value in query.items() if value not in ("", None) and value is not False}
     return own_path(path) + (f"?{urlencode(given)}" if given else "")
-
-
-def when(moment: str | float | None) -> Markup | str:
-    """A time as people read it, with the exact one in its title: 3 min ago."""
-    if moment in (None, ""):
-        return "never"
-    at = _parse(moment)
-    if at is None:
-        return str(moment)
-    stamp = datetime.fromtimestamp(at, UTC)
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
-        stamp.isoformat(timespec="seconds"), stamp.strftime("%Y-%m-%d %H:%M:%S"), ago(time.time() - at, stamp)
-    )
-
-
-def _parse(moment: str | float | None) -> float | None:
-    if isinstance(moment, int | float):
-        return float(moment)
-    try:
-        parsed = datetime.fromisoformat(str(moment))
-    except ValueError:
-        return None
-    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-
-
-def ago(seconds: float, stamp: datetime) -> str:
-    if seconds < -5:
-        return stamp.strftime("%d %b %H:%M")
-    if seconds < 60:
-        return "just now"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min ago"
-    if seconds < 23.5 * 3600:
-        return f"{seconds / 3600:.0f} h ago"
-    if seconds < 30 * 86400:
-        days = round(seconds / 86400)
-        return f"{plural(days, 'day')} ago"
-    return stamp.strftime("%d %b %Y")
-
-
-def clip(text: str | None, length: int = 160) -> str:
-    """One line of a text."""
-    folded = " ".join((text or "").split())
-    return folded if len(folded) <= length else f"{folded[: length - 1]}…"
-
-
-def sentence(text: str) -> str:
-    """The text with a capital letter at its start, unless it starts with a command or the name of a model."""
-    first = text.partition(" ")[0].rstrip(",:;")
-    return text[:1].upper() + text[1:] if first.isalpha() else text
-
-
-def size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1000
-    return ""
-
-
-def usd(amount: float | None) -> str:
-    if amount is None:
-        return "–"
-    return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"
-
-
-def plain(value: Any) -> str:
-    """A value of settings as graft.yaml would have it."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(plain(item) for item in value) or "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {plain(inner)}" for key, inner in value.items()) or "none"
-    return str(value)
-
-
-def score(value: float | None) -> str:
-    """A grade of an answer: right, wrong, or a share."""
-    if value is None:
-        return "–"
-    return {0.0: "✗", 1.0: "✓"}.get(float(value), f"{value:.2f}")
-
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    "when": when,
-    "clip": clip,
-    "sentence": sentence,
-    "size": size,
-    "usd": usd,
-    "plain": plain,
-    "score": score,
-}
 
 
 def number_in(request: Request, name: str, default: int = 1) -> int:

@@ -48,7 +48,8 @@ from graftwork.records.week import (
 from graftwork.store.runs import RunEntry
 from graftwork.text.validation import explain_error
 from graftwork.train.run_folder import read_steps
-from graftwork.views.week_page import render_week
+from graftwork.views.html import page
+from graftwork.views.week import view_week
 from graftwork.week.calendar import (
     Span,
     clip,
@@ -699,7 +700,7 @@ def write_files(schedule: WeekSchedule, *, out: Path | None, html: Path | None, 
     if out is not None:
         write_schedule(out, schedule)
     if html is not None:
-        write_atomic(html, render_week(schedule))
+        write_atomic(html, page(view_week(schedule)))
     if ical is not None:
         write_atomic(ical, calendar_text(schedule))
 

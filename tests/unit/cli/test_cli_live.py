@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from graftwork.cli.progress import PLAIN_SECONDS, RichReporter
-from graftwork.cli.show.tables import to_text
 from graftwork.cli.show.training import (
     BLOCKS,
     KEPT,
@@ -18,6 +17,7 @@ from graftwork.cli.show.training import (
     to_markup,
 )
 from graftwork.train.runs import Event
+from graftwork.views.terminal import to_text
 
 DETAIL = {
     "loss": 1.25,

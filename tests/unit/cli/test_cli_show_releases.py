@@ -9,11 +9,11 @@ from rich.console import Console
 
 from graftwork.cli.run import _table_of_runs
 from graftwork.cli.show.releases import show_ab, show_entries, show_log, show_try_out
-from graftwork.cli.show.tables import fit_words, table
 from graftwork.evaluate.live.ab import ABResult
 from graftwork.pipeline.status import RunStatus
 from graftwork.pipeline.steps.release import Tried, TryOut
 from graftwork.records.release import AliasMove, ReleaseEntry
+from graftwork.views.terminal import fit_words, table
 
 ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52
 

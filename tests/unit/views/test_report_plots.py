@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.text.wording import change, number, p_value, percent, points, unbroken
+from graftwork.views.html import name_of, plural
 from graftwork.views.page import make_pretty, mark_differences, show_answer
 from graftwork.views.plots import Restart, draw_lengths, draw_loss
 from graftwork.views.svg import (
@@ -19,16 +21,6 @@ from graftwork.views.svg import (
     round_ticks,
     smooth,
     tick_text,
-)
-from graftwork.views.templates import (
-    change,
-    name_of,
-    number,
-    p_value,
-    percent,
-    plural,
-    points,
-    unbroken,
 )
 
 widths = st.sampled_from([340.0, 760.0])

@@ -10,7 +10,8 @@ from served_page import serve
 from web_views import list_views
 
 from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
-from graftwork.views.week_page import draw_week
+from graftwork.views.plots import draw_gantt
+from graftwork.views.week import draw_week
 
 HOSTILE = ("<script>document", "<img src=x", "onerror=alert(1)>")
 MOST_BYTES = 300_000
@@ -304,10 +305,10 @@ def test_a_planned_week_is_drawn_and_a_damaged_one_is_named(shop):
 
 def test_sessions_at_once_are_drawn_in_rows_of_their_own():
     week = make_week(["main", "other"])
-    bars = re.findall(r'<rect[^>]*?x="([^"]+)"[^>]*?y="([^"]+)"', draw_week(week))
+    bars = re.findall(r'<rect[^>]*?x="([^"]+)"[^>]*?y="([^"]+)"', draw_gantt(draw_week(week)))
     assert len({x for x, _ in bars}) == 1
     assert len({y for _, y in bars}) == 2
-    assert ">kaggle 2<" in draw_week(week)
+    assert ">kaggle 2<" in draw_gantt(draw_week(week))
 
 
 @pytest.mark.parametrize(
@@ -426,7 +427,7 @@ def test_a_metric_leads_to_its_cases(page):
      ("`graft run` does it", "`graft run` does it"), ("", "")],
 )  # fmt: skip
 def test_sentences_begin_with_a_capital_letter_but_names_stay(text, shown):
-    from graftwork.web.rendering import sentence
+    from graftwork.views.html import sentence
 
     assert sentence(text) == shown
 

@@ -53,17 +53,18 @@ PRINTERS = {
     "CostSummary": "fleet.show_costs",
     "ExportedBundle": "fleet.show_bundle",
     "ImageFiles": "fleet.show_image",
-    "CycleState": "cycle.show_cycle",
-    "CycleStatus": "cycle.show_status",
-    "CyclePlan": "cycle.show_plan",
-    "WeekTick": "cycle.show_tick",
-    "WeekStatus": "cycle.show_week_status",
 }
 """Type of record -> module of this folder and its function: a module is imported when it prints."""
 
 
 def show(console: "Console", record: "Record") -> None:
     """Print the record as tables, or as JSON if there is no printer for it."""
+    from graftwork.views import view
+    from graftwork.views.terminal import print_document
+
+    if (viewed := view(record)) is not None:
+        print_document(console, viewed)
+        return
     printer = PRINTERS.get(type(record).__name__)
     if printer is None:
         console.print_json(record.to_json())

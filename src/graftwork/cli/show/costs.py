@@ -5,11 +5,12 @@ from typing import Any
 
 from rich.console import Console
 
-from graftwork.cli.show.tables import PlainTable, fit_words, print_line, quote, table
 from graftwork.plan.cost.bill import PlaceComparison, PlaceRow, billed_how
 from graftwork.plan.cost.compare import best_of_each_place, dollars, duration
 from graftwork.plan.purchase import ENDLESS, Payback, Purchase, PurchaseChoice, Reach
 from graftwork.text.wording import plural
+from graftwork.views.document import quote
+from graftwork.views.terminal import PlainTable, fit_words, print_line, table
 
 MOST_PLACES = 8
 

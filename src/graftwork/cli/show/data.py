@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from graftwork.cli.show.tables import PlainTable, print_line, quote, safe, table
 from graftwork.data.export.sink import ExportRecord
 from graftwork.data.inspect.diff import DatasetDiff, RowChanges
 from graftwork.data.inspect.rows import ShownRow, TextPiece
@@ -24,6 +23,8 @@ from graftwork.records.correction import (
     TeacherSpending,
 )
 from graftwork.records.dataset import Audit, Finding, LabelNoise, SuspiciousLabel
+from graftwork.views.document import quote, safe
+from graftwork.views.terminal import PlainTable, print_line, table
 
 if TYPE_CHECKING:
     from graftwork.data.split.model_subsets import UnmatchedValue

@@ -7,16 +7,6 @@ from rich import box
 from rich.console import Console
 from rich.text import Text
 
-from graftwork.cli.show.tables import (
-    PlainTable,
-    fit_words,
-    percent,
-    print_line,
-    quote,
-    safe,
-    table,
-    whole_width,
-)
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
 from graftwork.grading.metrics import (
     DOLLARS,
@@ -31,6 +21,8 @@ from graftwork.grading.metrics import (
 from graftwork.records.interaction import Savings
 from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport, Verdict
 from graftwork.text.wording import plural
+from graftwork.views.document import quote, safe
+from graftwork.views.terminal import PlainTable, fit_words, percent, print_line, table, whole_width
 
 if TYPE_CHECKING:
     from graftwork.pipeline.steps.report import WrittenReport

@@ -5,13 +5,14 @@ from datetime import date
 
 from rich.console import Console
 
-from graftwork.cli.show.tables import fit_words, print_line, quote, table
 from graftwork.fleet.image import ImageFiles
 from graftwork.fleet.jobs import CostSummary, ExportedBundle, FleetJobs, RunOffers, RunQuote
 from graftwork.fleet.project import FleetPlaces, PlaceFacts
 from graftwork.records.fleet import FleetJob, Reconciled
 from graftwork.records.hardware import Offer
 from graftwork.text.wording import duration
+from graftwork.views.document import quote
+from graftwork.views.terminal import fit_words, print_line, table
 
 COLOURS = {"done": "green", "submitted": "cyan", "failed": "red", "lost": "red", "refused": "red"}
 

@@ -3,7 +3,6 @@
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.live import ShadowCheck, ShadowSummary
 from graftwork.records.routing import (
     EscalationCurve,
@@ -13,6 +12,8 @@ from graftwork.records.routing import (
     MeasuredShare,
     TrainedRouter,
 )
+from graftwork.views.document import quote
+from graftwork.views.terminal import print_line, table
 
 
 def show_router(console: Console, trained: TrainedRouter) -> None:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from graftwork.cli.show.tables import PlainTable, percent, print_line, quote, table
 from graftwork.cli.show.training import NAMES, number, show_run_plan
 from graftwork.grading.metrics import name_of
 from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.base import Figure
 from graftwork.records.plan import Considered, FitAnswer, ProbeFacts, RunPlan, Strategy
 from graftwork.text.wording import plural
+from graftwork.views.document import quote
+from graftwork.views.terminal import PlainTable, percent, print_line, table
 
 if TYPE_CHECKING:
     from graftwork.pipeline.preflight import Preflight

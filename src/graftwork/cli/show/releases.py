@@ -5,13 +5,14 @@ from typing import Any
 
 from rich.console import Console
 
-from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_text
 from graftwork.evaluate.live.ab import ABResult, ArmFacts
 from graftwork.records.live import CanaryReport
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
 from graftwork.registry.project import LineageGraph, LineageNode
 from graftwork.registry.prompt_release import PROMPT_RUN
 from graftwork.text.wording import duration
+from graftwork.views.document import quote
+from graftwork.views.terminal import fit_words, print_line, table, to_text
 
 _LONGEST_FACT = 160
 

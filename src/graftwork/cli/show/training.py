@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from graftwork.cli.show.tables import fit_words, print_line, quote, safe, table
 from graftwork.model.hub_models import LocalModels, PulledModel, RemovedModels
 from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
 from graftwork.text.wording import duration
 from graftwork.train.run_folder import PAGE
+from graftwork.views.document import quote, safe
+from graftwork.views.terminal import fit_words, print_line, table
 
 if TYPE_CHECKING:
     from graftwork.records.release import ExportedAdapter

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from graftwork.api import plans
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError, UserMistake
-from graftwork.views.templates import name_of
+from graftwork.views.html import name_of
 from graftwork.web.rendering import project_of, render, text_in
 
 SECTION = "/plan"

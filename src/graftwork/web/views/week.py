@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,8 +18,10 @@ from graftwork.api.cycle import (
 )
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.week import Scenario, WeekSchedule
-from graftwork.views.svg import draw_both
-from graftwork.views.week_page import draw_legend, draw_week
+from graftwork.views.document import Document
+from graftwork.views.html import body
+from graftwork.views.plots import draw_legend
+from graftwork.views.week import draw_week, list_sessions
 from graftwork.web.rendering import project_of, render, text_in
 
 SECTION = "/week"
@@ -41,17 +42,14 @@ def index(request: Request) -> Response:
         title="Week",
         section=SECTION,
         week=week,
-        figure=_draw(week) if week else None,
-        legend=draw_legend(week) if week else None,
+        figure=body(Document(parts=[draw_week(week)])) if week else None,
+        legend=draw_legend(draw_week(week)) if week else None,
+        sessions=body(Document("Sessions", [list_sessions(week)])) if week else None,
         command=shlex.join(command),
         scenario=scenario,
         scenarios=SCENARIOS,
         seconds=seconds,
     )
-
-
-def _draw(week: WeekSchedule) -> Markup:
-    return draw_both(lambda width: draw_week(week, width=width), wide=980, narrow=420)
 
 
 def attempt(request: Request) -> Response:
@@ -84,8 +82,8 @@ def attempt(request: Request) -> Response:
         trial=trial,
         shown=shown,
         rows=compare_models(trial.before, shown) if trial and shown else [],
-        figure=_draw(shown) if shown else None,
-        legend=draw_legend(shown) if shown else None,
+        figure=body(Document(parts=[draw_week(shown)])) if shown else None,
+        legend=draw_legend(draw_week(shown)) if shown else None,
         error=error,
         scenario=scenario,
         scenarios=SCENARIOS,

@@ -1,0 +1,158 @@
+"""The training cycle, and how far a planned week is."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graftwork.cycle.state import CycleState, CycleStepState
+from graftwork.text.wording import duration, moment
+from graftwork.views.document import Document, State, Table, Timestamp, quote
+
+if TYPE_CHECKING:
+    from graftwork.cycle.session import CyclePlan, CycleStatus
+    from graftwork.week.follow import WeekStatus, WeekTick
+    from graftwork.week.project import ComparedProposal
+
+COLOURS = {"promoted": "green", "nothing_new": "dim", "running": "cyan", "failed": "red", "refused": "red"}
+STEP_COLOURS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "dim", "waiting": "dim"}
+HASH = 64
+
+
+def view_cycle(cycle: CycleState) -> Document:
+    viewed = Document(f"cycle {cycle.number} of {cycle.model}")
+    viewed.table(
+        ("step", "state", "took", "result"),
+        [
+            (step.name, State(step.status, STEP_COLOURS[step.status]), _took(step), quote(_describe(step)))
+            for step in cycle.steps
+        ],
+        title=f"cycle {cycle.number} of {cycle.model}: {cycle.cause}",
+    )
+    for given in cycle.approvals:
+        why = f": {given.why}" if given.why else ""
+        viewed.line(f"{quote(given.step)} was approved by {quote(given.who + why)}, {moment(given.at)}")
+    colour = COLOURS.get(cycle.outcome, "yellow")
+    reason = f": {quote(cycle.reason)}" if cycle.reason else ""
+    viewed.line(f"[{colour}]{cycle.outcome.replace('_', ' ')}[/]{reason}")
+    return viewed
+
+
+def view_status(found: "CycleStatus") -> Document:
+    viewed = Document("Cycle")
+    if found.state.open_cycle is not None:
+        viewed.add(view_cycle(found.state.open_cycle))
+    running = f"runs here (process {found.running})" if found.running else "does not run in this folder"
+    viewed.line(f"the coordinator of {quote(found.project)} {running}", f"next: {quote(found.next)}")
+    if found.history:
+        viewed.add(list_cycles(found.history))
+    for entry in found.state.log[-5:]:
+        text = " ".join(part for part in (entry.action, entry.what) if part)
+        why = f" ({entry.why})" if entry.why else ""
+        viewed.line(f"{moment(entry.at)}  {quote(entry.who)}: {quote(text + why)}")
+    return viewed
+
+
+def list_cycles(history: Sequence[CycleState]) -> Table:
+    columns = ("cycle", "model", "began", "took", "outcome", "reason")
+    rows = [
+        (
+            str(cycle.number),
+            quote(cycle.model),
+            Timestamp(cycle.started_at),
+            duration(cycle.finished_at - cycle.started_at) if cycle.finished_at is not None else "",
+            State(cycle.outcome.replace("_", " "), COLOURS.get(cycle.outcome, "yellow")),
+            quote(cycle.reason),
+        )
+        for cycle in history
+    ]
+    return Table(columns, rows, right=("cycle",))
+
+
+def view_plan(plan: "CyclePlan") -> Document:
+    viewed = Document("Cycle")
+    viewed.line(f"due now: {quote(plan.due)}" if plan.due else "no cycle is due now")
+    viewed.line(f"next: {quote(plan.next)}")
+    if plan.new_rows is not None:
+        viewed.line(f"new usable rows: {plan.new_rows:,}")
+    if plan.drift is not None:
+        viewed.line(f"drift: at least {plan.drift:.0%}")
+    states = {state.step: state for state in plan.steps}
+    rows = []
+    for name in plan.cycle_steps:
+        state = states.get(name)
+        because = "; ".join(state.because) if state is not None else ""
+        because = "waits for approval" if name in plan.approve else because
+        rows.append((name, state.state if state is not None else "", quote(because)))
+    viewed.table(("step", "state", "because"), rows, title=f"a cycle of {plan.models[0]} at {plan.place}")
+    viewed.line(
+        f"delivered to: {quote(', '.join(plan.deliver)) or 'no serving machine'}",
+        f"notices go to: {quote(', '.join(plan.notified)) or 'the terminal only'}",
+    )
+    return viewed
+
+
+def _took(step: CycleStepState) -> str:
+    if step.started_at is None or step.finished_at is None:
+        return ""
+    return duration(max(step.finished_at - step.started_at, 0.0))
+
+
+def _describe(step: CycleStepState) -> str:
+    if step.error:
+        return f"{step.error.get('what', '')} ({step.failures} failures)"
+    return list_facts(step.summary)
+
+
+def list_facts(summary: Mapping[str, Any]) -> str:
+    """What a step came to, in one line."""
+    return ", ".join(f"{name} {_short(value)}" for name, value in summary.items() if value not in ("", None))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    text = str(value)
+    return text[:12] if len(text) == HASH else text
+
+
+def view_tick(done: "WeekTick") -> Document:
+    viewed = Document("Week")
+    for title in ("ended", "judged", "started", "missed"):
+        viewed.line(*(f"{title}: {quote(text)}" for text in getattr(done, title)))
+    if done.planned_again:
+        viewed.line("the rest of the week was planned again")
+    after = f"{done.next_at:%a %d %b %H:%M}" if done.next_at is not None else "nothing is left of the week"
+    viewed.line(f"next: {after}")
+    return viewed
+
+
+def view_week_status(found: "WeekStatus") -> Document:
+    rows = []
+    for session in found.sessions:
+        why = f": {session.why}" if session.why else ""
+        job = f" (job {session.job})" if session.job else ""
+        state = f"{session.state}{why}{job}"
+        rows.append((session.starts_at, session.model, session.place, state))
+    for title, sessions in (("due now", found.due), ("planned", found.next)):
+        for planned in sessions:
+            hand = ", started by hand" if planned.by_hand else ""
+            state = f"{title}, until {planned.ends_at:%a %H:%M}{hand}"
+            rows.append((planned.starts_at, planned.model, planned.place, state))
+    viewed = Document("Week")
+    viewed.table(
+        ("when", "model", "place", "session"),
+        [(f"{at:%a %d %b %H:%M}", *map(quote, texts)) for at, *texts in rows],
+    )
+    return viewed
+
+
+def view_proposal(proposal: "ComparedProposal") -> Document:
+    viewed = Document("Proposal")
+    viewed.heading(f"Against {quote(proposal.title)}")
+    viewed.line(
+        f"  {proposal.value:.2f} points ({proposal.scenario}): "
+        f"this plan is worth {100 * proposal.ahead:.0f} % more",
+        *(f"  [yellow]![/] the proposal breaks a rule: {quote(text)}" for text in proposal.broken),
+    )
+    return viewed

@@ -1,0 +1,204 @@
+"""Documents as HTML, templates of the pages, and numbers and names as people write them."""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from rich.text import Text
+
+from graftwork.records.report import Metric
+from graftwork.text.wording import (
+    ago,
+    duration,
+    number,
+    p_value,
+    percent,
+    plural,
+    points,
+    short,
+    size,
+    unbroken,
+    usd,
+)
+from graftwork.views.document import Cell, Document, State, Timestamp
+from graftwork.views.plots import draw_gantt
+from graftwork.views.svg import draw_both
+
+
+@cache
+def templates(*folders: str) -> Environment:
+    """Everything that is put in is escaped, and a name that is missing is an error, not a blank."""
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader("graftwork", folder) for folder in (*folders, "views")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS)
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    return templates().get_template(template).render(**values)
+
+
+def body(document: Document, *, label: str = "") -> Markup:
+    """The parts of a document as HTML; `label` names its tables for screen readers."""
+    macros: Any = templates().get_template("document.html.jinja").module
+    return Markup(macros.body(document, label or document.title))
+
+
+def page(document: Document) -> str:
+    """The document as one HTML file without scripts or links to elsewhere."""
+    return render("document_page.html.jinja", document=document)
+
+
+def kind_of(part: object) -> str:
+    return type(part).__name__
+
+
+CLASSES = {"green": "good", "yellow": "warn", "red": "bad", "dim": "soft", "bold": "strong", "cyan": "name"}
+CHIPS = {"green": "pass", "yellow": "warning", "red": "fail", "cyan": "info", "dim": "", "": ""}
+
+
+def mark_up(text: str) -> Markup:
+    """Markup of documents as HTML; `commands` are set as code."""
+    plain = Text.from_markup(text, emoji=False)
+    edges = sorted({0, len(plain), *(edge for span in plain.spans for edge in (span.start, span.end))})
+    pieces = []
+    for start, end in pairwise(edges):
+        styles = [str(span.style) for span in plain.spans if span.start <= start and end <= span.end]
+        classes = " ".join(CLASSES[word] for style in styles for word in style.split() if word in CLASSES)
+        piece = commands(plain.plain[start:end])
+        pieces.append(Markup('<span class="{}">{}</span>').format(classes, piece) if classes else piece)
+    return Markup("").join(pieces)
+
+
+def show_cell(cell: Cell) -> Markup | str:
+    match cell:
+        case State(word, tone):
+            return Markup('<span class="chip {}">{}</span>').format(CHIPS[tone.removeprefix("bold ")], word)
+        case Timestamp(at):
+            return when(at)
+        case int():
+            return number(cell)
+    return mark_up(cell or "")
+
+
+def when(moment: str | float | None) -> Markup | str:
+    """A time as people read it, with the exact one in its title: 3 min ago."""
+    if moment in (None, ""):
+        return "never"
+    at = _parse(moment)
+    if at is None:
+        return str(moment)
+    stamp = datetime.fromtimestamp(at, UTC)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        stamp.isoformat(timespec="seconds"), stamp.strftime("%Y-%m-%d %H:%M:%S"), ago(time.time() - at, stamp)
+    )
+
+
+def _parse(moment: str | float | None) -> float | None:
+    if isinstance(moment, int | float):
+        return float(moment)
+    try:
+        parsed = datetime.fromisoformat(str(moment))
+    except ValueError:
+        return None
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+
+
+_UNIT_SUFFIXES = ("seconds", "gib")
+_SPELLINGS = {"json": "JSON", "chrf": "chrF", "f1": "F1"}
+
+
+def name_of(metric: str) -> str:
+    """`citation_coverage` as "Citation coverage"; a unit at the end is left to the value."""
+    words = metric.split("_")
+    if len(words) > 1 and words[-1] in _UNIT_SUFFIXES:
+        words = words[:-1]
+    first = _SPELLINGS.get(words[0], words[0][:1].upper() + words[0][1:])
+    return " ".join([first, *(_SPELLINGS.get(word, word) for word in words[1:])])
+
+
+def value_of(metric: Metric, value: float) -> str:
+    return percent(value) if metric.kind == "rate" else number(value, metric.unit)
+
+
+def commands(text: str) -> Markup:
+    """Text whose `commands` are set as code."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:
+        return Markup.escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if place % 2 else Markup.escape(piece)
+        for place, piece in enumerate(pieces)
+    )
+
+
+def clip(text: str | None, length: int = 160) -> str:
+    """One line of a text."""
+    folded = " ".join((text or "").split())
+    return folded if len(folded) <= length else f"{folded[: length - 1]}…"
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter at its start, unless it starts with a command or the name of a model."""
+    first = text.partition(" ")[0].rstrip(",:;")
+    return text[:1].upper() + text[1:] if first.isalpha() else text
+
+
+def plain(value: Any) -> str:
+    """A value of settings as graft.yaml would have it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(plain(item) for item in value) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {plain(inner)}" for key, inner in value.items()) or "none"
+    return str(value)
+
+
+def score(value: float | None) -> str:
+    """A grade of an answer: right, wrong, or a share."""
+    if value is None:
+        return "–"
+    return {0.0: "✗", 1.0: "✓"}.get(float(value), f"{value:.2f}")
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "cell": show_cell,
+    "kind": kind_of,
+    "mark_up": mark_up,
+    "capital": lambda text: Markup(text[:1].upper() + text[1:]),
+    "gantt": lambda chart: draw_both(lambda width: draw_gantt(chart, width=width), wide=980, narrow=420),
+    "twice": draw_both,
+    "when": when,
+    "clip": clip,
+    "sentence": sentence,
+    "size": size,
+    "usd": usd,
+    "plain": plain,
+    "score": score,
+    "name": name_of,
+    "percent": percent,
+    "number": number,
+    "duration": duration,
+    "short": short,
+    "points": points,
+    "p_value": p_value,
+    "plural": plural,
+    "unbroken": unbroken,
+    "commands": commands,
+}
+"""What templates call them."""
