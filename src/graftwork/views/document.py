@@ -140,10 +140,10 @@ class Document:
         *,
         right: Collection[str] = (),
         title: str = "",
-    ) -> Table:
-        table = Table(columns, list(rows), title, right)
-        self.parts.append(table)
-        return table
+    ) -> None:
+        """A table; nothing where it has no rows."""
+        if listed := list(rows):
+            self.parts.append(Table(columns, listed, title, right))
 
     def add(self, *parts: "Part | Document | None") -> None:
         """Parts, or those of another document; nothing for None."""

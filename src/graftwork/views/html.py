@@ -26,7 +26,7 @@ from graftwork.text.wording import (
     usd,
 )
 from graftwork.views.document import Cell, Document, State, Timestamp
-from graftwork.views.plots import draw_gantt
+from graftwork.views.plots import draw_gantt, draw_legend
 from graftwork.views.svg import draw_both
 
 
@@ -182,6 +182,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "mark_up": mark_up,
     "capital": lambda text: Markup(text[:1].upper() + text[1:]),
     "gantt": lambda chart: draw_both(lambda width: draw_gantt(chart, width=width), wide=980, narrow=420),
+    "legend": draw_legend,
     "twice": draw_both,
     "when": when,
     "clip": clip,

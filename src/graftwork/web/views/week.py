@@ -20,7 +20,6 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.week import Scenario, WeekSchedule
 from graftwork.views.document import Document
 from graftwork.views.html import body
-from graftwork.views.plots import draw_legend
 from graftwork.views.week import draw_week, list_sessions
 from graftwork.web.rendering import project_of, render, text_in
 
@@ -43,7 +42,6 @@ def index(request: Request) -> Response:
         section=SECTION,
         week=week,
         figure=body(Document(parts=[draw_week(week)])) if week else None,
-        legend=draw_legend(draw_week(week)) if week else None,
         sessions=body(Document("Sessions", [list_sessions(week)])) if week else None,
         command=shlex.join(command),
         scenario=scenario,
@@ -83,7 +81,6 @@ def attempt(request: Request) -> Response:
         shown=shown,
         rows=compare_models(trial.before, shown) if trial and shown else [],
         figure=body(Document(parts=[draw_week(shown)])) if shown else None,
-        legend=draw_legend(draw_week(shown)) if shown else None,
         error=error,
         scenario=scenario,
         scenarios=SCENARIOS,
