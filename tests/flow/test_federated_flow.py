@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from graftwork.files.dataset import read_manifest
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.adapter_shape import AdapterShape, to_peft
 from graftwork.model.probe import describe_device
+from graftwork.pipeline.run_identity import note_done
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
@@ -52,7 +54,7 @@ class FakeSites(FleetSites):
     def __init__(self, work, *, down=(), fails=None, kill_at=None):
         super().__init__(work)
         self.__dict__["_device"] = describe_device()
-        self.trained = Counter()
+        self.runs, self.training, self.trained = self, [], Counter()
         self.starts = {}
         self._down, self._fails, self._kill_at = down, Counter(fails or {}), kill_at
 
@@ -65,6 +67,7 @@ class FakeSites(FleetSites):
 
     def start(self, run):
         label = run.site.label
+        self.training.append(run)
         if self._fails[label] > 0:
             self._fails[label] -= 1
             return
@@ -74,12 +77,12 @@ class FakeSites(FleetSites):
         train_fake(run, rows=10 + NAMES.index(label))
         self.trained[run.run_id] += 1
 
-    def poll(self, run):
-        if not run.is_trained:
-            return "the disk is full"
-        outcome = TrainOutcome.from_json((run.folder / "outcome.json").read_bytes())
-        run.work.runs.update(run.run_id, state="done", when="", outcome=outcome.model_dump(mode="json"))
-        return ""
+    def ended(self):
+        ended, self.training = self.training, []
+        for run in ended:
+            if run.is_trained:
+                note_done(run.work, run.run_id)
+            yield run.site.label, None, "" if run.is_trained else "the disk is full"
 
     def wait(self): ...
 
@@ -144,10 +147,18 @@ def federated(small_project, monkeypatch):
     return small_project
 
 
+@contextmanager
+def at(sites):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site_module, "FleetSites", lambda _work: sites)
+        yield
+
+
 def run(folder, **asked):
     with open_project(folder).open() as work:
         sites = FakeSites(work, **asked)
-        return run_federation(work, sites=sites), sites
+        with at(sites):
+            return run_federation(work), sites
 
 
 def weights_of(adapter):
@@ -239,13 +250,13 @@ def test_the_same_data_at_two_places_is_refused(federated):
         sites = FakeSites(work)
         data = sites.describe(work.project.settings.federated.places[0])
         sites.describe = lambda site: data.model_copy(update={"name": site.label})
-        with pytest.raises(UserMistake, match="the same data"):
-            run_federation(work, sites=sites)
+        with at(sites), pytest.raises(UserMistake, match="the same data"):
+            run_federation(work)
 
 
 def test_the_plan_shows_places_that_cannot_take_part(federated):
-    with open_project(federated).open() as work:
-        plan = plan_federation(work, sites=FakeSites(work, down=("west",)))
+    with open_project(federated).open() as work, at(FakeSites(work, down=("west",))):
+        plan = plan_federation(work)
     assert [bool(place.why_not) for place in plan.places] == [False, False, True]
     assert plan.places[0].steps > 0
     assert plan.adapter_mb > 0

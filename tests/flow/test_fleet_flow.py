@@ -16,7 +16,7 @@ from graftwork.cli.main import app
 from graftwork.files.disk import Journal
 from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.jobs import FleetRequest, follow, start_run
-from graftwork.fleet.plans import BundleOptions, pack_run
+from graftwork.fleet.plans import BundleOptions, pack_run, secrets_of
 from graftwork.fleet.project import open_place
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
@@ -44,13 +44,13 @@ def files_below(folder):
 def test_a_bundle_holds_no_secret_and_no_held_out_case(secretive, listener, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS[3])
     with use_project(open_project(secretive), listener) as work:
-        packed = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions())
-    assert SECRETS[1] in str(packed.secrets)
-    for path in files_below(packed.folder):
+        folder, bundle = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions())
+        assert SECRETS[1] in str(secrets_of(work, bundle.run_id))
+    for path in files_below(folder):
         content = path.read_bytes()
         assert not any(secret.encode() in content for secret in SECRETS), path
-    assert not any("test" in name for name in packed.bundle.files)
-    assert packed.bundle.base.kind == "bundled"
+    assert not any("test" in name for name in bundle.files)
+    assert bundle.base.kind == "bundled"
 
 
 def wait_for_steps(work, job, count):

@@ -17,7 +17,7 @@ from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.week import Scenario, ShownSession, WeekSchedule
 from graftwork.week.project import WeekDial as WeekDial  # noqa: PLC0414
 from graftwork.week.project import WeekTerms as WeekTerms  # noqa: PLC0414
-from graftwork.week.project import WeekTrial, list_dials, read_schedule, try_week
+from graftwork.week.project import list_dials, read_schedule, try_week
 
 
 def read_cycle(project: Project) -> CycleStatus:
@@ -88,7 +88,7 @@ def list_terms(project: Project) -> tuple[WeekDial, ...]:
 
 def try_terms(
     project: Project, terms: WeekTerms, *, seconds: float, scenario: Scenario | None = None
-) -> WeekTrial:
+) -> tuple[WeekSchedule, WeekSchedule | None]:
     """The week as graft.yaml has it, and under these terms."""
     if not _planning.acquire(timeout=WAIT_SECONDS):
         raise Busy("another week is being planned", why="one is planned at a time", fix="try again later")

@@ -140,17 +140,11 @@ def choose_for(work: "OpenProject", request: "FleetRequest") -> "FleetRequest":
     """The request at the place that `--place auto` finds; prints the reasons on standard error."""
     from graftwork.fleet.jobs import find_place
 
-    chosen = find_place(work, request)
-    option = chosen.option
-    named = f"{option.place}, {option.gpu}" if option.gpu else option.place
-    stderr.print(f"{named}: {chosen.why}", highlight=False, soft_wrap=True)
-    for other in chosen.others:
-        if other.against:
-            where = f"{other.place}, {other.gpu}" if other.gpu else other.place
-            stderr.print(f"  not {where}: {other.against}", highlight=False, soft_wrap=True)
-    for note in chosen.notes:
-        stderr.print(f"  not {note}", highlight=False, soft_wrap=True)
-    return replace(request, place=option.place, gpu=option.gpu)
+    best, why, refused = find_place(work, request)
+    stderr.print(f"{best.named}: {why}", highlight=False, soft_wrap=True)
+    for line in refused:
+        stderr.print(f"  not {line}", highlight=False, soft_wrap=True)
+    return replace(request, place=best.place, gpu=best.gpu)
 
 
 def confirm_quote(quote: "RunQuote", *, yes: bool) -> bool:

@@ -5,12 +5,13 @@ from where `graft train` goes on. Asks before money is spent: the caller confirm
 """
 
 import json
+import math
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,12 +24,8 @@ from graftwork.fleet.places.manual import ManualPlace
 from graftwork.fleet.places.rented import RentedPlace
 from graftwork.fleet.plans import (
     BundleOptions,
-    ChosenPlace,
-    PackedRun,
-    PlaceOption,
     PlacePlanner,
     adopt_plan,
-    choose_place,
     identify_training,
     is_same_run,
     pack_run,
@@ -40,7 +37,7 @@ from graftwork.fleet.plans import (
 )
 from graftwork.fleet.project import control, open_place, place_names, safety_of
 from graftwork.fleet.results import OUTCOME
-from graftwork.pipeline.run_identity import run_id_of
+from graftwork.pipeline.run_identity import note_done, run_id_of
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.plan import WorkAhead
 from graftwork.pipeline.table import run_pipeline
@@ -55,7 +52,7 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.fleet import FleetJob, JobOrder, JobPoll, PlacedJob, Reconciled
+from graftwork.records.fleet import FleetJob, JobOrder, PlacedJob, Reconciled
 from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan
 from graftwork.records.run import RunState
@@ -70,6 +67,8 @@ RECONCILE_SECONDS = 10.0
 SPARE = 4.0
 """A job at a place without a price may take so many times the planned time."""
 SPARE_SECONDS = 3600.0
+SPARE_OF_LIMIT = 1.1
+"""A run that is expected to take its whole time limit would end without a result."""
 LEAST_SECONDS = 300.0
 """A job with less time than this would end before its first checkpoint."""
 
@@ -113,6 +112,10 @@ class RunQuote(Record):
     largest_usd: float = 0.0
     """If everything goes wrong that the reserve covers."""
 
+    @property
+    def named(self) -> str:
+        return f"{self.place}, {self.gpu}" if self.gpu else self.place
+
 
 class FleetJobs(Record):
     jobs: tuple[FleetJob, ...]
@@ -154,18 +157,12 @@ def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, offer: Offer
         device=plan.device.name,
         setup_hours=setup_minutes(request.place) / 60,
         storage_usd_gib_month=offer.storage_usd_gib_month or storage_price(request.place),
-        **{name: getattr(offer, name) for name in _SHOWN},
+        instance=offer.instance,
+        spot_usd_per_hour=offer.spot_usd_per_hour,
+        reserved_usd_per_hour=offer.reserved_usd_per_hour,
+        reserved_term=offer.reserved_term,
+        quota_hours=offer.quota_hours,
     )
-
-
-_SHOWN = (
-    "instance",
-    "spot_usd_per_hour",
-    "reserved_usd_per_hour",
-    "reserved_term",
-    "quota_hours",
-)
-"""Facts of an offer that a quote repeats."""
 
 
 def choose_offer(place: Place, gpu: str) -> Offer:
@@ -222,15 +219,15 @@ def start_run(
         seconds=quote.seconds,
         max_usd=quote.largest_usd or None,
     )
-    packed = pack_run(work, there, options)
+    folder, bundle = pack_run(work, there, options)
     job_id = secrets.token_hex(6)
     order = JobOrder(
         job_id=job_id,
         label=make_label(work.jobs.key, job_id),
-        run_id=packed.bundle.run_id,
+        run_id=bundle.run_id,
         # Checked again with the reservation: planning and packing may have taken minutes.
         trains=identify_training(plan),
-        bundle=str(packed.folder),
+        bundle=str(folder),
         gpu=quote.gpu,
         instance=quote.instance,
         seconds=quote.seconds,
@@ -242,10 +239,16 @@ def start_run(
         caps=work.settings.fleet.caps,
         now=time.time(),
         planned_usd=quote.planned_usd,
-        secrets=packed.secrets,
+        secrets=secrets_of(work, bundle.run_id),
     )
     work.runs.update(job.run_id, state="running", when=timestamp())
-    _report_start(work, job, packed, controller.place)
+    place = controller.place
+    sent = getattr(place, "sent_bytes", None)
+    size = f", {sent / 1e6:.1f} of {bundle.size / 1e6:.1f} MB sent" if sent is not None else ""
+    work.reporter.info(f"job {job.id} is at {job.place}{size}")
+    if isinstance(place, ManualPlace) and job.placed is not None:
+        readme = place.folder_of(job.placed) / "README.md"
+        work.reporter.info(f"carry out the steps in {readme}; then `graft fleet fetch {job.id} RESULTS`")
     return job
 
 
@@ -257,32 +260,20 @@ def continue_job(work: OpenProject, place: str) -> FleetJob | None:
     if not any(job.is_open for job in work.jobs.list()):
         return None
     plan = run_pipeline(work, upto="plan").get("plan", Plan)
-    job = next((job for job in find_jobs(work, plan) if job.is_open and _is_at(job, place)), None)
-    if job is None:
+    kind, _, host = place.partition(":")
+    for job in find_jobs(work, plan):
+        # Jobs of all SSH hosts are at one place.
+        at_host = job.placed.host if job.placed is not None else host
+        is_there = kind == job.place.partition(":")[0] and host in ("", at_host)
+        if job.is_open and (place == AUTO or is_there):
+            break
+    else:
         return None
     controller = control(work, job.place)
     if job.state == "intended" and not controller.place.paid:
         job = controller.submit(job, _order_of(job), now=time.time(), secrets=secrets_of(work, job.run_id))
     work.reporter.info(f"job {job.id} of this run is at {job.place} already")
     return job
-
-
-def _is_at(job: FleetJob, place: str) -> bool:
-    """Whether the job is where `--place` says. Jobs of all SSH hosts are at one place."""
-    kind, _, host = place.partition(":")
-    there = job.placed.host if job.placed is not None else host
-    return place == AUTO or (kind == job.place.partition(":")[0] and host in ("", there))
-
-
-def _report_start(work: OpenProject, job: FleetJob, packed: PackedRun, place: Place) -> None:
-    sent = getattr(place, "sent_bytes", None)
-    size = f", {sent / 1e6:.1f} of {packed.bundle.size / 1e6:.1f} MB sent" if sent is not None else ""
-    work.reporter.info(f"job {job.id} is at {job.place}{size}")
-    if isinstance(place, ManualPlace) and job.placed is not None:
-        folder = place.folder_of(job.placed)
-        work.reporter.info(
-            f"carry out the steps in {folder / 'README.md'}; then `graft fleet fetch {job.id} RESULTS`"
-        )
 
 
 def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = None) -> FleetJob:
@@ -295,10 +286,18 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
         while job.is_open:
             has_waited = False
             try:
-                found = _poll(place, job, poll_seconds)
-                _report(work, job, found)
+                # A host is asked to answer when the job is over, or after so many seconds.
+                is_host, placed = isinstance(place, HostsPlace), placed_of(job)
+                found = (
+                    place.wait(placed, poll_seconds) if isinstance(place, HostsPlace) else place.poll(placed)
+                )
+                if (beat := found.beat) is not None:
+                    phase, detail = f"{job.place}: {beat.phase}", dict(beat.detail)
+                    work.reporter.progress(
+                        phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=detail
+                    )
                 unreached = False
-                has_waited = isinstance(place, HostsPlace) and found.phase in ("starting", "running")
+                has_waited = is_host and found.phase in ("starting", "running")
             except Exception as error:  # whatever a place may raise: nobody else watches the limits
                 if not unreached:
                     work.reporter.info(f"{job.place}: {what_failed(error)}; the job continues, trying again")
@@ -342,10 +341,91 @@ def train_there(
     plan = made.get("plan", Plan)
     if (finished := find_finished(work, plan)) is not None:
         return finished
-    job = next((job for job in reversed(find_jobs(work, plan)) if job.is_open), None)
-    job = follow(work, job or start_run(work, request, confirm, made=made))
+    job = follow(work, find_open(work, plan) or start_run(work, request, confirm, made=made))
     (require or require_done)(work, job)
     return job.run_id
+
+
+class RunSet:
+    """Runs that train at places at the same time, one job each. A job of an earlier process is found again.
+
+    A run whose place has not answered for `patience_seconds` is given up; its job goes on.
+    """
+
+    def __init__(self, *, patience_seconds: float = math.inf) -> None:
+        self._patience_seconds = patience_seconds
+        self._open: dict[str, tuple[OpenProject, str, FleetJob]] = {}
+        self._silent_since: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def start(
+        self,
+        name: str,
+        work: OpenProject,
+        request: FleetRequest,
+        made: StepOutputs,
+        *,
+        ahead: WorkAhead | None = None,
+    ) -> None:
+        """Train what `made` plans. The caps of the fleet are the confirmation."""
+        job = find_open(work, made.get("plan", Plan))
+        job = job or start_run(work, request, lambda _quote: True, made=made, ahead=ahead)
+        self._open[name] = work, request.place, job
+
+    def ended(self) -> Iterator[tuple[str, FleetJob, str]]:
+        """Runs that have ended since, with their job and why there is no outcome; empty where it is here.
+
+        The files of an ended job are brought, and its run is noted as done.
+        """
+        answered: dict[str, bool] = {}
+        for name, (work, place, started) in list(self._open.items()):
+            if place not in answered:
+                answered[place] = self._reconcile(work, place)
+            job, now = get_job(work, started.id), time.monotonic()
+            if answered[place]:
+                self._silent_since.pop(name, None)
+            silent_seconds = 0.0 if answered[place] else now - self._silent_since.setdefault(name, now)
+            if job.is_open and silent_seconds < self._patience_seconds:
+                continue
+            del self._open[name]
+            self._silent_since.pop(name, None)
+            if job.is_open:
+                yield name, job, f"{place} has not answered for {self._patience_seconds / 60:.0f} minutes"
+                continue
+            job = bring(work, job)
+            if job.state == "done" and (work.project.runs / job.run_id / OUTCOME).exists():
+                note_done(work, job.run_id)
+                yield name, job, ""
+            else:
+                yield name, job, job.reason or job.state
+
+    def _reconcile(self, work: OpenProject, place: str) -> bool:
+        """Whether the place answers."""
+        try:
+            return not collecting(work, place).reconcile(now=time.time()).unreachable
+        except (Interrupted, StoppedInOrder):
+            raise
+        except GraftError as error:
+            work.reporter.info(f"{place}: {error.what}; trying again")
+            return False
+
+    def wait(self) -> None:
+        """Until it makes sense to ask again."""
+        threading.Event().wait(POLL_SECONDS)
+
+
+@contextmanager
+def jobs_go_on() -> Iterator[None]:
+    """Ctrl-C ends the waiting for several jobs, and none of them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "no longer following; the jobs continue at their places",
+            fix="`graft fleet list` shows them, `graft fleet stop JOB` stops one; the same command resumes",
+        ) from None
 
 
 def find_finished(work: OpenProject, plan: Plan) -> str | None:
@@ -383,25 +463,6 @@ def _order_of(job: FleetJob) -> JobOrder:
         usd_per_hour=job.usd_per_hour,
         max_usd=job.committed_usd,
     )
-
-
-def _poll(place: Place, job: FleetJob, seconds: float) -> JobPoll:
-    """What the job does. A host is asked to answer when the job is over, or after so many seconds."""
-    if isinstance(place, HostsPlace):
-        return place.wait(placed_of(job), seconds)
-    return place.poll(placed_of(job))
-
-
-def _report(work: OpenProject, job: FleetJob, found: JobPoll) -> None:
-    if found.beat is not None:
-        beat = found.beat
-        work.reporter.progress(
-            f"{job.place}: {beat.phase}",
-            beat.done,
-            beat.total,
-            seconds_left=beat.seconds_left,
-            detail=dict(beat.detail),
-        )
 
 
 def fetch(work: OpenProject, job: FleetJob) -> FleetJob:
@@ -460,6 +521,11 @@ def find_jobs(work: OpenProject, plan: Plan) -> list[FleetJob]:
     return [job for job in work.jobs.list() if same[job.run_id]]
 
 
+def find_open(work: OpenProject, plan: Plan) -> FleetJob | None:
+    """The newest job that trains what this plan does and has not ended, wherever it is."""
+    return next((job for job in reversed(find_jobs(work, plan)) if job.is_open), None)
+
+
 def planned_as(work: OpenProject, run_id: str) -> Plan | None:
     """The plan of a run, which is that for the device it was trained on; None: it is no longer known."""
     entry = work.runs.get(run_id)
@@ -479,11 +545,6 @@ def get_job(work: OpenProject, job_id: str) -> FleetJob:
     )
 
 
-def find_open(work: OpenProject, run_id: str) -> FleetJob | None:
-    """The newest job of this run that has not ended, wherever it is."""
-    return next((job for job in reversed(work.jobs.list()) if job.run_id == run_id and job.is_open), None)
-
-
 def placed_of(job: FleetJob) -> PlacedJob:
     """The job at its place; one whose submission was cut off is looked for by its label."""
     return job.placed or PlacedJob(place=job.place, id=job.label, label=job.label)
@@ -500,7 +561,9 @@ def follow_log(work: OpenProject, job: FleetJob) -> Iterator[str]:
     seconds = PAID_POLL_SECONDS if place.paid else POLL_SECONDS
     while True:
         # In this order: the output of a job that has ended is read before its machine is given back.
-        has_ended = not job.is_open or _has_ended(place, job)
+        has_ended = not job.is_open
+        with suppress(PlaceUnreachable):
+            has_ended = has_ended or place.poll(placed_of(job)).phase == "ended"
         with suppress(*([PlaceUnreachable] if shown else [])):
             # A machine that was given back has none; one that begins again, on another machine, is all new.
             if text := place.log(placed_of(job)):
@@ -514,12 +577,6 @@ def follow_log(work: OpenProject, job: FleetJob) -> Iterator[str]:
             job = get_job(work, job.id)
         if job.is_open:
             pause.wait(seconds)
-
-
-def _has_ended(place: Place, job: FleetJob) -> bool:
-    with suppress(PlaceUnreachable):
-        return place.poll(placed_of(job)).phase == "ended"
-    return False
 
 
 def stop(work: OpenProject, job: FleetJob, *, at_once: bool) -> FleetJob:
@@ -582,7 +639,11 @@ def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | No
         except GraftError as error:
             notes.append(f"{name}: {error.what}")
             continue
-        for offer in _cheapest(offers):
+        # One offer for each card: the one that `graft fleet run --gpu` takes.
+        cheapest: dict[str, Offer] = {}
+        for offer in sorted(offers, key=lambda offer: (offer.gpu, offer.usd_per_hour or 0.0)):
+            cheapest.setdefault(offer.gpu, offer)
+        for offer in cheapest.values():
             named = f"{name}, {offer.gpu}" if offer.gpu else name
             try:
                 plan = planner.plan(offer)
@@ -596,30 +657,51 @@ def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | No
     return RunOffers(planned_hours=planner.here.minutes.high / 60, quotes=tuple(ranked), notes=tuple(notes))
 
 
-def _cheapest(offers: tuple[Offer, ...]) -> list[Offer]:
-    """One offer for each card: the one that `graft fleet run --gpu` takes."""
-    found: dict[str, Offer] = {}
-    for offer in sorted(offers, key=lambda offer: (offer.gpu, offer.usd_per_hour or 0.0)):
-        found.setdefault(offer.gpu, offer)
-    return [*found.values()]
+def choose_place(
+    quotes: Iterable[RunQuote], *, budget: float | None, deadline: float | None, notes: Iterable[str] = ()
+) -> tuple[RunQuote, str, list[str]]:
+    """The cheapest place that finishes in time and within the budget, why, and why not others.
+
+    Of two that cost the same, the faster one. `deadline` is in seconds; `notes` are of places that gave no
+    quote. Raises AnswerIsNo with all reasons if there is none.
+    """
+    good, refused = [], []
+    for quote in quotes:
+        hours, limit = quote.planned_hours + quote.setup_hours, quote.seconds / 3600
+        against = ""
+        if deadline is not None and hours * 3600 > deadline:
+            against = f"takes {hours:.1f} h, later than the deadline"
+        elif budget is not None and quote.largest_usd > budget + 1e-9:
+            against = f"may cost ${quote.largest_usd:.2f}, more than the budget"
+        elif hours * SPARE_OF_LIMIT > limit:
+            against = f"takes {hours:.1f} h, and a job there ends after {limit:.1f} h"
+        if against:
+            refused.append(f"{quote.named}: {against}")
+        else:
+            good.append((quote.planned_usd, hours, quote.place, quote))
+    refused += notes
+    if not good:
+        raise AnswerIsNo(
+            "no place finishes this run within the limits",
+            why="; ".join(refused) or "no place is configured",
+            fix="allow a larger --budget or a later --deadline, or add a place under `fleet` in graft.yaml",
+            where="--place auto",
+        )
+    good.sort(key=lambda weighed: weighed[:3])
+    usd, hours, _, best = good[0]
+    why = f"{f'${usd:.2f} expected' if usd else 'free'}, {hours:.1f} h at most"
+    if len(good) == 1:
+        return best, f"{why}; no other place finishes within the limits", refused
+    usd, hours, _, second = good[1]
+    price = f"${usd:.2f}" if usd else "free"
+    return best, f"{why}; the next best, {second.named}, is {price} and takes {hours:.1f} h", refused
 
 
-def find_place(work: OpenProject, request: FleetRequest) -> ChosenPlace:
+def find_place(work: OpenProject, request: FleetRequest) -> tuple[RunQuote, str, list[str]]:
     """The place for `--place auto`: the cheapest that finishes within budget and deadline."""
     found = list_offers(work, request=request)
-    options = [
-        PlaceOption(
-            place=quote.place,
-            gpu=quote.gpu,
-            hours=quote.planned_hours + quote.setup_hours,
-            planned_usd=quote.planned_usd,
-            largest_usd=quote.largest_usd,
-            limit_hours=quote.seconds / 3600,
-        )
-        for quote in found.quotes
-        if quote.place != "manual"
-    ]
-    return choose_place(options, budget=request.max_usd, deadline=request.deadline_seconds, notes=found.notes)
+    quotes = (quote for quote in found.quotes if quote.place != "manual")
+    return choose_place(quotes, budget=request.max_usd, deadline=request.deadline_seconds, notes=found.notes)
 
 
 class CostSummary(Record):
@@ -673,13 +755,13 @@ def export_bundle(work: OpenProject, target: Path, *, base_there: str = "") -> E
     if target.exists():
         raise UserMistake("the folder exists already", fix="name a new one", where=str(target))
     require_packable(work)
-    packed = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions(base_there=base_there))
-    shutil.copytree(packed.folder, target)
+    folder, bundle = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions(base_there=base_there))
+    shutil.copytree(folder, target)
     return ExportedBundle(
-        id=packed.bundle.id,
+        id=bundle.id,
         folder=str(target),
-        run_id=packed.bundle.run_id,
-        files=len(packed.bundle.files),
-        size_bytes=packed.bundle.size,
-        resume_step=packed.bundle.resume_step,
+        run_id=bundle.run_id,
+        files=len(bundle.files),
+        size_bytes=bundle.size,
+        resume_step=bundle.resume_step,
     )

@@ -1,12 +1,12 @@
-"""This project's run on the machine of an offer: its plan there, its bundle, and which offer to take.
+"""This project's run on the machine of an offer: its plan there, and its bundle.
 
-In: an open project with its dataset, offers of places. Out: plans for the cards of these places; the cheapest
-place that finishes within a budget and a deadline, with the reason; a bundle in `.graft/fleet/bundles` with
-the newest good checkpoint of the run. Starts nothing, and takes nothing secret along.
+In: an open project with its dataset, offers of places. Out: plans for the cards of these places; a bundle in
+`.graft/fleet/bundles` with the newest good checkpoint of the run. Starts nothing, and takes nothing secret
+along.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.prices import list_places as list_terms
 from graftwork.project.open_project import OpenProject, name_entry, timestamp
-from graftwork.records.base import Record, fingerprint, hide_login
+from graftwork.records.base import fingerprint, hide_login
 from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.fleet import Bundle, BundleBase
 from graftwork.records.hardware import Offer, PlaceTerms
@@ -37,9 +37,6 @@ from graftwork.train.checkpoints.checkpoint import list_saved, step_name, verify
 from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.run_setup import pass_mirrors
 from graftwork.train.settings import TrainSettings
-
-SPARE = 1.1
-"""A run that is expected to take its whole time limit would end without a result."""
 
 
 @dataclass
@@ -65,20 +62,17 @@ class PlacePlanner:
         if device is None:
             return self.here
         if device.name not in self._known:
-            self._known[device.name] = self._make(device)
-        found = self._known[device.name]
-        if isinstance(found, AnswerIsNo):
-            raise found
-        return found
-
-    def _make(self, device: DeviceFacts) -> Plan | AnswerIsNo:
-        if self.ahead is None:
-            shape = read_shape(Path(self.work.base.folder))
-            self.ahead = measure_work(self.work, self.made.get("prepare", PreparedData), shape)
-        try:
-            return plan_for(self.work, self.made, device, ahead=self.ahead)
-        except AnswerIsNo as no:
-            return no
+            if self.ahead is None:
+                shape = read_shape(Path(self.work.base.folder))
+                self.ahead = measure_work(self.work, self.made.get("prepare", PreparedData), shape)
+            try:
+                self._known[device.name] = plan_for(self.work, self.made, device, ahead=self.ahead)
+            except AnswerIsNo as no:
+                self._known[device.name] = no
+        plan = self._known[device.name]
+        if isinstance(plan, AnswerIsNo):
+            raise plan
+        return plan
 
     def _device(self, offer: Offer) -> DeviceFacts | None:
         here = self.here.device
@@ -156,85 +150,6 @@ def _asked(plan: Plan) -> tuple[str, str, dict[str, Any]]:
     return plan.base_fingerprint, plan.dataset_hash, learned
 
 
-class PlaceOption(Record):
-    """A place for the run, as `--place auto` weighs it."""
-
-    place: str
-    gpu: str = ""
-    hours: float
-    """Expected at most, with the set-up of the machine."""
-    planned_usd: float = 0.0
-    largest_usd: float = 0.0
-    limit_hours: float
-    """When the job ends at the latest."""
-    against: str = ""
-    """Why it is not taken; empty: it could be."""
-
-
-class ChosenPlace(Record):
-    """What `--place auto` found: the place, why, and why not the others."""
-
-    option: PlaceOption
-    why: str
-    others: tuple[PlaceOption, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def choose_place(
-    options: Iterable[PlaceOption],
-    *,
-    budget: float | None,
-    deadline: float | None,
-    notes: tuple[str, ...] = (),
-) -> ChosenPlace:
-    """The cheapest option that finishes in time and within the budget; of two, the faster one.
-
-    `deadline` in seconds. Raises AnswerIsNo with all reasons if there is none.
-    """
-    weighed = [
-        option.model_copy(update={"against": _against(option, budget=budget, deadline=deadline)})
-        for option in options
-    ]
-    good = sorted(
-        (option for option in weighed if not option.against), key=lambda o: (o.planned_usd, o.hours, o.place)
-    )
-    rest = [option for option in weighed if option.against]
-    if not good:
-        reasons = [f"{_named(option)}: {option.against}" for option in rest] + list(notes)
-        raise AnswerIsNo(
-            "no place finishes this run within the limits",
-            why="; ".join(reasons) or "no place is configured",
-            fix="allow a larger --budget or a later --deadline, or add a place under `fleet` in graft.yaml",
-            where="--place auto",
-        )
-    best = good[0]
-    return ChosenPlace(option=best, why=_why(best, good), others=(*good[1:], *rest), notes=notes)
-
-
-def _against(option: PlaceOption, *, budget: float | None, deadline: float | None) -> str:
-    if deadline is not None and option.hours * 3600 > deadline:
-        return f"takes {option.hours:.1f} h, later than the deadline"
-    if budget is not None and option.largest_usd > budget + 1e-9:
-        return f"may cost ${option.largest_usd:.2f}, more than the budget"
-    if option.hours * SPARE > option.limit_hours:
-        return f"takes {option.hours:.1f} h, and a job there ends after {option.limit_hours:.1f} h"
-    return ""
-
-
-def _why(best: PlaceOption, good: list[PlaceOption]) -> str:
-    cost = f"${best.planned_usd:.2f} expected" if best.planned_usd else "free"
-    why = f"{cost}, {best.hours:.1f} h at most"
-    if len(good) > 1:
-        second = good[1]
-        price = f"${second.planned_usd:.2f}" if second.planned_usd else "free"
-        return f"{why}; the next best, {_named(second)}, is {price} and takes {second.hours:.1f} h"
-    return f"{why}; no other place finishes within the limits"
-
-
-def _named(option: PlaceOption) -> str:
-    return f"{option.place}, {option.gpu}" if option.gpu else option.place
-
-
 MODULE = "graftwork.train.worker_process"
 
 
@@ -251,18 +166,8 @@ class BundleOptions:
     max_usd: float | None = None
 
 
-@dataclass(frozen=True)
-class PackedRun:
-    """A bundle on disk, and what it must not contain."""
-
-    folder: Path
-    bundle: Bundle
-    run_folder: Path
-    secrets: dict[str, str]
-
-
-def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> PackedRun:
-    """Write the bundle of this model's run and enter the run in the store."""
+def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> tuple[Path, Bundle]:
+    """Write the bundle of this model's run to the returned folder, and enter the run in the store."""
     job = make_job(work, made)
     enter_run(work, job)
     mirror = _mirror(work)
@@ -286,8 +191,7 @@ def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> Pa
         max_usd=options.max_usd,
         mirror=mirror,
     )
-    folder, bundle = build_bundle(parts, work.project.state / "fleet" / "bundles")
-    return PackedRun(folder, bundle, Path(job.folder), secrets_of(work, job.run_id))
+    return build_bundle(parts, work.project.state / "fleet" / "bundles")
 
 
 def travelling_splits(train: TrainSettings) -> tuple[str, ...]:

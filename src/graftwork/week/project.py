@@ -9,7 +9,7 @@ losses of the project's own runs; what the week may cost, from its own limit and
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from itertools import accumulate
@@ -81,12 +81,8 @@ from graftwork.week.problem import (
 from graftwork.week.replan import WeekEvent, sessions_ahead, state_after
 from graftwork.week.score import score
 
-
-class PaidJob(NamedTuple):
-    """A job of the ledger, as the caps count it."""
-
-    created_at: datetime
-    usd: float
+PaidJob = tuple[datetime, float]
+"""When a job of the ledger was made, and its dollars as the caps count them."""
 
 
 class WeekMoney(NamedTuple):
@@ -102,52 +98,40 @@ def list_paid_jobs(project: ProjectFolder) -> tuple[PaidJob, ...]:
         return ()
     with use_project(project, NullReporter()) as work:
         return tuple(
-            PaidJob(datetime.fromtimestamp(job.created_at, UTC), job.counted_usd)
+            (datetime.fromtimestamp(job.created_at, UTC), job.counted_usd)
             for job in work.jobs.list()
             if job.counted_usd > 0
         )
 
 
 def spent_since(jobs: Sequence[PaidJob], start: datetime) -> float:
-    return sum(job.usd for job in jobs if job.created_at >= start)
+    return sum(usd for created_at, usd in jobs if created_at >= start)
 
 
 def week_money(
     caps: CapSettings, limit: float | None, jobs: Sequence[PaidJob], *, start: datetime, length: int
 ) -> WeekMoney:
     """Dollars for the week. What was spent in it is not subtracted: it counts against them."""
-    before = [job for job in jobs if job.created_at < start]
-    project = None if caps.project_usd is None else caps.project_usd - sum(job.usd for job in before)
+    before = [(created_at, usd) for created_at, usd in jobs if created_at < start]
+    project = None if caps.project_usd is None else caps.project_usd - sum(usd for _, usd in before)
     most = min(value for value in (limit, project, caps.month_usd) if value is not None)
     last = start.astimezone(UTC) + timedelta(minutes=length - 1)
-    first_left = _left_of_month(caps, before, start)
-    if first_left.usd >= most:
-        return WeekMoney(max(0.0, most))
-    if first_left.month == month_of(last.timestamp()):
-        return WeekMoney(max(0.0, first_left.usd), notes=(first_left.note,))
-    # The week ends in another month, which has its whole cap.
-    turn = minutes_since(start, last.replace(day=1, hour=0, minute=0, second=0, microsecond=0))
-    if first_left.usd >= most * (length - turn) / length:
-        return WeekMoney(max(0.0, first_left.usd), notes=(first_left.note,))
-    waits = f"{first_left.note}; paid places are used from {last:%Y-%m}-01 on"
-    return WeekMoney(max(0.0, most), turn, (waits,))
-
-
-class _MonthLeft(NamedTuple):
-    month: str
-    usd: float
-    note: str
-
-
-def _left_of_month(caps: CapSettings, before: Sequence[PaidJob], start: datetime) -> _MonthLeft:
     month = month_of(start.timestamp())
-    spent = sum(job.usd for job in before if month_of(job.created_at.timestamp()) == month)
+    spent = sum(usd for created_at, usd in before if month_of(created_at.timestamp()) == month)
     left = caps.month_usd - spent
+    if left >= most:
+        return WeekMoney(max(0.0, most))
     note = (
         f"${max(0.0, left):.2f} of fleet.caps.month_usd are left in {month}: "
         f"${spent:.2f} are spent or reserved"
     )
-    return _MonthLeft(month, left, note)
+    if month == month_of(last.timestamp()):
+        return WeekMoney(max(0.0, left), notes=(note,))
+    # The week ends in another month, which has its whole cap.
+    turn = minutes_since(start, last.replace(day=1, hour=0, minute=0, second=0, microsecond=0))
+    if left >= most * (length - turn) / length:
+        return WeekMoney(max(0.0, left), notes=(note,))
+    return WeekMoney(max(0.0, most), turn, (f"{note}; paid places are used from {last:%Y-%m}-01 on",))
 
 
 def longest_paid_minutes(fleet: FleetSettings, usd_per_hour: float) -> int:
@@ -172,34 +156,28 @@ def fit_project_curves(project: ProjectFolder, clock: Clock) -> dict[str, float]
         names = {Path(folder).name: model for model, folder in folders.items()}
         for run in work.runs.list():
             model = names.get(_dataset_of(run))
-            made = _fit(run, clock) if run.state == "done" and model is not None else None
-            if made is not None and model is not None:
-                curves[model].append(made)
-    found = {model: combine(made) for model, made in curves.items()}
-    return {model: hours for model, hours in found.items() if hours is not None}
+            if model is None or run.state != "done":
+                continue
+            steps = read_steps(Path(run.folder))
+            curve = fit_curve(bin_losses(clock(steps), [step.loss for step in steps]))
+            if curve is not None:
+                curves[model].append(curve)
+    combined = {model: combine(fitted) for model, fitted in curves.items()}
+    return {model: hours for model, hours in combined.items() if hours is not None}
 
 
 def hours_by_tokens(tokens_per_hour: float) -> Clock:
     """What the reference place would have taken for the tokens of the steps."""
 
     def clock(steps: Sequence[TrainStep]) -> list[float]:
-        return _sums(step.tokens / tokens_per_hour for step in steps)
+        return list(accumulate(step.tokens / tokens_per_hour for step in steps))
 
     return clock
 
 
 def hours_as_run(steps: Sequence[TrainStep]) -> list[float]:
     """The run's own hours, where it is not known how fast the reference place is."""
-    return _sums(step.seconds / 3600 for step in steps)
-
-
-def _sums(values: Iterable[float]) -> list[float]:
-    return list(accumulate(values))
-
-
-def _fit(run: RunEntry, clock: Clock) -> FittedCurve | None:
-    steps = read_steps(Path(run.folder))
-    return fit_curve(bin_losses(clock(steps), [step.loss for step in steps]))
+    return list(accumulate(step.seconds / 3600 for step in steps))
 
 
 def _dataset_of(run: RunEntry) -> str:
@@ -260,64 +238,62 @@ def week_problem(project: ProjectFolder, asked: WeekRequest) -> WeekProblem:
     week = settings.plan.week
     _require_week(settings)
     zone = ZoneInfo(week.timezone)
-    day = asked.start or _default_day(asked, zone)
+    day = asked.start
+    if day is None and asked.now is not None:
+        now = asked.now if asked.now.tzinfo is not None else asked.now.replace(tzinfo=zone)
+        day = now.astimezone(zone).date()
+    elif day is None:
+        day = datetime.now(tz=zone).date() + timedelta(days=7)
     start = week_start(day, week.timezone, week.starts).astimezone(UTC)
     if asked.earlier is not None and asked.start is None:
         start = asked.earlier.start.astimezone(UTC)
     length = minutes_since(start, week_end(start, week.timezone))
-    frame = _Frame(start, length, week)
     terms = {place.name: place for place in list_places()}
-    speeds = _speeds(project, settings)
+    reference, speeds, speed_notes = _speeds(project, settings)
     for name in asked.only:
         require_name(name, settings.fleet.places, kind="place", where="--only")
     money = week_money(settings.fleet.caps, week.spend_usd, asked.paid, start=start, length=length)
-    places = tuple(
-        _within_caps(
-            _place(name, place, frame, terms.get(place.catalog or name), speeds.by_place[name]),
-            settings.fleet,
-            money,
+    places = []
+    for name, place_settings in settings.fleet.places.items():
+        if asked.only and name not in asked.only:
+            continue
+        place = _place(
+            name,
+            place_settings,
+            week,
+            terms.get(place_settings.catalog or name),
+            speeds[name],
+            (start, length),
         )
-        for name, place in settings.fleet.places.items()
-        if not asked.only or name in asked.only
-    )
+        if place.usd_per_hour > 0:
+            # A paid place as the caps allow it: no job costs more than one may, none begins too early.
+            longest = longest_paid_minutes(settings.fleet, place.usd_per_hour)
+            last = max((end for _, end in place.open), default=0)
+            changes: dict[str, object] = {"open": ()}
+            if longest >= place.overhead + place.shortest:
+                opened = clip(place.open, (money.paid_from, last))
+                changes = {"longest": min(place.longest or longest, longest), "open": opened}
+            place = place.model_copy(update=changes)
+        places.append(place)
     fitted = _fitted(project, settings)
-    models = tuple(_model(name, settings, frame, fitted) for name in settings.all_models)
+    models = tuple(_model(name, settings, fitted, start) for name in settings.all_models)
     notes = money.notes if any(place.usd_per_hour > 0 for place in places) else ()
     return WeekProblem(
         start=start,
         length=length,
         timezone=week.timezone,
-        places=places,
+        places=tuple(places),
         models=models,
         cap_usd=money.cap_usd,
-        reference=speeds.reference,
+        reference=reference,
         assumptions=(
-            *_assumptions(settings, models, speeds),
+            *_assumptions(settings, models, reference),
+            *speed_notes,
             *_job_caps(settings, places),
             *notes,
             *_before_the_week(places, asked),
         ),
     )
-
-
-class _Frame(NamedTuple):
-    start: datetime
-    length: int
-    week: WeekSettings
-
-
-class _Speeds(NamedTuple):
-    reference: str
-    by_place: dict[str, dict[str, float]]
-    notes: list[str]
-
-
-def _default_day(asked: WeekRequest, zone: ZoneInfo) -> date:
-    """The week that now is in; without --now, the next one."""
-    if asked.now is not None:
-        now = asked.now if asked.now.tzinfo is not None else asked.now.replace(tzinfo=zone)
-        return now.astimezone(zone).date()
-    return datetime.now(tz=zone).date() + timedelta(days=7)
 
 
 def _require_week(settings: ProjectSettings) -> None:
@@ -343,8 +319,13 @@ def _require_week(settings: ProjectSettings) -> None:
         )
 
 
-def _speeds(project: ProjectFolder, settings: ProjectSettings) -> _Speeds:
-    """Hours of the same run at each place, by the planner, against those of the reference place."""
+def _speeds(
+    project: ProjectFolder, settings: ProjectSettings
+) -> tuple[str, dict[str, dict[str, float]], list[str]]:
+    """Hours of the same run at each place, by the planner, against those of the reference place.
+
+    Returns the reference place, the speeds by place and model, and remarks.
+    """
     places = settings.fleet.places
     reference = settings.plan.week.reference or next(iter(places))
     bases = {name: _base(project, settings.of_model(name).base) for name in settings.all_models}
@@ -362,7 +343,7 @@ def _speeds(project: ProjectFolder, settings: ProjectSettings) -> _Speeds:
         by_place[name] = known
     card = places[reference].gpu
     title = f"{reference} ({card})" if card else reference
-    return _Speeds(title, by_place, notes)
+    return title, by_place, notes
 
 
 def _base(project: ProjectFolder, base: str) -> str:
@@ -426,22 +407,21 @@ def _hours(base: str, place: PlaceCalendarSettings, settings: ProjectSettings, n
 def _place(
     name: str,
     place: PlaceCalendarSettings,
-    frame: _Frame,
+    week: WeekSettings,
     terms: PlaceTerms | None,
     speeds: Mapping[str, float],
+    frame: tuple[datetime, int],
 ) -> WeekPlace:
-    week = frame.week
+    """`frame` is the start of the week and its minutes."""
+    start, length = frame
     zone = place.timezone or week.timezone
     people = spans_of(
-        [parse_window(text) for text in week.people],
-        start=frame.start,
-        length=frame.length,
-        zone=week.timezone,
+        [parse_window(text) for text in week.people], start=start, length=length, zone=week.timezone
     )
-    opened: tuple[Span, ...] = ((0, frame.length),)
+    opened: tuple[Span, ...] = ((0, length),)
     if place.windows:
         windows = [parse_window(text) for text in place.windows]
-        opened = spans_of(windows, start=frame.start, length=frame.length, zone=zone)
+        opened = spans_of(windows, start=start, length=length, zone=zone)
     needs_person = (place.place or name) == ManualPlace.name or (terms and terms.driven_by == "by hand")
     by_hand = place.by_hand or ("start" if needs_person else "no")
     if by_hand == "whole":
@@ -473,17 +453,6 @@ def _place(
         usd_per_hour=_price(name, place, terms),
         by_hand=by_hand != "no",
     )
-
-
-def _within_caps(place: WeekPlace, fleet: FleetSettings, money: WeekMoney) -> WeekPlace:
-    """A paid place as the caps allow it: no job costs more than one may, none begins too early."""
-    if place.usd_per_hour <= 0:
-        return place
-    longest = longest_paid_minutes(fleet, place.usd_per_hour)
-    if longest < place.overhead + place.shortest:
-        return place.model_copy(update={"open": ()})
-    opened = clip(place.open, (money.paid_from, max((end for _, end in place.open), default=0)))
-    return place.model_copy(update={"longest": min(place.longest or longest, longest), "open": opened})
 
 
 def _job_caps(settings: ProjectSettings, places: Sequence[WeekPlace]) -> list[str]:
@@ -532,16 +501,17 @@ def _catalog_quotas(terms: PlaceTerms | None) -> tuple[QuotaSettings, ...]:
     return tuple(made)
 
 
-def _periods(quota: QuotaSettings, frame: _Frame, zone: str) -> tuple[QuotaPeriod, ...]:
+def _periods(quota: QuotaSettings, frame: tuple[datetime, int], zone: str) -> tuple[QuotaPeriod, ...]:
     moment = parse_moment(quota.resets or ("mon 00:00" if quota.per == "week" else "00:00"))
     if quota.per == "week" and moment.day is None:
         moment = moment._replace(day=0)
-    spans = periods_of(moment, start=frame.start, length=frame.length, zone=zone)
+    start, length = frame
+    spans = periods_of(moment, start=start, length=length, zone=zone)
     return tuple(QuotaPeriod(start=a, end=b, minutes=round(quota.hours * 60)) for a, b in spans)
 
 
-def _model(name: str, settings: ProjectSettings, frame: _Frame, fitted: Mapping[str, float]) -> WeekModel:
-    week = frame.week
+def _model(name: str, settings: ProjectSettings, fitted: Mapping[str, float], start: datetime) -> WeekModel:
+    week = settings.plan.week
     model = week.models.get(name, WeekModelSettings())
     own = settings.of_model(name)
     parent = model.starts_from
@@ -554,12 +524,18 @@ def _model(name: str, settings: ProjectSettings, frame: _Frame, fitted: Mapping[
         moment = model.deadline
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=ZoneInfo(week.timezone))
-        deadline = max(0, minutes_since(frame.start, moment))
+        deadline = max(0, minutes_since(start, moment))
+    if model.half_hours is not None:
+        curve = GainCurve(half_hours=model.half_hours, source="declared")
+    elif name in fitted:
+        curve = GainCurve(half_hours=fitted[name], source="fitted from runs")
+    else:
+        curve = GainCurve(half_hours=week.half_hours, source="assumed")
     gate = model.gate_minutes if model.gate_minutes is not None else week.gate_minutes
     return WeekModel(
         name=name,
         weight=model.priority,
-        curve=_curve(name, model, week, fitted),
+        curve=curve,
         done_hours=model.done_hours,
         least_hours=model.least_hours,
         most_hours=model.most_hours,
@@ -570,14 +546,6 @@ def _model(name: str, settings: ProjectSettings, frame: _Frame, fitted: Mapping[
         share=week.inherit if parent else 0.0,
         carry=week.carry if parent else 1.0,
     )
-
-
-def _curve(name: str, model: WeekModelSettings, week: WeekSettings, fitted: Mapping[str, float]) -> GainCurve:
-    if model.half_hours is not None:
-        return GainCurve(half_hours=model.half_hours, source="declared")
-    if name in fitted:
-        return GainCurve(half_hours=fitted[name], source="fitted from runs")
-    return GainCurve(half_hours=week.half_hours, source="assumed")
 
 
 def _fitted(project: ProjectFolder, settings: ProjectSettings) -> dict[str, float]:
@@ -592,9 +560,9 @@ def _fitted(project: ProjectFolder, settings: ProjectSettings) -> dict[str, floa
     return fit_project_curves(project, hours_by_tokens(ROWS * TOKENS / hours)) if hours else {}
 
 
-def _assumptions(settings: ProjectSettings, models: Sequence[WeekModel], speeds: _Speeds) -> list[str]:
+def _assumptions(settings: ProjectSettings, models: Sequence[WeekModel], reference: str) -> list[str]:
     week = settings.plan.week
-    made = [f"an hour of training is an hour of {speeds.reference}; other places by the planner's times"]
+    made = [f"an hour of training is an hour of {reference}; other places by the planner's times"]
     assumed = [model.name for model in models if model.curve.source == "assumed"]
     if assumed:
         made.append(f"half of what can be gained is gained in {week.half_hours:g} h: {', '.join(assumed)}")
@@ -603,7 +571,7 @@ def _assumptions(settings: ProjectSettings, models: Sequence[WeekModel], speeds:
             f"a model that starts from another counts {100 * week.inherit:.0f} % of its hours, at most its "
             f"own from there on; moving there keeps {100 * week.carry:.0f} % of its own earlier hours"
         )
-    return made + speeds.notes
+    return made
 
 
 def _before_the_week(places: Sequence[WeekPlace], asked: WeekRequest) -> list[str]:
@@ -637,6 +605,9 @@ def read_schedule(path: Path) -> WeekSchedule:
         ) from error
 
 
+EXAMPLE_EVENT = '{"kind": "quota", "at": "2026-11-18T09:00:00Z", "place": "kaggle", "used_hours": 9}'
+
+
 def read_events(texts: Sequence[str]) -> tuple[WeekEvent, ...]:
     """Events as JSON, or files with one on each line (@events.jsonl)."""
     lines: list[str] = []
@@ -648,20 +619,19 @@ def read_events(texts: Sequence[str]) -> tuple[WeekEvent, ...]:
                 raise UserMistake(f"{text[1:]} cannot be read", why=str(error), where="--event") from error
         else:
             lines.append(text)
-    return tuple(_event(line) for line in lines)
-
-
-def _event(line: str) -> WeekEvent:
-    try:
-        return WeekEvent.from_json(line)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserMistake(
-            f"an event cannot be read: {': '.join(filter(None, (key, first['msg'])))}",
-            fix='write {"kind": "quota", "at": "2026-11-18T09:00:00Z", "place": "kaggle", "used_hours": 9}',
-            where="--event",
-        ) from error
+    events = []
+    for line in lines:
+        try:
+            events.append(WeekEvent.from_json(line))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise UserMistake(
+                f"an event cannot be read: {': '.join(filter(None, (key, first['msg'])))}",
+                fix=f"write {EXAMPLE_EVENT}",
+                where="--event",
+            ) from error
+    return tuple(events)
 
 
 def write_schedule(path: Path, schedule: WeekSchedule) -> None:
@@ -798,15 +768,6 @@ class WeekDial(Record):
     step: float
 
 
-class WeekTrial(Record):
-    """`before` is the week as graft.yaml has it, `after` the one under other terms, if there are any."""
-
-    terms: WeekTerms
-    before: WeekSchedule
-    after: WeekSchedule | None
-    comparable: bool = True
-
-
 def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
     """Every term that this week can be tried with."""
     problem, _ = week_as_it_is(project, WeekRequest())
@@ -824,19 +785,22 @@ def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
                 step=_step(problem.cap_usd, 1.0),
             )
         )
-    found += [
-        WeekDial(
-            name=f"hours.{place.name}",
-            label=f"Hours at {place.name}, more or fewer",
-            unit="h",
-            now=0,
-            least=-math.floor(_free_hours(place) / 0.5) * 0.5,
-            most=24,
-            step=0.5,
-        )
-        for place in problem.places
-        if place.periods or place.rolling
-    ]
+    for place in problem.places:
+        # The smallest quota: fewer hours than none cannot be had.
+        minutes = [part.minutes for quota in place.periods for part in quota]
+        minutes += [quota.minutes for quota in place.rolling]
+        if place.periods or place.rolling:
+            found.append(
+                WeekDial(
+                    name=f"hours.{place.name}",
+                    label=f"Hours at {place.name}, more or fewer",
+                    unit="h",
+                    now=0,
+                    least=-math.floor(min(minutes, default=0) / 60 / 0.5) * 0.5,
+                    most=24,
+                    step=0.5,
+                )
+            )
     gates = [model.gate for model in problem.models if model.gate]
     if gates:
         found.append(
@@ -867,8 +831,8 @@ def _step(value: float, usual: float) -> float:
 
 def try_week(
     project: ProjectFolder, terms: WeekTerms, *, seconds: float, scenario: Scenario | None = None
-) -> WeekTrial:
-    """Plan the week twice, each for so many seconds at most."""
+) -> tuple[WeekSchedule, WeekSchedule | None]:
+    """The week as graft.yaml has it, and under the terms if they change it; each takes `seconds` at most."""
     problem, _ = week_as_it_is(project, WeekRequest())
     effort = Effort(
         seconds=min(max(seconds, 1.0), MOST_SECONDS),
@@ -878,8 +842,7 @@ def try_week(
     )
     before = _plan(problem.to_json(), effort.to_json())
     changed = change_terms(problem, terms)
-    after = _plan(changed.to_json(), effort.to_json()) if changed != problem else None
-    return WeekTrial(terms=terms, before=before, after=after, comparable=not terms.changes_value)
+    return before, _plan(changed.to_json(), effort.to_json()) if changed != problem else None
 
 
 @lru_cache(maxsize=16)
@@ -894,43 +857,26 @@ def change_terms(problem: WeekProblem, terms: WeekTerms) -> WeekProblem:
         require_name(name, {place.name: place for place in problem.places}, kind="place", where="hours")
     for name in terms.priority:
         require_name(name, {model.name: model for model in problem.models}, kind="model", where="priority")
-    return problem.model_copy(
-        update={
-            "cap_usd": problem.cap_usd if terms.spend_usd is None else terms.spend_usd,
-            "places": tuple(
-                _change_place(place, terms.hours.get(place.name, 0.0)) for place in problem.places
-            ),
-            "models": tuple(_change_model(model, terms) for model in problem.models),
-        }
-    )
-
-
-def _change_place(place: WeekPlace, hours: float) -> WeekPlace:
-    """More hours of every quota; a session may become as much longer."""
-    more = round(hours * 60)
-    if not more:
-        return place
-    periods = tuple(
-        tuple(part.model_copy(update={"minutes": max(0, part.minutes + more)}) for part in quota)
-        for quota in place.periods
-    )
-    rolling = tuple(
-        quota.model_copy(update={"minutes": min(max(0, quota.minutes + more), quota.window)})
-        for quota in place.rolling
-    )
-    return place.model_copy(update={"periods": periods, "rolling": rolling})
-
-
-def _change_model(model: WeekModel, terms: WeekTerms) -> WeekModel:
-    weight = max(terms.priority.get(model.name, model.weight), LEAST_WEIGHT)
-    gate = model.gate
-    if terms.gate_minutes is not None and gate:
-        gate = math.ceil(terms.gate_minutes / STEP) * STEP
-    return model.model_copy(update={"weight": weight, "gate": gate})
-
-
-def _free_hours(place: WeekPlace) -> float:
-    """The smallest quota, in hours: fewer than none cannot be had."""
-    minutes = [part.minutes for quota in place.periods for part in quota]
-    minutes += [quota.minutes for quota in place.rolling]
-    return min(minutes, default=0) / 60
+    places = []
+    for place in problem.places:
+        # More hours of every quota; a session may become as much longer.
+        more = round(terms.hours.get(place.name, 0.0) * 60)
+        if more:
+            periods = tuple(
+                tuple(part.model_copy(update={"minutes": max(0, part.minutes + more)}) for part in quota)
+                for quota in place.periods
+            )
+            rolling = tuple(
+                quota.model_copy(update={"minutes": min(max(0, quota.minutes + more), quota.window)})
+                for quota in place.rolling
+            )
+            places.append(place.model_copy(update={"periods": periods, "rolling": rolling}))
+        else:
+            places.append(place)
+    models = []
+    for model in problem.models:
+        weight = max(terms.priority.get(model.name, model.weight), LEAST_WEIGHT)
+        gate = model.gate if terms.gate_minutes is None or not model.gate else _on_grid(terms.gate_minutes)
+        models.append(model.model_copy(update={"weight": weight, "gate": gate}))
+    cap_usd = problem.cap_usd if terms.spend_usd is None else terms.spend_usd
+    return problem.model_copy(update={"cap_usd": cap_usd, "places": tuple(places), "models": tuple(models)})

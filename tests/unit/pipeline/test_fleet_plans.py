@@ -2,21 +2,30 @@
 
 import pytest
 
-from graftwork.fleet.plans import PlaceOption, choose_place, setup_minutes
+from graftwork.fleet.jobs import RunQuote, choose_place
+from graftwork.fleet.plans import setup_minutes
 from graftwork.records.errors import AnswerIsNo
 
-LOCAL = PlaceOption(place="local", hours=20.0, limit_hours=81.0)
-KAGGLE = PlaceOption(place="kaggle", gpu="Tesla T4", hours=9.0, limit_hours=11.75)
-RUNPOD = PlaceOption(
-    place="runpod", gpu="RTX 4090", hours=2.0, planned_usd=0.8, largest_usd=4.9, limit_hours=10
-)
-LARGE = PlaceOption(place="runpod", gpu="H200", hours=0.5, planned_usd=1.9, largest_usd=4.9, limit_hours=1.0)
 HOUR = 3600.0
+LOCAL = RunQuote(place="local", planned_hours=20.0, seconds=81.0 * HOUR)
+KAGGLE = RunQuote(place="kaggle", gpu="Tesla T4", planned_hours=9.0, seconds=11.75 * HOUR)
+RUNPOD = RunQuote(
+    place="runpod",
+    gpu="RTX 4090",
+    planned_hours=1.9,
+    setup_hours=0.1,
+    planned_usd=0.8,
+    largest_usd=4.9,
+    seconds=10 * HOUR,
+)
+LARGE = RunQuote(
+    place="runpod", gpu="H200", planned_hours=0.5, planned_usd=1.9, largest_usd=4.9, seconds=1.0 * HOUR
+)
 
 
-def chosen(*options, budget=None, deadline=None):
-    found = choose_place(options, budget=budget, deadline=deadline)
-    return found.option.place, found.option.gpu, {o.place + o.gpu: o.against for o in found.others}
+def chosen(*quotes, budget=None, deadline=None):
+    best, _, refused = choose_place(quotes, budget=budget, deadline=deadline)
+    return best.place, best.gpu, dict(line.split(": ", 1) for line in refused)
 
 
 def test_a_free_place_is_taken_where_it_finishes_before_the_deadline():
@@ -28,7 +37,7 @@ def test_a_paid_place_is_taken_where_the_free_ones_are_too_slow():
     place, gpu, others = chosen(LOCAL, KAGGLE, RUNPOD, LARGE, budget=5, deadline=5 * HOUR)
     assert (place, gpu) == ("runpod", "RTX 4090")
     assert "later than the deadline" in others["local"]
-    assert others["runpodH200"] == ""
+    assert "runpod, H200" not in others
 
 
 def test_the_largest_possible_cost_counts_against_the_budget_not_the_planned_one():
@@ -39,15 +48,15 @@ def test_the_largest_possible_cost_counts_against_the_budget_not_the_planned_one
 
 
 def test_a_session_that_is_too_short_for_the_run_is_not_taken():
-    short = KAGGLE.model_copy(update={"limit_hours": 9.5})
+    short = KAGGLE.model_copy(update={"seconds": 9.5 * HOUR})
     place, _, others = chosen(short, RUNPOD)
     assert place == "runpod"
-    assert "ends after 9.5 h" in others["kaggleTesla T4"]
+    assert "ends after 9.5 h" in others["kaggle, Tesla T4"]
 
 
 def test_the_reason_names_the_next_best_place():
-    found = choose_place([LOCAL, RUNPOD], budget=None, deadline=None)
-    assert found.why == "free, 20.0 h at most; the next best, runpod, RTX 4090, is $0.80 and takes 2.0 h"
+    _, why, _ = choose_place([LOCAL, RUNPOD], budget=None, deadline=None)
+    assert why == "free, 20.0 h at most; the next best, runpod, RTX 4090, is $0.80 and takes 2.0 h"
 
 
 def test_places_of_the_catalog_have_its_setup_time_and_this_machine_none():

@@ -9,7 +9,7 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.fleet import FleetJob
-from graftwork.week.project import PaidJob, WeekRequest, longest_paid_minutes, week_as_it_is, week_money
+from graftwork.week.project import WeekRequest, longest_paid_minutes, week_as_it_is, week_money
 from graftwork.week.replan import WeekEvent
 
 WEEK = 7 * 24 * 60
@@ -18,7 +18,7 @@ CAPS = CapSettings(month_usd=50)
 
 
 def job(usd, **ago):
-    return PaidJob(START - timedelta(**ago), usd)
+    return START - timedelta(**ago), usd
 
 
 def test_what_was_spent_this_month_is_not_there_for_the_week():
@@ -49,7 +49,7 @@ def test_an_overspent_month_leaves_nothing():
 
 def test_a_week_that_ends_in_the_next_month_waits_for_it_where_little_is_left_of_this_one():
     start = datetime(2026, 11, 28, tzinfo=UTC)
-    spent = [PaidJob(datetime(2026, 11, 3, tzinfo=UTC), 49.0)]
+    spent = [(datetime(2026, 11, 3, tzinfo=UTC), 49.0)]
     found = week_money(CAPS, None, spent, start=start, length=WEEK)
     assert (found.cap_usd, found.paid_from) == (50, 3 * 24 * 60)
     assert "from 2026-12-01 on" in found.notes[0]

@@ -7,7 +7,6 @@ may also be trained with settings that graft.yaml does not have; its own results
 """
 
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,11 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from graftwork.files.disk import Journal, write_atomic
-from graftwork.fleet.jobs import POLL_SECONDS, FleetRequest, bring, collecting, get_job, start_run
+from graftwork.fleet.jobs import (
+    FleetRequest,
+    RunSet,
+    jobs_go_on,
+)
 from graftwork.model.base import verify_base
 from graftwork.pipeline.run_identity import note_done
 from graftwork.pipeline.step import StepOutputs
@@ -28,7 +31,7 @@ from graftwork.process import clock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.worker import ERROR_FILE, hold_lock
 from graftwork.project.open_project import OpenProject, timestamp
-from graftwork.project.reporter import ModelReporter, Reporter
+from graftwork.project.reporter import ModelReporter
 from graftwork.project.supervise import JOB_FILE, Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import (
@@ -39,7 +42,6 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.fleet import FleetJob
 from graftwork.records.job import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob, TrainOutcome
 from graftwork.text.validation import explain_error
@@ -48,83 +50,47 @@ from graftwork.train.run_folder import ATTEMPTS, OUTCOME, failure_of, is_settled
 from graftwork.train.run_setup import pass_mirrors
 from graftwork.train.settings import TrainSettings
 
-Runs = Mapping[str, tuple[OpenProject, TrainJob]]
-"""By the name of the model; the project is opened for that model."""
 
-
-def train_at_engine(work: OpenProject, runs: Runs) -> bool:
+def train_at_engine(work: OpenProject, planned: Mapping[str, "PlannedModel"]) -> bool:
     """Train them at the place of this project's engine; False if it takes no job."""
     place = work.project.settings.engine
-    work.reporter.started("train", f"train {len(runs)} run(s) on {place}")
-    try:
-        return _Family(work, runs, place).run()
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"no longer following; the jobs continue at {place}",
-            fix="`graft fleet list` shows them, `graft fleet stop JOB` stops one; the same command resumes",
-        ) from None
-
-
-class _Family:
-    def __init__(self, work: OpenProject, runs: Runs, place: str) -> None:
-        self._work, self._place = work, place
-        self._waiting = dict(runs)
-        self._running: dict[str, FleetJob] = {}
-        self._open = dict(runs)
-
-    def run(self) -> bool:
-        controller, pause = collecting(self._work, self._place), threading.Event()
-        while self._waiting or self._running:
-            if not self._start_ready():
-                return False
-            controller.reconcile(now=time.time())
-            for name, started in list(self._running.items()):
-                job = get_job(self._work, started.id)
-                if not job.is_open:
-                    del self._running[name]
-                    self._take(name, job)
-            if self._running:
-                pause.wait(POLL_SECONDS)
-        return True
-
-    def _start_ready(self) -> bool:
-        """Submit every run whose start is there; False if the place takes none."""
-        for name, (own, run) in list(self._waiting.items()):
-            start = Path(run.start_adapter) if run.start_adapter else None
-            if start is not None and not start.exists() and self._running:
-                continue
-            del self._waiting[name]
-            if is_settled(run):
-                continue
-            try:
-                job = start_run(own, FleetRequest(place=self._place), confirm=lambda _quote: True)
-            except EnvironmentLacks as error:
-                if self._running or len(self._open) > len(self._waiting) + 1:
-                    _leave(run, error)
+    work.reporter.started("train", f"train {len(planned)} run(s) on {place}")
+    waiting, training, taken = dict(planned), RunSet(), 0
+    with jobs_go_on():
+        while waiting or training:
+            for name, model in list(waiting.items()):
+                job = model.job
+                if job.start_adapter and not Path(job.start_adapter).exists() and training:
                     continue
-                self._work.reporter.info(f"{error.what}; training here instead")
-                return False
-            except GraftError as error:
-                _leave(run, error)
-                continue
-            self._running[name] = job
-        return True
-
-    def _take(self, name: str, job: FleetJob) -> None:
-        """Bring the files of an ended job; note why it did not finish."""
-        own, run = self._open[name]
-        job = bring(own, job)
-        done = job.state == "done" and (Path(run.folder) / OUTCOME).exists()
-        own.reporter.info(f"job {job.id} at {job.place}: {job.state}")
-        if not done and not (Path(run.folder) / ERROR_FILE).exists():
-            _leave(
-                run,
-                WorkerFailed(
-                    f"job {job.id} did not finish at {job.place}: {job.reason or job.state}",
-                    fix=f"`graft fleet logs {job.id}` shows its output; the same command resumes from there",
-                    where=job.place,
-                ),
-            )
+                del waiting[name]
+                if is_settled(job):
+                    continue
+                try:
+                    training.start(name, model.work, FleetRequest(place=place), model.made)
+                except EnvironmentLacks as error:
+                    if not taken:
+                        work.reporter.info(f"{error.what}; training here instead")
+                        return False
+                    _leave(job, error)
+                except GraftError as error:
+                    _leave(job, error)
+                taken += 1
+            for name, job_there, why in training.ended():
+                model = planned[name]
+                model.work.reporter.info(f"job {job_there.id} at {job_there.place}: {job_there.state}")
+                if why and not (Path(model.job.folder) / ERROR_FILE).exists():
+                    _leave(
+                        model.job,
+                        WorkerFailed(
+                            f"job {job_there.id} did not finish at {job_there.place}: {why}",
+                            fix=f"`graft fleet logs {job_there.id}` shows its output; "
+                            "the same command resumes from there",
+                            where=job_there.place,
+                        ),
+                    )
+            if training:
+                training.wait()
+    return True
 
 
 def _leave(run: TrainJob, error: GraftError) -> None:
@@ -133,8 +99,17 @@ def _leave(run: TrainJob, error: GraftError) -> None:
 
 def with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
     """The project with these settings of `train` for the model that is worked on."""
+    settings = work.project.settings
+    model = settings.models.get(work.model)
     try:
-        changed = _with_train(work, changes)
+        if model is None:
+            train = TrainSettings.model_validate({**settings.train.model_dump(mode="json"), **changes})
+            settings = settings.model_copy(update={"train": train})
+        else:
+            own = type(model.train).model_validate({**model.train.model_dump(mode="json"), **changes})
+            changed_model = model.model_copy(update={"train": own})
+            settings = settings.model_copy(update={"models": {**settings.models, work.model: changed_model}})
+        changed = replace(work, project=replace(work.project, settings=settings))
         # A model's own settings are checked together with those of all models.
         _ = changed.settings
     except ValidationError as error:
@@ -148,19 +123,6 @@ def with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
             where="train",
         ) from error
     return changed
-
-
-def _with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
-    settings = work.project.settings
-    model = settings.models.get(work.model)
-    if model is None:
-        train = TrainSettings.model_validate({**settings.train.model_dump(mode="json"), **changes})
-        settings = settings.model_copy(update={"train": train})
-    else:
-        own = type(model.train).model_validate({**model.train.model_dump(mode="json"), **changes})
-        changed = model.model_copy(update={"train": own})
-        settings = settings.model_copy(update={"models": {**settings.models, work.model: changed}})
-    return replace(work, project=replace(work.project, settings=settings))
 
 
 def train_variant(work: OpenProject, made: StepOutputs) -> TrainOutcome:
@@ -255,9 +217,19 @@ class _BatchProgress:
                     self._work.runs.update(job.run_id, state="running", when=timestamp())
                 reporter = ModelReporter(self._work.reporter, self._names[job.run_id])
                 self._messages[job.run_id].report(reporter)
-                if not is_settled(job):
-                    self._report_beat(job, reporter)
-            self._report_failure(job)
+                beat = read_beat(Path(job.folder)) if not is_settled(job) else None
+                if beat is not None:
+                    reporter.progress(
+                        beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=beat.detail
+                    )
+            # A failure is reported once for each run, unless its own step will try again.
+            failure = failure_of(job) if job.run_id not in self._failures_reported else None
+            if failure is None:
+                continue
+            self._failures_reported.add(job.run_id)
+            if failure["error"] != RETRIED_ALONE:
+                what, why, fix = (str(failure[name]) for name in ("what", "why", "fix"))
+                self._watcher(job).alert("failed", what, why=why, fix=fix)
 
     @property
     def expected_seconds(self) -> float:
@@ -286,7 +258,7 @@ class _BatchProgress:
         """The process itself gave up: all runs that are not settled have failed with it."""
         for job in self._batch.jobs:
             if not is_settled(job):
-                write_atomic(Path(job.folder) / ERROR_FILE, json.dumps(reason.as_json()))
+                _leave(job, reason)
 
     def _has_begun(self, job: TrainJob) -> bool:
         if job.run_id in self._entered:
@@ -294,25 +266,6 @@ class _BatchProgress:
         lines = Journal(Path(job.folder) / ATTEMPTS).read()
         latest = clock.read_moment(lines[-1]) if lines else None
         return latest is not None and clock.seconds_between(self._batch.begun, latest) >= 0
-
-    def _report_beat(self, job: TrainJob, reporter: Reporter) -> None:
-        beat = read_beat(Path(job.folder))
-        if beat is None:
-            return
-        reporter.progress(
-            beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=beat.detail
-        )
-
-    def _report_failure(self, job: TrainJob) -> None:
-        """Once for each run, unless its own step will try again."""
-        failure = failure_of(job) if job.run_id not in self._failures_reported else None
-        if failure is None:
-            return
-        self._failures_reported.add(job.run_id)
-        if failure["error"] != RETRIED_ALONE:
-            self._watcher(job).alert(
-                "failed", str(failure["what"]), why=str(failure["why"]), fix=str(failure["fix"])
-            )
 
     def _watcher(self, job: TrainJob) -> StallWatcher:
         """Of one run, with the alerts of its own model's settings."""
@@ -350,8 +303,9 @@ class TrainedAll(Record):
         return tuple(model for model in self.models if model.state == "failed")
 
 
-class _Planned(NamedTuple):
+class PlannedModel(NamedTuple):
     work: OpenProject
+    made: StepOutputs
     job: TrainJob
     trained_before: bool
 
@@ -359,12 +313,15 @@ class _Planned(NamedTuple):
 def train_all(work: OpenProject) -> TrainedAll:
     """Bring every model of the project up to date as far as its adapter."""
     begun = time.perf_counter()
-    planned: dict[str, _Planned] = {}
+    planned: dict[str, PlannedModel] = {}
     failed: dict[str, GraftError] = {}
     for name in work.project.settings.all_models:
         own = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         try:
-            planned[name] = _plan(own)
+            made = run_pipeline(own, upto="plan")
+            job = make_job(own, made)
+            enter_run(own, job)
+            planned[name] = PlannedModel(own, made, job, (Path(job.folder) / OUTCOME).exists())
         except (Interrupted, StoppedInOrder):
             raise
         except GraftError as error:
@@ -372,7 +329,9 @@ def train_all(work: OpenProject) -> TrainedAll:
             work.reporter.info(f"{name}: {error.what}")
     _train_what_is_left(work, planned)
     results = [
-        _finish(planned[name]) if name in planned else _failure(name, failed[name].as_json())
+        _finish(planned[name])
+        if name in planned
+        else ModelResult(model=name, state="failed", error=failed[name].as_json())
         for name in work.project.settings.all_models
     ]
     return TrainedAll(
@@ -380,14 +339,7 @@ def train_all(work: OpenProject) -> TrainedAll:
     )
 
 
-def _plan(work: OpenProject) -> _Planned:
-    made: StepOutputs = run_pipeline(work, upto="plan")
-    job = make_job(work, made)
-    enter_run(work, job)
-    return _Planned(work, job, (Path(job.folder) / OUTCOME).exists())
-
-
-def _train_what_is_left(work: OpenProject, planned: dict[str, _Planned]) -> None:
+def _train_what_is_left(work: OpenProject, planned: dict[str, PlannedModel]) -> None:
     """One process for all; two models that come to the same run share it."""
     left = {
         name: one.job
@@ -400,10 +352,9 @@ def _train_what_is_left(work: OpenProject, planned: dict[str, _Planned]) -> None
         names.setdefault(job.run_id, name)
         # What failed in an earlier command may succeed now.
         (Path(job.folder) / ERROR_FILE).unlink(missing_ok=True)
-    if names and work.project.settings.engine != "local":
-        runs = {name: (planned[name].work, left[name]) for name in names.values()}
-        if train_at_engine(work, runs):
-            return
+    chosen = {name: planned[name] for name in names.values()}
+    if names and work.project.settings.engine != "local" and train_at_engine(work, chosen):
+        return
     jobs = [left[name] for name in names.values()]
     # Runs on one base are trained together, in the order in which their bases first occur.
     bases = list(dict.fromkeys(job.base_folder for job in jobs))
@@ -411,19 +362,19 @@ def _train_what_is_left(work: OpenProject, planned: dict[str, _Planned]) -> None
         run_batch(work, sorted(jobs, key=lambda job: bases.index(job.base_folder)), names=names)
 
 
-def _finish(planned: _Planned) -> ModelResult:
+def _finish(planned: PlannedModel) -> ModelResult:
     """Run the model's own step, which finds the run done or explains why it is not."""
     work, job = planned.work, planned.job
     failure = failure_of(job)
     if failure is not None and failure["error"] != RETRIED_ALONE:
         work.runs.update(job.run_id, state="failed", when=timestamp(), error=failure)
-        return _failure(work.model, failure, run_id=job.run_id)
+        return ModelResult(model=work.model, state="failed", run_id=job.run_id, error=failure)
     try:
         outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
     except (Interrupted, StoppedInOrder):
         raise
     except GraftError as error:
-        return _failure(work.model, error.as_json(), run_id=job.run_id)
+        return ModelResult(model=work.model, state="failed", run_id=job.run_id, error=error.as_json())
     minutes = next(
         (residual.actual for residual in outcome.residuals if residual.name == "minutes"),
         outcome.seconds / 60,
@@ -436,7 +387,3 @@ def _finish(planned: _Planned) -> ModelResult:
         outcome=outcome,
         minutes=minutes,
     )
-
-
-def _failure(model: str, error: dict[str, object], *, run_id: str = "") -> ModelResult:
-    return ModelResult(model=model, state="failed", run_id=run_id, error=error)

@@ -7,28 +7,22 @@ after a crash: trained runs by their outcome, running jobs in the ledger, finish
 """
 
 import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.gate.project import note_rules
 from graftwork.evaluate.project import Evaluated
 from graftwork.files.disk import folder_digest, make_folder, write_atomic
 from graftwork.fleet.jobs import (
-    POLL_SECONDS,
     FleetRequest,
-    bring,
+    RunSet,
     choose_offer,
-    collecting,
-    find_open,
-    get_job,
-    start_run,
+    jobs_go_on,
 )
 from graftwork.fleet.places.hosts import HostsPlace
 from graftwork.fleet.plans import PlacePlanner
@@ -102,31 +96,12 @@ class SiteRun:
         return TrainOutcome.from_json((self.folder / OUTCOME).read_bytes())
 
 
-class Sites(Protocol):
-    """What a federation asks of its places."""
-
-    def describe(self, site: FederatedPlace) -> SiteData: ...
-
-    def plan(self, site: FederatedPlace, data: SiteData, *, start: Path | None, number: int) -> SiteRun: ...
-
-    def start(self, run: SiteRun) -> None:
-        """Start its job, or find the one that an earlier process started."""
-
-    def poll(self, run: SiteRun) -> str | None:
-        """None while it trains, an empty text once it is trained and fetched, else why it failed."""
-
-    def wait(self) -> None:
-        """Until it makes sense to ask again."""
-
-
 class FleetSites:
-    """Places of the fleet: this machine and hosts over SSH."""
+    """What a federation asks of its places: this machine and hosts over SSH."""
 
     def __init__(self, work: OpenProject) -> None:
         self._work = work
-        self._jobs: dict[str, str] = {}
-        self._unreachable_since: dict[str, float] = {}
-        """By run."""
+        self.runs = RunSet(patience_seconds=UNREACHABLE_SECONDS)
 
     @cached_property
     def _device(self) -> DeviceFacts:
@@ -138,11 +113,20 @@ class FleetSites:
         path = site.data
         if site.place == "local":
             path = str((self._work.project.root / site.data).expanduser().resolve())
-        found = place.describe_dataset(path, model=site.model)
+        described = place.describe_dataset(path, model=site.model)
         empty: dict[str, Any] = {"inputs": (), "kept_after": {}, "redactions": {}, "settings": {}}
-        dataset = Dataset.model_validate({**found["dataset"], **empty})
-        _require_same_base(self._work, dataset, site)
-        return SiteData(name=site.label, place=site.place, folder=found["folder"], dataset=dataset)
+        dataset = Dataset.model_validate({**described["dataset"], **empty})
+        template = load_template(self._work)
+        mine = (self._work.base.revision, template.template_fingerprint, template.tokenizer_fingerprint)
+        theirs = (dataset.base_fingerprint, dataset.template_fingerprint, dataset.tokenizer_fingerprint)
+        if mine != theirs:
+            raise UserMistake(
+                f"the data of {site.label} was prepared for another base or chat template",
+                why=f"it is for {dataset.base}; this project trains {self._work.base.name}",
+                fix="run `graft data prepare` there with the same `base`",
+                where=f"federated.places.{site.label}",
+            )
+        return SiteData(name=site.label, place=site.place, folder=described["folder"], dataset=dataset)
 
     def plan(self, site: FederatedPlace, data: SiteData, *, start: Path | None, number: int) -> SiteRun:
         train, federated = self._work.settings.train, self._work.project.settings.federated
@@ -165,50 +149,8 @@ class FleetSites:
         return SiteRun(site, data, work, StepOutputs({**made.outputs, "plan": there}), ahead)
 
     def start(self, run: SiteRun) -> None:
-        job = find_open(run.work, run.run_id)
-        if job is None:
-            request = FleetRequest(run.site.place, base_there=run.site.base, dataset_there=run.data.folder)
-            job = start_run(run.work, request, lambda _quote: True, made=run.made, ahead=run.ahead)
-        self._jobs[run.run_id] = job.id
-
-    def poll(self, run: SiteRun) -> str | None:
-        found = collecting(run.work, run.site.place).reconcile(now=time.time())
-        job = get_job(run.work, self._jobs[run.run_id])
-        if job.is_open:
-            return self._why_given_up(run, is_reachable=not found.unreachable)
-        job = bring(run.work, job)
-        if job.state != "done" or not run.is_trained:
-            return job.reason or job.state
-        note_done(run.work, run.run_id)
-        return ""
-
-    def _why_given_up(self, run: SiteRun, *, is_reachable: bool) -> str | None:
-        """None while the place answers, or may answer again soon."""
-        if is_reachable:
-            self._unreachable_since.pop(run.run_id, None)
-            return None
-        now = time.monotonic()
-        since = self._unreachable_since.setdefault(run.run_id, now)
-        if now - since < UNREACHABLE_SECONDS:
-            return None
-        del self._unreachable_since[run.run_id]
-        return f"{run.site.place} has not answered for {UNREACHABLE_SECONDS / 60:.0f} minutes"
-
-    def wait(self) -> None:
-        threading.Event().wait(POLL_SECONDS)
-
-
-def _require_same_base(work: OpenProject, dataset: Dataset, site: FederatedPlace) -> None:
-    template = load_template(work)
-    mine = (work.base.revision, template.template_fingerprint, template.tokenizer_fingerprint)
-    theirs = (dataset.base_fingerprint, dataset.template_fingerprint, dataset.tokenizer_fingerprint)
-    if mine != theirs:
-        raise UserMistake(
-            f"the data of {site.label} was prepared for another base or chat template",
-            why=f"it is for {dataset.base}; this project trains {work.base.name}",
-            fix="run `graft data prepare` there with the same `base`",
-            where=f"federated.places.{site.label}",
-        )
+        request = FleetRequest(run.site.place, base_there=run.site.base, dataset_there=run.data.folder)
+        self.runs.start(run.site.label, run.work, request, run.made, ahead=run.ahead)
 
 
 def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
@@ -221,113 +163,79 @@ def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
     validation = dataset.splits.get("validation")
     checked = min(settings.validation_rows, validation.rows) if validation is not None else 0
     tokens = round(checked * validation.tokens / validation.rows) if validation and validation.rows else 0
-    rows = [_stand_in(at, length, train.trained_tokens / train.tokens) for at, length in enumerate(chosen)]
+    trained, rows = train.trained_tokens / train.tokens, []
+    for number, length in enumerate(chosen):
+        reply = min(max(round(length * trained), 1), max(length - 1, 1))
+        rows.append(
+            # A row of this length that shares no beginning with another.
+            Row(
+                id=str(number),
+                origin=Origin(file="", line=number),
+                messages=(),
+                reply="",
+                tokens=(number, *(0,) * (length - 1)),
+                trained_from=length - reply,
+            )
+        )
     return count_work(rows, settings, read_shape(Path(work.base.folder)), validation_tokens=tokens)
 
 
-def _stand_in(number: int, length: int, replied: float) -> Row:
-    """A row of this length that shares no beginning with another."""
-    reply = min(max(round(length * replied), 1), max(length - 1, 1))
-    return Row(
-        id=str(number),
-        origin=Origin(file="", line=number),
-        messages=(),
-        reply="",
-        tokens=(number, *(0,) * (length - 1)),
-        trained_from=length - reply,
-    )
+def train_round(
+    sites: FleetSites, settings: FederatedSettings, reporter: Reporter, *, number: int, start: Path | None
+) -> tuple[dict[str, SiteRun], dict[str, str]]:
+    """Train until every place is done or was tried often enough. The runs, and why places are left out."""
+    waiting, data, failures = list(settings.places), dict[str, SiteData](), Counter[str]()
+    training, trained, left_out = dict[str, SiteRun](), dict[str, SiteRun](), dict[str, str]()
 
-
-class TrainedPlaces(NamedTuple):
-    """By the names of the places."""
-
-    runs: dict[str, SiteRun]
-    left_out: dict[str, str]
-
-
-class RoundTraining:
-    def __init__(self, sites: Sites, settings: FederatedSettings, reporter: Reporter) -> None:
-        self._sites, self._settings, self._reporter = sites, settings, reporter
-        self._waiting = list(settings.places)
-        self._running: dict[str, SiteRun] = {}
-        self._data: dict[str, SiteData] = {}
-        self._failures: Counter[str] = Counter()
-        self._done = TrainedPlaces({}, {})
-
-    def run(self, number: int, start: Path | None) -> TrainedPlaces:
-        """Train until every place is done or was tried often enough."""
-        while self._waiting or self._running:
-            for site in list(self._waiting):
-                self._waiting.remove(site)
-                self._start(site, number, start)
-            for run in list(self._running.values()):
-                self._poll(run)
-            if self._waiting or self._running:
-                self._wait()
-        return self._done
-
-    def _start(self, site: FederatedPlace, number: int, start: Path | None) -> None:
-        try:
-            self._data[site.label] = self._sites.describe(site)
-            _require_own_data(self._data)
-            run = self._sites.plan(site, self._data[site.label], start=start, number=number)
-            if run.is_trained:
-                self._done.runs[site.label] = run
-                return
-            self._sites.start(run)
-        except (Interrupted, StoppedInOrder, UserMistake):
-            raise
-        except GraftError as error:
-            self._fail(site, error.what)
+    def fail(site: FederatedPlace, why: str) -> None:
+        failures[site.label] += 1
+        if failures[site.label] <= settings.retries:
+            reporter.info(f"{site.label}: {why}; trying again")
+            waiting.append(site)
         else:
-            self._running[site.label] = run
+            reporter.info(f"{site.label} is left out of the round: {why}")
+            left_out[site.label] = why
 
-    def _poll(self, run: SiteRun) -> None:
-        try:
-            why = self._sites.poll(run)
-        except (Interrupted, StoppedInOrder):
-            raise
-        except GraftError as error:
-            why = error.what
-        if why is None:
-            return
-        del self._running[run.site.label]
-        if why:
-            self._fail(run.site, why)
-        else:
-            self._done.runs[run.site.label] = run
-            self._reporter.info(f"{run.site.label} has finished the round")
-
-    def _fail(self, site: FederatedPlace, why: str) -> None:
-        self._failures[site.label] += 1
-        if self._failures[site.label] <= self._settings.retries:
-            self._reporter.info(f"{site.label}: {why}; trying again")
-            self._waiting.append(site)
-        else:
-            self._reporter.info(f"{site.label} is left out of the round: {why}")
-            self._done.left_out[site.label] = why
-
-    def _wait(self) -> None:
-        try:
-            self._sites.wait()
-        except KeyboardInterrupt:
-            raise Interrupted(
-                "no longer following; the jobs continue at their places",
-                fix="the same command resumes; `graft fleet list` shows the jobs",
-            ) from None
-
-
-def _require_own_data(known: dict[str, SiteData]) -> None:
-    by_hash: dict[str, str] = {}
-    for name, data in known.items():
-        other = by_hash.setdefault(data.dataset.content_hash, name)
-        if other != name:
+    def begin(site: FederatedPlace) -> None:
+        data[site.label] = sites.describe(site)
+        others = {name: known.dataset.content_hash for name, known in data.items() if name != site.label}
+        same = next(
+            (name for name, known in others.items() if known == data[site.label].dataset.content_hash), None
+        )
+        if same is not None:
             raise UserMistake(
-                f"{other} and {name} have the same data",
+                f"{same} and {site.label} have the same data",
                 why="the same rows would be trained on twice and count twice",
                 fix="name each place's own data",
                 where="federated.places",
             )
+        run = sites.plan(site, data[site.label], start=start, number=number)
+        if run.is_trained:
+            trained[site.label] = run
+        else:
+            sites.start(run)
+            training[site.label] = run
+
+    with jobs_go_on():
+        while waiting or training:
+            due, waiting = waiting, []
+            for site in due:
+                try:
+                    begin(site)
+                except (Interrupted, StoppedInOrder, UserMistake):
+                    raise
+                except GraftError as error:
+                    fail(site, error.what)
+            for label, _, why in sites.runs.ended():
+                run = training.pop(label)
+                if why:
+                    fail(run.site, why)
+                else:
+                    trained[label] = run
+                    reporter.info(f"{label} has finished the round")
+            if waiting or training:
+                sites.runs.wait()
+    return trained, left_out
 
 
 def trained_tokens(run: SiteRun) -> int:
@@ -340,7 +248,8 @@ def merge_round(work: OpenProject, runs: Sequence[SiteRun]) -> TrainOutcome:
     for run in runs:
         # `graft fleet fetch` or a killed process may have brought the files.
         note_done(run.work, run.run_id)
-    tokens = [trained_tokens(run) for run in runs]
+    parts, tokens = [run.outcome() for run in runs], [trained_tokens(run) for run in runs]
+    shares = [count / sum(tokens) for count in tokens]
     run_id = fingerprint(["federated", [run.run_id for run in runs], tokens])[:12]
     folder = work.project.runs / run_id
     if (folder / OUTCOME).exists():
@@ -351,34 +260,20 @@ def merge_round(work: OpenProject, runs: Sequence[SiteRun]) -> TrainOutcome:
         request = MergeRequest(
             tuple(f"run:{run.run_id}" for run in runs),
             adapter,
-            weights=",".join(repr(count / sum(tokens)) for count in tokens),
+            weights=",".join(map(repr, shares)),
             shape=AdapterShape.model_validate(runs[0].plan.train["adapter"]),
         )
         merge_adapters(work, request)
-    outcome = _outcome(run_id, adapter, runs, tokens)
-    if work.runs.get(run_id) is None:
-        work.runs.create(
-            run_id, folder=str(folder), plan=runs[0].plan.model_dump(mode="json"), when=timestamp()
-        )
-    note_rules(work, run_id, stage="trained")
-    write_atomic(folder / OUTCOME, outcome.to_json())
-    return note_done(work, run_id)
-
-
-def _outcome(run_id: str, adapter: Path, runs: Sequence[SiteRun], tokens: Sequence[int]) -> TrainOutcome:
-    """What the places' runs come to together: losses by tokens, times and rows added up."""
-    parts = [run.outcome() for run in runs]
-    shares = [count / sum(tokens) for count in tokens]
-    known = [part.validation_loss_before for part in parts]
-    return parts[0].model_copy(
+    # What the places' runs come to together: losses by tokens, times and rows added up.
+    outcome = parts[0].model_copy(
         update={
             "run_id": run_id,
             "adapter_folder": str(adapter),
             "adapter_hash": folder_digest(adapter),
             "steps": sum(part.steps for part in parts),
-            "first_loss": sum(s * part.first_loss for s, part in zip(shares, parts, strict=True)),
-            "final_loss": sum(s * part.final_loss for s, part in zip(shares, parts, strict=True)),
-            "validation_loss_before": _mean(shares, known),
+            "first_loss": _mean(shares, [part.first_loss for part in parts]),
+            "final_loss": _mean(shares, [part.final_loss for part in parts]),
+            "validation_loss_before": _mean(shares, [part.validation_loss_before for part in parts]),
             # Of each place's own adapter on its own rows: no place has all rows to measure the merged one on.
             "validation_loss_after": _mean(shares, [part.validation_loss_after for part in parts]),
             "seconds": sum(part.seconds for part in parts),
@@ -390,6 +285,13 @@ def _outcome(run_id: str, adapter: Path, runs: Sequence[SiteRun], tokens: Sequen
             "drifts": (),
         }
     )
+    if work.runs.get(run_id) is None:
+        work.runs.create(
+            run_id, folder=str(folder), plan=runs[0].plan.model_dump(mode="json"), when=timestamp()
+        )
+    note_rules(work, run_id, stage="trained")
+    write_atomic(folder / OUTCOME, outcome.to_json())
+    return note_done(work, run_id)
 
 
 def _mean(shares: Sequence[float], values: Sequence[float | None]) -> float | None:
@@ -486,20 +388,20 @@ class FederationPlan(Record):
     stays: tuple[str, ...]
 
 
-def plan_federation(work: OpenProject, *, sites: Sites | None = None) -> FederationPlan:
+def plan_federation(work: OpenProject) -> FederationPlan:
     """Ask every place for its data and plan the first round. Nothing is started."""
-    return _Federated(work, sites or FleetSites(work)).plan()
+    return _Federated(work).plan()
 
 
-def run_federation(work: OpenProject, *, again: bool = False, sites: Sites | None = None) -> Federation:
+def run_federation(work: OpenProject, *, again: bool = False) -> Federation:
     """Do the rounds that are not done yet. `again` begins a new federation with round 1."""
     made = run_pipeline(work, upto="prepare")
-    return _Federated(work, sites or FleetSites(work), again=again).run(made)
+    return _Federated(work, again=again).run(made)
 
 
 class _Federated:
-    def __init__(self, work: OpenProject, sites: Sites, *, again: bool = False) -> None:
-        self._work, self._sites = work, sites
+    def __init__(self, work: OpenProject, *, again: bool = False) -> None:
+        self._work, self._sites = work, FleetSites(work)
         self._settings = require_possible(work)
         identity = [
             work.model,
@@ -522,7 +424,15 @@ class _Federated:
                 done = self._read(number) or self._round(number, start, made)
                 rounds.append(done)
                 start = Path(done.adapter)
-        return self._result(rounds)
+        last = rounds[-1]
+        return Federation(
+            model=self._work.model,
+            folder=str(self.folder),
+            rounds=tuple(rounds),
+            of_rounds=self._settings.rounds,
+            adapter=last.adapter,
+            release=f"graft release import {last.adapter}" if last.decision == "deploy" else "",
+        )
 
     def plan(self) -> FederationPlan:
         places, megabytes = [], 0.0
@@ -564,10 +474,12 @@ class _Federated:
 
     def _round(self, number: int, start: Path | None, made: StepOutputs) -> RoundResult:
         self._work.reporter.started("train", f"round {number} of {self._settings.rounds}")
-        trained = RoundTraining(self._sites, self._settings, self._work.reporter).run(number, start)
-        runs = [trained.runs[site.label] for site in self._settings.places if site.label in trained.runs]
+        trained, left_out = train_round(
+            self._sites, self._settings, self._work.reporter, number=number, start=start
+        )
+        runs = [trained[site.label] for site in self._settings.places if site.label in trained]
         if len(runs) < self._settings.needed:
-            why = "; ".join(f"{name}: {reason}" for name, reason in trained.left_out.items())
+            why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             raise AnswerIsNo(
                 f"round {number} has {len(runs)} of the {self._settings.needed} places that it needs",
                 why=why,
@@ -575,10 +487,29 @@ class _Federated:
                 "federated.quorum",
             )
         outcome = merge_round(self._work, runs)
+        tokens = [trained_tokens(run) for run in runs]
+        places = []
+        for run, count in zip(runs, tokens, strict=True):
+            part = run.outcome()
+            places.append(
+                PlaceResult(
+                    name=run.site.label,
+                    place=run.site.place,
+                    run_id=run.run_id,
+                    data=run.data.dataset.content_hash,
+                    rows=part.rows,
+                    steps=part.steps,
+                    trained_tokens=count,
+                    weight=round(count / sum(tokens), 6),
+                    loss_before=part.validation_loss_before,
+                    loss=part.validation_loss_after,
+                    seconds=round(part.seconds, 3),
+                )
+            )
         done = RoundResult(
             number=number,
-            places=_places(runs),
-            left_out=trained.left_out,
+            places=tuple(places),
+            left_out=left_out,
             run_id=outcome.run_id,
             adapter=outcome.adapter_folder,
             adapter_hash=outcome.adapter_hash,
@@ -586,51 +517,16 @@ class _Federated:
         if self._settings.evaluate:
             verdict = judge_round(self._work, made, outcome)
             done = done.model_copy(update={"decision": verdict.decision, "reason": verdict.reason})
-        write_atomic(self._file(number), done.to_json())
+        write_atomic(self.folder / f"round-{number}.json", done.to_json())
         return done
-
-    def _file(self, number: int) -> Path:
-        return self.folder / f"round-{number}.json"
 
     def _read(self, number: int) -> RoundResult | None:
         """A round that is finished, and whose adapter is still there."""
-        path = self._file(number)
+        path = self.folder / f"round-{number}.json"
         if not path.exists():
             return None
         done = RoundResult.from_json(path.read_bytes())
         return done if (Path(done.adapter) / WEIGHTS_FILE).exists() else None
-
-    def _result(self, rounds: list[RoundResult]) -> Federation:
-        last = rounds[-1]
-        return Federation(
-            model=self._work.model,
-            folder=str(self.folder),
-            rounds=tuple(rounds),
-            of_rounds=self._settings.rounds,
-            adapter=last.adapter,
-            release=f"graft release import {last.adapter}" if last.decision == "deploy" else "",
-        )
-
-
-def _places(runs: list[SiteRun]) -> tuple[PlaceResult, ...]:
-    tokens = [trained_tokens(run) for run in runs]
-    outcomes = [run.outcome() for run in runs]
-    return tuple(
-        PlaceResult(
-            name=run.site.label,
-            place=run.site.place,
-            run_id=run.run_id,
-            data=run.data.dataset.content_hash,
-            rows=outcome.rows,
-            steps=outcome.steps,
-            trained_tokens=count,
-            weight=round(count / sum(tokens), 6),
-            loss_before=outcome.validation_loss_before,
-            loss=outcome.validation_loss_after,
-            seconds=round(outcome.seconds, 3),
-        )
-        for run, outcome, count in zip(runs, outcomes, tokens, strict=True)
-    )
 
 
 def require_possible(work: OpenProject) -> FederatedSettings:

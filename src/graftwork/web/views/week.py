@@ -53,7 +53,8 @@ def index(request: Request) -> Response:
 def attempt(request: Request) -> Response:
     """The sliders; with `?try=1`, the week planned again under the terms in the address."""
     project = project_of(request)
-    trial, error, dials = None, None, tuple[WeekDial, ...]()
+    before, after, error, dials = None, None, None, tuple[WeekDial, ...]()
+    terms = WeekTerms()
     try:
         dials = list_terms(project)
     except GraftError as refused:
@@ -62,24 +63,27 @@ def attempt(request: Request) -> Response:
     seconds, scenario = text_in(request, "seconds"), text_in(request, "scenario")
     if error is None and request.query_params.get("try"):
         try:
-            trial = try_terms(
+            terms = read_terms(dials, texts)
+            before, after = try_terms(
                 project,
-                read_terms(dials, texts),
+                terms,
                 seconds=_number(seconds, "Seconds of search") if seconds else USUAL_SECONDS,
                 scenario=next((known for known in SCENARIO_NAMES if known == scenario), None),
             )
         except GraftError as refused:
             error = refused
-    shown = trial.after or trial.before if trial else None
+    shown = after or before
     return render(
         request,
         "week_try.html.jinja",
         title="What if",
         section=SECTION,
         dials=[(dial, texts[dial.name] or f"{dial.now:g}") for dial in dials],
-        trial=trial,
+        before=before,
+        after=after,
+        comparable=not terms.changes_value,
         shown=shown,
-        rows=compare_models(trial.before, shown) if trial and shown else [],
+        rows=compare_models(before, shown) if before and shown else [],
         figure=body(Document(parts=[draw_week(shown)])) if shown else None,
         error=error,
         scenario=scenario,
