@@ -24,6 +24,11 @@ def print_json(value: "Record | dict[str, Any] | list[Any]") -> None:
     sys.stdout.write(json.dumps(body, ensure_ascii=False, indent=2) + "\n")
 
 
+def print_text(*lines: str) -> None:
+    """Plain lines, as they are: nothing is highlighted, wrapped or read as markup."""
+    stdout.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
 def print_error(error: GraftError, *, as_json: bool) -> None:
     """What, where, why and fix, without a traceback."""
     if as_json:

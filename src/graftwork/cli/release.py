@@ -1,9 +1,8 @@
 """`graft release …`: list, inspect, promote, compare and share releases."""
 
 import gc
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,14 +17,13 @@ from graftwork.cli.command import (
     print_record,
     reporting,
 )
-from graftwork.cli.output import Json, print_json, stdout
+from graftwork.cli.output import Json, print_json, print_text, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
 from graftwork.views.terminal import print_line
 
 if TYPE_CHECKING:
     from graftwork.project.open_project import OpenProject
-    from graftwork.registry.deploy import ImportedRelease
 
 ToUrl = Annotated[
     str | None,
@@ -83,11 +81,8 @@ def push(
             fix="use one of --to, --hub, --ssh and --mlflow; --alias requires --ssh",
         )
     with opened_with_progress(project) as work:
-        if mlflow is not None:
-            body, text = _track(work, name, mlflow=mlflow)
-        else:
-            body, text = _send(work, name, to=to, hub=hub, ssh=ssh, alias=alias)
-    print_json(body) if json else stdout.print(text, highlight=False, markup=False, soft_wrap=True)
+        body, text = _send(work, name, to=to, hub=hub, ssh=ssh, mlflow=mlflow, alias=alias)
+    print_json(body) if json else print_text(text)
 
 
 def pull(
@@ -104,19 +99,26 @@ def pull(
     Example:  graft release pull 3f2a --from s3://bucket/releases
     """
 
+    from graftwork.registry import deploy
+
+    on_hub = hub is not None and from_ is None and name is None
+    if not on_hub and (hub is not None or name is None):
+        raise UserMistake(
+            "the release is ambiguous",
+            why="a release at a URL is named by its id, on the Hub by repository and revision",
+            fix="`graft release pull ID --from URL`, or `graft release pull --hub OWNER/NAME@TAG`",
+        )
     with opened_with_progress(project) as work:
-        done = _fetch(work, name, url=from_, hub=hub)
+        if hub is not None:
+            done = deploy.pull_from_hub(work, hub)
+        elif name is not None:
+            done = deploy.pull_from_url(work, name, url=from_)
     release = done.release
     if json:
         print_json({"id": release.id, "version": done.version, "new": done.new, "decision": release.decision})
     else:
         state = "imported" if done.new else "already here"
-        stdout.print(
-            f"{release.id[:12]} {state}: {release.model} {done.version or ''}, {release.decision}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        print_text(f"{release.id[:12]} {state}: {release.model} {done.version or ''}, {release.decision}")
 
 
 def deploy(
@@ -172,8 +174,7 @@ def deploy(
                 else f"failed and is still {done.alias}: there was no other release to go back to"
             )
         why = f": {done.why}" if done.why else f", {done.asked} requests answered"
-        text = f"{done.release[:12]} {moved} at {done.to}{why}"
-        stdout.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_text(f"{done.release[:12]} {moved} at {done.to}{why}")
     raise typer.Exit(0 if done.ok else EXIT_ANSWER_IS_NO)
 
 
@@ -196,12 +197,23 @@ def _read_questions(source: str | None) -> list[list[dict[str, str]]]:
 
 
 def _send(
-    work: "OpenProject", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
+    work: "OpenProject",
+    name: str,
+    *,
+    to: str | None,
+    hub: str | None,
+    ssh: str | None,
+    mlflow: str | None,
+    alias: str | None,
 ) -> tuple[dict[str, Any], str]:
     """What was done: as JSON and as text."""
     from graftwork.registry import deploy
 
     body: dict[str, Any]
+    if mlflow is not None:
+        entered = deploy.push_to_mlflow_registry(work, name, registered=mlflow)
+        text = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", unchanged")
+        return {"mlflow": mlflow, "version": entered.version, "new": entered.new}, text
     if hub is not None:
         on_hub = deploy.push_to_hub(work, name, repository=hub)
         body = {"id": on_hub.release.id, "hub": hub, "commit": on_hub.commit, "tag": on_hub.tag}
@@ -218,28 +230,6 @@ def _send(
     return body, f"{pushed.release.id[:12]}: {count} of {total} files sent ({pushed.bytes:,} bytes)"
 
 
-def _track(work: "OpenProject", name: str, *, mlflow: str) -> tuple[dict[str, Any], str]:
-    from graftwork.registry import deploy
-
-    entered = deploy.push_to_mlflow_registry(work, name, registered=mlflow)
-    text = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", unchanged")
-    return {"mlflow": mlflow, "version": entered.version, "new": entered.new}, text
-
-
-def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
-    from graftwork.registry import deploy
-
-    if hub is not None and url is None and name is None:
-        return deploy.pull_from_hub(work, hub)
-    if hub is None and name is not None:
-        return deploy.pull_from_url(work, name, url=url)
-    raise UserMistake(
-        "the release is ambiguous",
-        why="a release at a URL is named by its id, on the Hub by repository and revision",
-        fix="`graft release pull ID --from URL`, or `graft release pull --hub OWNER/NAME@TAG`",
-    )
-
-
 Target = Annotated[
     Path | None,
     typer.Option("--to", help="The tar file, or a folder for it. Default: PROJECT-ID.tar in the project."),
@@ -251,31 +241,14 @@ BaseTarget = Annotated[
 ]
 
 
-class ReleaseFormat(StrEnum):
-    """As what a release can be exported."""
-
-    tar = "tar"
-    ollama = "ollama"
-    vllm = "vllm"
-    merged = "merged"
-    gguf = "gguf"
-    adapter = "adapter"
-
-
-OF_RUNS = (ReleaseFormat.merged, ReleaseFormat.gguf, ReleaseFormat.adapter)
-
-
 Format = Annotated[
-    ReleaseFormat,
+    Literal["tar", "ollama", "vllm", "merged", "gguf", "adapter"],
     typer.Option(
         help="tar: the release itself. ollama: a merged GGUF file with a Modelfile. vllm: a folder with "
         "base, adapter and command line. Of a run: merged (base and adapter as one transformers folder, "
         "checked to give the same output), gguf (the merged model, converted by llama.cpp) or adapter (the "
         "PEFT folder).",
     ),
-]
-Precision = Annotated[
-    str, typer.Option(help="With --format ollama: f32, f16, bf16, q8_0, q5_1 or q4_1.", metavar="TYPE")
 ]
 
 
@@ -286,8 +259,11 @@ def export(
     ] = "champion",
     to: Target = None,
     base: BaseTarget = None,
-    format: Format = ReleaseFormat.tar,
-    precision: Precision = "q8_0",
+    format: Format = "tar",
+    precision: Annotated[
+        Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q4_1"] | None,
+        typer.Option(help="With --format ollama. Default: q8_0."),
+    ] = None,
     model: Model = None,
     project: Folder = None,
     json: Json = False,
@@ -304,79 +280,55 @@ def export(
     Example:  graft release export run --format merged --to merged
     """
     of_run = name == "run" or name.startswith("run:")
-    if of_run != (format in OF_RUNS):
+    if of_run != (format in ("merged", "gguf", "adapter")):
         raise typer.BadParameter(
             "merged, gguf and adapter are formats of a run (`run` or run:ID) and only of it"
         )
     if model is not None and not of_run:
         raise typer.BadParameter("--model is for a run; the name of a release says its model")
-    if format is not ReleaseFormat.tar:
-        if base is not None or to is None:
-            raise typer.BadParameter(
-                f"--format {format.value} needs --to FOLDER, and cannot be combined with --base"
-            )
-        if of_run:
-            _export_run(name, to, format, project=project, model=model, as_json=json)
+    if precision is not None and format != "ollama":
+        raise typer.BadParameter("--precision is for --format ollama")
+    if format != "tar" and (base is not None or to is None):
+        raise typer.BadParameter(f"--format {format} needs --to FOLDER, and cannot be combined with --base")
+    if to is not None and format in ("merged", "gguf", "adapter"):
+        from graftwork.registry.export import export_run
+
+        with reporting(project, model) as opened_project, opened_project.open() as work:
+            exported = export_run(work, run=name.partition(":")[2] or None, to=to.absolute(), format=format)
+        print_record(exported, as_json=json)
+    elif to is not None and format in ("ollama", "vllm"):
+        from graftwork.registry.formats import export_for_program
+
+        with opened_with_progress(project) as work:
+            program = export_for_program(work, name, format=format, to=to, precision=precision or "q8_0")
+        if json:
+            print_json(program)
         else:
-            _export_for_program(name, to, format, precision, project=project, as_json=json)
-        return
+            notes = [f"! {note}" for note in program.notes]
+            print_text(f"{program.release_id[:12]} is in {program.folder}", program.command, *notes)
+    else:
+        _export_archive(name, to, base, project=project, as_json=json)
+
+
+def _export_archive(
+    name: str, to: Path | None, base: Path | None, *, project: Path | None, as_json: bool
+) -> None:
     from graftwork.registry.deploy import export_base, export_release
 
     with opened_with_progress(project) as work:
-        done = export_release(work, name, target=to)
-        size = None if base is None else export_base(work, name, target=base)
-    if json:
-        written = {"id": done.release.id, "file": str(done.path), "sha256": done.sha256, "bytes": done.bytes}
-        print_json(written if size is None else {**written, "base": str(base), "base_bytes": size})
-    else:
-        stdout.print(
-            f"{done.release.id[:12]} is in {done.path} ({done.bytes:,} bytes)\nsha256 {done.sha256}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-        if size is not None:
-            stdout.print(
-                f"its base is in {base} ({size:,} bytes)", highlight=False, markup=False, soft_wrap=True
-            )
-
-
-def _export_run(
-    name: str, to: Path, format: ReleaseFormat, *, project: Path | None, model: str | None, as_json: bool
-) -> None:
-
-    from graftwork.records.release import ExportFormat
-    from graftwork.registry.export import export_run
-
-    chosen = next(known for known in get_args(ExportFormat) if known == format)
-    with reporting(project, model) as found, found.open() as work:
-        exported = export_run(work, run=name.partition(":")[2] or None, to=to.absolute(), format=chosen)
-    print_record(exported, as_json=as_json)
-
-
-def _export_for_program(
-    name: str, to: Path, format: ReleaseFormat, precision: str, *, project: Path | None, as_json: bool
-) -> None:
-
-    from graftwork.records.release import GgufPrecision
-    from graftwork.registry.formats import export_for_program
-
-    chosen = next((known for known in get_args(GgufPrecision) if known == precision), None)
-    if chosen is None:
-        raise typer.BadParameter(f"--precision takes one of {', '.join(get_args(GgufPrecision))}")
-    with opened_with_progress(project) as work:
-        done = export_for_program(
-            work, name, format="ollama" if format is ReleaseFormat.ollama else "vllm", to=to, precision=chosen
-        )
+        archive = export_release(work, name, target=to)
+        base_bytes = None if base is None else export_base(work, name, target=base)
     if as_json:
-        print_json(done)
+        body: dict[str, Any] = {"id": archive.release.id, "file": str(archive.path)}
+        body |= {"sha256": archive.sha256, "bytes": archive.bytes}
+        print_json(body if base_bytes is None else {**body, "base": str(base), "base_bytes": base_bytes})
         return
-    text = [
-        f"{done.release_id[:12]} is in {done.folder}",
-        done.command,
-        *(f"! {note}" for note in done.notes),
-    ]
-    stdout.print("\n".join(text), highlight=False, markup=False, soft_wrap=True)
+    print_text(
+        f"{archive.release.id[:12]} is in {archive.path} ({archive.bytes:,} bytes)",
+        f"sha256 {archive.sha256}",
+    )
+    if base_bytes is not None:
+        print_text(f"its base is in {base} ({base_bytes:,} bytes)")
 
 
 Source = Annotated[
@@ -400,10 +352,10 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
         print_json({**body, "decision": done.release.decision, "remarks": list(done.remarks)})
         return
     state = "imported" if done.new else "already here"
-    lines = [
-        f"{done.release.id[:12]} {state}: {done.release.model} {done.version or ''}, {done.release.decision}"
-    ]
-    stdout.print("\n".join((*lines, *done.remarks)), highlight=False, markup=False, soft_wrap=True)
+    print_text(
+        f"{done.release.id[:12]} {state}: {done.release.model} {done.version or ''}, {done.release.decision}",
+        *done.remarks,
+    )
 
 
 First = Annotated[str | None, typer.Argument(help="The release to beat: an alias, a version or an id.")]
@@ -561,21 +513,22 @@ def promote(
     Example:  graft release promote 3f2a --canary 5% --metric feedback --hours 24
     """
     if canary is not None:
-        _promote_canary(
-            project,
-            name,
-            as_json=json,
-            share=canary,
-            options={
-                "alias": alias,
-                "metric": metric,
-                "reason": reason,
-                "force": force,
-                "max_sessions": sessions,
-                "max_seconds": None if hours is None else 3600 * hours,
-                "every_seconds": every,
-            },
-        )
+        from graftwork.evaluate.live.traffic import parse_share
+
+        with reporting(project) as opened_project:
+            report = opened_project.promote_canary(
+                name,
+                share=parse_share(canary),
+                alias=alias,
+                metric=metric,
+                reason=reason,
+                force=force,
+                max_sessions=sessions,
+                max_seconds=None if hours is None else 3600 * hours,
+                every_seconds=every,
+            )
+        print_record(report, as_json=json)
+        raise typer.Exit(report.exit_code)
     if metric is not None or sessions is not None or hours is not None:
         raise typer.BadParameter("--metric, --sessions and --hours need --canary")
     from graftwork.registry.project import promote_release
@@ -588,17 +541,6 @@ def promote(
         print_json({"alias": done.alias, "release_id": done.release.id, "moved": False})
     else:
         stdout.print(f"{done.alias} already points at {done.release.id[:12]}", highlight=False)
-
-
-def _promote_canary(
-    project: Path | None, name: str, *, as_json: bool, share: str, options: dict[str, Any]
-) -> NoReturn:
-    from graftwork.evaluate.live.traffic import parse_share
-
-    with reporting(project) as found:
-        report = found.promote_canary(name, share=parse_share(share), **options)
-    print_record(report, as_json=as_json)
-    raise typer.Exit(report.exit_code)
 
 
 def rollback(
@@ -799,7 +741,9 @@ def edit(
     if name is None:
         if new_key is None or any((tag, untag, note is not None, version)):
             raise typer.BadParameter("name a release: without one only --new-key works")
-        _create_key(new_key, as_json=json)
+        pair = create_key_pair(new_key)
+        signed = {"secret_key": str(pair.secret), "public_key": pair.text}
+        print_json(signed) if json else print_text(*_signature_lines(signed))
         return
     secret = None if sign is None else load_secret_key(sign)
     with opened(project) as work:
@@ -826,26 +770,15 @@ def edit(
         return
     tags = ", ".join(entry.tags) or "no tags"
     edited = f"{release.id[:12]}: version {entry.version}, {tags}, {plural(len(notes), 'note')}"
-    stdout.print(f"{edited}\n{_say_signed(signed)}".rstrip(), highlight=False, markup=False, soft_wrap=True)
+    print_text(edited, *_signature_lines(signed))
 
 
-def _create_key(folder: Path, *, as_json: bool) -> None:
-    from graftwork.registry.signatures import create_key_pair
-
-    pair = create_key_pair(folder)
-    created = {"secret_key": str(pair.secret), "public_key": pair.text}
-    if as_json:
-        print_json(created)
-    else:
-        stdout.print(_say_signed(created), highlight=False, markup=False, soft_wrap=True)
-
-
-def _say_signed(signed: dict[str, str]) -> str:
+def _signature_lines(signed: dict[str, str]) -> list[str]:
     """The files of a key pair and a signature, and how graft.yaml names a new public key."""
     lines = [f"{what.replace('_', ' ')}: {value}" for what, value in signed.items()]
     if "public_key" in signed:
-        lines.append(f"for graft.yaml:\nrelease:\n  public_key: {signed['public_key']}")
-    return "\n".join(lines)
+        lines += ["for graft.yaml:", "release:", f"  public_key: {signed['public_key']}"]
+    return lines
 
 
 def ab(
@@ -899,7 +832,18 @@ def ab(
     if traffic == "shadow" and a is None:
         if metric is not None:
             raise typer.BadParameter("--metric needs two releases; without them every check is compared")
-        _show_shadow(project, model, as_json=json)
+        with reporting(project, model) as opened_project:
+            shadow = opened_project.shadow()
+        if shadow is None:
+            raise UserMistake(
+                "no shadow traffic is set up",
+                why="a challenger answers copies of live requests only if graft.yaml says so",
+                fix="add `shadow: {to: challenger, models: [champion]}` under serve",
+                where="serve.shadow",
+            )
+        print_record(shadow, as_json=json)
+        worse = any(check.outcome == "worse" for check in shadow.checks)
+        raise typer.Exit(EXIT_ANSWER_IS_NO if worse else 0)
     if a is None or b is None:
         raise typer.BadParameter("name two releases; only `--traffic shadow` does without")
     with reporting(project, model) as opened_project, opened_project.open() as work:
@@ -913,22 +857,6 @@ def ab(
             found = compare_live(work, a, b, metric=metric, experiment=experiment)
     print_record(found, as_json=json)
     raise typer.Exit(found.exit_code)
-
-
-def _show_shadow(project: Path | None, model: str | None, *, as_json: bool) -> NoReturn:
-    """The challenger of serve.shadow against what users got, by every check of the project."""
-
-    with reporting(project, model) as opened_project:
-        found = opened_project.shadow()
-    if found is None:
-        raise UserMistake(
-            "no shadow traffic is set up",
-            why="a challenger answers copies of live requests only if graft.yaml says so",
-            fix="add `shadow: {to: challenger, models: [champion]}` under serve",
-            where="serve.shadow",
-        )
-    print_record(found, as_json=as_json)
-    raise typer.Exit(EXIT_ANSWER_IS_NO if any(check.outcome == "worse" for check in found.checks) else 0)
 
 
 app = typer.Typer(
