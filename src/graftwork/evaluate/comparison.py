@@ -1,6 +1,6 @@
 """Two subjects on the same cases, pair by pair.
 
-In: their reports, the session of each case, margins set beforehand. Out: a Comparison for each metric
+In: their reports, the session of each case. Out: a Comparison for each metric
 that both have. Pure; does not know which differences matter.
 
 Grades from 0 to 1 get the test and the interval of a bounded mean, which for grades of 0 and 1 is McNemar's
@@ -16,11 +16,11 @@ from statistics import median
 from typing import NamedTuple
 
 from graftwork.evaluate.statistics.bounded import make_units, mean_differs
-from graftwork.evaluate.statistics.intervals import Interval, Sided, quantile_interval
+from graftwork.evaluate.statistics.intervals import quantile_interval
 from graftwork.evaluate.statistics.means import from_0_to_1, score_difference
 from graftwork.evaluate.statistics.significance import holm, mcnemar, paired_permutation
 from graftwork.grading.metrics import FIRST_TOKEN, JUDGE_PREFERENCE, LATENCY, LOWER_IS_BETTER, PERPLEXITY
-from graftwork.records.report import Comparison, Metric, SubjectReport
+from graftwork.records.report import Comparison, SubjectReport
 
 MCNEMAR = "exact McNemar"
 BOUNDED_MEAN = "bounded-mean test"
@@ -35,26 +35,6 @@ class _Pairs(NamedTuple):
     after: list[float]
     clusters: list[str] | None
 
-    @property
-    def graded_0_or_1(self) -> bool:
-        return all(value in (0.0, 1.0) for value in (*self.before, *self.after))
-
-    @property
-    def bounded(self) -> bool:
-        return from_0_to_1(self.before) and from_0_to_1(self.after)
-
-    @property
-    def differences(self) -> list[float]:
-        return [new - old for old, new in zip(self.before, self.after, strict=True)]
-
-    @property
-    def gained(self) -> int:
-        return sum(new > old for old, new in zip(self.before, self.after, strict=True))
-
-    @property
-    def lost(self) -> int:
-        return sum(new < old for old, new in zip(self.before, self.after, strict=True))
-
 
 def compare(
     baseline: SubjectReport,
@@ -62,30 +42,33 @@ def compare(
     candidate: SubjectReport,
     confidence: float = 0.95,
     sessions: Mapping[str, str] | None = None,
-    margins: Mapping[str, float] | None = None,
 ) -> tuple[Comparison, ...]:
     """Every metric that both have, case by case. A win is a case where the candidate did better.
 
-    The difference is candidate less baseline, whichever way is better. A margin is how much worse the
-    candidate may be, in the metric's own unit; it is tested one-sided at `confidence`.
+    The difference is candidate less baseline, whichever way is better.
     """
-    allowed = margins or {}
     found: list[Comparison] = []
     for name, metric in candidate.metrics.items():
         before = baseline.metrics.get(name)
         if before is not None and (metric.scores or metric.kind != "number"):
-            pairs = _pair_up(before, metric, sessions or {})
-            if name == PERPLEXITY:
-                found.append(_compare_perplexity(pairs, before.value, confidence, allowed.get(name)))
-            else:
-                found.append(_compare_grades(name, pairs, confidence, allowed.get(name)))
+            cases = list(differences_of(baseline, candidate=candidate, metric=name))
+            pairs = _Pairs(
+                [before.scores[case] or 0.0 for case in cases],
+                [metric.scores[case] or 0.0 for case in cases],
+                cluster_cases(cases, sessions=sessions or {}),
+            )
+            found.append(
+                _compare_perplexity(pairs, before.value, confidence)
+                if name == PERPLEXITY
+                else _compare_grades(name, pairs, confidence)
+            )
     old, new = baseline.generation, candidate.generation
     for name, timed in (
         (LATENCY, (old.single_latency_seconds, new.single_latency_seconds)),
         (FIRST_TOKEN, (old.first_token_seconds, new.first_token_seconds)),
     ):
         if timed[0] and len(timed[0]) == len(timed[1]):
-            found.append(_compare_seconds(name, *timed, confidence, allowed.get(name)))
+            found.append(_compare_seconds(name, *timed, confidence))
     sides = {"baseline": baseline.subject, "candidate": candidate.subject}
     return tuple(comparison.model_copy(update=sides) for comparison in found)
 
@@ -100,7 +83,7 @@ def compare_choices(
         after=[float(grade == 1.0) for grade in judged.values()],
         clusters=cluster_cases(list(judged), sessions=sessions or {}),
     )
-    return _compare_grades(JUDGE_PREFERENCE, pairs, confidence, None)
+    return _compare_grades(JUDGE_PREFERENCE, pairs, confidence)
 
 
 def compare_candidates(
@@ -109,15 +92,12 @@ def compare_candidates(
     candidates: Sequence[SubjectReport],
     confidence: float = 0.95,
     sessions: Mapping[str, str] | None = None,
-    margins: Mapping[str, float] | None = None,
 ) -> tuple[Comparison, ...]:
     """Each candidate against the baseline; p of each metric is corrected for how many were tried."""
     found = [
         comparison
         for candidate in candidates
-        for comparison in compare(
-            baseline, candidate=candidate, confidence=confidence, sessions=sessions, margins=margins
-        )
+        for comparison in compare(baseline, candidate=candidate, confidence=confidence, sessions=sessions)
     ]
     if len(candidates) < 2:
         return tuple(found)
@@ -137,37 +117,36 @@ def cluster_cases(cases: Sequence[str], *, sessions: Mapping[str, str]) -> list[
 
 def differences_of(baseline: SubjectReport, *, candidate: SubjectReport, metric: str) -> dict[str, float]:
     """Candidate less baseline for each case that both were graded on."""
-    return _differences(baseline.metrics[metric], candidate.metrics[metric])
-
-
-def _pair_up(before: Metric, after: Metric, sessions: Mapping[str, str]) -> _Pairs:
-    both = list(_differences(before, after))
-    return _Pairs(
-        before=[before.scores[case] or 0.0 for case in both],
-        after=[after.scores[case] or 0.0 for case in both],
-        clusters=cluster_cases(both, sessions=sessions),
-    )
-
-
-def _differences(before: Metric, after: Metric) -> dict[str, float]:
+    before = baseline.metrics[metric].scores
     return {
         case: new - old
-        for case, new in after.scores.items()
-        if new is not None and (old := before.scores.get(case)) is not None
+        for case, new in candidate.metrics[metric].scores.items()
+        if new is not None and (old := before.get(case)) is not None
     }
 
 
-def _compare_grades(name: str, pairs: _Pairs, confidence: float, margin: float | None) -> Comparison:
-    n = len(pairs.before)
-    gained, lost = pairs.gained, pairs.lost
-    if pairs.graded_0_or_1 and pairs.clusters is None:
+def _compare_grades(name: str, pairs: _Pairs, confidence: float) -> Comparison:
+    before, after, clusters = pairs
+    n = len(before)
+    changes = [new - old for old, new in zip(before, after, strict=True)]
+    gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    bounded = from_0_to_1(before) and from_0_to_1(after)
+    if clusters is None and all(value in (0.0, 1.0) for value in (*before, *after)):
         difference, test, p_value = (gained - lost) / n if n else 0.0, MCNEMAR, mcnemar(gained, losses=lost)
     else:
-        difference = math.fsum(pairs.after) / n - math.fsum(pairs.before) / n
-        test = BOUNDED_MEAN if pairs.bounded else SIGN_FLIPS
-        test = test if pairs.clusters is None else f"{test} by session"
-        p_value = _p_of_mean(pairs)
-    low, high = _difference(pairs, confidence, "two")
+        difference = math.fsum(after) / n - math.fsum(before) / n
+        test = BOUNDED_MEAN if bounded else SIGN_FLIPS
+        test = test if clusters is None else f"{test} by session"
+        # Numbers without bounds are tested by sign flips, which ask for more: that no difference be likelier
+        # than its opposite. No test of a mean holds for every distribution there.
+        p_value = (
+            mean_differs(make_units(changes, clusters))
+            if bounded
+            else paired_permutation(before, after, clusters=clusters)
+        )
+    low, high = -1.0, 1.0
+    if n:
+        low, high = score_difference(before, after, clusters=clusters, confidence=confidence).interval
     lower_is_better = name in LOWER_IS_BETTER
     return Comparison(
         metric=name,
@@ -181,66 +160,27 @@ def _compare_grades(name: str, pairs: _Pairs, confidence: float, margin: float |
         high=max(high, difference),
         p_value=p_value,
         test=test,
-        clusters=len(set(pairs.clusters or ())),
-        margin=margin,
-        non_inferior=None if margin is None else _keeps_margin(pairs, margin, confidence, lower_is_better),
+        clusters=len(set(clusters or ())),
     )
 
 
-def _p_of_mean(pairs: _Pairs) -> float:
-    """Two-sided p of the mean difference.
-
-    Numbers without bounds are tested by sign flips, which ask for more: that no difference be likelier than
-    its opposite. No test of a mean holds for every distribution there.
-    """
-    if not pairs.bounded:
-        return paired_permutation(pairs.before, pairs.after, clusters=pairs.clusters)
-    return mean_differs(make_units(pairs.differences, pairs.clusters))
-
-
-def _compare_perplexity(pairs: _Pairs, before: float, confidence: float, margin: float | None) -> Comparison:
+def _compare_perplexity(pairs: _Pairs, before: float, confidence: float) -> Comparison:
     """Losses are compared, case by case, and shown as a change of the baseline's perplexity."""
-
-    def as_points(loss: float) -> float:
-        return before * math.expm1(loss)
-
     losses = _Pairs([math.log(x) for x in pairs.before], [math.log(x) for x in pairs.after], pairs.clusters)
-    allowed = None if margin is None or not before else math.log1p(margin / before)
-    found = _compare_grades(PERPLEXITY, losses, confidence, allowed)
-    changed = {
-        "difference": as_points(found.difference),
-        "low": as_points(found.low),
-        "high": as_points(found.high),
-    }
-    return found.model_copy(update={**changed, "margin": margin})
-
-
-def _difference(pairs: _Pairs, confidence: float, sided: Sided) -> Interval:
-    before, after, clusters = pairs
-    if not before:
-        return Interval(-1.0, 1.0)
-    return score_difference(before, after, clusters=clusters, confidence=confidence, sided=sided).interval
-
-
-def _keeps_margin(pairs: _Pairs, margin: float, confidence: float, lower_is_better: bool) -> bool:
-    """Whether the one-sided bound on the bad side is within the margin. No pairs prove nothing."""
-    if not pairs.before:
-        return False
-    if lower_is_better:
-        return _difference(pairs, confidence, "upper").high < margin
-    return _difference(pairs, confidence, "lower").low > -margin
+    found = _compare_grades(PERPLEXITY, losses, confidence)
+    return found.model_copy(
+        update={name: before * math.expm1(getattr(found, name)) for name in ("difference", "low", "high")}
+    )
 
 
 def _compare_seconds(
-    name: str, before: Sequence[float], after: Sequence[float], confidence: float, margin: float | None
+    name: str, before: Sequence[float], after: Sequence[float], confidence: float
 ) -> Comparison:
     """The same requests, one at a time: the median of the differences, and a sign test."""
     differences = [new - old for old, new in zip(before, after, strict=True)]
     faster, slower = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
     middle = median(differences)
     low, high = quantile_interval(differences, quantile=0.5, confidence=confidence)
-    # A two-sided interval leaves out as much on each side as a one-sided one at this confidence.
-    bound = quantile_interval(differences, quantile=0.5, confidence=2 * confidence - 1).high
     return Comparison(
         metric=name,
         baseline="",
@@ -254,6 +194,4 @@ def _compare_seconds(
         high=high if math.isfinite(high) else max(differences),
         p_value=mcnemar(faster, losses=slower),
         test=SIGN_TEST,
-        margin=margin,
-        non_inferior=None if margin is None else bound < margin,
     )

@@ -42,6 +42,7 @@ class PairedCase(NamedTuple):
     large_cost: float | None = None
     fails: bool = False
     """A check fails: the large model answers whatever the threshold."""
+    id: str = ""
 
     def escalates(self, threshold: float) -> bool:
         return self.fails or (self.logprob is not None and self.logprob < threshold)
@@ -51,7 +52,16 @@ def make_curve(
     validation: Sequence[PairedCase], test: Sequence[PairedCase], *, max_rate: float
 ) -> EscalationCurve:
     """The threshold with the best validation quality among those that escalate at most `max_rate`."""
-    thresholds = _thresholds(validation)
+    # None of the cases, then quantiles, then all of them.
+    logprobs = sorted(case.logprob for case in validation if case.logprob is not None)
+    places = {round(step * (len(logprobs) - 1) / POINTS) for step in range(POINTS + 1)}
+    thresholds = sorted({logprobs[place] for place in places}) if logprobs else [-math.inf]
+    if logprobs and thresholds[-1] < 0:
+        thresholds.append(0.0)
+    # The chance that a right answer has a higher log-probability than a wrong one.
+    right = [case.logprob for case in test if case.logprob is not None and case.small >= 1]
+    wrong = [case.logprob for case in test if case.logprob is not None and case.small < 1]
+    wins = math.fsum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)
     allowed = [t for t in thresholds if _rate(validation, t) <= max_rate] or thresholds[:1]
     chosen = max(allowed, key=lambda t: (_quality(validation, t), -_rate(validation, t)))
     return EscalationCurve(
@@ -61,18 +71,8 @@ def make_curve(
         validation_escalated=_rate(validation, chosen),
         validation_quality=_quality(validation, chosen),
         max_rate=max_rate,
-        auc=_auc(test),
+        auc=wins / (len(right) * len(wrong)) if right and wrong else None,
     )
-
-
-def _thresholds(cases: Sequence[PairedCase]) -> list[float]:
-    """None of the cases, then quantiles, then all of them."""
-    known = sorted(case.logprob for case in cases if case.logprob is not None)
-    if not known:
-        return [-math.inf]
-    places = sorted({round(step * (len(known) - 1) / POINTS) for step in range(POINTS + 1)})
-    found = sorted({known[place] for place in places})
-    return found if found[-1] >= 0 else [*found, 0.0]
 
 
 def _rate(cases: Sequence[PairedCase], threshold: float) -> float:
@@ -124,16 +124,6 @@ def mean_cost(
         return 0.0, 0.0, 0.0
     low, high = bounded_mean([cost / most for cost in known], sessions)
     return 1000 * math.fsum(known) / len(known), 1000 * most * low, 1000 * most * high
-
-
-def _auc(cases: Sequence[PairedCase]) -> float | None:
-    """The chance that a right answer has a higher log-probability than a wrong one."""
-    right = [case.logprob for case in cases if case.logprob is not None and case.small >= 1]
-    wrong = [case.logprob for case in cases if case.logprob is not None and case.small < 1]
-    if not right or not wrong:
-        return None
-    wins = math.fsum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)
-    return wins / (len(right) * len(wrong))
 
 
 class LiveRequest(NamedTuple):
@@ -216,17 +206,6 @@ class Answered(NamedTuple):
         return {} if found is None else found.scores
 
 
-class _Pair(NamedTuple):
-    """Both models on the cases that both have a grade for."""
-
-    cases: list[str]
-    sessions: list[str]
-    small: list[float]
-    large: list[float]
-    small_costs: list[float | None]
-    large_costs: list[float | None]
-
-
 def forecast(
     small: Answered,
     large: Answered,
@@ -239,86 +218,90 @@ def forecast(
 
     `failing` has the cases that each check escalates.
     """
-    checks = tuple(failing)
-    pair = _pair_up(small, large, metric=metric, sessions=sessions)
-    order = _by_gain(pair, failing)
-    options = [_option(pair, order[:count], failing) for count in range(len(order) + 1)]
-    mixed = _mix(pair, _union(failing, checks))
-    gain = bounded_difference(pair.small, mixed, pair.sessions)
-    loss = bounded_difference(mixed, pair.large, pair.sessions)
+    ours, theirs = small.quality(metric), large.quality(metric)
+    if large.is_reference and not theirs:
+        theirs = dict.fromkeys(ours, 1.0)
+    cases = [
+        PairedCase(
+            sessions.get(case, case),
+            logprob=None,
+            small=grade,
+            large=large_grade,
+            small_cost=small.costs.get(case),
+            large_cost=large.costs.get(case),
+            id=case,
+        )
+        for case, grade in ours.items()
+        if grade is not None and (large_grade := theirs.get(case)) is not None
+    ]
+    order = _by_gain(cases, failing)
+    options = [
+        _option(cases, order[:count], escalated=_union(failing, order[:count]))
+        for count in range(len(order) + 1)
+    ]
+    clusters = [case.session for case in cases]
+    smalls, larges = [case.small for case in cases], [case.large for case in cases]
+    mixed = _mix(cases, _union(failing, order))
+    gain = bounded_difference(smalls, mixed, clusters)
+    loss = bounded_difference(mixed, larges, clusters)
     right = math.fsum(mixed)
+    cost = mean_cost([case.large_cost for case in cases], clusters)
     alone = EscalationOption(
         checks=(),
-        escalated=_share([1.0] * len(pair.cases), pair.sessions),
-        quality=_share(pair.large, pair.sessions),
-        cost_per_1000=_per_1000(pair.large_costs),
+        escalated=share_of([1.0] * len(cases), clusters),
+        quality=share_of(larges, clusters),
+        cost_per_1000=cost[0],
+        cost_low=cost[1],
+        cost_high=cost[2],
     )
-    alone = _with_cost_interval(alone, pair.large_costs, pair.sessions)
     remarks = []
     if large.is_reference:
         remarks.append(
             f"{large.report.subject} counts as right everywhere: its answers are the references of {metric}"
         )
     if options[-1].cost_per_1000 is None:
-        remarks.append(_explain_unknown_cost(pair, small=small.report.subject, large=large))
+        remarks.append(_explain_unknown_cost(cases, small=small.report.subject, large=large))
     return EscalationForecast(
         small=small.report.subject,
         large=large.report.subject,
         metric=metric,
-        cases=len(pair.cases),
-        chosen=options[-1].model_copy(update={"checks": tuple(checks)}),
+        cases=len(cases),
+        chosen=options[-1].model_copy(update={"checks": tuple(failing)}),
         options=tuple(options),
         large_alone=alone,
-        gain_over_small=(right - math.fsum(pair.small)) / max(len(pair.cases), 1),
+        gain_over_small=(right - math.fsum(smalls)) / max(len(cases), 1),
         gain_low=gain.low,
         gain_high=gain.high,
-        loss_to_large=(math.fsum(pair.large) - right) / max(len(pair.cases), 1),
+        loss_to_large=(math.fsum(larges) - right) / max(len(cases), 1),
         loss_low=loss.low,
         loss_high=loss.high,
         remarks=tuple(remarks),
     )
 
 
-def _explain_unknown_cost(pair: _Pair, *, small: str, large: Answered) -> str:
+def _explain_unknown_cost(cases: Sequence[PairedCase], *, small: str, large: Answered) -> str:
     lacking = []
-    if None in pair.small_costs:
+    if any(case.small_cost is None for case in cases):
         lacking.append(f"what {small} costs (set evaluate.costs.usd_per_hour)")
-    if None in pair.large_costs and large.is_reference:
-        lacking.append("what the log cost: it states neither costs nor tokens of a model with a price")
-    elif None in pair.large_costs:
-        lacking.append(f"the price of {large.report.subject} (add it to an api_prices.csv of your own)")
+    if any(case.large_cost is None for case in cases):
+        lacking.append(
+            "what the log cost: it states neither costs nor tokens of a model with a price"
+            if large.is_reference
+            else f"the price of {large.report.subject} (add it to an api_prices.csv of your own)"
+        )
     return f"the cost of the pair is unknown; missing: {', and '.join(lacking)}"
 
 
-def _pair_up(small: Answered, large: Answered, *, metric: str, sessions: Mapping[str, str]) -> _Pair:
-    ours, theirs = small.quality(metric), large.quality(metric)
-    if large.is_reference and not theirs:
-        theirs = dict.fromkeys(ours, 1.0)
-    cases = [case for case, grade in ours.items() if grade is not None and theirs.get(case) is not None]
-    return _Pair(
-        cases,
-        [sessions.get(case, case) for case in cases],
-        [ours[case] or 0.0 for case in cases],
-        [theirs[case] or 0.0 for case in cases],
-        [small.costs.get(case) for case in cases],
-        [large.costs.get(case) for case in cases],
-    )
-
-
-def _by_gain(pair: _Pair, failing: Mapping[str, set[str]]) -> list[str]:
+def _by_gain(cases: Sequence[PairedCase], failing: Mapping[str, set[str]]) -> list[str]:
     """The checks, each time the one that adds most quality, then the one that escalates least."""
     chosen: list[str] = []
-    left = list(failing)
-    while left:
-        best = max(
-            left,
-            key=lambda check: (
-                math.fsum(_mix(pair, _union(failing, [*chosen, check]))),
-                -len(_union(failing, [*chosen, check])),
-            ),
-        )
-        chosen.append(best)
-        left.remove(best)
+
+    def gain(check: str) -> tuple[float, int]:
+        escalated = _union(failing, [*chosen, check])
+        return math.fsum(_mix(cases, escalated)), -len(escalated)
+
+    while left := [check for check in failing if check not in chosen]:
+        chosen.append(max(left, key=gain))
     return chosen
 
 
@@ -326,45 +309,21 @@ def _union(failing: Mapping[str, set[str]], checks: Sequence[str]) -> set[str]:
     return set().union(*(failing[check] for check in checks))
 
 
-def _mix(pair: _Pair, escalated: set[str]) -> list[float]:
-    return [
-        theirs if case in escalated else ours
-        for case, ours, theirs in zip(pair.cases, pair.small, pair.large, strict=True)
-    ]
+def _mix(cases: Sequence[PairedCase], escalated: set[str]) -> list[float]:
+    return [case.large if case.id in escalated else case.small for case in cases]
 
 
-def _option(pair: _Pair, checks: Sequence[str], failing: Mapping[str, set[str]]) -> EscalationOption:
-    escalated = _union(failing, checks)
-    asked = [float(case in escalated) for case in pair.cases]
-    costs = [
-        None if ours is None or (both and theirs is None) else ours + (theirs or 0.0) * both
-        for both, ours, theirs in zip(asked, pair.small_costs, pair.large_costs, strict=True)
-    ]
-    option = EscalationOption(
+def _option(cases: Sequence[PairedCase], checks: Sequence[str], *, escalated: set[str]) -> EscalationOption:
+    sessions = [case.session for case in cases]
+    cost = mean_cost([pair_cost(case, escalated=case.id in escalated) for case in cases], sessions)
+    return EscalationOption(
         checks=tuple(checks),
-        escalated=_share(asked, pair.sessions),
-        quality=_share(_mix(pair, escalated), pair.sessions),
-        cost_per_1000=_per_1000(costs),
+        escalated=share_of([float(case.id in escalated) for case in cases], sessions),
+        quality=share_of(_mix(cases, escalated), sessions),
+        cost_per_1000=cost[0],
+        cost_low=cost[1],
+        cost_high=cost[2],
     )
-    return _with_cost_interval(option, costs, pair.sessions)
-
-
-def _with_cost_interval(
-    option: EscalationOption, costs: Sequence[float | None], sessions: Sequence[str]
-) -> EscalationOption:
-    _, low, high = mean_cost(costs, sessions)
-    return option.model_copy(update={"cost_low": low, "cost_high": high})
-
-
-def _share(values: Sequence[float], sessions: Sequence[str]) -> MeasuredShare:
-    low, high = bounded_mean(values, sessions)
-    value = math.fsum(values) / len(values) if values else 0.0
-    return MeasuredShare(value=value, low=low, high=high, n=len(values))
-
-
-def _per_1000(costs: Sequence[float | None]) -> float | None:
-    known = [cost for cost in costs if cost is not None]
-    return 1000 * math.fsum(known) / len(known) if known and len(known) == len(costs) else None
 
 
 def write_forecast(state: Path, forecast: EscalationForecast) -> Path:

@@ -37,7 +37,6 @@ def what_cases_show(
     *,
     comparison: Comparison | None = None,
     effective: float | None = None,
-    asked: float = USUAL_GAIN,
     confidence: float = 0.95,
 ) -> Power:
     """`comparison` shows how often a case gets worse; `effective` what sessions leave of the cases."""
@@ -45,20 +44,33 @@ def what_cases_show(
     worse = (
         comparison is not None and _is_shown(comparison, confidence) and comparison.wins < comparison.losses
     )
-    loss_rate = _loss_rate(comparison, worse=worse)
+    loss_rate = USUAL_LOSS_RATE
+    if comparison is not None and comparison.n:
+        # What was seen, as if one case more had got worse and one had not: none lost of 31 is not never.
+        # Where the candidate is shown to be worse, the losses are the difference itself, and the wins go
+        # against it.
+        against = comparison.wins if worse else comparison.losses
+        loss_rate = min(MOST_LOSSES, (against + 1) / (comparison.n + 2))
     independent = math.floor(cases * worth + 1e-9)
     detectable = detectable_difference(independent, loss_rate=loss_rate, confidence=confidence)
-    needed = cases_for_difference(asked, loss_rate=loss_rate, confidence=confidence)
+    needed = cases_for_difference(USUAL_GAIN, loss_rate=loss_rate, confidence=confidence)
     needed = math.ceil(needed / worth) if worth else needed
+    # Up to two leading digits: 498 cases are about 500.
+    step = int(10 ** max(0, len(str(needed)) - 2))
+    rounded = math.ceil(needed / step) * step
+    gain = _points(USUAL_GAIN)
+    enough = f"to see {gain} you need about {rounded}"
+    if cases >= needed:
+        enough = f"a difference of {gain} needs {rounded}, and these are enough"
     return Power(
         cases=cases,
         detectable=detectable if math.isfinite(detectable) else None,
-        asked=asked,
+        asked=USUAL_GAIN,
         needed=needed,
         loss_rate=loss_rate,
         sentence=(
             f"{_say_seen(cases, independent, detectable, comparison=comparison, confidence=confidence)}; "
-            f"{_say_needed(cases, asked=asked, needed=needed)} (with 80 % power, if "
+            f"{enough} (with 80 % power, if "
             f"{100 * loss_rate:.0f} % of the cases {'go the other way' if worse else 'get worse'})."
         ),
     )
@@ -66,17 +78,6 @@ def what_cases_show(
 
 def _is_shown(comparison: Comparison | None, confidence: float) -> bool:
     return comparison is not None and bool(comparison.n) and comparison.p_value <= 1 - confidence + 1e-12
-
-
-def _loss_rate(comparison: Comparison | None, *, worse: bool) -> float:
-    """What was seen, as if one case more had got worse and one had not: none lost of 31 is not never.
-
-    Where the candidate is shown to be `worse`, the losses are the difference itself; the wins go against it.
-    """
-    if comparison is None or not comparison.n:
-        return USUAL_LOSS_RATE
-    against = comparison.wins if worse else comparison.losses
-    return min(MOST_LOSSES, (against + 1) / (comparison.n + 2))
 
 
 def _say_seen(
@@ -100,21 +101,9 @@ def _say_seen(
     return f"{having} show a difference only if {fewest} or more change, and nearly all the same way"
 
 
-def _say_needed(cases: int, *, asked: float, needed: int) -> str:
-    if cases >= needed:
-        return f"a difference of {_points(asked)} needs {_round(needed)}, and these are enough"
-    return f"to see {_points(asked)} you need about {_round(needed)}"
-
-
 def _points(share: float) -> str:
     points = f"{100 * share:g}"
     return f"{points} point" if points == "1" else f"{points} points"
-
-
-def _round(count: int) -> int:
-    """Up to two leading digits: 498 cases are about 500."""
-    step = int(10 ** max(0, len(str(count)) - 2))
-    return math.ceil(count / step) * step
 
 
 LATER_LOOKS = 0.25
@@ -138,14 +127,16 @@ def confidence_at(confidence: float, *, look: int) -> float:
 
 
 def look_of(report: Report) -> int:
-    """Which look at its questions a report is. Older ones counted the candidates on just the same cases."""
+    """Which look at its questions a report is."""
     return 1 if report.wear is None else max(1, report.wear.look or report.wear.candidates)
 
 
 def wear_of(report: Report, *, candidates: int, look: int) -> Wear:
     """`candidates` counts this report's own; the gain is that of the metric named first."""
-    first = next((c for c in report.comparisons if c.n and _is_graded(report, c)), None)
-    confidence = report.candidate.metrics[first.metric].confidence if first else 0.95
+    metrics = report.candidate.metrics
+    rates = {name for name, metric in metrics.items() if metric.kind == "rate"}
+    first = next((c for c in report.comparisons if c.n and c.metric in rates), None)
+    confidence = metrics[first.metric].confidence if first else 0.95
     steps: Mapping[str, float] = {}
     subjects = {subject.subject: subject for subject in (report.baseline, *report.others)}
     if first is not None and first.clusters and first.baseline in subjects:
@@ -182,7 +173,20 @@ def describe_wear(
         n, losses = (comparison.n, comparison.losses) if comparison is not None else (0, 0)
         return gain_beyond_chance(n, losses=losses, alpha=1 - needed)
 
-    chance_gain = beyond(look)
+    chance_gain, times_more = beyond(look), more_cases(look, confidence=confidence)
+    sentence = f"This test set was looked at {'once' if looks == 1 else f'{looks} times'}"
+    if look <= 1:
+        sentence += ", always with the same candidate." if looks > 1 else "."
+    else:
+        chance = "the best candidate may be the luckiest"
+        if chance_gain is not None:
+            points = f"{100 * chance_gain:.1f}".removesuffix(".0")
+            chance = f"a gain under {points} point{'' if points == '1' else 's'} may be chance"
+        elif comparison is not None and comparison.n:
+            chance = f"no gain on {plural(comparison.n, 'case')} is beyond chance any more"
+        cost = f"it takes {times_more:.1f} times as many cases as a fresh set"
+        advice = " It is worn out: hold out new rows." if times_more >= WORN else ""
+        sentence += f", and this is evaluation {look} on its questions; {chance}, and {cost}.{advice}"
     return Wear(
         looks=looks,
         candidates=max(1, min(candidates, looks)),
@@ -191,8 +195,8 @@ def describe_wear(
         chance_gain=chance_gain,
         fresh_gain=beyond(1),
         metric=comparison.metric if comparison is not None else "",
-        worn=more_cases(look, confidence=confidence) >= WORN,
-        sentence=_say(looks, look, chance_gain, confidence=confidence, comparison=comparison),
+        worn=times_more >= WORN,
+        sentence=sentence,
     )
 
 
@@ -209,33 +213,3 @@ def gain_beyond_chance(n: int, *, losses: int, alpha: float) -> float | None:
         if mcnemar(wins, losses=losses) <= alpha:
             return (wins - losses) / n
     return None
-
-
-def _is_graded(report: Report, comparison: Comparison) -> bool:
-    metric = report.candidate.metrics.get(comparison.metric)
-    return metric is not None and metric.kind == "rate"
-
-
-def _say(
-    looks: int, look: int, gain: float | None, *, confidence: float, comparison: Comparison | None
-) -> str:
-    times = "once" if looks == 1 else f"{looks} times"
-    begin = f"This test set was looked at {times}"
-    if look <= 1:
-        return f"{begin}{', always with the same candidate' if looks > 1 else ''}."
-    n = comparison.n if comparison is not None else 0
-    if n and gain is None:
-        chance = f"no gain on {plural(n, 'case')} is beyond chance any more"
-    elif gain is not None:
-        chance = f"a gain under {_show_points(gain)} may be chance"
-    else:
-        chance = "the best candidate may be the luckiest"
-    times_more = more_cases(look, confidence=confidence)
-    cost = f"it takes {times_more:.1f} times as many cases as a fresh set"
-    advice = " It is worn out: hold out new rows." if times_more >= WORN else ""
-    return f"{begin}, and this is evaluation {look} on its questions; {chance}, and {cost}.{advice}"
-
-
-def _show_points(share: float) -> str:
-    value = f"{100 * share:.1f}".removesuffix(".0")
-    return f"{value} point{'' if value == '1' else 's'}"

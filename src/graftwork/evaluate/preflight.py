@@ -198,33 +198,30 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) ->
     shown = name_of(trial.name)
     if trial.name not in named:
         return []
+    problem: Problem | None = None
     if trial.failed:
-        return [
-            Problem(
-                severity="error",
-                what=f"{trial.name} failed on {trial.failed} of the log's own replies",
-                why=trial.why,
-                fix="fix the function that graft.yaml names under evaluate.checks",
-            )
-        ]
-    if not trial.cases:
-        return [
-            Problem(
-                severity="error",
-                what=f"{trial.name} grades none of the held-out cases",
-                why=trial.why,
-                fix=_say_replacement(trial, gate),
-            )
-        ]
-    if trial.name in _metrics_of_rules(gate) and trial.why:
-        return [
-            Problem(
-                severity="error",
-                what=f"the rule on {trial.name} proves nothing on this log",
-                why=trial.why,
-                fix=_say_replacement(trial, gate),
-            )
-        ]
+        problem = Problem(
+            severity="error",
+            what=f"{trial.name} failed on {trial.failed} of the log's own replies",
+            why=trial.why,
+            fix="fix the function that graft.yaml names under evaluate.checks",
+        )
+    elif not trial.cases:
+        problem = Problem(
+            severity="error",
+            what=f"{trial.name} grades none of the held-out cases",
+            why=trial.why,
+            fix=_say_replacement(trial, gate),
+        )
+    elif trial.name in _metrics_of_rules(gate) and trial.why:
+        problem = Problem(
+            severity="error",
+            what=f"the rule on {trial.name} proves nothing on this log",
+            why=trial.why,
+            fix=_say_replacement(trial, gate),
+        )
+    if problem is not None:
+        return [problem]
     found = []
     primary = _is_primary(trial, gate)
     if trial.own is not None and trial.own == trial.spoiled == 1.0:
@@ -284,12 +281,17 @@ def _judge_rules(
             # Said already, of the metric itself.
             continue
         if rule.outcome != "pass" and rule.must:
+            needed = rule.cases_to_decide
+            enough = f" (about {needed} of them)" if needed and needed > len(cases) else ""
+            fix = f"hold out more rows{enough}: data.test, evaluate.max_cases; or ask for less"
+            if rule.metric in REQUESTS:
+                fix = f"set evaluate.latency_cases to {needed}" if needed else "raise evaluate.latency_cases"
             problems.append(
                 Problem(
                     severity="error",
                     what=f"the rule “{rule.rule}” cannot pass with {plural(len(cases), 'case')}",
                     why=f"even if everything is right: {rule.sentence}",
-                    fix=_say_fix(rule.metric, rule.cases_to_decide, cases=len(cases)),
+                    fix=fix,
                 )
             )
         elif other.outcome == "pass" and rule.metric not in FIGURES:
@@ -315,7 +317,15 @@ def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: in
     if trial is None or trial.why or rule.metric in LOWER_IS_BETTER:
         return None
     if rule.is_guardrail:
-        return _judge_margin(rule, trial, cases=cases)
+        needed = first_count(lambda n: non_inferior(0, 0, n, margin=rule.limit).non_inferior)
+        narrow = Problem(
+            severity="warning",
+            what=f"the margin of {100 * rule.limit:g} points for {name_of(rule.metric)} is narrow for "
+            f"{plural(cases, 'case')}",
+            why=f"an adapter that is just as good would need {needed} cases to show it",
+            fix="hold out more rows (data.test), or allow a wider margin",
+        )
+        return narrow if needed is not None and needed > trial.cases else None
     shown, own, constant = name_of(rule.metric), trial.own, trial.constant
     if rule.wants_more and own is not None and not rule.clears(own):
         return Problem(
@@ -326,44 +336,29 @@ def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: in
             fix=f"fix the rows, or ask for less of {rule.metric}",
         )
     told_apart = trial.spoiled != 1.0 and rule.metric not in _FORM
-    if rule.wants_more and constant is not None and told_apart and _constant_passes(rule, trial):
+    if not (rule.wants_more and constant is not None and told_apart):
+        return None
+    # By the bound that the gate goes by: whether one answer to everything would keep the rule.
+    by_bound = rule.held_bound == "lower"
+    bound = clopper_pearson(round(constant * trial.cases), n=trial.cases).low if by_bound else constant
+    if rule.clears(bound):
+        kept = own if own is not None else 1.0
+        if by_bound:
+            kept = clopper_pearson(round(kept * trial.cases), n=trial.cases).low
+        fix = (
+            f"ask for more than {show(rule.metric, constant)} of {rule.metric}"
+            if constant < kept
+            else f"take the rule out: no limit on {rule.metric} separates the log's own replies from such an "
+            "answer"
+        )
         return Problem(
             severity="warning",
             what=f"one answer to everything reaches {show(rule.metric, constant)} on {shown}, "
             f"and the rule asks for {show(rule.metric, rule.limit)}",
             why=f"a model that has learned nothing would keep it: {trial.constant_answer}",
-            fix=_say_higher_limit(rule, trial, constant=constant),
+            fix=fix,
         )
     return None
-
-
-def _say_higher_limit(rule: GateRule, trial: MetricTrial, *, constant: float) -> str:
-    """Ask for more than one answer to everything reaches, if the log's own replies would keep that."""
-    own = trial.own if trial.own is not None else 1.0
-    reached = clopper_pearson(round(own * trial.cases), n=trial.cases).low
-    if constant < (reached if rule.held_bound == "lower" else own):
-        return f"ask for more than {show(rule.metric, constant)} of {rule.metric}"
-    return f"take the rule out: no limit on {rule.metric} separates the log's own replies from such an answer"
-
-
-def _constant_passes(rule: GateRule, trial: MetricTrial) -> bool:
-    """Whether one answer to everything would keep the rule, by the bound that the gate goes by."""
-    reached = round((trial.constant or 0.0) * trial.cases)
-    held = clopper_pearson(reached, n=trial.cases).low if rule.held_bound == "lower" else trial.constant
-    return held is not None and rule.clears(held)
-
-
-def _judge_margin(rule: GateRule, trial: MetricTrial, *, cases: int) -> Problem | None:
-    needed = first_count(lambda n: non_inferior(0, 0, n, margin=rule.limit).non_inferior)
-    if needed is None or needed <= trial.cases:
-        return None
-    return Problem(
-        severity="warning",
-        what=f"the margin of {100 * rule.limit:g} points for {name_of(rule.metric)} is narrow for "
-        f"{plural(cases, 'case')}",
-        why=f"an adapter that is just as good would need {needed} cases to show it",
-        fix="hold out more rows (data.test), or allow a wider margin",
-    )
 
 
 _FORM = frozenset(
@@ -391,13 +386,6 @@ _NOTHING_TELLS_RIGHT = Problem(
     fix="write a check under evaluate.checks, such as {name: right, metric: exact, field: KEY}; "
     "or `primary: none` under gate, to deploy without a gain",
 )
-
-
-def _say_fix(metric: str, needed: int | None, *, cases: int) -> str:
-    if metric in REQUESTS:
-        return f"set evaluate.latency_cases to {needed}" if needed else "raise evaluate.latency_cases"
-    enough = f" (about {needed} of them)" if needed and needed > cases else ""
-    return f"hold out more rows{enough}: data.test, evaluate.max_cases; or ask for less"
 
 
 def _metrics_of_rules(gate: GateSettings) -> set[str]:
@@ -448,7 +436,19 @@ def _subject(
             sessions=sessions,
         )
     timed = tuple([0.001 if right else 1e6] * min(evaluate.latency_cases, len(cases)))
-    metrics |= _figures(gate, timed, evaluate, right=right)
+    named = {rule.metric for rule in gate.rules} | ({gate.win_rule.metric} if gate.win_rule else set())
+    for figure in named & set(FIGURES):
+        # Costs: next to nothing for the best adapter, beyond every limit for the worst.
+        value = 1e-9 if right == (figure in LOWER_IS_BETTER) else 1e9
+        n = evaluate.max_cases or 1000
+        if figure in (LATENCY_P95, *TIMED):
+            value, n = timed[0] if timed else value, len(timed)
+        low, high = value, value
+        if figure in TIMED:
+            low, high = quantile_interval(list(timed), quantile=0.5, confidence=evaluate.confidence)
+        metrics[figure] = Metric(
+            name=figure, kind="number", value=value, low=low, high=high, n=n, confidence=evaluate.confidence
+        )
     generation = Generation(
         subject=name,
         answers=len(cases),
@@ -460,26 +460,3 @@ def _subject(
         settings={},
     )
     return SubjectReport(subject=name, metrics=metrics, generation=generation)
-
-
-def _figures(
-    gate: GateSettings, timed: Sequence[float], evaluate: EvaluateSettings, *, right: bool
-) -> dict[str, Metric]:
-    """Costs: next to nothing for the best adapter, beyond every limit for the worst."""
-    found = {}
-    named = {rule.metric for rule in gate.rules} | ({gate.win_rule.metric} if gate.win_rule else set())
-    for name in named & set(FIGURES):
-        small = right if name in LOWER_IS_BETTER else not right
-        value = 1e-9 if small else 1e9
-        low, high = value, value
-        n = evaluate.max_cases or 1000
-        if name == LATENCY_P95:
-            value, n = timed[0] if timed else value, len(timed)
-            low, high = value, value
-        if name in TIMED:
-            value, n = timed[0] if timed else value, len(timed)
-            low, high = quantile_interval(list(timed), quantile=0.5, confidence=evaluate.confidence)
-        found[name] = Metric(
-            name=name, kind="number", value=value, low=low, high=high, n=n, confidence=evaluate.confidence
-        )
-    return found

@@ -28,6 +28,7 @@ def subject(name, grades, *, latency=(), memory=None, speed=1.0, first_token=(),
         if seconds:
             low, high = quantile_interval(seconds, quantile=0.5, confidence=0.95)
             metrics[timed] = number(timed, median(seconds), low, high, n=len(seconds), unit="s")
+    metrics["tokens_per_second"] = number("tokens_per_second", speed, unit="tokens/s")
     if memory is not None:
         metrics["peak_memory_gib"] = number("peak_memory_gib", memory, unit="GiB")
     generation = Generation(

@@ -9,7 +9,6 @@ from gate_samples import marks, report, simple, subject
 from graftwork.evaluate.gate.decide import GateCandidate, decide, decide_all
 from graftwork.evaluate.gate.settings import GateRule, GateSettings, Win
 from graftwork.evaluate.power import describe_wear
-from graftwork.records.report import Metric
 
 BETTER = GateSettings(rules=(GateRule(metric="json_valid", over=0.1),), primary="json_valid")
 
@@ -158,23 +157,3 @@ def test_a_report_without_cases_is_not_advised_to_train_longer():
     assert verdict.advice == (
         "Nothing was measured: hold out cases that the rules apply to, and evaluate on them.",
     )
-
-
-def test_a_report_is_judged_by_the_bounds_of_today():
-    grades = [1.0] * 30 + [0.995]
-    old = Metric(
-        name="token_f1",
-        kind="score",
-        value=sum(grades) / 31,
-        low=0.99,
-        high=1.0,
-        n=31,
-        scores={f"c{i}": grade for i, grade in enumerate(grades)},
-        method="bootstrap",
-    )
-    found = report(subject("adapter", {"token_f1": grades}), subject("base", {"token_f1": grades}))
-    adapter = found.candidate.model_copy(update={"metrics": {"token_f1": old}})
-    gate = GateSettings(rules=(GateRule(metric="token_f1", over=0.95),))
-    verdict = decide(found.model_copy(update={"candidate": adapter}), gate)
-    assert verdict.decision == "not_enough_evidence"
-    assert verdict.rules[0].low == pytest.approx(0.888, abs=0.002)

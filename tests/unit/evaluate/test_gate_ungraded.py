@@ -17,7 +17,11 @@ KEEPS = GateSettings(rules=(GateRule(metric="json_valid", margin=0.05, against="
 
 
 def with_failed(found: Report, failed: int) -> Report:
-    metric = found.candidate.metrics["json_valid"].model_copy(update={"failed": failed, "why_failed": "bug"})
+    metric = found.candidate.metrics["json_valid"]
+    lost = tuple(f"lost{n}" for n in range(failed))
+    changed = {"failed": failed, "why_failed": "bug", "failed_cases": lost}
+    changed["scores"] = {**metric.scores, **dict.fromkeys(lost)}
+    metric = metric.model_copy(update=changed)
     candidate = found.candidate.model_copy(update={"metrics": {"json_valid": metric}})
     return found.model_copy(update={"candidate": candidate})
 

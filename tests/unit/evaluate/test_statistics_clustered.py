@@ -9,7 +9,7 @@ from scipy import stats
 
 from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson
-from graftwork.evaluate.statistics.means import clustered_mean, mean_difference
+from graftwork.evaluate.statistics.means import mean_difference
 
 
 @settings(max_examples=60)
@@ -28,26 +28,10 @@ def test_the_robust_error_is_the_one_of_the_formula():
     """Cameron and Miller, Journal of Human Resources 50:317 (2015), for a mean: G/(G-1) Σ_g(Σ_i e_gi)²/n²."""
     values, clusters = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b", "c", "c"]
     # The mean is 1/2; the residual sums of the sessions are 0, 1 and -1.
-    expected = (3 / 2 * (0 + 1 + 1) / 36) ** 0.5
-    seen = clustered_mean(values, clusters)
-    assert seen.error == pytest.approx(expected)
-    assert seen.clusters == 3
-
-
-def test_few_sessions_pay_for_not_knowing_their_own_spread():
-    """Korn and Graubard's factor: the squared ratio of Student's quantiles, here from scipy."""
-    clusters = [i % 4 for i in range(40)]
-    values = [float((i // 4) % 2) for i in range(40)]
-    seen = clustered_mean(values, clusters)
-    ratio = stats.t.isf(0.025, 39) / stats.t.isf(0.025, 3)
-    assert seen.effective_n == pytest.approx(40 / seen.design_effect * ratio**2, rel=1e-6)
-    assert 4 < seen.effective_n < 40 / seen.design_effect
-
-
-def test_whole_sessions_that_agree_are_worth_one_case_each():
-    repeated = [float(s % 2) for s in range(10) for _ in range(5)]
-    seen = clustered_mean(repeated, [s for s in range(10) for _ in range(5)])
-    assert seen.effective_n == pytest.approx(10, rel=0.01)
+    error = (3 / 2 * (0 + 1 + 1) / 36) ** 0.5
+    reach = stats.t.isf(0.025, 2) * error
+    low, high = mean_difference([0.0] * 6, values, clusters)
+    assert (low, high) == pytest.approx((0.5 - reach, 0.5 + reach))
 
 
 @pytest.mark.parametrize(("count", "size", "rate", "together"), [(15, 4, 0.9, 0.6), (5, 20, 0.7, 0.3)])

@@ -21,20 +21,12 @@ def lists_of_pairs(values, most):
 
 
 @pytest.mark.parametrize(
-    ("wins", "losses", "exact", "mid"),
-    [(1, 7, 0.0703, 0.0391), (6, 16, 0.0525, 0.0347)],
+    ("wins", "losses", "exact"),
+    [(1, 7, 0.0703), (6, 16, 0.0525)],
 )
-def test_mcnemar_gives_the_published_p(wins, losses, exact, mid):
+def test_mcnemar_gives_the_published_p(wins, losses, exact):
     """Fagerland, Lydersen, Laake, BMC Medical Research Methodology 13:91 (2013): the two examples."""
     assert mcnemar(wins, losses=losses) == pytest.approx(exact, abs=5e-5)
-    assert mcnemar(wins, losses=losses, mid_p=True) == pytest.approx(mid, abs=5e-5)
-
-
-@given(st.integers(0, 60), st.integers(0, 60))
-def test_mid_p_is_the_mean_of_p_and_the_next_smaller_one(wins, losses):
-    low, n = min(wins, losses), wins + losses
-    expected = 2 * stats.binom.cdf(low - 1, n, 0.5) + stats.binom.pmf(low, n, 0.5)
-    assert mcnemar(wins, losses=losses, mid_p=True) == pytest.approx(min(1.0, expected), rel=1e-9)
 
 
 @given(lists_of_pairs(grades, 60))
@@ -77,10 +69,9 @@ def test_random_flips_come_near_the_exact_p_and_repeat(monkeypatch):
     b = [x + draw.gauss(0.06, 0.2) for x in a]
     exact = paired_permutation(a, b)
     monkeypatch.setattr(flips, "EXACT_FLIPS", 0)
-    first = paired_permutation(a, b, seed=1)
+    first = paired_permutation(a, b)
     assert first == pytest.approx(exact, abs=0.01)
-    assert first == paired_permutation(a, b, seed=1)
-    assert first != paired_permutation(a, b, seed=2)
+    assert first == paired_permutation(a, b)
 
 
 def test_the_normal_limit_of_very_many_flips_is_near_the_random_ones(monkeypatch):

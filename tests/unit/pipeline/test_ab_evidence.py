@@ -139,7 +139,7 @@ def test_the_order_of_the_releases_does_not_matter(pairs):
 @given(st.lists(st.sampled_from([None, "s", "t"]), max_size=30))
 def test_every_case_is_in_exactly_one_unit(sessions):
     cases = [case(n, session) for n, session in enumerate(sessions)]
-    found = [case for unit in units_of(cases) for case in unit.cases]
+    found = [case for unit in units_of(cases) for case in unit]
     assert sorted(item.id for item in found) == sorted(case.id for case in cases)
 
 
@@ -152,7 +152,7 @@ def test_a_session_with_as_many_wins_as_losses_is_tied():
 def test_a_file_sorted_by_topic_is_asked_in_an_order_that_says_nothing():
     """A wins half of the topics, B the other half: in the order of the file, A is found better every time."""
     cases = [case(n) for n in range(400)]
-    asked = [int(case.id[1:]) for unit in units_of(cases) for case in unit.cases]
+    asked = [int(case.id[1:]) for unit in units_of(cases) for case in unit]
     assert sorted(asked) == list(range(400))
     assert asked != sorted(asked)
     decided = 0
@@ -192,7 +192,7 @@ def test_many_sessions_won_by_a_little_do_not_outweigh_a_few_that_are_lost_as_a_
 
 def test_a_question_under_other_ids_counts_once():
     units = units_of([case(n, question=f"What is {n % 5}?") for n in range(20)])
-    assert sorted(len(unit.cases) for unit in units) == [4] * 5
+    assert sorted(len(unit) for unit in units) == [4] * 5
 
 
 def test_sessions_that_share_only_a_greeting_stay_apart_and_repeated_ones_do_not():

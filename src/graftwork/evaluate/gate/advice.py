@@ -16,7 +16,7 @@ from graftwork.evaluate.report import OTHER, UNREADABLE
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND, TRUNCATED, name_of
 from graftwork.records.plan import Plan
 from graftwork.records.report import Decision, Report, RuleResult
-from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
+from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.text.wording import plural
 
 
@@ -72,13 +72,67 @@ def hints_of(training: Training | None, *, failures: int) -> list[Hint]:
     """What to change in the training, the surest first."""
     if training is None:
         return []
-    weight = max(failures, 1)
-    overfitted = _on_overfitting(training, weight)
-    hints = [*_on_spikes(training, weight), *overfitted, *_on_early_stop(training, weight)]
-    if not overfitted:
-        # More steps would only make an overfitted adapter worse.
-        hints += _on_falling_loss(training, weight)
-    return hints + _on_nothing_learned(training, weight)
+    weight, outcome = max(failures, 1), training.outcome
+    before, last = _last_parts(training.losses)
+    learned = last if last is not None else outcome.final_loss
+    overfitted = _on_overfitting(outcome, learned)
+    compared = [look for look in outcome.looks if look.compared]
+    hints = []
+    spikes = find_spikes(training.steps)
+    if len(spikes) >= 2:
+        rate = training.setting("learning_rate")
+        halve = f" (train.learning_rate: {rate:g} → {rate / 2:g})" if rate else ""
+        first = ", ".join(map(str, spikes[:3]))
+        text = (
+            f"The loss jumped {len(spikes)} times (steps {first}{' …' if len(spikes) > 3 else ''}): the "
+            f"learning rate is too high; halve it{halve}, or warm up longer."
+        )
+        hints.append(Hint(0.8 * weight, text))
+    if overfitted:
+        hints.append(Hint(0.9 * weight, overfitted))
+    best = outcome.best_step
+    if best is not None and len(compared) >= 3 and best < compared[-1].step:
+        after = sum(look.step > best for look in compared)
+        text = (
+            f"The best evaluation was at step {best} of {outcome.steps}, and {after} after it "
+            f"{'was' if after == 1 else 'were'} no better: more steps of the same will not help; add or fix "
+            "data, or change the rate."
+        )
+        hints.append(Hint(0.6 * weight, text))
+    losses = [look.value for look in compared if look.metric == "loss"]
+    best_at_the_end = not losses or losses[-1] <= min(losses)
+    still_falling = before is not None and last is not None and last <= before * (1 - STILL_FALLING)
+    # More steps would only make an overfitted adapter worse.
+    if still_falling and best_at_the_end and not overfitted:
+        epochs = training.setting("epochs")
+        more = f" (train.epochs: {epochs:g} → {epochs + max(1, round(epochs / 2)):g})" if epochs else ""
+        text = (
+            f"The loss was still falling at the end ({before:.2f} → {last:.2f} over the last fifth of "
+            f"{outcome.steps} steps): train for more steps{more}."
+        )
+        hints.append(Hint(0.7 * weight, text))
+    if outcome.first_loss > 0 and learned >= HARDLY_LEARNED * outcome.first_loss:
+        text = (
+            f"Hardly anything was learned (loss {outcome.first_loss:.2f} → {learned:.2f}): raise "
+            "train.learning_rate or train.rank, and check with `graft data audit` what the rows teach."
+        )
+        hints.append(Hint(0.85 * weight, text))
+    return hints
+
+
+def _on_overfitting(outcome: TrainOutcome, learned: float) -> str:
+    held, first = outcome.validation_loss_after, outcome.validation_loss_before
+    if held is None or not held > 0:
+        return ""
+    rose = first is not None and held > first * ROSE
+    if not rose and learned >= FAR_UNDER * held:
+        return ""
+    losses = f"training loss {learned:.2f}, validation loss {held:.2f}"
+    losses += f", up from {first:.2f}" if rose else ""
+    return (
+        f"The rows were memorized ({losses}): train less (fewer epochs, a lower rank or rate; "
+        "train.examine keeps the best evaluation), or on more rows."
+    )
 
 
 def hint_of_changes(training: Training | None, *, report: Report, rules: Sequence[RuleResult]) -> list[str]:
@@ -129,92 +183,6 @@ def _show(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _on_falling_loss(training: Training, weight: float) -> list[Hint]:
-    before, last = _last_parts(training.losses)
-    looks = _losses_of(training.outcome.looks)
-    at_the_end = not looks or looks[-1] <= min(looks)
-    if before is None or last is None or last > before * (1 - STILL_FALLING) or not at_the_end:
-        return []
-    epochs = training.setting("epochs")
-    more = f" (train.epochs: {epochs:g} → {epochs + max(1, round(epochs / 2)):g})" if epochs else ""
-    return [
-        Hint(
-            0.7 * weight,
-            f"The loss was still falling at the end ({before:.2f} → {last:.2f} over the last fifth of "
-            f"{training.outcome.steps} steps): train for more steps{more}.",
-        )
-    ]
-
-
-def _on_overfitting(training: Training, weight: float) -> list[Hint]:
-    outcome = training.outcome
-    held, first = outcome.validation_loss_after, outcome.validation_loss_before
-    _, last = _last_parts(training.losses)
-    learned = last if last is not None else outcome.final_loss
-    if held is None or not held > 0:
-        return []
-    rose = first is not None and held > first * ROSE
-    if not rose and learned >= FAR_UNDER * held:
-        return []
-    seen = f"training loss {learned:.2f}, validation loss {held:.2f}"
-    seen += f", up from {first:.2f}" if rose else ""
-    return [
-        Hint(
-            0.9 * weight,
-            f"The rows were memorized ({seen}): train less (fewer epochs, a lower rank or rate; "
-            "train.examine keeps the best evaluation), or on more rows.",
-        )
-    ]
-
-
-def _on_early_stop(training: Training, weight: float) -> list[Hint]:
-    outcome = training.outcome
-    compared = [look for look in outcome.looks if look.compared]
-    best = outcome.best_step
-    if best is None or len(compared) < 3 or best >= compared[-1].step:
-        return []
-    after = sum(look.step > best for look in compared)
-    return [
-        Hint(
-            0.6 * weight,
-            f"The best evaluation was at step {best} of {outcome.steps}, and {after} after it "
-            f"{'was' if after == 1 else 'were'} no better: more "
-            "steps of the same will not help; add or fix data, or change the rate.",
-        )
-    ]
-
-
-def _on_spikes(training: Training, weight: float) -> list[Hint]:
-    spikes = find_spikes(training.steps)
-    if len(spikes) < 2:
-        return []
-    rate = training.setting("learning_rate")
-    halve = f" (train.learning_rate: {rate:g} → {rate / 2:g})" if rate else ""
-    first = ", ".join(map(str, spikes[:3]))
-    return [
-        Hint(
-            0.8 * weight,
-            f"The loss jumped {len(spikes)} times (steps {first}{' …' if len(spikes) > 3 else ''}): the "
-            f"learning rate is too high; halve it{halve}, or warm up longer.",
-        )
-    ]
-
-
-def _on_nothing_learned(training: Training, weight: float) -> list[Hint]:
-    outcome = training.outcome
-    _, last = _last_parts(training.losses)
-    learned = last if last is not None else outcome.final_loss
-    if outcome.first_loss <= 0 or learned < HARDLY_LEARNED * outcome.first_loss:
-        return []
-    return [
-        Hint(
-            0.85 * weight,
-            f"Hardly anything was learned (loss {outcome.first_loss:.2f} → {learned:.2f}): raise "
-            "train.learning_rate or train.rank, and check with `graft data audit` what the rows teach.",
-        )
-    ]
-
-
 def find_spikes(steps: Sequence[TrainStep]) -> list[int]:
     """Steps whose loss is an outlier compared with those before, or is not a number."""
     found = []
@@ -235,10 +203,6 @@ def _last_parts(losses: Sequence[float]) -> tuple[float | None, float | None]:
     return median(losses[-2 * part : -part]), median(losses[-part:])
 
 
-def _losses_of(looks: Sequence[TrainingEvaluation]) -> list[float]:
-    return [look.value for look in looks if look.metric == "loss" and look.compared]
-
-
 CLUSTER_LEAST = 3
 """Fewer failures than this are no cluster."""
 MOST_CONFUSIONS = 3
@@ -255,7 +219,9 @@ def advise(
     hints = [*_on_json(report), *_on_length(report, rules), *_on_refusals(report), *_on_citations(report)]
     hints += [*_on_confusions(report, rules), *_on_groups(report, rules), *_on_limits(report, rules)]
     if decision != "not_enough_evidence":
-        hints += hints_of(training, failures=_count_failures(report, rules))
+        # Answers that training would have to fix.
+        failures = set().union(*(_wrong(report, name) for name in _open_metrics(rules)))
+        hints += hints_of(training, failures=len(failures))
     ranked = [hint.text for hint in sorted(hints, key=lambda hint: -hint.cases)]
     # First what changed since it was better, then what the wrong answers have in common, then more cases.
     changed = hint_of_changes(training, report=report, rules=rules)
@@ -284,7 +250,7 @@ def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
                 f"The grader of {name} failed on {plural(metric.failed, 'case')} ({metric.why_failed}): fix "
                 "it, and evaluate again."
             )
-        if (left_out := find_ungraded(report, name).total - metric.failed) > 0:
+        if (left_out := len(find_ungraded(report, name)) - metric.failed) > 0:
             found.append(
                 f"{name} grades another subject's answer to {plural(left_out, 'case')} and not this one's: "
                 "whether it applies must depend on the case alone."
@@ -301,9 +267,8 @@ def _on_json(report: Report) -> list[Hint]:
         hints.append(
             Hint(
                 len(cut),
-                f"{len(cut)} of {plural(len(broken), 'invalid answer')} {_was(len(cut))} cut off at {limit} "
-                "tokens: raise "
-                "evaluate.max_new_tokens, or train on shorter replies.",
+                f"{len(cut)} of {plural(len(broken), 'invalid answer')} {'was' if len(cut) == 1 else 'were'} "
+                f"cut off at {limit} tokens: raise evaluate.max_new_tokens, or train on shorter replies.",
             )
         )
     if whole := broken - cut:
@@ -346,11 +311,8 @@ def _on_refusals(report: Report) -> list[Hint]:
 
 
 def _on_citations(report: Report) -> list[Hint]:
-    uncited = (
-        _failed(report, "citation_coverage")
-        - _failed(report, "refusal_correct")
-        - _failed(report, "json_valid")
-    )
+    uncited = _failed(report, "citation_coverage") - _failed(report, "refusal_correct")
+    uncited -= _failed(report, "json_valid")
     if not uncited:
         return []
     return [
@@ -366,7 +328,10 @@ def _on_confusions(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
     """Labels that are taken for each other, on the rules that did not pass."""
     open_ones = set(_open_metrics(rules))
     # A rule on all fields is open because of the fields that it is made of.
-    everything = any(name in open_ones for name in _all_fields(report))
+    everything = any(
+        check.get("metric") == "all_fields" and str(check.get("name")) in open_ones
+        for check in report.settings.get("checks") or ()
+    )
     hints = []
     for found in report.confusions:
         if found.subject != report.candidate.subject or not (everything or found.metric in open_ones):
@@ -383,11 +348,6 @@ def _on_confusions(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
                 )
             hints.append(Hint(count, text))
     return hints
-
-
-def _all_fields(report: Report) -> list[str]:
-    checks = report.settings.get("checks") or ()
-    return [str(check.get("name")) for check in checks if check.get("metric") == "all_fields"]
 
 
 def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
@@ -470,16 +430,9 @@ def _more_requests(report: Report, rules: Sequence[RuleResult]) -> str:
     many = max(timed, default=0)
     if many > report.cases:
         # Every request that is timed is a case of its own.
-        return f"evaluate.latency_cases to {many} (there {_are(report.cases)}: hold out more rows too)"
+        there = f"{'is' if report.cases == 1 else 'are'} {plural(report.cases, 'case')}"
+        return f"evaluate.latency_cases to {many} (there {there}: hold out more rows too)"
     return f"evaluate.latency_cases to {many}" if many else "evaluate.latency_cases"
-
-
-def _was(count: int) -> str:
-    return "was" if count == 1 else "were"
-
-
-def _are(cases: int) -> str:
-    return f"{'is' if cases == 1 else 'are'} {plural(cases, 'case')}"
 
 
 def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
@@ -500,11 +453,6 @@ def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
 def _open_metrics(rules: Sequence[RuleResult]) -> list[str]:
     """Qualities on which a rule did not pass, each once."""
     return list(dict.fromkeys(r.metric for r in rules if r.outcome != "pass" and r.metric not in FIGURES))
-
-
-def _count_failures(report: Report, rules: Sequence[RuleResult]) -> int:
-    """Answers that training would have to fix."""
-    return len(set().union(*(_wrong(report, name) for name in _open_metrics(rules))))
 
 
 def _wrong(report: Report, name: str) -> set[str]:

@@ -40,7 +40,7 @@ from graftwork.evaluate.gate.rules import (
     not_compared,
     p_of_primary,
 )
-from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateRule, GateSettings
+from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateSettings
 from graftwork.evaluate.power import confidence_at, look_of
 from graftwork.evaluate.statistics.significance import holm
 from graftwork.grading.metrics import name_of, show_p
@@ -107,9 +107,22 @@ def _proven_losses(
             and rule.against == pair.seen.baseline
             for rule in judged
         )
-        if not kept:
+        if kept:
             # A loss within the margin was allowed beforehand, however sure it is.
-            yield _stop_for(name, pair, against)
+            continue
+        seen, who = pair.seen, SUBJECTS[against]
+        possessive = f"{who}'s" if against != "log" else f"that of {who}"
+        lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
+        average = f"worse on average over {say_like_these(seen)}"
+        yield Stop(
+            f"{name_of(name)} is worse than {possessive}: {lost}",
+            _broken(
+                name,
+                pair,
+                rule=f"{name_of(name)} not significantly worse than {who}",
+                sentence=f"{name_of(name)}: {say_counts(seen)} against {who}, {average}",
+            ),
+        )
 
 
 def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> list[Stop]:
@@ -117,7 +130,16 @@ def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> l
     if other is None or any(name in around.doubts for name in declared.worse_on):
         return []
     pairs = {name: pair_up(report, name, with_subject=other) for name in declared.worse_on}
-    found = {name: pair for name, pair in pairs.items() if pair is not None and _lost(pair, declared)}
+    found = {
+        name: pair
+        for name, pair in pairs.items()
+        if pair is not None
+        and (
+            pair.gain <= 0
+            if declared.by == "value"
+            else pair.proven_loss or (pair.high < 0 and not pair.too_few)
+        )
+    }
     if len(found) < len(declared.worse_on):
         return []
     lost = ", ".join(
@@ -126,32 +148,8 @@ def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> l
     worse = "worse" if declared.by == "interval" else "no better"
     reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {lost}"
     first = next(iter(found))
-    return [
-        Stop(
-            reason,
-            _broken(first, found[first], rule=f"not {worse} on all of {_list(found)}", sentence=reason),
-        )
-    ]
-
-
-def _lost(pair: Pair, declared: Abort) -> bool:
-    if declared.by == "value":
-        return pair.gain <= 0
-    return pair.proven_loss or (pair.high < 0 and not pair.too_few)
-
-
-def _stop_for(name: str, pair: Pair, against: Against) -> Stop:
-    seen, who = pair.seen, SUBJECTS[against]
-    lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
-    possessive = f"{who}'s" if against != "log" else f"that of {who}"
-    reason = f"{name_of(name)} is worse than {possessive}: {lost}"
-    sentence = (
-        f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
-    )
-    return Stop(
-        reason,
-        _broken(name, pair, rule=f"{name_of(name)} not significantly worse than {who}", sentence=sentence),
-    )
+    rule = f"not {worse} on all of {_list_names(list(found))}"
+    return [Stop(reason, _broken(first, found[first], rule=rule, sentence=reason))]
 
 
 def _broken(name: str, pair: Pair, *, rule: str, sentence: str) -> RuleResult:
@@ -171,10 +169,6 @@ def _broken(name: str, pair: Pair, *, rule: str, sentence: str) -> RuleResult:
         p_value=pair.seen.p_value,
         test=pair.seen.test,
     )
-
-
-def _list(found: dict[str, Pair]) -> str:
-    return ", ".join(name_of(name) for name in found)
 
 
 NOTHING_ELSE = Surroundings()
@@ -218,11 +212,25 @@ def decide(
             around=around._replace(look=1),
             adjusted_p=adjusted_p,
         )
-        worn = _find_worn(rules, first)
-        rules = [_ask_for_fresh(rule, look=around.look) if rule in worn else rule for rule in rules]
+        # The rules that would pass if these cases had not been used before.
+        pairs = zip(rules, first, strict=True)
+        worn = tuple(now for now, then in pairs if now.outcome == "unknown" and then.outcome == "pass")
+        fresh_needed = (
+            f"On fresh cases this would be enough; this is evaluation {around.look} on these, and the best "
+            "of several may be the luckiest."
+        )
+        rules = [
+            rule.model_copy(update={"sentence": f"{rule.sentence} {fresh_needed}"}) if rule in worn else rule
+            for rule in rules
+        ]
     stops = find_stops(held, settings, judged=rules, around=around)
     rules += [stop.rule for stop in stops if stop.rule is not None]
-    decision = _decide(rules, aborted=bool(stops))
+    outcomes = {rule.outcome for rule in rules if rule.must}
+    decision: Decision = "iterate" if "fail" in outcomes else "not_enough_evidence"
+    if stops:
+        decision = "abort"
+    elif outcomes == {"pass"}:
+        decision = "deploy"
     needed = count_cases_needed(report, rules)
     reason = say_reason(decision, rules, [stop.reason for stop in stops], needed=needed)
     if decision == "not_enough_evidence" and worn:
@@ -286,48 +294,22 @@ def _tests_of_rules(settings: GateSettings, around: Surroundings) -> int:
 def _judge_all(
     report: Report, settings: GateSettings, *, around: Surroundings, adjusted_p: float | None
 ) -> list[RuleResult]:
-    rules = [_judge(rule, report=report, around=around) for rule in settings.rules]
+    rules = [
+        judge_guardrail(rule, report=report, around=around)
+        if rule.is_guardrail
+        else judge_limit(rule, report=report, look=around.look)
+        for rule in settings.rules
+    ]
     rules += judge_gains(report, settings, around=around, adjusted_p=adjusted_p)
-    return [_never_doubted(never_vacuous(rule, report=report), around=around) for rule in rules]
-
-
-def _never_doubted(rule: RuleResult, *, around: Surroundings) -> RuleResult:
-    """The rule as judged; unknown, with the reason, where its metric may not decide anything."""
-    why = around.doubts.get(rule.metric)
-    if why is None:
-        return rule
-    sentence = f"{name_of(rule.metric)} may not decide anything: the judge is not calibrated; {why}."
-    changed = {"outcome": "unknown", "sentence": sentence, "cases_to_decide": None}
-    return rule.model_copy(update=changed)
-
-
-def _find_worn(rules: Sequence[RuleResult], first: Sequence[RuleResult]) -> tuple[RuleResult, ...]:
-    """The rules that would pass if these cases had not been used before."""
-    pairs = zip(rules, first, strict=True)
-    return tuple(now for now, then in pairs if now.outcome == "unknown" and then.outcome == "pass")
-
-
-def _ask_for_fresh(rule: RuleResult, *, look: int) -> RuleResult:
-    text = (
-        f"{rule.sentence} On fresh cases this would be enough; this is evaluation {look} on these, and "
-        "the best of several may be the luckiest."
-    )
-    return rule.model_copy(update={"sentence": text})
-
-
-def _judge(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
-    if rule.is_guardrail:
-        return judge_guardrail(rule, report=report, around=around)
-    return judge_limit(rule, report=report, look=around.look)
-
-
-def _decide(rules: Sequence[RuleResult], *, aborted: bool) -> Decision:
-    outcomes = {rule.outcome for rule in rules if rule.must}
-    if aborted:
-        return "abort"
-    if outcomes == {"pass"}:
-        return "deploy"
-    return "iterate" if "fail" in outcomes else "not_enough_evidence"
+    judged = []
+    for rule in rules:
+        outcome = never_vacuous(rule, report=report)
+        if (why := around.doubts.get(rule.metric)) is not None:
+            sentence = f"{name_of(rule.metric)} may not decide anything: the judge is not calibrated; {why}."
+            changed = {"outcome": "unknown", "sentence": sentence, "cases_to_decide": None}
+            outcome = outcome.model_copy(update=changed)
+        judged.append(outcome)
+    return judged
 
 
 def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[str]:
@@ -378,7 +360,7 @@ def next_start(
     loss_after: float | None = None,
 ) -> NextStart:
     """Which checkpoint the next session starts from. The losses are those of the validation rows."""
-    margins = _margins(settings or GateSettings(), report_after)
+    settings = settings or GateSettings()
     if report_before.cases_hash != report_after.cases_hash:
         return _by_loss(
             "the two sessions were evaluated on different cases", (), loss_before, loss_after, needed=None
@@ -386,28 +368,49 @@ def next_start(
     if changed := asked_otherwise(report_before, report_after):
         why = f"the two sessions were not asked in the same way ({changed} is another)"
         return _by_loss(why, (), loss_before, loss_after, needed=None)
-    pairs = {
-        name: pair
-        for name in margins
-        if (pair := pair_up(report_after, name, with_subject=report_before.candidate, one_sided=True))
-    }
-    rules = tuple(_judge_metric(name, pairs.get(name), margin) for name, margin in margins.items())
+    # The qualities that the rules name, each with its own margin where a guardrail gives one.
+    margins: dict[str, float] = {}
+    for rule in settings.rules:
+        if rule.metric not in FIGURES:
+            margins[rule.metric] = rule.margin or margins.get(rule.metric, settings.session_margin)
+    if (primary := settings.primary_rule) is not None:
+        margins.setdefault(primary.metric, settings.session_margin)
+    pairs: dict[str, Pair] = {}
+    rules: list[RuleResult] = []
+    for name, margin in margins.items():
+        if name not in report_after.candidate.metrics:
+            continue
+        text = f"{name_of(name)} worse than {BEFORE} by less than {show_size(name, margin)}"
+        pair = pair_up(report_after, name, with_subject=report_before.candidate, one_sided=True)
+        if pair is None:
+            why = "it was not measured for both"
+            judged = not_compared(name, rule=text, kind="guardrail", limit=-margin, why=why, against=BEFORE)
+        else:
+            pairs[name] = pair
+            judged = judge_margin(name, pair=pair, margin=margin, rule=text, named=BEFORE)
+        rules.append(judged)
     kept = {rule.metric for rule in rules if rule.outcome == "pass"}
-    lost = [name for name in _find_proven_losses(pairs) if name not in kept]
+    # Several metrics are looked at, so each p is corrected for the others.
+    adjusted = holm({name: pair.seen.p_value for name, pair in pairs.items()})
+    lost = [
+        name
+        for name, pair in pairs.items()
+        if name not in kept and pair.gain < 0 and adjusted[name] < 1 - pair.confidence
+    ]
     if lost:
         return NextStart(
             start="before",
             certain=True,
             reason=f"The session made it significantly worse: {_list_names(lost)}. "
             f"The next one starts from {BEFORE}.",
-            rules=rules,
+            rules=tuple(rules),
         )
     if rules and all(rule.outcome == "pass" for rule in rules):
         return NextStart(
             start="this",
             certain=True,
             reason=f"Not worse than {BEFORE} by more than the margins: the next session starts from it.",
-            rules=rules,
+            rules=tuple(rules),
         )
     needed = count_cases_needed(report_after, rules)
     unclear = (
@@ -427,34 +430,9 @@ def asked_otherwise(one: Report, other: Report) -> str:
     )
 
 
-def _margins(settings: GateSettings, report: Report) -> dict[str, float]:
-    """The qualities that the rules name, each with its own margin where a guardrail gives one."""
-    named: dict[str, float] = {}
-    for rule in settings.rules:
-        if rule.metric not in FIGURES:
-            named[rule.metric] = rule.margin or named.get(rule.metric, settings.session_margin)
-    if (primary := settings.primary_rule) is not None:
-        named.setdefault(primary.metric, settings.session_margin)
-    return {name: margin for name, margin in named.items() if name in report.candidate.metrics}
-
-
-def _judge_metric(name: str, pair: Pair | None, margin: float) -> RuleResult:
-    text = f"{name_of(name)} worse than {BEFORE} by less than {show_size(name, margin)}"
-    if pair is None:
-        why = "it was not measured for both"
-        return not_compared(name, rule=text, kind="guardrail", limit=-margin, why=why, against=BEFORE)
-    return judge_margin(name, pair=pair, margin=margin, rule=text, named=BEFORE)
-
-
-def _find_proven_losses(pairs: Mapping[str, Pair]) -> list[str]:
-    """Several metrics are looked at, so each p is corrected for the others."""
-    adjusted = holm({name: pair.seen.p_value for name, pair in pairs.items()})
-    return [name for name, pair in pairs.items() if pair.gain < 0 and adjusted[name] < 1 - pair.confidence]
-
-
 def _by_loss(
     why: str,
-    rules: tuple[RuleResult, ...],
+    rules: Sequence[RuleResult],
     before: float | None,
     after: float | None,
     *,
@@ -468,7 +446,7 @@ def _by_loss(
             certain=False,
             reason=f"{begin}; but the validation loss rose from {before:.3f} to {after:.3f}, so the next "
             f"session starts from {BEFORE}.{settles}",
-            rules=rules,
+            rules=tuple(rules),
             cases_needed=needed,
         )
     seen = (
@@ -480,7 +458,7 @@ def _by_loss(
         start="this",
         certain=False,
         reason=f"{begin}; {seen}, so the next session starts from this one.{settles}",
-        rules=rules,
+        rules=tuple(rules),
         cases_needed=needed,
     )
 

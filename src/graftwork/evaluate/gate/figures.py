@@ -33,7 +33,6 @@ from graftwork.grading.metrics import (
     LATENCY_P95,
     PERPLEXITY,
     TASK_SUCCESS,
-    TOKENS_PER_SECOND,
     is_share,
     name_of,
     show,
@@ -65,80 +64,71 @@ def figure_of(
 ) -> Metric | None:
     """What the rule looks at; None where it was not measured."""
     metric = measured(subject, rule.metric)
-    if metric is not None and rule.metric == PERPLEXITY:
-        return _by_session(metric, sessions or {})
-    if metric is None or rule.metric not in TIMED:
+    if metric is None:
+        return None
+    if rule.metric == PERPLEXITY:
+        # Bounded by how far sessions differ, at the confidence that the metric has by now.
+        losses = {case: math.log(value) if value else None for case, value in metric.scores.items()}
+        again = make_perplexity(losses, confidence=metric.confidence, sessions=sessions or {})
+        metric = metric if again is None else _keep_failures(again, metric)
+        return metric if (metric.clusters or metric.n) >= fewest_units(metric) else _unbounded(metric)
+    if rule.metric not in TIMED:
         return metric
     values = times_of(subject, rule.metric)
-    if values:
-        return _of_times(metric, values, rule.at or "median")
-    if rule.at not in (None, "median"):
-        return None
-    return metric if metric.n >= fewest_units(metric) else _unbounded(metric)
+    if not values:
+        if rule.at not in (None, "median"):
+            return None
+        return metric if metric.n >= fewest_units(metric) else _unbounded(metric)
+    confidence, method = metric.confidence, "exact (order statistics)"
+    if rule.at == "p95":
+        value, bounds = percentile(values, confidence=confidence)
+    elif rule.at == "mean":
+        value, bounds, method = fmean(values), NO_BOUNDS, "bounded mean, no request over twice the slowest"
+        if len(values) >= fewest_units(metric, at=rule.at):
+            bounds = bounded_mean(values, highest=SLOWEST * max(values), confidence=confidence)
+    else:
+        value, bounds = median(values), quantile_interval(values, quantile=MIDDLE, confidence=confidence)
+    low, high = min(bounds.low, value), max(bounds.high, value)
+    changed = {"value": value, "low": low, "high": high, "n": len(values), "method": method}
+    return metric.model_copy(update=changed)
 
 
 def at_confidence(report: Report, confidence: float) -> Report:
-    """The report with every bound of the candidate at this confidence, by the statistics of today.
-
-    What an older version wrote is judged as if it had been measured now: its grades are kept one by one.
-    """
-    metrics = {
-        name: _renew(metric, confidence, report.sessions) for name, metric in report.candidate.metrics.items()
-    }
-    if metrics == report.candidate.metrics:
-        return report
+    """The report with every bound of the candidate at this confidence."""
+    metrics = {}
+    for name, metric in report.candidate.metrics.items():
+        graded = metric.kind != "number" and any(value is not None for value in metric.scores.values())
+        if metric.confidence == confidence:
+            metrics[name] = metric
+        elif graded:
+            again = make_metric(
+                name,
+                scores=metric.scores,
+                confidence=confidence,
+                sessions=report.sessions,
+                scored=metric.kind == "score",
+            )
+            metrics[name] = _keep_failures(again, metric)
+        else:
+            metrics[name] = metric.model_copy(update={"confidence": confidence})
     return report.model_copy(update={"candidate": report.candidate.model_copy(update={"metrics": metrics})})
 
 
-def _renew(metric: Metric, confidence: float, sessions: Mapping[str, str]) -> Metric:
-    graded = metric.kind != "number" and any(value is not None for value in metric.scores.values())
-    dated = graded and (metric.clusters or metric.kind == "score") and "bounded mean" not in metric.method
-    if metric.confidence == confidence and not dated:
-        return metric
-    if not graded:
-        return metric.model_copy(update={"confidence": confidence})
-    again = make_metric(
-        metric.name,
-        scores=metric.scores,
-        confidence=confidence,
-        sessions=sessions,
-        scored=metric.kind == "score",
+def _keep_failures(again: Metric, before: Metric) -> Metric:
+    return again.model_copy(
+        update={
+            "failed": before.failed,
+            "why_failed": before.why_failed,
+            "failed_cases": before.failed_cases,
+            "vacuous": before.vacuous,
+        }
     )
-    kept = {"failed": metric.failed, "why_failed": metric.why_failed, "failed_cases": metric.failed_cases}
-    return again.model_copy(update=kept)
 
 
 def fewest_units(metric: Metric, *, at: Statistic | None = None) -> int:
     """Requests, or sessions, without which no interval reaches the confidence of the metric."""
     fewest = fewest_for_quantile(MIDDLE, confidence=metric.confidence)
     return max(fewest, FEWEST_FOR_MEAN) if at == "mean" else fewest
-
-
-def _of_times(metric: Metric, values: Sequence[float], at: Statistic) -> Metric:
-    confidence = metric.confidence
-    if at == "p95":
-        (value, found), method = percentile(values, confidence=confidence), "exact (order statistics)"
-    elif at == "mean":
-        found, value = NO_BOUNDS, fmean(values)
-        if len(values) >= fewest_units(metric, at=at):
-            found = bounded_mean(values, highest=SLOWEST * max(values), confidence=confidence)
-        method = "bounded mean, no request over twice the slowest"
-    else:
-        found = quantile_interval(values, quantile=MIDDLE, confidence=confidence)
-        value, method = median(values), "exact (order statistics)"
-    low, high = min(found.low, value), max(found.high, value)
-    changed = {"value": value, "low": low, "high": high, "n": len(values), "method": method}
-    return metric.model_copy(update=changed)
-
-
-def _by_session(metric: Metric, sessions: Mapping[str, str]) -> Metric:
-    """Bounded by how far sessions differ, in reports too that were measured without a look at them."""
-    losses = {case: math.log(value) if value else None for case, value in metric.scores.items()}
-    again = make_perplexity(losses, confidence=metric.confidence, sessions=sessions)
-    if again is not None:
-        kept = {"failed": metric.failed, "why_failed": metric.why_failed, "failed_cases": metric.failed_cases}
-        metric = again.model_copy(update=kept)
-    return metric if (metric.clusters or metric.n) >= fewest_units(metric) else _unbounded(metric)
 
 
 def _unbounded(metric: Metric) -> Metric:
@@ -172,56 +162,36 @@ def finite(bound: float) -> float | None:
 
 
 def measured(subject: SubjectReport, name: str) -> Metric | None:
-    """The metric as the report has it. Older reports hold the speed elsewhere.
-
-    A range of too few requests is no bound of their 95th percentile.
-    """
+    """The metric as the report has it; a range of too few requests is no bound of their 95th percentile."""
     slowest = subject.metrics.get(name) if name == LATENCY_P95 else None
     if slowest is not None and slowest.n < times_for_percentile(slowest.confidence):
         return _unbounded(slowest)
-    speed = subject.generation.tokens_per_second
-    if name in subject.metrics or name != TOKENS_PER_SECOND or not speed > 0:
-        return subject.metrics.get(name)
-    return Metric(name=name, kind="number", value=speed, low=speed, high=speed, n=1, unit="tokens/s")
+    return subject.metrics.get(name)
 
 
-class Ungraded(NamedTuple):
-    """`nameless` cases failed in a report that does not say which ones."""
-
-    cases: frozenset[str] = frozenset()
-    nameless: int = 0
-
-    @property
-    def total(self) -> int:
-        return len(self.cases) + self.nameless
-
-
-def find_ungraded(report: Report, name: str) -> Ungraded:
+def find_ungraded(report: Report, name: str) -> frozenset[str]:
     """Cases that the candidate has no grade for and ought to have one."""
     own = report.candidate.metrics.get(name)
     if own is None:
-        return Ungraded()
+        return frozenset()
     elsewhere: set[str] = set()
     for other in (report.baseline, *report.others):
         if (metric := other.metrics.get(name)) is not None:
             elsewhere |= graded_cases(metric)
-    without = own.scores.keys() - graded_cases(own)
-    return _gather(without & elsewhere, of=without, metrics=(own,))
+    return frozenset((own.scores.keys() - graded_cases(own)) & elsewhere).union(own.failed_cases)
 
 
-def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> Ungraded:
+def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> frozenset[str]:
     """Cases on which one of the two has no grade and ought to; or that the judge of the pairs left open."""
-    found = [m for subject in (report.candidate, other) if (m := subject.metrics.get(name)) is not None]
-    left_out: set[str] = set()
-    if len(found) == 2:
-        left_out = graded_cases(found[0]) ^ graded_cases(found[1])
+    metrics = [m for subject in (report.candidate, other) if (m := subject.metrics.get(name)) is not None]
+    left_out = {case for metric in metrics for case in metric.failed_cases}
+    if len(metrics) == 2:
+        left_out |= graded_cases(metrics[0]) ^ graded_cases(metrics[1])
     if name == JUDGE_PREFERENCE:
         sides = (other.subject, report.candidate.subject)
         for tally in report.judged:
             left_out |= set(tally.unjudged) if (tally.baseline, tally.candidate) == sides else set()
-    asked = {case for metric in found for case in metric.scores}
-    both = set.intersection(*map(graded_cases, found)) if found else set()
-    return _gather(left_out, of=asked - both, metrics=found)
+    return frozenset(left_out)
 
 
 def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
@@ -249,14 +219,6 @@ def all_wrong(metric: Metric, cases: Set[str], *, wrong: float, sessions: Mappin
         sessions=sessions,
         scored=metric.kind == "score",
     )
-
-
-def _gather(left_out: Set[str], *, of: Set[str], metrics: Sequence[Metric]) -> Ungraded:
-    """Those left out and those that failed, each case once. Older reports do not say which ones failed."""
-    named = frozenset(left_out) | {case for metric in metrics for case in metric.failed_cases}
-    nameless = sum(metric.failed for metric in metrics if not metric.failed_cases)
-    # Without names a case may be counted twice, but never are there more than have no grade.
-    return Ungraded(named, min(nameless, max(len(of) - len(named), 0)) if of else nameless)
 
 
 def graded_cases(metric: Metric) -> set[str]:
@@ -296,10 +258,15 @@ def needed_for_limit(
     rule: GateRule, metric: Metric, *, sessions: Mapping[str, str], look: int
 ) -> Needed | None:
     """What lets the bound clear the limit if the figure stays as it is; None if nothing does."""
+    sign = 1 if rule.wants_more else -1
     if metric.kind in ("rate", "score"):
-        sign = 1 if rule.wants_more else -1
+        graded = {case: sign * value for case, value in metric.scores.items() if value is not None}
+        if graded or metric.successes is None:
+            units = make_units(list(graded.values()), cluster_cases(list(graded), sessions=sessions))
+        else:
+            units = make_units([float(sign)] * metric.successes + [0.0] * (metric.n - metric.successes))
         return needed_for_mean(
-            _units_of(metric, sessions, sign=sign),
+            units,
             limit=sign * rule.limit,
             lowest=0.0 if rule.wants_more else -1.0,
             tail=(1 - metric.confidence) / 2,
@@ -307,9 +274,11 @@ def needed_for_limit(
         )
     if rule.at == "p95" or rule.metric == LATENCY_P95:
         return Needed(max(times_for_percentile(metric.confidence), metric.n + 1))
-    if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric, rule)) > metric.n:
-        return Needed(fewest)
-    sign = 1 if rule.wants_more else -1
+    if rule.metric in (*TIMED, PERPLEXITY) and metric.n:
+        # Where sessions are what counts, as many more cases as it takes to have enough of them.
+        fewest = math.ceil(fewest_units(metric, at=rule.at) * metric.n / (metric.clusters or metric.n))
+        if fewest > metric.n:
+            return Needed(fewest)
     value, bound = sign * metric.value, sign * held_figure(rule, metric)
     tail = (1 - metric.confidence) / 2
     return measurements_for(value, low=bound, beyond=sign * rule.limit, n=metric.n, tail=tail)
@@ -332,26 +301,19 @@ def needed_for_mean(
         # They were too few, whatever a simulation makes of a figure just short of the limit.
         fresh = max(fresh, count + 1)
     grown = max(grown, count + 1)
-    shrunk, stretched = _range_of_needed(units, limit=limit, lowest=lowest)
+    # The number of cases falls with the square of the distance from the limit. The unit that was not observed
+    # counts into the spread, as it does in the test.
+    off = [total - limit * size for total, size in zip(units.totals, units.sizes, strict=True)]
+    gain = fmean(off)
+    reach = RANGE * stdev([*off, (lowest - limit) * units.added_size]) / math.sqrt(len(off))
     return Needed(
-        least=math.ceil(fresh * n / count * shrunk),
-        most=None if stretched is None else math.ceil(fresh * n / count * stretched),
+        least=math.ceil(fresh * n / count * (gain / (gain + reach)) ** 2),
+        most=math.ceil(fresh * n / count * (gain / (gain - reach)) ** 2) if gain > reach else None,
         cases=math.ceil(fresh * n / count),
         sessions=fresh if n > count else 0,
         with_these=math.ceil(grown * n / count),
         certain=len(set(zip(units.totals, units.sizes, strict=True))) == 1,
     )
-
-
-def _range_of_needed(units: Units, *, limit: float, lowest: float) -> tuple[float, float | None]:
-    """How many times the number of cases it may take: that number falls with the square of the distance.
-
-    The unit that was not observed counts into the spread, as it does in the test.
-    """
-    off = [total - limit * size for total, size in zip(units.totals, units.sizes, strict=True)]
-    gain = fmean(off)
-    reach = RANGE * stdev([*off, (lowest - limit) * units.added_size]) / math.sqrt(len(off))
-    return (gain / (gain + reach)) ** 2, (gain / (gain - reach)) ** 2 if gain > reach else None
 
 
 def measurements_for(gain: float, *, low: float, beyond: float, n: int, tail: float) -> Needed | None:
@@ -378,19 +340,6 @@ def count_cases_needed(report: Report, rules: Sequence[RuleResult]) -> int | Non
             continue
         factors.append(rule.cases_to_decide / rule.n)
     return math.ceil(max(factors) * report.cases) if factors else None
-
-
-def _units_of(metric: Metric, sessions: Mapping[str, str], *, sign: int) -> Units:
-    graded = {case: sign * value for case, value in metric.scores.items() if value is not None}
-    if not graded and metric.successes is not None:
-        return make_units([float(sign)] * metric.successes + [0.0] * (metric.n - metric.successes))
-    return make_units(list(graded.values()), cluster_cases(list(graded), sessions=sessions))
-
-
-def _fewest_cases(metric: Metric, rule: GateRule) -> int:
-    """Where sessions are what counts, as many more cases as it takes to have enough of them."""
-    fewest, units = fewest_units(metric, at=rule.at), metric.clusters or metric.n
-    return math.ceil(fewest * metric.n / units) if units else fewest
 
 
 def held_figure(rule: GateRule, metric: Metric) -> float:
@@ -452,16 +401,14 @@ def say_limit(rule: GateRule, metric: Metric, outcome: RuleOutcome, needed: Need
     if outcome == "pass":
         return f"{called(rule)}: {seen}; {bound or 'that'} is {way} {limit}."
     remedy = _say_remedy(rule, metric, needed)
-    ending = f"{bound} is not" if math.isfinite(held) else _say_too_few(rule, metric)
+    ending = f"{bound} is not"
+    if not math.isfinite(held):
+        unit = "request" if rule.metric in REQUESTS else "session" if metric.clusters else "case"
+        units = metric.clusters or metric.n
+        ending = f"{plural(units, unit)} {'is' if units == 1 else 'are'} too few for a bound"
     if rule.clears(held):
         ending, remedy = "what could not be graded may be wrong", "more must be graded"
     return f"{called(rule)}: {seen} is {way} {limit}, but {ending}; {remedy}."
-
-
-def _say_too_few(rule: GateRule, metric: Metric) -> str:
-    unit = "request" if rule.metric in REQUESTS else "session" if metric.clusters else "case"
-    units = metric.clusters or metric.n
-    return f"{plural(units, unit)} {'is' if units == 1 else 'are'} too few for a bound"
 
 
 def say_unmeasured(rule: GateRule, ungraded: int) -> str:

@@ -5,13 +5,12 @@ In: a report, whom to compare with, a metric. Out: a Pair, or why there is none.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from graftwork.evaluate.comparison import cluster_cases, compare, differences_of
 from graftwork.evaluate.gate.figures import (
     MIDDLE,
-    Ungraded,
     all_wrong,
     find_ungraded_pairs,
     graded_cases,
@@ -25,7 +24,7 @@ from graftwork.evaluate.statistics.bounded import Units, make_units
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
 from graftwork.evaluate.subjects import LOG, LOGGED_PROMPT, PROMPTED
 from graftwork.grading.metrics import JUDGE_PREFERENCE, LATENCY_P95, LOWER_IS_BETTER, PERPLEXITY
-from graftwork.records.report import Comparison, Metric, Report, SubjectReport
+from graftwork.records.report import Comparison, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
 BASE = "base"
@@ -79,13 +78,10 @@ class Pair(NamedTuple):
 
     @property
     def proven_loss(self) -> bool:
-        return self.gain < 0 and self._chance_is_small and not self.too_few
-
-    @property
-    def _chance_is_small(self) -> bool:
+        beyond_chance = self.seen.p_value < 1 - self.confidence
         if self.seen.test == SIDE_BY_SIDE:
-            return not self.low <= 0 <= self.high
-        return self.seen.p_value < 1 - self.confidence
+            beyond_chance = not self.low <= 0 <= self.high
+        return self.gain < 0 and beyond_chance and not self.too_few
 
 
 def lower_is_better(name: str) -> bool:
@@ -122,7 +118,20 @@ def pair_up(
     if seen is None:
         if mine is None or theirs is None or kind != "number" or not (mine.n and theirs.n):
             return None
-        seen = _side_by_side(mine, theirs, subjects=(with_subject.subject, report.candidate.subject))
+        # Without pairs the difference can be as small and as large as both intervals allow.
+        seen = Comparison(
+            metric=name,
+            baseline=with_subject.subject,
+            candidate=report.candidate.subject,
+            n=min(mine.n, theirs.n),
+            wins=0,
+            losses=0,
+            difference=mine.value - theirs.value,
+            low=mine.low - theirs.high,
+            high=mine.high - theirs.low,
+            p_value=1.0,
+            test=SIDE_BY_SIDE,
+        )
     if seen.n == 0:
         return None
     sign = -1 if lower_is_better(name) else 1
@@ -130,7 +139,7 @@ def pair_up(
     gain = sign * seen.difference
     low, high = min(low, gain), max(high, gain)
     worst_p = seen.p_value
-    if (ungraded := find_ungraded_pairs(report, name, other=with_subject)).total:
+    if ungraded := find_ungraded_pairs(report, name, other=with_subject):
         # What made the grader fail may be what is wrong with the answer.
         worst = _at_worst(report, name, other=with_subject, ungraded=ungraded, confidence=bounds_at)
         low, worst_p = min(low, worst[0]), max(worst_p, worst[1])
@@ -140,7 +149,7 @@ def pair_up(
     if name == LATENCY_P95:
         fewest = times_for_percentile(confidence)
     units = _units(report, with_subject, name)
-    return Pair(seen, kind, gain, low, high, confidence, ungraded.total, fewest, worst_p, units)
+    return Pair(seen, kind, gain, low, high, confidence, len(ungraded), fewest, worst_p, units)
 
 
 def _units(report: Report, other: SubjectReport, name: str) -> Units | None:
@@ -160,7 +169,7 @@ def _units(report: Report, other: SubjectReport, name: str) -> Units | None:
 
 
 def _at_worst(
-    report: Report, name: str, *, other: SubjectReport, ungraded: Ungraded, confidence: float
+    report: Report, name: str, *, other: SubjectReport, ungraded: Set[str], confidence: float
 ) -> tuple[float, float]:
     """The least gain, and its p, if a missing grade is wrong for the candidate and right for the other."""
     sign = -1 if lower_is_better(name) else 1
@@ -169,10 +178,8 @@ def _at_worst(
         return -math.inf, 1.0
     if mine is not None and theirs is not None:
         wrong, right = (1.0, 0.0) if sign < 0 else (0.0, 1.0)
-        mine = all_wrong(mine, ungraded.cases - graded_cases(mine), wrong=wrong, sessions=report.sessions)
-        theirs = all_wrong(
-            theirs, ungraded.cases - graded_cases(theirs), wrong=right, sessions=report.sessions
-        )
+        mine = all_wrong(mine, ungraded - graded_cases(mine), wrong=wrong, sessions=report.sessions)
+        theirs = all_wrong(theirs, ungraded - graded_cases(theirs), wrong=right, sessions=report.sessions)
         report = report.model_copy(
             update={"candidate": report.candidate.model_copy(update={"metrics": {name: mine}})}
         )
@@ -187,17 +194,13 @@ def _at_worst(
     if found is None:
         return -1.0, 1.0
     low = min(sign * found.low, sign * found.high)
-    # What the comparison could not take in, for lack of names, is counted separately.
-    nameless = ungraded.nameless
+    unjudged = 0
     if name == JUDGE_PREFERENCE and not any(tally.grades for tally in judged):
-        nameless += _unjudged(report, other)
-    lost = (low * found.n - nameless) / (found.n + nameless) if found.n else -1.0
+        # What the comparison could not take in, for lack of names, is counted separately.
+        sides = (other.subject, report.candidate.subject)
+        unjudged = sum(len(t.unjudged) for t in report.judged if (t.baseline, t.candidate) == sides)
+    lost = (low * found.n - unjudged) / (found.n + unjudged) if found.n else -1.0
     return lost, found.p_value if lost > 0 else 1.0
-
-
-def _unjudged(report: Report, other: SubjectReport) -> int:
-    sides = (other.subject, report.candidate.subject)
-    return sum(len(t.unjudged) for t in report.judged if (t.baseline, t.candidate) == sides)
 
 
 def explain_missing(against: Against, around: Surroundings) -> str:
@@ -243,20 +246,3 @@ def _only(subject: SubjectReport, name: str) -> SubjectReport:
     # Where it has no pairs of its own, other timings may not replace them.
     alone = subject.generation.model_copy(update={"single_latency_seconds": times, "first_token_seconds": ()})
     return subject.model_copy(update={"metrics": kept, "generation": alone})
-
-
-def _side_by_side(mine: Metric, theirs: Metric, *, subjects: tuple[str, str]) -> Comparison:
-    """Two figures without pairs: the difference can be as small and as large as both intervals allow."""
-    return Comparison(
-        metric=mine.name,
-        baseline=subjects[0],
-        candidate=subjects[1],
-        n=min(mine.n, theirs.n),
-        wins=0,
-        losses=0,
-        difference=mine.value - theirs.value,
-        low=mine.low - theirs.high,
-        high=mine.high - theirs.low,
-        p_value=1.0,
-        test=SIDE_BY_SIDE,
-    )

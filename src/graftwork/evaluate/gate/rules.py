@@ -5,12 +5,11 @@ In: a rule and the report. Out: a RuleResult. A rule that the point estimate kee
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Set
 
 from graftwork.evaluate.gate.figures import (
     SUBJECTS,
     Needed,
-    Ungraded,
     all_wrong,
     figure_of,
     find_ungraded,
@@ -81,10 +80,20 @@ def judge_margin(
     outcome: RuleOutcome = "unknown" if pair.gain > -margin else "fail"
     if pair.low > -margin and not pair.too_few:
         outcome = "pass"
-    needed = _pairs_needed(pair, margin, look) if outcome == "unknown" else None
+    needed: Needed | None = None
+    # Where a case could not be graded, it is not the number of cases that leaves it open.
+    if outcome == "unknown" and not pair.ungraded:
+        tail = 1 - pair.confidence
+        if pair.too_few:
+            needed = Needed(pair.pairs_for_a_bound)
+        elif pair.kind == "number":
+            needed = measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n, tail=tail)
+        elif margin < 1:
+            needed = needed_for_mean(pair.units, limit=-margin, tail=tail, look=look)
     sign = -1 if lower_is_better(metric) else 1
     size = show_size(metric, margin)
     low, high = (sign * bound for bound in (pair.low, pair.high))
+    subject = next((words for against, words in SUBJECTS.items() if against == named), named)
     return RuleResult(
         metric=metric,
         rule=rule,
@@ -94,7 +103,7 @@ def judge_margin(
         high=finite(max(low, high)),
         limit=-sign * margin,
         sentence=(
-            f"{name_of(metric)}: {say_counts(pair.seen)} against {_called(named)} "
+            f"{name_of(metric)}: {say_counts(pair.seen)} against {subject} "
             f"({show_difference(metric, sign * pair.gain)}), {_say_end(metric, pair, outcome, size, needed)}."
             f"{say_ungraded(pair.ungraded)}"
         ),
@@ -106,18 +115,6 @@ def judge_margin(
         p_value=pair.seen.p_value if pair.seen.test != SIDE_BY_SIDE else None,
         test=pair.seen.test,
     )
-
-
-def _pairs_needed(pair: Pair, margin: float, look: int) -> Needed | None:
-    if pair.ungraded:
-        # It is not the number of cases that leaves it open.
-        return None
-    if pair.too_few:
-        return Needed(pair.pairs_for_a_bound)
-    tail = 1 - pair.confidence
-    if pair.kind != "number":
-        return needed_for_mean(pair.units, limit=-margin, tail=tail, look=look) if margin < 1 else None
-    return measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n, tail=tail)
 
 
 def _say_end(metric: str, pair: Pair, outcome: RuleOutcome, size: str, needed: Needed | None) -> str:
@@ -152,10 +149,6 @@ def not_compared(
     )
 
 
-def _called(named: str) -> str:
-    return next((words for against, words in SUBJECTS.items() if against == named), named)
-
-
 def judge_limit(rule: GateRule, *, report: Report, look: int = 1) -> RuleResult:
     """A limit or an invariant held against the candidate's figure."""
     metric = figure_of(report.candidate, rule, sessions=report.sessions)
@@ -167,7 +160,7 @@ def judge_rule(
     rule: GateRule,
     *,
     metric: Metric | None,
-    ungraded: Ungraded = Ungraded(),  # noqa: B008
+    ungraded: Set[str] = frozenset(),
     sessions: Mapping[str, str] | None = None,
     look: int = 1,
 ) -> RuleResult:
@@ -182,12 +175,20 @@ def judge_rule(
             low=None,
             high=None,
             limit=rule.limit,
-            sentence=say_unmeasured(rule, ungraded.total),
+            sentence=say_unmeasured(rule, len(ungraded)),
             kind=kind,
             n=0,
         )
     outcome: RuleOutcome = "fail"
-    if rule.clears(_held_at_worst(rule, metric, ungraded, sessions or {})):
+    worst = held_figure(rule, metric)
+    if ungraded and rule.metric in FIGURES:
+        # The figure has no known upper bound, so it cannot show that a rule holds.
+        worst = math.nan
+    elif ungraded:
+        # The bound if every case that has no grade was wrong: that may be the answer's fault.
+        wrong = 0.0 if rule.wants_more else 1.0
+        worst = held_figure(rule, all_wrong(metric, ungraded, wrong=wrong, sessions=sessions or {}))
+    if rule.clears(worst):
         outcome = "pass"
     elif rule.clears(metric.value):
         outcome = "unknown"
@@ -201,7 +202,7 @@ def judge_rule(
         low=finite(metric.low),
         high=finite(metric.high),
         limit=rule.limit,
-        sentence=say_limit(rule, metric, outcome, needed) + say_ungraded(ungraded.total),
+        sentence=say_limit(rule, metric, outcome, needed) + say_ungraded(len(ungraded)),
         **(needed.fields if needed else {}),
         kind=kind,
         n=metric.n,
@@ -223,19 +224,6 @@ def explain_broken(rule: GateRule, *, report: Report) -> str | None:
     )
 
 
-def _held_at_worst(rule: GateRule, metric: Metric, ungraded: Ungraded, sessions: Mapping[str, str]) -> float:
-    """The bound if every case that has no grade was wrong: that may be the answer's fault."""
-    if not ungraded.total:
-        return held_figure(rule, metric)
-    if rule.metric in FIGURES:
-        # The figure has no known upper bound, so it cannot show that a rule holds.
-        return math.nan
-    wrong = 0.0 if rule.wants_more else 1.0
-    worst = all_wrong(metric, ungraded.cases, wrong=wrong, sessions=sessions) if ungraded.cases else metric
-    held = held_figure(rule, worst)
-    return (held * worst.n + wrong * ungraded.nameless) / (worst.n + ungraded.nameless)
-
-
 MEASURED_ONCE = 0.05
 """A figure that was measured once each, such as memory, must fall by this share to be a saving."""
 
@@ -244,12 +232,17 @@ def judge_gains(
     report: Report, settings: GateSettings, *, around: Surroundings, adjusted_p: float | None = None
 ) -> list[RuleResult]:
     """The primary metric and the declared saving, as far as there are any."""
-    gains = []
+    gains: list[RuleResult] = []
     if (primary := settings.primary_rule) is not None:
         gains.append(judge_primary(primary, report=report, around=around, adjusted_p=adjusted_p))
     if (win := settings.win_rule) is not None:
         gains.append(judge_win(win, report=report, around=around))
-    return _one_is_enough(gains)
+    if len(gains) == 2:
+        # Of two ways to gain the better one counts; the other is reported and not needed.
+        rank = {"pass": 2, "unknown": 1, "fail": 0}
+        best = max(gains, key=lambda gain: rank[gain.outcome])
+        gains = [gain if gain is best else gain.model_copy(update={"must": False}) for gain in gains]
+    return gains
 
 
 def p_of_primary(report: Report, settings: GateSettings, *, around: Surroundings) -> float | None:
@@ -316,7 +309,11 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     found = _find(report, win, around)
     if isinstance(found, str):
         return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=found, against=win.against)
-    seen, asked = found.seen, _asked_saving(win, report=report, around=around, found=found)
+    # In the metric's unit. One measurement each has no interval, so a small difference is no saving.
+    other = find_subject(report, win.against, around)
+    now = measured(other, win.metric) if other is not None else None
+    least = MEASURED_ONCE if found.low == found.high else 0.0
+    seen, asked = found.seen, max(win.by, least) * (now.value if now is not None else 0.0)
     outcome: RuleOutcome = "unknown" if found.gain > asked else "fail"
     if found.low > asked and not found.too_few:
         outcome = "pass"
@@ -364,20 +361,3 @@ def _find(report: Report, wanted: Primary | Win, around: Surroundings) -> Pair |
         report, wanted.metric, with_subject=other, one_sided=saving, tried=around.tried if saving else 1
     )
     return pair or f"it was not measured on the same cases as {SUBJECTS[wanted.against]}"
-
-
-def _asked_saving(win: Win, *, report: Report, around: Surroundings, found: Pair) -> float:
-    """In the metric's unit. One measurement each has no interval, so a small difference is no saving."""
-    other = find_subject(report, win.against, around)
-    now = measured(other, win.metric) if other is not None else None
-    least = MEASURED_ONCE if found.low == found.high else 0.0
-    return max(win.by, least) * (now.value if now is not None else 0.0)
-
-
-def _one_is_enough(gains: Sequence[RuleResult]) -> list[RuleResult]:
-    """Of two ways to gain the better one counts; the other is reported and not needed."""
-    if len(gains) < 2:
-        return list(gains)
-    rank = {"pass": 2, "unknown": 1, "fail": 0}
-    best = max(gains, key=lambda gain: rank[gain.outcome])
-    return [gain if gain is best else gain.model_copy(update={"must": False}) for gain in gains]

@@ -9,7 +9,7 @@ know who asked the models.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -25,13 +25,9 @@ Traffic = Literal["captures", "cases", "shadow"]
 Scores = Mapping[str, float | None]
 GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
 """The grades of A and of B on some cases; asks a release that has not answered yet."""
+ReplayUnit = tuple[Case, ...]
+"""What counts once: the cases of a session, or an independent case."""
 FIRST_BLOCK = 16
-
-
-class ReplayUnit(NamedTuple):
-    """What counts once: the cases of a session, or an independent case."""
-
-    cases: tuple[Case, ...]
 
 
 class Replayed(NamedTuple):
@@ -117,11 +113,8 @@ def units_of(cases: Sequence[Case]) -> tuple[ReplayUnit, ...]:
     found: dict[str, list[Case]] = {}
     for case in cases:
         found.setdefault(clusters.get(case.id, f"case {case.id}"), []).append(case)
-    return tuple(ReplayUnit(tuple(found[key])) for key in sorted(found, key=_drawing_order))
-
-
-def _drawing_order(key: str) -> tuple[str, str]:
-    return hashlib.sha256(key.encode()).hexdigest(), key
+    drawn = sorted(found, key=lambda key: (hashlib.sha256(key.encode()).hexdigest(), key))
+    return tuple(tuple(found[key]) for key in drawn)
 
 
 def run_replay(
@@ -130,13 +123,15 @@ def run_replay(
     *,
     alpha: float,
     lower_is_better: bool = False,
-    first_block: int = FIRST_BLOCK,
 ) -> Replayed:
     """Ask both, block after block, each twice as large as the one before; stop where it is decided."""
     test = MeanTest(alpha)
-    used = ungraded = asked = 0
-    for block in _blocks(units, first_block):
-        cases = [case for unit in block for case in unit.cases]
+    used = ungraded = asked = start = 0
+    size = FIRST_BLOCK
+    while start < len(units):
+        block = units[start : start + size]
+        start, size = start + size, size * 2
+        cases = [case for unit in block for case in unit]
         of_a, of_b = grade_block(cases)
         asked += len(cases)
         for unit in block:
@@ -155,7 +150,7 @@ def judge_unit(unit: ReplayUnit, of_a: Scores, of_b: Scores, *, lower_is_better:
     """The mean mark of B less that of A in this session; None where no case of it has both grades."""
     both = [
         (first, second)
-        for case in unit.cases
+        for case in unit
         if (first := of_a.get(case.id)) is not None and (second := of_b.get(case.id)) is not None
     ]
     if not both:
@@ -164,13 +159,6 @@ def judge_unit(unit: ReplayUnit, of_a: Scores, of_b: Scores, *, lower_is_better:
     # A sum of floats that ought to be nothing is a tie.
     ahead = 0.0 if abs(ahead) < 1e-12 else min(max(ahead, -1.0), 1.0)
     return -ahead if lower_is_better else ahead
-
-
-def _blocks(units: Sequence[ReplayUnit], first: int) -> Iterator[Sequence[ReplayUnit]]:
-    start, size = 0, first
-    while start < len(units):
-        yield units[start : start + size]
-        start, size = start + size, size * 2
 
 
 class ArmFacts(Record):

@@ -8,13 +8,12 @@ The American Statistician, 2015); clustered widths use the cluster-robust varian
 
 import math
 import random
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 from graftwork.evaluate.statistics.bounded import bounded_difference, bounded_mean
-from graftwork.evaluate.statistics.intervals import Interval, Sided, student_quantile, tail_of
+from graftwork.evaluate.statistics.intervals import Interval, student_quantile, tail_of
 from graftwork.evaluate.statistics.significance import sum_clusters
 
 RESAMPLES = 2000
@@ -25,8 +24,6 @@ def bootstrap_mean(
     *,
     clusters: Sequence[Hashable] | None = None,
     confidence: float = 0.95,
-    sided: Sided = "two",
-    seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Interval:
     """The interval of the mean. Clusters are drawn as wholes."""
@@ -36,8 +33,19 @@ def bootstrap_mean(
     for cluster, value in zip(clusters or range(len(values)), values, strict=True):
         groups.setdefault(cluster, []).append(value)
     parts = [(math.fsum(group), len(group)) for group in groups.values()]
-    tail = widened_tail(tail_of(confidence, sided), n=len(parts))
-    return _cut(sorted(_resample(parts, random.Random(seed), resamples)), tail=tail, sided=sided)
+    draw = random.Random(0)
+    sizes = {size for _, size in parts}
+    if len(sizes) == 1:
+        # Of equal size: the sums alone are drawn, which is twice as fast.
+        whole = sizes.pop() * len(parts)
+        sums = [total for total, _ in parts]
+        means = [sum(draw.choices(sums, k=len(sums))) / whole for _ in range(resamples)]
+    else:
+        draws = (draw.choices(parts, k=len(parts)) for _ in range(resamples))
+        means = [sum(total for total, _ in some) / sum(size for _, size in some) for some in draws]
+    means.sort()
+    tail, last = widened_tail(tail_of(confidence, "two"), n=len(parts)), len(means) - 1
+    return Interval(means[math.floor(tail * last)], means[math.ceil((1 - tail) * last)])
 
 
 def widened_tail(tail: float, *, n: int) -> float:
@@ -47,92 +55,23 @@ def widened_tail(tail: float, *, n: int) -> float:
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_quantile(tail, freedom=n - 1))
 
 
-def _resample(parts: Sequence[tuple[float, int]], draw: random.Random, resamples: int) -> list[float]:
-    """Means of as many clusters as there are, drawn with replacement."""
-    sizes = {size for _, size in parts}
-    if len(sizes) == 1:
-        # Of equal size: the sums alone are drawn, which is twice as fast.
-        whole = sizes.pop() * len(parts)
-        sums = [total for total, _ in parts]
-        return [sum(draw.choices(sums, k=len(sums))) / whole for _ in range(resamples)]
-    drawn = (draw.choices(parts, k=len(parts)) for _ in range(resamples))
-    return [sum(total for total, _ in some) / sum(size for _, size in some) for some in drawn]
-
-
-def _cut(ordered: Sequence[float], *, tail: float, sided: Sided) -> Interval:
-    last = len(ordered) - 1
-    low = -math.inf if sided == "upper" else ordered[math.floor(tail * last)]
-    high = math.inf if sided == "lower" else ordered[math.ceil((1 - tail) * last)]
-    return Interval(low, high)
-
-
-UNKNOWN_WEIGHT = 1.0
-"""How many clusters of evidence it takes to outweigh the doubt about how much cases hang together."""
-
-
-class ClusteredMean(NamedTuple):
-    """`effective_n`: so many independent cases would know the mean as well, at this confidence."""
-
-    mean: float
-    error: float
-    clusters: int
-    design_effect: float
-    effective_n: float
-
-
 def mean_difference(
     scores_a: Sequence[float],
     scores_b: Sequence[float],
     clusters: Sequence[Hashable],
     *,
     confidence: float = 0.95,
-    sided: Sided = "two",
 ) -> Interval:
     """The difference of `b` less `a` for any numbers: cluster-robust Student, for hundreds of clusters."""
     differences = [b - a for a, b in zip(scores_a, scores_b, strict=True)]
-    tail = tail_of(confidence, sided)
-    seen = clustered_mean(differences, clusters, tail=tail)
-    if seen.clusters < 2:
-        return Interval(-math.inf, math.inf)
-    reach = student_quantile(tail, freedom=seen.clusters - 1) * seen.error
-    low = -math.inf if sided == "upper" else seen.mean - reach
-    high = math.inf if sided == "lower" else seen.mean + reach
-    return Interval(low, high)
-
-
-def clustered_mean(
-    values: Sequence[float], clusters: Sequence[Hashable], *, tail: float = 0.025
-) -> ClusteredMean:
-    """The mean, its cluster-robust standard error, and how many independent cases that is worth."""
-    n = len(values)
-    mean = math.fsum(values) / n
-    residuals = [value - mean for value in values]
-    sums = sum_clusters(residuals, clusters)
+    n, mean = len(differences), math.fsum(differences) / len(differences)
+    sums = sum_clusters([difference - mean for difference in differences], clusters)
     count = len(sums)
     if count < 2:
-        return ClusteredMean(mean, math.inf, count, float(n), 1.0)
-    variance = count / (count - 1) * math.fsum(s * s for s in sums) / n**2
-    independent = math.fsum(r * r for r in residuals) / (n - 1) / n
-    seen = max(1.0, variance / independent) if independent > 1e-18 else 1.0
-    worst = sum(size * size for size in Counter(clusters).values()) / n
-    effect = _temper(seen, values, clusters, worst=worst)
-    # Few clusters also know their own spread badly: Student's t for them against that for n cases.
-    # But even if a cluster is worth a single case, so many cases there are.
-    ratio = student_quantile(tail, freedom=n - 1) / student_quantile(tail, freedom=count - 1)
-    effective = max(n / worst, n / effect * ratio**2)
-    return ClusteredMean(mean, math.sqrt(variance), count, effect, effective)
-
-
-def _temper(seen: float, values: Sequence[float], clusters: Sequence[Hashable], *, worst: float) -> float:
-    """The design effect as seen, moved toward the worst one where the data hardly show it.
-
-    Whether failures come together shows only in the clusters that have some: one failure among 120
-    successes looks independent whatever is true. So the worst case, that a cluster is worth a single
-    case, counts as if `UNKNOWN_WEIGHT` clusters had shown it.
-    """
-    usual = Counter(values).most_common(1)[0][0]
-    differing = len({cluster for cluster, value in zip(clusters, values, strict=True) if value != usual})
-    return (differing * min(seen, worst) + UNKNOWN_WEIGHT * worst) / (differing + UNKNOWN_WEIGHT)
+        return Interval(-math.inf, math.inf)
+    error = math.sqrt(count / (count - 1) * math.fsum(s * s for s in sums)) / n
+    reach = student_quantile(tail_of(confidence, "two"), freedom=count - 1) * error
+    return Interval(mean - reach, mean + reach)
 
 
 MANY = 2000
@@ -148,19 +87,17 @@ def score_mean(
     *,
     clusters: Sequence[Hashable] | None = None,
     confidence: float = 0.95,
-    sided: Sided = "two",
-    seed: int = 0,
 ) -> Estimate:
     """The interval of a mean of grades."""
     which = list(range(len(values)) if clusters is None else clusters)
     if from_0_to_1(values):
-        found = bounded_mean(values, clusters, confidence=confidence, sided=sided)
+        found = bounded_mean(values, clusters, confidence=confidence)
         return Estimate(found, "bounded mean")
     if len(values) > MANY:
         zeros = [0.0] * len(values)
-        found = mean_difference(zeros, values, which, confidence=confidence, sided=sided)
+        found = mean_difference(zeros, values, which, confidence=confidence)
         return Estimate(found, "Student's t")
-    found = bootstrap_mean(values, clusters=which, confidence=confidence, sided=sided, seed=seed)
+    found = bootstrap_mean(values, clusters=which, confidence=confidence)
     return Estimate(found, "bootstrap")
 
 
@@ -170,18 +107,16 @@ def score_difference(
     *,
     clusters: Sequence[Hashable] | None = None,
     confidence: float = 0.95,
-    sided: Sided = "two",
-    seed: int = 0,
 ) -> Estimate:
     """The interval of the mean of `b` less `a`, pair by pair."""
     which = list(range(len(a)) if clusters is None else clusters)
     if from_0_to_1(a) and from_0_to_1(b):
-        found = bounded_difference(a, b, clusters, confidence=confidence, sided=sided)
+        found = bounded_difference(a, b, clusters, confidence=confidence)
         return Estimate(found, "bounded mean")
     if len(a) > MANY:
-        return Estimate(mean_difference(a, b, which, confidence=confidence, sided=sided), "Student's t")
+        return Estimate(mean_difference(a, b, which, confidence=confidence), "Student's t")
     differences = [new - old for old, new in zip(a, b, strict=True)]
-    found = bootstrap_mean(differences, clusters=which, confidence=confidence, sided=sided, seed=seed)
+    found = bootstrap_mean(differences, clusters=which, confidence=confidence)
     return Estimate(found, "bootstrap")
 
 

@@ -22,20 +22,15 @@ from graftwork.evaluate.statistics.intervals import (
 )
 
 
-def mcnemar(wins: int, *, losses: int, mid_p: bool = False) -> float:
-    """The exact two-sided p of as uneven a split of the discordant pairs, were both sides equal.
-
-    `mid_p` counts the split that was seen by half, which is nearer to the level that was asked for and
-    may exceed it by a little (Fagerland, Lydersen, Laake, 2013). The gate uses the exact one.
-    """
+def mcnemar(wins: int, *, losses: int) -> float:
+    """The exact two-sided p of as uneven a split of the discordant pairs, were both sides equal."""
     discordant = wins + losses
     fewer = min(wins, losses)
     splits = total = 1
     for losers in range(fewer):
         splits = splits * (discordant - losers) // (losers + 1)
         total += splits
-    ways = 2 * total - (splits if mid_p else 0)
-    return min(1.0, ways / (1 << discordant))
+    return min(1.0, 2 * total / (1 << discordant))
 
 
 EXACT_FLIPS = 32
@@ -54,7 +49,6 @@ def paired_permutation(
     b: Sequence[float],
     *,
     clusters: Sequence[Hashable] | None = None,
-    seed: int = 0,
     resamples: int = RANDOM_FLIPS,
 ) -> float:
     """The chance of as large a mean difference between `a` and `b`, were they alike."""
@@ -72,7 +66,7 @@ def paired_permutation(
         return _flip_every_way(steps, reached)
     if len(steps) > MANY_FLIPS:
         return 2 * NormalDist().cdf(-observed / math.sqrt(math.fsum(step * step for step in steps)))
-    return _flip_at_random(steps, reached, seed=seed, resamples=resamples)
+    return _flip_at_random(steps, reached, resamples=resamples)
 
 
 def sum_clusters(values: Sequence[float], clusters: Sequence[Hashable] | None) -> list[float]:
@@ -129,12 +123,12 @@ def _all_sums(steps: Sequence[float]) -> list[float]:
     return sums
 
 
-def _flip_at_random(steps: Sequence[float], reached: float, *, seed: int, resamples: int) -> float:
+def _flip_at_random(steps: Sequence[float], reached: float, *, resamples: int) -> float:
     """What was seen counts as one of the flips, so that p is never 0 (Phipson and Smyth, 2010)."""
     # Eight steps at a time: a random byte picks one of their 256 sums.
     tables = [_all_sums(steps[i : i + 8]) for i in range(0, len(steps), 8)]
     tables = [table * (256 // len(table)) for table in tables]
-    draw = random.Random(seed)
+    draw = random.Random(0)
     far = 0
     for _ in range(resamples):
         total = sum(table[byte] for table, byte in zip(tables, draw.randbytes(len(tables)), strict=True))
@@ -171,7 +165,7 @@ NEGLIGIBLE_DEVIATIONS = 9.0
 
 
 def units_for_power(
-    units: Units, *, limit: float, lowest: float, tail: float, start: int | None = None, seed: int = 0
+    units: Units, *, limit: float, lowest: float, tail: float, start: int | None = None
 ) -> int | None:
     """How many units like these show that their mean is above `limit` in four test sets of five.
 
@@ -192,7 +186,7 @@ def units_for_power(
     draws = 1 if len(kinds) == 1 else max(FEWEST_DRAWS, min(MOST_DRAWS, DRAWN_NUMBERS // len(kinds)))
 
     def shows(count: int) -> bool:
-        drawn = np.random.default_rng(seed).multinomial(count, shares, draws).astype(float)
+        drawn = np.random.default_rng(0).multinomial(count, shares, draws).astype(float)
         added = (drawn @ sizes**2) / (drawn @ sizes)
         weights = np.broadcast_to(totals - limit * sizes, drawn.shape)
         weights = np.column_stack([weights, (lowest - limit) * added])
@@ -202,18 +196,14 @@ def units_for_power(
         # The first size that passes is one with lucky draws: without this it would be a little too small.
         return float((chances < tail).mean()) >= (USUAL_POWER + LUCK if draws > 1 else 1.0)
 
-    guess = start or _guess_units(off, worst=(limit - lowest) * units.added_size, tail=tail)
-    return first_count(shows, start=guess)
-
-
-def _guess_units(off: Sequence[float], *, worst: float, tail: float) -> int:
-    """Where to start the search: the normal approximation, and the added unit that must be outweighed."""
-    count, gain = len(off), math.fsum(off) / len(off)
-    spread = math.sqrt(max(math.fsum(x * x for x in off) / count - gain**2, 0.0))
+    if start:
+        return first_count(shows, start=start)
+    # The search starts at the normal approximation, with the added unit that must be outweighed.
+    gain, worst = math.fsum(off) / len(off), (limit - lowest) * units.added_size
+    spread = math.sqrt(max(math.fsum(x * x for x in off) / len(off) - gain**2, 0.0))
     reach = NormalDist().inv_cdf(1 - tail) + NormalDist().inv_cdf(USUAL_POWER)
-    return max(
-        1, min(MOST_CASES, math.ceil((reach * spread / gain) ** 2 - math.log(tail) * worst / gain / 2))
-    )
+    guess = math.ceil((reach * spread / gain) ** 2 - math.log(tail) * worst / gain / 2)
+    return first_count(shows, start=max(1, min(MOST_CASES, guess)))
 
 
 def successes_to_clear(n: int, *, limit: float, confidence: float = 0.95) -> int | None:
@@ -240,8 +230,14 @@ def mcnemar_power(n: int, *, win_rate: float, loss_rate: float, confidence: floa
     if discordant == 0 or n == 0:
         return 0.0
     tail, losing = (1 - confidence) / 2, loss_rate / discordant
-    m, last = _likely_counts(n, discordant)
-    most = _most_losses(m, tail)
+    m = last = n
+    if discordant < 1 - 1e-12:
+        # Counts of discordant pairs far from their mean have no weight.
+        spread = NEGLIGIBLE_DEVIATIONS * (math.sqrt(n * discordant * (1 - discordant)) + 1)
+        m, last = max(0, math.floor(n * discordant - spread)), min(n, math.ceil(n * discordant + spread))
+    first_kept = first_count(lambda k: at_most(k - 1, n=m, rate=0.5) > tail)
+    assert first_kept is not None  # at_most reaches 1
+    most = first_kept - 2  # the most losses among the discordant pairs that still reject; -1 if none do
     under_null, beyond = at_most(most, n=m, rate=0.5), at_most(most, n=m, rate=losing)
     weight = exactly(m, n=n, rate=discordant)
     power = 0.0
@@ -260,20 +256,17 @@ def mcnemar_power(n: int, *, win_rate: float, loss_rate: float, confidence: floa
             beyond += exactly(most, n=m, rate=losing)
 
 
-def detectable_difference(
-    n: int, *, power: float = 0.8, loss_rate: float = USUAL_LOSS_RATE, confidence: float = 0.95
-) -> float:
-    """The smallest gain (wins less losses, as a share) that `n` pairs show with the chance `power`.
+def detectable_difference(n: int, *, loss_rate: float = USUAL_LOSS_RATE, confidence: float = 0.95) -> float:
+    """The smallest gain (wins less losses, as a share) that `n` pairs show with the usual power.
 
     `loss_rate` is the share of the cases that get worse all the same. Infinite where no gain would show.
     """
-    _check_power(power, loss_rate)
+    _check_loss_rate(loss_rate)
     room = 1 - 2 * loss_rate
 
     def shows(gain: float) -> bool:
-        return (
-            mcnemar_power(n, win_rate=loss_rate + gain, loss_rate=loss_rate, confidence=confidence) >= power
-        )
+        power = mcnemar_power(n, win_rate=loss_rate + gain, loss_rate=loss_rate, confidence=confidence)
+        return power >= USUAL_POWER
 
     if not shows(room):
         return math.inf
@@ -281,50 +274,30 @@ def detectable_difference(
 
 
 def cases_for_difference(
-    difference: float, *, power: float = 0.8, loss_rate: float = USUAL_LOSS_RATE, confidence: float = 0.95
+    difference: float, *, loss_rate: float = USUAL_LOSS_RATE, confidence: float = 0.95
 ) -> int:
-    """How many pairs show a gain of `difference` (0.05 is 5 points) with the chance `power`."""
-    _check_power(power, loss_rate)
+    """How many pairs show a gain of `difference` (0.05 is 5 points) with the usual power."""
+    _check_loss_rate(loss_rate)
     if not 0 < difference <= 1 - 2 * loss_rate + 1e-12:
         raise ValueError(
             f"a difference must be between 0 and {1 - 2 * loss_rate:g} (0.05 is 5 points), not {difference}"
         )
     win_rate = min(loss_rate + difference, 1 - loss_rate)
-    guess = _guess_cases(win_rate, loss_rate, power=power, confidence=confidence)
+    # The search starts at the normal approximation, with a correction for whole counts.
+    normal, discordant, gain = NormalDist(), win_rate + loss_rate, win_rate - loss_rate
+    reach = normal.inv_cdf((1 + confidence) / 2) * math.sqrt(discordant)
+    reach += normal.inv_cdf(USUAL_POWER) * math.sqrt(max(discordant - gain**2, 0.0))
+    guess = max(1, math.ceil((reach / gain) ** 2 + 2 / gain))
     if guess > FEW_ENOUGH_TO_SUM:
         return guess
-    found = first_count(
-        lambda n: mcnemar_power(n, win_rate=win_rate, loss_rate=loss_rate, confidence=confidence) >= power,
-        start=guess,
-    )
-    return found if found is not None else guess
+
+    def shows(n: int) -> bool:
+        power = mcnemar_power(n, win_rate=win_rate, loss_rate=loss_rate, confidence=confidence)
+        return power >= USUAL_POWER
+
+    return first_count(shows, start=guess) or guess
 
 
-def _guess_cases(win_rate: float, loss_rate: float, *, power: float, confidence: float) -> int:
-    """Where to start the search: the normal approximation, with a correction for whole counts."""
-    normal = NormalDist()
-    discordant, difference = win_rate + loss_rate, win_rate - loss_rate
-    reach = normal.inv_cdf((1 + confidence) / 2) * math.sqrt(discordant)
-    reach += normal.inv_cdf(power) * math.sqrt(max(discordant - difference**2, 0.0))
-    return max(1, math.ceil((reach / difference) ** 2 + 2 / difference))
-
-
-def _likely_counts(n: int, rate: float) -> tuple[int, int]:
-    if rate >= 1 - 1e-12:
-        return n, n
-    spread = NEGLIGIBLE_DEVIATIONS * math.sqrt(n * rate * (1 - rate)) + NEGLIGIBLE_DEVIATIONS
-    return max(0, math.floor(n * rate - spread)), min(n, math.ceil(n * rate + spread))
-
-
-def _most_losses(discordant: int, tail: float) -> int:
-    """The most losses among the discordant pairs that still reject; -1 if none do."""
-    fewest = first_count(lambda k: at_most(k - 1, n=discordant, rate=0.5) > tail)
-    assert fewest is not None  # at_most reaches 1
-    return fewest - 2
-
-
-def _check_power(power: float, loss_rate: float) -> None:
-    if not 0 < power < 1:
-        raise ValueError(f"power must be between 0 and 1, not {power}")
+def _check_loss_rate(loss_rate: float) -> None:
     if not 0 <= loss_rate < 0.5:
         raise ValueError(f"a loss rate must be between 0 and 0.5, not {loss_rate}")
