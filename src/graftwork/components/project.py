@@ -259,7 +259,7 @@ def write_episodes(
     files = {"interactions": "episodes.jsonl", "prompts": "prompts.jsonl", "cases": "held_out.jsonl"}
     written = {name: str(to / file) for name, file in files.items()}
     apart = _find_held_out(work, Path(written["interactions"]))
-    kept = [each for each in episodes if each.prompt not in apart.elsewhere]
+    kept = [episode for episode in episodes if episode[0] not in apart.elsewhere]
     rows, pairs = to_rows(kept)
     simple = [
         each

@@ -165,8 +165,8 @@ def test_parameters_dependencies_and_requirements_are_read_in_the_forms_that_peo
     assert [(each.name, each.type) for each in parameters_of(total, "outputs")] == [("result", "decimal")]
     assert [name for name, _ in dependencies_of(total)] == ["s2"]
     assert dependencies_of(rounded) == [("s1", 18)]
-    assert [each.text for each in requirements_of(total)] == ["total([], '', 0.2) == 0"]
-    assert [each.text for each in requirements_of(rounded)] == ["round(1) == 1"]
+    assert [text for text, _ in requirements_of(total)] == ["total([], '', 0.2) == 0"]
+    assert [text for text, _ in requirements_of(rounded)] == ["round(1) == 1"]
     assert {("field_unread", 13), ("parameter_renamed", 8), ("cycle", 11)} <= found(STRANGE)
 
 
@@ -231,13 +231,13 @@ def test_calls_that_contradict_each_other_are_refused_with_their_line(tmp_path):
     ],
 )
 def test_types_of_other_languages_are_translated(text, shape, foreign):
-    read = read_type(text)
-    assert (str(read.shape), bool(read.foreign)) == (shape, foreign)
+    read, words = read_type(text)
+    assert (str(read), bool(words)) == (shape, foreign)
 
 
 @pytest.mark.parametrize("text", ["pid", "GenServer.on_start()", "???", ""])
 def test_a_type_that_no_python_type_is_known_for_has_no_shape(text):
-    assert read_type(text).shape is None
+    assert read_type(text)[0] is None
 
 
 def test_a_truth_value_is_no_number():

@@ -7,7 +7,7 @@ a prompt that a project holds out is left out too.
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.components.generate.attempts import ANSWER, ATTEMPT, PROMPT, VERDICT, GenerationJournal
 from graftwork.components.generate.prompts import prompt_hash, write_prompt
@@ -15,18 +15,12 @@ from graftwork.components.generate.run import ACCEPTED
 from graftwork.components.spec.cases import Stage
 from graftwork.components.spec.component import Component, ComponentPlan
 from graftwork.records.base import Record
-from graftwork.records.interaction import Message
 
 PASSED, FAILED = "success", "failed"
 
 
-class _Episode(NamedTuple):
-    component: str
-    stage: int
-    prompt: str
-    text: str
-    ok: bool
-    row: dict[str, Any]
+Episode = tuple[str, str, dict[str, Any]]
+"""The hash of the prompt, the answer, and the row of a log without the answer."""
 
 
 class EpisodeFiles(Record):
@@ -52,7 +46,7 @@ def is_held_out(identifier: str, held_out: Collection[str]) -> bool:
 
 def list_episodes(
     plan: ComponentPlan, journal: GenerationJournal, *, held_out: Collection[str] = ()
-) -> Iterator[_Episode]:
+) -> Iterator[Episode]:
     """Every distinct answer with its verdict, of components that are not held out."""
     seen: set[tuple[str, str]] = set()
     known = {component.id for component in plan.components}
@@ -68,12 +62,9 @@ def list_episodes(
         if prompt is None or not answer["text"].strip():
             continue
         cases = verdict["verdict"]["cases"]
-        yield _Episode(
-            entry["component"],
-            entry["stage"],
+        yield (
             answer["prompt"],
             answer["text"],
-            bool(entry["ok"]),
             {
                 "id": entry["key"],
                 "group": plan.package,
@@ -92,27 +83,24 @@ def list_episodes(
         )
 
 
-def to_rows(episodes: Collection[_Episode]) -> tuple[list[dict[str, Any]], int]:
+def to_rows(episodes: Collection[Episode]) -> tuple[list[dict[str, Any]], int]:
     """Rows of a log, and how many of them are pairs. A failed answer alone has the status `failed`."""
-    by_prompt: dict[str, list[_Episode]] = defaultdict(list)
-    for episode in episodes:
-        by_prompt[episode.prompt].append(episode)
+    by_prompt: dict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
+    for prompt, text, row in episodes:
+        by_prompt[prompt].append((text, row))
     rows, pairs = [], 0
     for group in by_prompt.values():
-        passed = [each for each in group if each.ok]
-        failed = [each for each in group if not each.ok]
-        for number, each in enumerate(passed):
-            row = dict(each.row)
-            if number < len(failed):
-                pairs += 1
-                messages = row.pop("messages")
-                row |= {"prompt": messages, "chosen": each.text, "rejected": failed[number].text}
-            else:
-                row["messages"] = [*row["messages"], {"role": "assistant", "content": each.text}]
-            rows.append({**row, "status": PASSED})
-        for each in failed[len(passed) :]:
-            messages = [*each.row["messages"], {"role": "assistant", "content": each.text}]
-            rows.append({**each.row, "messages": messages, "status": FAILED})
+        passed = [(text, row) for text, row in group if row["reward"]]
+        failed = [(text, row) for text, row in group if not row["reward"]]
+        paired = min(len(passed), len(failed))
+        pairs += paired
+        for (chosen, row), (rejected, _) in zip(passed, failed, strict=False):
+            rest = {key: value for key, value in row.items() if key != "messages"}
+            pair = {"prompt": row["messages"], "chosen": chosen, "rejected": rejected}
+            rows.append(rest | pair | {"status": PASSED})
+        for text, row in (*passed[paired:], *failed[paired:]):
+            messages = [*row["messages"], {"role": "assistant", "content": text}]
+            rows.append({**row, "messages": messages, "status": PASSED if row["reward"] else FAILED})
     return rows, pairs
 
 
@@ -136,32 +124,26 @@ def list_cases(
     found = []
     for stage in REWARDED_STAGES:
         before = next((accepted[each] for each in sorted(accepted, reverse=True) if each < stage), "")
-        if stage == 1 or (stage in asked and before):
-            messages = write_prompt(plan, component, stage, source=before)
-            case = _to_case(plan, component, stage, messages, accepted.get(stage, ""))
-            found.append((prompt_hash(messages), case))
+        if stage != 1 and not (stage in asked and before):
+            continue
+        messages = write_prompt(plan, component, stage, source=before)
+        calls = [
+            {"call": component.function, "args": call.args, "named": call.named}
+            | ({"raises": call.raises} if call.raises else {"gives": call.gives})
+            for call in component.cases.calls
+            if call.stage <= stage
+        ]
+        case = {
+            "id": f"{plan.package}/{component.id}/stage-{stage}",
+            "messages": [message.model_dump() for message in messages],
+            "reference": f"```python\n{accepted[stage]}```" if accepted.get(stage) else "",
+            "group": plan.package,
+            "session": f"{plan.package}/{component.id}",
+            "domain": f"stage {stage}",
+            "checks": [{"python_calls": calls}],
+        }
+        found.append((prompt_hash(messages), case))
     return found
-
-
-def _to_case(
-    plan: ComponentPlan, component: Component, stage: Stage, messages: tuple[Message, ...], reference: str
-) -> dict[str, Any]:
-    """The prompt of a stage, with the calls that this stage is verified by."""
-    calls = [
-        {"call": component.function, "args": call.args, "named": call.named}
-        | ({"raises": call.raises} if call.raises else {"gives": call.gives})
-        for call in component.cases.calls
-        if call.stage <= stage
-    ]
-    return {
-        "id": f"{plan.package}/{component.id}/stage-{stage}",
-        "messages": [message.model_dump() for message in messages],
-        "reference": f"```python\n{reference}```" if reference else "",
-        "group": plan.package,
-        "session": f"{plan.package}/{component.id}",
-        "domain": f"stage {stage}",
-        "checks": [{"python_calls": calls}],
-    }
 
 
 def dump_lines(rows: Collection[dict[str, Any]]) -> str:

@@ -7,7 +7,7 @@ package is what its journal says is checked link by link: spec → prompt → mo
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,11 @@ def write_package(
     for name, text in written.items():
         write_atomic(out / name, text)
     for name, digests in known.items():
-        if name not in files and (out / name).is_file() and _is_unchanged(out / name, digests):
-            (out / name).unlink()
+        path = out / name
+        if name in files or not path.is_file():
+            continue
+        if text_hash(path.read_text(encoding="utf-8", errors="replace")) in digests:
+            path.unlink()
     write_atomic(out / MANIFEST_FILE, manifest.to_json() + "\n")
     (out / INTENDED_FILE).unlink()
     return manifest
@@ -154,65 +157,40 @@ def write_package(
 def _generated_hashes(out: Path) -> dict[str, set[str]]:
     """Hashes that generations wrote by file name, with those of packages that were never completed."""
     found: dict[str, set[str]] = {}
-    manifest = read_manifest(out)
-    for files in ([manifest.files] if manifest is not None else []) + _read_intended(out):
-        for name, digest in files.items():
+    complete, path = read_manifest(out), out / INTENDED_FILE
+    manifests = [complete] if complete is not None else []
+    if path.is_file():
+        manifests += map(PackageManifest.from_json, path.read_bytes().splitlines())
+    for manifest in manifests:
+        for name, digest in manifest.files.items():
             found.setdefault(name, set()).add(digest)
     return found
 
 
-def _read_intended(out: Path) -> list[dict[str, str]]:
-    path = out / INTENDED_FILE
-    if not path.is_file():
-        return []
-    return [PackageManifest.from_json(line).files for line in path.read_bytes().splitlines()]
-
-
-def _is_unchanged(path: Path, digests: set[str]) -> bool:
-    return text_hash(path.read_text(encoding="utf-8", errors="replace")) in digests
-
-
 def package_files(plan: ComponentPlan, built: list[BuiltComponent], cards: list[ScoreCard]) -> dict[str, str]:
-    """Sources, tests and the cards."""
-    sources = _elixir_files(plan, built) if plan.language == "elixir" else _python_files(plan, built)
-    return {
-        **sources,
-        CARD_FILE: json.dumps([card.model_dump(mode="json") for card in cards], indent=2) + "\n",
-        CARD_PAGE: write_card_page(plan, cards),
-    }
-
-
-def _elixir_files(plan: ComponentPlan, built: list[BuiltComponent]) -> dict[str, str]:
-    """Modules below lib/, an ExUnit file for each below test/, and a mix project around them."""
-    name = elixir.module_name(plan, plan.components[0]).partition(".")[0]
-    files = {
-        "mix.exs": f"defmodule {name}.MixProject do\n  use Mix.Project\n\n"
-        f'  def project, do: [app: :{plan.package}, version: "0.1.0", elixir: "~> 1.14"]\nend\n',
-        "test/test_helper.exs": "ExUnit.start()\n",
-    }
-    for each in built:
-        if each.source is not None:
-            component = plan.get(each.id)
-            files[source_name(plan, component)] = each.source
-            files[tests_name(plan, component)] = tests_text(plan, component)
-    return files
-
-
-def _python_files(plan: ComponentPlan, built: list[BuiltComponent]) -> dict[str, str]:
-    """Modules, one test file for each, and an `__init__` that exports all."""
+    """Sources, a test file for each, and the cards; a mix project around them, or an `__init__` of all."""
     files: dict[str, str] = {}
-    ready = [(plan.get(each.id), each) for each in built if each.source is not None]
-    for component, each in ready:
-        files[source_name(plan, component)] = each.source or ""
+    ready = [(plan.get(each.id), each.source) for each in built if each.source is not None]
+    for component, source in ready:
+        files[source_name(plan, component)] = source
         files[tests_name(plan, component)] = tests_text(plan, component)
-    names = [component.function for component, _ in ready]
-    imports = [f"from {plan.package}.{c.module} import {c.function}" for c, _ in ready]
-    listed = "".join(f'    "{name}",\n' for name in sorted(names))
-    files[f"{plan.package}/__init__.py"] = (
-        f'"""Generated components; {CARD_FILE} has the evidence for each."""\n\n'
-        + "\n".join(sorted(imports))
-        + f"\n\n__all__ = [\n{listed}]\n"
-    )
+    if plan.language == "elixir":
+        name = elixir.module_name(plan, plan.components[0]).partition(".")[0]
+        files["mix.exs"] = (
+            f"defmodule {name}.MixProject do\n  use Mix.Project\n\n"
+            f'  def project, do: [app: :{plan.package}, version: "0.1.0", elixir: "~> 1.14"]\nend\n'
+        )
+        files["test/test_helper.exs"] = "ExUnit.start()\n"
+    else:
+        imports = [f"from {plan.package}.{each.module} import {each.function}" for each, _ in ready]
+        listed = "".join(f'    "{name}",\n' for name in sorted(each.function for each, _ in ready))
+        files[f"{plan.package}/__init__.py"] = (
+            f'"""Generated components; {CARD_FILE} has the evidence for each."""\n\n'
+            + "\n".join(sorted(imports))
+            + f"\n\n__all__ = [\n{listed}]\n"
+        )
+    files[CARD_FILE] = json.dumps([card.model_dump(mode="json") for card in cards], indent=2) + "\n"
+    files[CARD_PAGE] = write_card_page(plan, cards)
     return files
 
 
@@ -252,15 +230,12 @@ def write_card_page(plan: ComponentPlan, cards: list[ScoreCard]) -> str:
     for card in cards:
         failed = [name for name, held in card.gates.items() if not held]
         state = "not built" if not card.built else "pass" if not failed else f"fails {', '.join(failed)}"
-        shown = [_figure(card.scores.get(name)) for name in names]
+        scores = [card.scores.get(name) for name in names]
+        shown = ["–" if score is None else f"{score:.2f}" for score in scores]
         total = "–" if card.total is None else f"{card.total:.1f}"
         lines.append(f"| {card.component} {card.function} | {state} | {total} | " + " | ".join(shown) + " |")
     notes = [f"- {card.component}: {note}" for card in cards for note in card.notes]
     return "\n".join([*lines, "", *notes, ""])
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
 
 
 GENERATION = "generation"
@@ -312,7 +287,10 @@ def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> Provenanc
     links.require(manifest.journal in hashes, "the journal ends before the package was made")
     if plan is not None:
         links.require(manifest.spec_hash == plan.spec_hash, "the package was made from another specification")
-    _check_files(out, manifest, links)
+    for name, digest in manifest.files.items():
+        path = out / name
+        if links.require(path.is_file(), f"{name} is missing"):
+            links.require(text_hash(path.read_text(encoding="utf-8")) == digest, f"{name} was changed")
     known = {(entry["kind"], entry["key"]): entry for entry in entries if "key" in entry}
     links.require(
         (PACKAGED, manifest_key(manifest)) in known,
@@ -320,7 +298,12 @@ def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> Provenanc
     )
     for identifier, part in manifest.components.items():
         if part["how"] != "handwritten":
-            _check_component(identifier, part, manifest.language, entries, known, links)
+            accepted = [
+                AcceptedStage.model_validate(entry["stage"])
+                for entry in entries
+                if entry.get("kind") == ACCEPTED and entry["stage"]["component"] == identifier
+            ]
+            _check_component(identifier, part, accepted, manifest.language, known, links)
     return ProvenanceReport(
         package=manifest.package,
         model=manifest.model,
@@ -330,45 +313,28 @@ def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> Provenanc
     )
 
 
-def _check_files(out: Path, manifest: PackageManifest, links: _Links) -> None:
-    for name, digest in manifest.files.items():
-        path = out / name
-        present = path.is_file()
-        if links.require(present, f"{name} is missing"):
-            links.require(text_hash(path.read_text(encoding="utf-8")) == digest, f"{name} was changed")
-
-
 def _check_component(
     identifier: str,
     part: dict[str, str],
+    accepted: list[AcceptedStage],
     language: Language,
-    entries: list[dict[str, Any]],
     known: dict[tuple[str, str], dict[str, Any]],
     links: _Links,
 ) -> None:
-    last = None
-    for stage in _accepted(entries, identifier):
-        if stage.submission == part["submission"]:
-            last = stage
+    for stage in accepted:
         if stage.how == "answer":
             _check_answer(stage, language, known, links)
-    if not links.require(last is not None, f"{identifier}: no stage was accepted with this source"):
+    sources = [stage.source for stage in accepted if stage.submission == part["submission"]]
+    if not links.require(bool(sources), f"{identifier}: no stage was accepted with this source"):
         return
-    assert last is not None
-    links.require(text_hash(last.source) == part["source"], f"{identifier}: the source is another one")
-    verdict = known.get((VERDICT, last.submission))
+    links.require(text_hash(sources[-1]) == part["source"], f"{identifier}: the source is another one")
+    verdict = known.get((VERDICT, part["submission"]))
     if links.require(verdict is not None, f"{identifier}: the verdict is missing"):
         assert verdict is not None
         links.require(bool(verdict["verdict"]["ok"]), f"{identifier}: the verdict is no")
         links.require(
-            verdict["source"] == fingerprint(last.source), f"{identifier}: verdict of another source"
+            verdict["source"] == fingerprint(sources[-1]), f"{identifier}: verdict of another source"
         )
-
-
-def _accepted(entries: list[dict[str, Any]], identifier: str) -> Iterator[AcceptedStage]:
-    for entry in entries:
-        if entry.get("kind") == ACCEPTED and entry["stage"]["component"] == identifier:
-            yield AcceptedStage.model_validate(entry["stage"])
 
 
 def _check_answer(

@@ -30,12 +30,18 @@ def write_prompt(
 ) -> tuple[Message, ...]:
     """`source` is what was accepted at the stage before; `feedback` why the last attempt failed."""
     parts = [heading(component, stage), component.description]
-    parts.append(_interface(plan, component))
+    if plan.language == "python":
+        parts.append(f"```python\n{component.signature}\n    ...\n```")
+    else:
+        head = f"{component.function}({', '.join(name for name, _ in component.parameters)})"
+        module = module_name(plan, component)
+        parts.append(f"```elixir\ndefmodule {module} do\n  def {head} do\n    ...\n```")
     if len(component.outputs) > 1:
         keys = ", ".join(f"{name}: {python_type(kind) or 'any'}" for name, kind in component.outputs)
         parts.append(f"It returns a dict with the keys {keys}.")
     if component.requirements:
-        parts.append("Requirements:\n" + "\n".join(f"- {_words(text)}" for text in component.requirements))
+        words = [text if " " in text else text.replace("_", " ") for text in component.requirements]
+        parts.append("Requirements:\n" + "\n".join(f"- {text}" for text in words))
     parts.append(_imports(plan, component))
     shown = shown_calls(component, stage)
     if shown:
@@ -47,14 +53,6 @@ def write_prompt(
         parts.append(f"The last attempt failed: {feedback}")
     user = "\n\n".join(part for part in parts if part)
     return (Message(role="system", content=SYSTEMS[plan.language]), Message(role="user", content=user))
-
-
-def _interface(plan: ComponentPlan, component: Component) -> str:
-    if plan.language == "python":
-        return f"```python\n{component.signature}\n    ...\n```"
-    names = ", ".join(name for name, _ in component.parameters)
-    module = module_name(plan, component)
-    return f"```elixir\ndefmodule {module} do\n  def {component.function}({names}) do\n    ...\n```"
 
 
 def heading(component: Component, stage: Stage) -> str:
@@ -70,10 +68,6 @@ def shown_calls(component: Component, stage: Stage) -> list[CallCase]:
 
 def prompt_hash(messages: tuple[Message, ...]) -> str:
     return fingerprint([message.model_dump() for message in messages])
-
-
-def _words(text: str) -> str:
-    return text.replace("_", " ") if " " not in text else text
 
 
 def _call(component: Component, call: CallCase) -> str:

@@ -175,12 +175,23 @@ class ComponentBuilder:
         for wave in self._plan.waves():
             members = [each for each in wave if each.id in chosen]
             for each in members:
-                self.built[each.id] = self._begin(each)
+                stubs = tuple(other for other in each.dependencies if self._source(other) is None)
+                begun = BuiltComponent(id=each.id, function=each.function, stubs=stubs)
+                if each.module in self._handwritten:
+                    begun = self._take_handwritten(each, begun, self._handwritten[each.module])
+                elif not each.cases.calls and not each.cases.properties:
+                    reason = (
+                        f"component {each.id} has no executable case (line {each.line} of the "
+                        "specification); write calls or properties for it in the cases"
+                    )
+                    begun = self._fail(begun, 1, reason)
+                self.built[each.id] = begun
             for each in wave:
                 if each.id in recalled and each.id not in chosen:
                     self._recall(each)
             for stage in stages:
-                self._run_stage([each for each in members if self._is_open(each)], stage)
+                states = [(each, self.built[each.id]) for each in members]
+                self._run_stage([each for each, s in states if not s.failed and not s.handwritten], stage)
             done = sum(each in chosen for each in self.built)
             self._progress("components", done, len(chosen))
         return [self.built[each.id] for each in self._plan.components if each.id in self.built]
@@ -202,20 +213,6 @@ class ComponentBuilder:
         if self.built[component.id].source is None:
             del self.built[component.id]
 
-    def _begin(self, component: Component) -> BuiltComponent:
-        stubs = tuple(each for each in component.dependencies if self._source(each) is None)
-        begun = BuiltComponent(id=component.id, function=component.function, stubs=stubs)
-        written = self._handwritten.get(component.module)
-        if written is not None:
-            return self._take_handwritten(component, begun, written)
-        if not component.cases.calls and not component.cases.properties:
-            reason = (
-                f"component {component.id} has no executable case (line {component.line} of the "
-                "specification); write calls or properties for it in the cases"
-            )
-            return self._fail(begun, 1, reason)
-        return begun
-
     def _take_handwritten(self, component: Component, begun: BuiltComponent, source: str) -> BuiltComponent:
         """A file that a person wrote is verified and used, never replaced."""
         given = self._submit(component, source, 4)
@@ -236,10 +233,6 @@ class ComponentBuilder:
         )
         return begun.model_copy(update={"handwritten": True, "stages": (stage,)})
 
-    def _is_open(self, component: Component) -> bool:
-        state = self.built[component.id]
-        return not state.failed and not state.handwritten
-
     def _source(self, identifier: str) -> str | None:
         return self.built[identifier].source if identifier in self.built else None
 
@@ -251,27 +244,34 @@ class ComponentBuilder:
             other = self._plan.get(waiting.pop())
             name = f"{other.module}{ENDINGS[self._plan.language]}"
             if name not in files and other.id != component.id:
-                files[name] = self._source(other.id) or self._stub(other)
+                is_elixir = self._plan.language == "elixir"
+                stub = elixir.write_stub(self._plan, other) if is_elixir else write_stub(other)
+                files[name] = self._source(other.id) or stub
                 waiting += other.dependencies
         return tuple(sorted(files.items()))
-
-    def _stub(self, component: Component) -> str:
-        if self._plan.language == "elixir":
-            return elixir.write_stub(self._plan, component)
-        return write_stub(component)
 
     def _submit(self, component: Component, source: str, stage: Stage) -> Submission:
         return Submission(component, source, stage, self.modules_for(component))
 
     def _run_stage(self, components: list[Component], stage: Stage) -> None:
+        # What was accepted so far, by the cases of this stage: one batch instead of one source at a time.
+        accepted = [
+            self._submit(each, stages[-1].source, stage)
+            for each in components
+            if (stages := self.built[each.id].stages)
+        ]
+        verdicts = self._attempts.verify(accepted)
+        self._attempts.measure([each for each, held in zip(accepted, verdicts, strict=True) if held.ok])
         left = []
-        self._verify_together(components, stage)
         for each in components:
             before = self._before(each, stage)
             known = self._journal.find(ACCEPTED, self._stage_key(each, stage, self._source(each.id)))
             if known is not None:
                 self._accept(each, AcceptedStage.model_validate(known["stage"]))
-            elif before is None or not self._keep_if_enough(each, stage, before):
+            elif before is not None and before.verdict.ok and stage != 3:
+                # Stages 2 and 4 ask for nothing that holds already; stage 3 always tries.
+                self._keep(each, stage, before)
+            else:
                 left.append(each)
         feedback: dict[str, str] = {}
         tried: dict[str, list[Attempt]] = {each.id: [] for each in left}
@@ -285,15 +285,6 @@ class ComponentBuilder:
                 tried[each.id] += candidates[each.id]
         for each in left:
             self._give_up(each, stage, tried[each.id])
-
-    def _verify_together(self, components: list[Component], stage: Stage) -> None:
-        """What was accepted so far, by the cases of this stage: one batch instead of one source at a time."""
-        sources = [
-            (each, self.built[each.id].stages[-1].source) for each in components if self.built[each.id].stages
-        ]
-        given = [self._submit(each, source, stage) for each, source in sources]
-        verdicts = self._attempts.verify(given)
-        self._attempts.measure([each for each, verdict in zip(given, verdicts, strict=True) if verdict.ok])
 
     def _before(self, component: Component, stage: Stage) -> StageState | None:
         """What was accepted last, verified by the cases of this stage."""
@@ -309,13 +300,6 @@ class ComponentBuilder:
         """`source` is what was accepted before."""
         content = component.model_dump(mode="json", exclude={"line"})
         return fingerprint([content, stage, source or "", self.modules_for(component)])[:24]
-
-    def _keep_if_enough(self, component: Component, stage: Stage, before: StageState) -> bool:
-        """Stages 2 and 4 ask for nothing that holds already; stage 3 always tries."""
-        if stage == 3 or not before.verdict.ok:
-            return False
-        self._keep(component, stage, before)
-        return True
 
     def _keep(
         self, component: Component, stage: Stage, before: StageState, asked: Sequence[Attempt] = ()
@@ -385,14 +369,22 @@ class ComponentBuilder:
         for number, each in enumerate(candidates):
             if not each.verdict.ok or each.evidence is None:
                 continue
-            found = StageState(source=each.submission.source, verdict=each.verdict, evidence=each.evidence)
-            checks = check_stage(stage, before, found)
-            if all(checks.values()):
-                fitting.append((_rank(stage, each, number), number, checks))
+            after = StageState(source=each.submission.source, verdict=each.verdict, evidence=each.evidence)
+            checks = check_stage(stage, before, after)
+            if not all(checks.values()):
+                continue
+            facts = each.verdict.facts
+            # Stage 3 takes what costs least; the others the cleanest, then the shortest.
+            if stage == 3:
+                rank = (each.evidence.events, each.evidence.peak_bytes, facts.lines, number)
+            else:
+                unclean = len(facts.effects) + max(0, len(facts.public) - 1)
+                rank = (unclean, len(facts.quality), facts.lines, number)
+            fitting.append((rank, checks))
         if not fitting:
             return False
-        _, number, checks = min(fitting)
-        best = candidates[number]
+        rank, checks = min(fitting, key=lambda ranked: ranked[0])
+        best = candidates[rank[-1]]
         state = AcceptedStage(
             component=component.id,
             stage=stage,
@@ -489,15 +481,6 @@ def held_back(component: Component, verdicts: Sequence[SourceVerdict]) -> float 
         if unseen and all(shown):
             shares.append(sum(unseen) / len(unseen))
     return sum(shares) / len(shares) if shares else None
-
-
-def _rank(stage: Stage, attempt: Attempt, number: int) -> tuple[int, int, int, int]:
-    """Stage 3 takes what costs least; the others the cleanest, then the shortest."""
-    facts, evidence = attempt.verdict.facts, attempt.evidence
-    assert evidence is not None
-    if stage == 3:
-        return (evidence.events, evidence.peak_bytes, facts.lines, number)
-    return (len(facts.effects) + max(0, len(facts.public) - 1), len(facts.quality), facts.lines, number)
 
 
 def _answers(candidates: Collection[Attempt]) -> str:

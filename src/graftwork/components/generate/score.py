@@ -64,25 +64,28 @@ def score_component(
         )
     last = built.stages[-1]
     facts, verdict, evidence = last.verdict.facts, last.verdict, last.evidence
+    sampled = [stage for stage in built.stages if stage.samples > 1 and stage.stage != 3]
     scores: dict[str, float | None] = {
         "atomicity": atomicity(facts),
-        "adherence": _share([held for stage in built.stages for held in stage.checks.values()]),
+        "adherence": _mean([held for stage in built.stages for held in stage.checks.values()]),
         "compliance": compliance(component, verdict),
-        "supervision": _supervision(built),
+        "supervision": _mean([stage.held_back for stage in built.stages if stage.held_back is not None]),
         "integration": integration(component, built),
-        "chain": _chain(users),
+        "chain": _mean([user.stages[-1].verdict.share for user in users if user.stages and not user.failed]),
         "performance": performance(component, evidence),
         "quality": 1 - min(1.0, len(facts.quality) / QUALITY_RULES[language]),
         "coverage": evidence.coverage if evidence is not None else None,
         "mutation": mutation.score if mutation is not None else None,
-        "consistency": _consistency(built),
+        "consistency": sampled[-1].alike / sampled[-1].samples if sampled else None,
     }
+    weights = {name: weight for name, weight in WEIGHTS.items() if scores.get(name) is not None}
+    weighted = sum(weight * (scores[name] or 0.0) for name, weight in weights.items())
     return ScoreCard(
         component=component.id,
         function=component.function,
         built=True,
         scores={name: None if value is None else round(value, 4) for name, value in scores.items()},
-        total=_total(scores),
+        total=round(100 * weighted / sum(weights.values()), 1) if weights else None,
         gates=apply_gates(scores, thresholds),
         notes=tuple(_notes(component, built, facts, mutation)),
         pass_at_1={
@@ -146,7 +149,7 @@ def performance(component: Component, evidence: Evidence | None) -> float | None
         kept.append(evidence.events <= limits.events)
     if limits.memory_kib is not None:
         kept.append(evidence.peak_bytes <= limits.memory_kib * 1024)
-    return _share(kept)
+    return _mean(kept)
 
 
 def apply_gates(scores: dict[str, float | None], thresholds: ScoreThresholds) -> dict[str, bool]:
@@ -155,40 +158,13 @@ def apply_gates(scores: dict[str, float | None], thresholds: ScoreThresholds) ->
     for name, least in thresholds.model_dump().items():
         if least is not None:
             value = scores.get(name)
-            arises = value is not None or name not in (
-                "supervision",
-                "adherence",
-                "performance",
-                "consistency",
-            )
-            if arises:
+            if value is not None or name not in ("supervision", "adherence", "performance", "consistency"):
                 gates[name] = value is not None and value >= least
     return gates
 
 
-def _supervision(built: BuiltComponent) -> float | None:
-    known = [stage.held_back for stage in built.stages if stage.held_back is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _consistency(built: BuiltComponent) -> float | None:
-    asked = [stage for stage in built.stages if stage.samples > 1 and stage.stage != 3]
-    return asked[-1].alike / asked[-1].samples if asked else None
-
-
-def _chain(users: Sequence[BuiltComponent]) -> float | None:
-    shares = [user.stages[-1].verdict.share for user in users if user.stages and not user.failed]
+def _mean(shares: Sequence[float]) -> float | None:
     return sum(shares) / len(shares) if shares else None
-
-
-def _share(held: Sequence[bool]) -> float | None:
-    return sum(held) / len(held) if held else None
-
-
-def _total(scores: dict[str, float | None]) -> float | None:
-    known = {name: weight for name, weight in WEIGHTS.items() if scores.get(name) is not None}
-    mean = sum(weight * (scores[name] or 0.0) for name, weight in known.items())
-    return round(100 * mean / sum(known.values()), 1) if known else None
 
 
 def _notes(

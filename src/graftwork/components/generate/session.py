@@ -30,7 +30,7 @@ from graftwork.components.generate.package import (
     text_hash,
     write_package,
 )
-from graftwork.components.generate.prompts import shown_calls
+from graftwork.components.generate.prompts import shown_calls, write_prompt
 from graftwork.components.generate.run import (
     STAGES,
     BuiltComponent,
@@ -143,17 +143,13 @@ TRIED_TOGETHER = 4
 
 
 def list_hacks(component: Component) -> dict[str, str]:
-    """Sources that deserve nothing, by name."""
-    programs = {name: text.format(name=component.function) for name, text in PROGRAMS.items()}
-    return programs | {name: extract_code(text) for name, text in TEXTS.items()} | _tailored(component)
-
-
-def _tailored(component: Component) -> dict[str, str]:
-    """What a model can write that looks at the shown cases and solves nothing."""
+    """Sources that deserve nothing, by name; the last two look at the shown cases."""
+    hacks = {name: text.format(name=component.function) for name, text in PROGRAMS.items()}
+    hacks |= {name: extract_code(text) for name, text in TEXTS.items()}
     shown = shown_calls(component, 4)
-    values = [call.gives for call in shown if call.raises is None]
     if not shown:
-        return {}
+        return hacks
+    values = [call.gives for call in shown if call.raises is None]
     common = max(values, key=values.count, default=None)
     head = f"def {component.function}(*args, **named):\n"
     table = "".join(
@@ -161,7 +157,7 @@ def _tailored(component: Component) -> dict[str, str]:
         + (f"raise {call.raises}\n" if call.raises else f"return {call.gives!r}\n")
         for call in shown
     )
-    return {
+    return hacks | {
         "the same value for everything": f"{head}    return {common!r}\n",
         "a table of the shown cases": f"{head}{table}    return {common!r}\n",
     }
@@ -256,7 +252,17 @@ def generate(job: GenerateJob) -> GenerationOutcome:
     with hold_lock(folder):
         journal = GenerationJournal(folder)
         handwritten = find_handwritten(job.out, job.plan)
-        _note_start(job, journal)
+        # The first link of the chain: which spec, which model, which settings.
+        content = {
+            "spec": job.plan.spec_hash,
+            "package": job.plan.package,
+            "model": job.model.label,
+            "identity": job.model.identity,
+            "settings": job.settings.model_dump(mode="json"),
+        }
+        key = text_hash(repr(sorted(content.items(), key=str)))[:24]
+        if journal.find(STARTED, key) is None:
+            journal.add(STARTED, key, **content)
         if job.settings.hacks and job.plan.language == "python":
             tried = [each for each in job.plan.components if each.id in chosen]
             require_no_hack(find_accepted_hacks(tried, verifier, journal, on_progress=job.on_progress))
@@ -270,7 +276,11 @@ def generate(job: GenerateJob) -> GenerationOutcome:
             handwritten=handwritten,
             on_progress=job.on_progress,
         )
-        earlier = _built_earlier(job, chosen)
+        # Components of the package that is there, which this run does not build.
+        present = read_manifest(job.out)
+        same_package = present is not None and present.package == job.plan.package
+        kept = present.components.keys() - chosen if present is not None and same_package else set()
+        earlier = [each.id for each in job.plan.components if each.id in kept]
         built = builder.run(wanted, stages=job.stages, recalled=earlier)
         cards = _score(job, builder, built, verifier, journal)
         own = {source_name(job.plan, each) for each in job.plan.components if each.module in handwritten}
@@ -296,14 +306,6 @@ def generate(job: GenerateJob) -> GenerationOutcome:
         journal=str(folder),
         skipped=f"{', '.join(gone)} left the package: made for another specification" if gone else "",
     )
-
-
-def _built_earlier(job: GenerateJob, chosen: set[str]) -> list[str]:
-    """Components of the package that is there, which this run does not build."""
-    manifest = read_manifest(job.out)
-    if manifest is None or manifest.package != job.plan.package:
-        return []
-    return [each.id for each in job.plan.components if each.id in manifest.components.keys() - chosen]
 
 
 def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[str, str]) -> None:
@@ -332,20 +334,6 @@ def open_verifier(plan: ComponentPlan, settings: SandboxSettings) -> SourceVerif
     return ElixirVerifier(plan, sandbox)
 
 
-def _note_start(job: GenerateJob, journal: GenerationJournal) -> None:
-    """The first link of the chain: which spec, which model, which settings."""
-    content = {
-        "spec": job.plan.spec_hash,
-        "package": job.plan.package,
-        "model": job.model.label,
-        "identity": job.model.identity,
-        "settings": job.settings.model_dump(mode="json"),
-    }
-    key = text_hash(repr(sorted(content.items(), key=str)))[:24]
-    if journal.find(STARTED, key) is None:
-        journal.add(STARTED, key, **content)
-
-
 def _score(
     job: GenerateJob,
     builder: ComponentBuilder,
@@ -367,8 +355,10 @@ def _score(
         card = score_component(
             component, each, users, mutation, job.settings.thresholds, language=job.plan.language
         )
-        judged = _judge(job, given[each.id], journal) if each.id in given else None
-        cards.append(card.model_copy(update={"judge": judged}))
+        if job.judge is not None and each.id in given:
+            mark = _judge(job, job.judge, given[each.id], journal)
+            card = card.model_copy(update={"judge": mark})
+        cards.append(card)
     return cards
 
 
@@ -389,27 +379,19 @@ def _mutate(
     return [MutationScore.model_validate(entry["score"]) for entry in found if entry is not None]
 
 
-def _judge(job: GenerateJob, given: Submission, journal: GenerationJournal) -> float | None:
+def _judge(job: GenerateJob, judge: Rater, given: Submission, journal: GenerationJournal) -> float | None:
     """A judge's mark for a source, shown next to the figures. One that gives none changes nothing."""
-    if job.judge is None:
-        return None
     key = submission_key(given)
     entry = journal.find(JUDGED, key)
     if entry is None:
-        from graftwork.components.generate.prompts import write_prompt
-
         messages = write_prompt(job.plan, given.component, 4)
-        case = Case(
-            id=given.component.id, origin=Origin(file="spec", line=given.component.line), messages=messages,
-            reference="",
-        )  # fmt: skip
+        origin = Origin(file="spec", line=given.component.line)
+        case = Case(id=given.component.id, origin=origin, messages=messages, reference="")
         try:
-            mark: float | None = job.judge.rate(case, f"```python\n{given.source}```")
+            entry = journal.add(JUDGED, key, mark=judge.rate(case, f"```python\n{given.source}```"))
         except CannotGrade:
-            mark = None
-        entry = journal.add(JUDGED, key, mark=mark)
-    found: Any = entry["mark"]
-    return None if found is None else float(found)
+            entry = journal.add(JUDGED, key, mark=None)
+    return None if entry["mark"] is None else float(entry["mark"])
 
 
 def _run_exunit(

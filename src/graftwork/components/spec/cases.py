@@ -13,7 +13,6 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from graftwork.components.spec.read import read_yaml_tree
-from graftwork.components.spec.tree import Requirement
 from graftwork.files.config_text import parse_yaml, read_config_text
 from graftwork.grading.checks import say_first
 from graftwork.records.base import Record, fingerprint
@@ -190,14 +189,8 @@ def read_cases(path: Path) -> CaseFile:
         raise UserMistake(
             f"the cases are wrong: {say_first(error)}",
             fix="docs/components.md shows the format of cases",
-            where=f"{path}:{_line_of(text, place, str(path))}",
+            where=f"{path}:{read_yaml_tree(text, where=str(path)).root.line_of(*place)}",
         ) from error
-
-
-def _line_of(text: str, place: list[str], where: str) -> int:
-    """The line of a key, or of the nearest one above it."""
-    root = read_yaml_tree(text, where=where).root
-    return root.line_of(*place)
 
 
 _CALL = re.compile(
@@ -236,13 +229,12 @@ def case_from_requirement(text: str, functions: Collection[str]) -> CallCase | P
 
 
 def with_requirements(
-    cases: ComponentCases, requirements: list[Requirement], functions: Collection[str]
+    cases: ComponentCases, requirements: list[str], functions: Collection[str]
 ) -> ComponentCases:
     """The cases, and those that requirements state which no case covers yet."""
     calls, properties = list(cases.calls), list(cases.properties)
     covered = covered_by(cases)
-    for requirement in requirements:
-        text = requirement.text
+    for text in requirements:
         found = case_from_requirement(text, functions) if text not in covered else None
         if isinstance(found, CallCase) and found.id not in {call.id for call in calls}:
             calls.append(found)

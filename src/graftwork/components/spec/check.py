@@ -143,7 +143,11 @@ def check_tree(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
     yield from _check_names(tree, cases)
     yield from _check_fields(tree)
     yield from _check_references(tree)
-    yield from _check_cycles(tree, cases)
+    nodes = {node.id: node for node in component_nodes(tree, cases)}
+    if cycle := find_cycle(dependencies_by_id(tree, cases)):
+        node = nodes[cycle[0]]
+        line = next((line for name, line in dependencies_of(node) if name == cycle[1]), None)
+        yield _found("error", "cycle", node, describe_cycle(cycle), line)
     yield from _check_types(tree)
     yield from _check_cases(tree, cases)
 
@@ -216,14 +220,6 @@ def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
                 yield _found("error", "dangling", tree.root, message, line)
 
 
-def _check_cycles(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
-    nodes = {node.id: node for node in component_nodes(tree, cases)}
-    if cycle := find_cycle(dependencies_by_id(tree, cases)):
-        node = nodes[cycle[0]]
-        line = next((line for name, line in dependencies_of(node) if name == cycle[1]), None)
-        yield _found("error", "cycle", node, describe_cycle(cycle), line)
-
-
 def _check_types(tree: SpecTree) -> Iterator[SpecFinding]:
     for node in tree.walk():
         for key in ("inputs", "outputs"):
@@ -231,17 +227,15 @@ def _check_types(tree: SpecTree) -> Iterator[SpecFinding]:
                 if not each.type:
                     yield _found("note", "type_missing", node, f"{key}: {each.name} has no type", each.line)
                     continue
-                found = read_type(each.type)
-                if found.shape is None:
+                shape, foreign = read_type(each.type)
+                if shape is None:
                     message = (
                         f"{key}: {each.name} has the type `{each.type}`, which no Python type is known for"
                     )
                     yield _found("warning", "type_unknown", node, message, each.line)
-                elif found.foreign:
-                    words = ", ".join(f"`{word}`" for word in found.foreign)
-                    message = (
-                        f"{key}: {each.name} is written in another language's types: {words} → {found.shape}"
-                    )
+                elif foreign:
+                    words = ", ".join(f"`{word}`" for word in foreign)
+                    message = f"{key}: {each.name} is written in another language's types: {words} → {shape}"
                     yield _found("note", "type_foreign", node, message, each.line)
 
 
@@ -251,7 +245,7 @@ def _check_cases(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
         if each not in known:
             yield _found("error", "case_dangling", tree.root, f"there are cases for {each}, which is no node")
             continue
-        stated = {requirement.text for requirement in requirements_of(known[each])}
+        stated = {text for text, _ in requirements_of(known[each])}
         for text in sorted(covered_by(own) - stated):
             message = f"a case covers {text!r}, which is no requirement of {each}"
             yield _found("warning", "covers_nothing", known[each], message)
@@ -263,7 +257,7 @@ def _check_cases(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
     for node in tree.leaves():
         own = cases.components.get(node.id, ComponentCases())
         names = (function_of(node, own), snake_case(node.name))
-        stated_cases = [case_from_requirement(each.text, names) for each in requirements_of(node)]
+        stated_cases = [case_from_requirement(text, names) for text, _ in requirements_of(node)]
         if not own.calls and not own.properties and not any(stated_cases):
             yield _found("warning", "no_cases", node, f"the leaf {node.label} has no executable case")
 
@@ -272,9 +266,9 @@ def list_requirements(tree: SpecTree, cases: CaseFile) -> Iterator[RequirementSt
     for node in tree.walk():
         own = cases.components.get(node.id, ComponentCases())
         covered, names = covered_by(own), (function_of(node, own), snake_case(node.name))
-        for each in requirements_of(node):
-            runs = each.text in covered or case_from_requirement(each.text, names) is not None
-            yield RequirementState(node=node.id, line=each.line, text=each.text, executable=runs)
+        for text, line in requirements_of(node):
+            runs = text in covered or case_from_requirement(text, names) is not None
+            yield RequirementState(node=node.id, line=line, text=text, executable=runs)
 
 
 def to_outline(tree: SpecTree) -> list[dict[str, Any]]:
@@ -293,7 +287,7 @@ def to_outline(tree: SpecTree) -> list[dict[str, Any]]:
                 "inputs": {each.name: each.type for each in parameters_of(node, "inputs")},
                 "outputs": {each.name: each.type for each in parameters_of(node, "outputs")},
                 "dependencies": [name for name, _ in dependencies_of(node)],
-                "requirements": [each.text for each in requirements_of(node)],
+                "requirements": [text for text, _ in requirements_of(node)],
             }
         )
         waiting += [(depth + 1, child) for child in reversed(node.children)]

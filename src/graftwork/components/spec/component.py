@@ -7,7 +7,6 @@ read as specifications write them, in words of several languages: `list(string)`
 
 import keyword
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +14,7 @@ from graftwork.components.spec.cases import (
     CaseFile,
     ComponentCases,
     Language,
+    PropertyCase,
     cases_path,
     read_cases,
     with_requirements,
@@ -110,30 +110,24 @@ class Shape(NamedTuple):
         return {"none": "None", "any": "object"}.get(self.kind, self.kind)
 
 
-class ReadType(NamedTuple):
-    shape: Shape | None
-    """None where no Python type is known."""
-    foreign: tuple[str, ...]
-    """Words of other languages in it."""
-
-
-def read_type(text: str) -> ReadType:
+def read_type(text: str) -> tuple[Shape | None, tuple[str, ...]]:
+    """The type, None where no Python type is known, and the words of other languages in it."""
     foreign: list[str] = []
-    return ReadType(_read(text.strip(), foreign), tuple(dict.fromkeys(foreign)))
+    return _read(text.strip(), foreign), tuple(dict.fromkeys(foreign))
 
 
 def _read(text: str, foreign: list[str]) -> Shape | None:
     parts = _split(text, "|")
     if len(parts) > 1:
-        found = [_read(part, foreign) for part in parts]
-        return _union([shape for shape in found if shape is not None]) if all(found) else None
+        shapes = [_read(part, foreign) for part in parts]
+        return _union([shape for shape in shapes if shape is not None]) if all(shapes) else None
     if text.endswith("?") and len(text) > 1:
         foreign.append(text)
         return _or_none(_read(text[:-1].strip(), foreign))
-    return _read_literal(text, foreign) or _read_word(text, foreign) or _read_outer(text, foreign)
+    return _read_word(text, foreign) or _read_outer(text, foreign)
 
 
-def _read_literal(text: str, foreign: list[str]) -> Shape | None:
+def _read_word(text: str, foreign: list[str]) -> Shape | None:
     if _ATOM.match(text):
         foreign.append(text)
         return Shape("literal", values=(text[1:],))
@@ -141,16 +135,11 @@ def _read_literal(text: str, foreign: list[str]) -> Shape | None:
         return Shape("literal", values=(quoted[2],))
     if _NUMBER.match(text):
         return Shape("literal", values=(float(text) if "." in text else int(text),))
-    return None
-
-
-def _read_word(text: str, foreign: list[str]) -> Shape | None:
     if text in PYTHON_WORDS:
         return Shape(PYTHON_WORDS[text])
-    kind = OTHER_WORDS.get(text) or OTHER_WORDS.get(text.lower())
-    if kind is not None:
+    if word := OTHER_WORDS.get(text) or OTHER_WORDS.get(text.lower()):
         foreign.append(text)
-        return Shape(kind)
+        return Shape(word)
     return None
 
 
@@ -284,6 +273,10 @@ class ComponentPlan(Record):
             found[depth[each.id]].append(each)
         return found
 
+    def inverse_of(self, rule: PropertyCase | None) -> Component | None:
+        """The component that a property calls on results."""
+        return self.get(rule.inverse) if rule is not None and rule.inverse is not None else None
+
     def users_of(self, identifier: str) -> list[Component]:
         return [each for each in self.components if identifier in each.dependencies]
 
@@ -298,7 +291,17 @@ def make_plan(tree: SpecTree, cases: CaseFile, *, where: str) -> ComponentPlan:
     _require_ids(tree, cases, where=where)
     nodes = component_nodes(tree, cases)
     uses = dependencies_by_id(tree, cases)
-    earlier = {each: (*used, *_inverses(each, cases, uses)) for each, used in uses.items()}
+    earlier = dict(uses)
+    for node in nodes:
+        rules = cases.components.get(node.id, ComponentCases()).properties
+        inverses = [rule.inverse for rule in rules if rule.inverse is not None]
+        if missing := [each for each in inverses if each not in uses]:
+            raise UserMistake(
+                f"a property of {node.id} names the component {missing[0]}, which does not exist",
+                fix="name the id of a component as `inverse`",
+                where=f"components.{node.id}.properties",
+            )
+        earlier[node.id] = (*uses[node.id], *inverses)
     order = sort_by_dependencies(earlier, where=where, lines={node.id: node.line for node in nodes})
     by_id = {node.id: node for node in nodes}
     found = tuple(_to_component(by_id[each], uses[each], cases) for each in order)
@@ -352,37 +355,19 @@ def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
 
 
 def dependencies_by_id(tree: SpecTree, cases: CaseFile) -> dict[str, tuple[str, ...]]:
-    """What each component uses, by id."""
+    """What each component uses, by id: what it names, else the components directly below it."""
     nodes, named = component_nodes(tree, cases), resolve_names(tree)
     known = {node.id for node in nodes}
     found: dict[str, tuple[str, ...]] = {}
     for node in nodes:
-        found[node.id] = (*found.get(node.id, ()), *_dependency_ids(node, known, named))
+        # Its own name means something else that is called the same; its own id is a cycle.
+        stated = [name for name, _ in dependencies_of(node) if name in named]
+        wanted = [named[name] for name in stated if named[name] != node.id or name == node.id]
+        if not wanted:
+            wanted = [inner for child in node.children for inner in _components_below(child, known)]
+        used = dict.fromkeys(each for each in wanted if each in known)
+        found[node.id] = (*found.get(node.id, ()), *used)
     return found
-
-
-def _dependency_ids(node: SpecNode, known: set[str], named: dict[str, str]) -> tuple[str, ...]:
-    """What it names; where it names nothing, the components directly below it.
-
-    Its own name means something else that is called the same; its own id is a cycle.
-    """
-    stated = [name for name, _ in dependencies_of(node)]
-    wanted = [named[name] for name in stated if name in named and (named[name] != node.id or name == node.id)]
-    if not wanted:
-        wanted = [inner for child in node.children for inner in _components_below(child, known)]
-    return tuple(dict.fromkeys(each for each in wanted if each in known))
-
-
-def _inverses(identifier: str, cases: CaseFile, known: Collection[str]) -> tuple[str, ...]:
-    rules = cases.components.get(identifier, ComponentCases()).properties
-    named = [rule.inverse for rule in rules if rule.inverse is not None]
-    if missing := [each for each in named if each not in known]:
-        raise UserMistake(
-            f"a property of {identifier} names the component {missing[0]}, which does not exist",
-            fix="name the id of a component as `inverse`",
-            where=f"components.{identifier}.properties",
-        )
-    return tuple(named)
 
 
 def _components_below(node: SpecNode, known: set[str]) -> list[str]:
@@ -439,7 +424,7 @@ def find_cycle(uses: dict[str, tuple[str, ...]]) -> list[str]:
 
 def _to_component(node: SpecNode, dependencies: tuple[str, ...], cases: CaseFile) -> Component:
     own = cases.components.get(node.id, ComponentCases())
-    requirements = requirements_of(node)
+    requirements = [text for text, _ in requirements_of(node)]
     function = function_of(node, own)
     return Component(
         id=node.id,
@@ -449,7 +434,7 @@ def _to_component(node: SpecNode, dependencies: tuple[str, ...], cases: CaseFile
         description=describe(node),
         parameters=tuple((to_identifier(each.name), each.type) for each in parameters_of(node, "inputs")),
         outputs=tuple((each.name, each.type) for each in parameters_of(node, "outputs")),
-        requirements=tuple(each.text for each in requirements),
+        requirements=tuple(requirements),
         dependencies=dependencies,
         after=tuple(rule.inverse for rule in own.properties if rule.inverse is not None),
         cases=with_requirements(own, requirements, {function, snake_case(node.name)}),
@@ -478,14 +463,14 @@ def describe(node: SpecNode) -> str:
 
 def python_type(text: str) -> str:
     """As Python writes it; empty where none is known."""
-    shape = read_type(text).shape
+    shape, _ = read_type(text)
     return str(shape) if shape is not None and shape.kind != "any" else ""
 
 
 def result_shape(component: Component) -> Shape | None:
     """The shape of a result: one output is the value itself, several are a dictionary."""
     if len(component.outputs) == 1:
-        return read_type(component.outputs[0][1]).shape
+        return read_type(component.outputs[0][1])[0]
     return Shape("dict") if component.outputs else None
 
 

@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -52,10 +52,7 @@ class _Reader:
             message = f"the id {identifier} is not quoted: YAML reads {read}"
             self.report("id_not_quoted", own["id"], message, about=identifier)
         lines: dict[str, int] = {}
-        fields = {}
-        for key, value in pairs.items():
-            if key not in own:
-                fields[key] = self._plain(value, (key,), lines)
+        fields = {key: self._plain(value, (key,), lines) for key, value in pairs.items() if key not in own}
         children = own.get("children")
         return SpecNode(
             id=identifier,
@@ -79,22 +76,19 @@ class _Reader:
         found: dict[str, yaml.Node] = {}
         seen: dict[str, yaml.Node] = {}
         for key_node, value in node.value:
-            key = self._key(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise UserMistake(
+                    "a key of this mapping is a list or a mapping",
+                    why="a specification has names as keys",
+                    fix="write a plain name before the colon",
+                    where=f"line {key_node.start_mark.line + 1}",
+                )
+            key = str(key_node.value)
             # Whether `<<` brought the key: it is written before the mapping, and may be given again.
             if key in found and seen[key].start_mark.index >= node.start_mark.index:
                 self.report("key_twice", key_node, f"the key {key} occurs twice; the last one counts")
             found[key], seen[key] = value, key_node
         return found
-
-    def _key(self, node: yaml.Node) -> str:
-        if isinstance(node, yaml.ScalarNode):
-            return str(node.value)
-        raise UserMistake(
-            "a key of this mapping is a list or a mapping",
-            why="a specification has names as keys",
-            fix="write a plain name before the colon",
-            where=f"line {node.start_mark.line + 1}",
-        )
 
     def _text(self, node: yaml.Node | None) -> str:
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
@@ -141,10 +135,6 @@ def read_yaml_tree(text: str, *, where: str) -> SpecTree:
 
 def write_yaml_tree(tree: SpecTree) -> str:
     return _dump(_to_plain(tree.root))
-
-
-def write_fields(fields: dict[str, Any]) -> str:
-    return _dump(fields)
 
 
 def _to_plain(node: SpecNode) -> dict[str, Any]:
@@ -197,11 +187,8 @@ UNTITLED = "untitled"
 MOST_DEPTH = 24
 
 
-class _Heading(NamedTuple):
-    number: int
-    """The line, from 0."""
-    path: tuple[int, ...]
-    rest: str
+Heading = tuple[int, tuple[int, ...], str]
+"""The line from 0, the numbers, and the title."""
 
 
 def split_lines(text: str) -> list[str]:
@@ -234,49 +221,45 @@ def is_outline(text: str) -> bool:
 def read_outline(text: str, *, where: str) -> SpecTree:
     lines = split_lines(text)
     findings: list[SpecFinding] = []
-    headings = [_Heading(n, _path_of(found["stars"], where, n + 1), found["rest"])
-                for n, found in find_headings(lines, NUMBERED)]  # fmt: skip
+    headings: list[Heading] = []
+    for number, heading in find_headings(lines, NUMBERED):
+        path = tuple(int(part) for _, part in _PART.findall(heading["stars"]))
+        if len(path) > MOST_DEPTH:
+            what = f"the heading is {len(path)} levels deep"
+            raise UserMistake(what, fix="nest less", where=f"{where}:{number + 1}")
+        headings.append((number, path, heading["rest"]))
     if not headings:
         headings = _number_in_order(lines, findings)
-    ends = [*(heading.number for heading in headings[1:]), len(lines)]
-    first = headings[0].number if headings else len(lines)
-    root = _read_root(lines[:first], where=where)
-    nodes = [
-        (heading, _read_node(heading, "".join(lines[heading.number + 1 : end]), where=where))
-        for heading, end in zip(headings, ends, strict=True)
-    ]
+    ends = [*(number for number, _, _ in headings[1:]), len(lines)]
+    first = headings[0][0] if headings else len(lines)
+    title = lines[0].removesuffix("\n") if first else ""
+    root = _read_text(title, "".join(lines[1:first]), expected=ROOT_ID, where=where, line=1)
+    nodes = []
+    for (number, path, rest), end in zip(headings, ends, strict=True):
+        body, expected = "".join(lines[number + 1 : end]), ".".join(map(str, path))
+        nodes.append((len(path), _read_text(rest, body, expected=expected, where=where, line=number + 1)))
     findings += _check_numbers(headings)
     return SpecTree(dialect=OUTLINE, root=_nest(root, nodes), findings=tuple(findings))
 
 
-def _path_of(stars: str, where: str, line: int) -> tuple[int, ...]:
-    parts = _PART.findall(stars)
-    if len(parts) > MOST_DEPTH:
-        raise UserMistake(
-            f"the heading is {len(parts)} levels deep", fix="nest less", where=f"{where}:{line}"
-        )
-    return tuple(int(number) for _, number in parts)
-
-
-def _number_in_order(lines: list[str], findings: list[SpecFinding]) -> list[_Heading]:
+def _number_in_order(lines: list[str], findings: list[SpecFinding]) -> list[Heading]:
     counters: list[int] = []
-    headings = []
+    headings: list[Heading] = []
     for number, found in find_headings(lines, UNNUMBERED):
         depth = min(len(found["stars"]), len(counters) + 1)
         counters = [*counters[: depth - 1], (counters[depth - 1] if len(counters) >= depth else 0) + 1]
-        headings.append(_Heading(number, tuple(counters), found["rest"]))
+        headings.append((number, tuple(counters), found["rest"]))
     if headings:
         message = "the headings have no numbers: they were numbered in order"
-        line = headings[0].number + 1
+        line = headings[0][0] + 1
         findings.append(SpecFinding(level="note", code="numbered", node=ROOT_ID, line=line, message=message))
     return headings
 
 
-def _check_numbers(headings: list[_Heading]) -> Iterator[SpecFinding]:
+def _check_numbers(headings: list[Heading]) -> Iterator[SpecFinding]:
     last: tuple[int, ...] = ()
-    for heading in headings:
-        path, line = heading.path, heading.number + 1
-        label = ".".join(map(str, path))
+    for number, path, _ in headings:
+        line, label = number + 1, ".".join(map(str, path))
         fits = len(path) <= len(last) + 1 and path[:-1] == last[: len(path) - 1]
         before = last[len(path) - 1] if fits and len(last) >= len(path) else 0
         if not fits:
@@ -286,16 +269,6 @@ def _check_numbers(headings: list[_Heading]) -> Iterator[SpecFinding]:
             message = f"the number {path[-1]} follows {before}"
             yield SpecFinding(level="note", code="number_gap", node=label, line=line, message=message)
         last = path
-
-
-def _read_root(lines: list[str], *, where: str) -> SpecNode:
-    title = lines[0] if lines else ""
-    return _read_text(title.removesuffix("\n"), "".join(lines[1:]), expected=ROOT_ID, where=where, line=1)
-
-
-def _read_node(heading: _Heading, body: str, *, where: str) -> SpecNode:
-    expected = ".".join(map(str, heading.path))
-    return _read_text(heading.rest, body, expected=expected, where=where, line=heading.number + 1)
 
 
 def split_title(title: str) -> tuple[str, str]:
@@ -335,8 +308,8 @@ def _read_text(title: str, body: str, *, expected: str, where: str, line: int) -
     )
 
 
-def _nest(root: SpecNode, nodes: list[tuple[_Heading, SpecNode]]) -> SpecNode:
-    """Each heading below the last one before it with fewer numbers."""
+def _nest(root: SpecNode, nodes: list[tuple[int, SpecNode]]) -> SpecNode:
+    """Each heading below the last one before it with fewer numbers. `nodes` come with that number."""
     open_: list[tuple[int, SpecNode, list[SpecNode]]] = [(0, root, [])]
 
     def close(depth: int) -> None:
@@ -344,9 +317,9 @@ def _nest(root: SpecNode, nodes: list[tuple[_Heading, SpecNode]]) -> SpecNode:
             _, node, children = open_.pop()
             open_[-1][2].append(node.model_copy(update={"children": tuple(children)}))
 
-    for heading, node in nodes:
-        close(len(heading.path))
-        open_.append((len(heading.path), node, []))
+    for depth, node in nodes:
+        close(depth)
+        open_.append((depth, node, []))
     close(0 if len(open_) == 1 else 1)
     return root.model_copy(update={"children": tuple(open_[0][2])})
 
@@ -382,7 +355,9 @@ def _numbered(node: SpecNode) -> list[tuple[int, SpecNode]]:
 def _write_node(node: SpecNode, path: tuple[int, ...], *, is_last: bool) -> str:
     title, exact = node.name + node.tail, dict[str, Any]()
     expected = ".".join(map(str, path)) or ROOT_ID
-    if split_title(title) != (node.name, node.tail) or "\n" in title or not _is_title(title, path):
+    # The first line of a file must not look like a heading, nor be left out.
+    looks_numbered = not path and (NUMBERED.match(title) or _FENCE.match(title))
+    if split_title(title) != (node.name, node.tail) or "\n" in title or looks_numbered:
         exact |= {"name": node.name, "tail": node.tail}
         # A line that can stand for a name which cannot be a heading itself.
         title = re.sub(r"[\[\]*`~\s]+", " ", node.name).strip() or UNTITLED
@@ -402,12 +377,7 @@ def _write_node(node: SpecNode, path: tuple[int, ...], *, is_last: bool) -> str:
         return ""
     stars = "".join("*" * depth + str(number) for depth, number in enumerate(path, 1))
     line = f"{stars} {title}\n" if path else f"{title}\n"
-    return line + (_BLOCK_START + write_fields(block) + _BLOCK_END if block else "") + body
-
-
-def _is_title(title: str, path: tuple[int, ...]) -> bool:
-    """The first line of a file must not look like a heading, nor be left out."""
-    return bool(path) or not (NUMBERED.match(title) or _FENCE.match(title))
+    return line + (_BLOCK_START + _dump(block) + _BLOCK_END if block else "") + body
 
 
 def _is_plain_body(body: str, *, is_last: bool) -> bool:
@@ -447,7 +417,8 @@ def parse_spec(text: str, *, where: str) -> SpecTree:
             where=where,
         )
     if not isinstance(content, dict):
-        raise _free_text(text, where=where, why=f"its YAML is {_kind_of(content)}, not a mapping")
+        kind = "a list" if isinstance(content, list) else "empty" if content is None else "plain text"
+        raise _free_text(text, where=where, why=f"its YAML is {kind}, not a mapping")
     if not _TREE_KEYS & content.keys():
         keys = ", ".join(str(key) for key in list(content)[:6])
         raise _free_text(text, where=where, why=f"its keys ({keys}) are none of id, name, children, metadata")
@@ -462,12 +433,6 @@ def is_schema(content: Any) -> bool:
         return True
     defines = {"properties", "$defs", "definitions"} & content.keys()
     return bool({"$schema", "$defs"} & content.keys() and defines)
-
-
-def _kind_of(content: Any) -> str:
-    if isinstance(content, list):
-        return "a list"
-    return "empty" if content is None else "plain text"
 
 
 def write_spec(tree: SpecTree, dialect: Dialect) -> str:

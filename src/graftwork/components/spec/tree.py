@@ -87,11 +87,6 @@ class Parameter(NamedTuple):
     line: int
 
 
-class Requirement(NamedTuple):
-    text: str
-    line: int
-
-
 def content_of(node: SpecNode) -> dict[str, Any]:
     """The node as plain data without places: what two equal trees have in common."""
     return {
@@ -180,8 +175,9 @@ REQUIREMENTS = ("test_requirements", "requirements", "tests", "acceptance_criter
 _TEXT_KEYS = ("text", "description", "requirement")
 
 
-def requirements_of(node: SpecNode) -> list[Requirement]:
-    """What must hold, in the words of the author, below the node, its metadata or its `testing`."""
+def requirements_of(node: SpecNode) -> list[tuple[str, int]]:
+    """What must hold, in the words of the author, each with its line, below the node, its metadata or its
+    `testing`."""
     found = []
     for place, given in _requirement_lists(node):
         items = given
@@ -190,7 +186,7 @@ def requirements_of(node: SpecNode) -> list[Requirement]:
         for number, item in enumerate(items if isinstance(items, list) else []):
             text = requirement_text(item)
             if text is not None:
-                found.append(Requirement(text, node.line_of(*place, str(number))))
+                found.append((text, node.line_of(*place, str(number))))
     return found
 
 
@@ -263,7 +259,16 @@ def diff_trees(old: SpecTree, new: SpecTree) -> list[SpecChange]:
             changes.append(
                 SpecChange(kind="moved", node=each, name=other.name, key="parent", old=parent, new=new_parent)
             )
-        changes += _diff_node(each, node, other)
+        one, two = (
+            {"name": n.name, "body": n.body, "tail": n.tail, **_flatten(n.fields)} for n in (node, other)
+        )
+        changes += [
+            SpecChange(
+                kind="changed", node=each, name=other.name, key=key, old=one.get(key), new=two.get(key)
+            )
+            for key in dict.fromkeys((*one, *two))
+            if one.get(key) != two.get(key) or (key in one) != (key in two)
+        ]
     changes += [
         SpecChange(kind="added", node=each, name=node.name)
         for each, (node, _) in after.items()
@@ -282,16 +287,6 @@ def _by_id(tree: SpecTree) -> dict[str, tuple[SpecNode, str]]:
         found[key] = (node, parent)
         waiting += [(child, key, f"{place}.{n}") for n, child in enumerate(node.children)]
     return found
-
-
-def _diff_node(key: str, old: SpecNode, new: SpecNode) -> list[SpecChange]:
-    one = {"name": old.name, "body": old.body, "tail": old.tail, **_flatten(old.fields)}
-    other = {"name": new.name, "body": new.body, "tail": new.tail, **_flatten(new.fields)}
-    return [
-        SpecChange(kind="changed", node=key, name=new.name, key=name, old=one.get(name), new=other.get(name))
-        for name in dict.fromkeys((*one, *other))
-        if one.get(name) != other.get(name) or (name in one) != (name in other)
-    ]
 
 
 def _flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,6 +6,7 @@ files, run in the sandbox too.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -255,22 +256,10 @@ ERLANG, ELIXIR = "/usr/lib/erlang", "/usr/lib/elixir"
 LEAST_SECONDS, LEAST_MEMORY = 30.0, 1024 * MIB
 """The BEAM takes most of a second to start, and sets addresses aside."""
 ALLOWED = (
-    *("Enum", "String", "List", "Map", "Regex", "Integer", "Float", "Tuple", "Keyword", "MapSet", "Stream"),
-    *(
-        "Kernel",
-        "Range",
-        "Bitwise",
-        "Base",
-        "URI",
-        "Date",
-        "DateTime",
-        "Time",
-        "Access",
-        "Function",
-        "Logger",
-    ),
-    *("ArgumentError", "ArithmeticError", "FunctionClauseError", "KeyError", "MatchError", "RuntimeError"),
-)
+    "Enum", "String", "List", "Map", "Regex", "Integer", "Float", "Tuple", "Keyword", "MapSet", "Stream",
+    "Kernel", "Range", "Bitwise", "Base", "URI", "Date", "DateTime", "Time", "Access", "Function", "Logger",
+    "ArgumentError", "ArithmeticError", "FunctionClauseError", "KeyError", "MatchError", "RuntimeError",
+)  # fmt: skip
 """Modules of the standard library that compute, and exceptions."""
 QUALITY_RULES = 4
 """Documentation, types, parameters, long lines."""
@@ -303,16 +292,11 @@ def to_literal(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        return '"' + "".join(_escaped(letter) for letter in value) + '"'
+        return '"' + re.sub(r'[^ -~]|["\\#]', lambda letter: f"\\x{{{ord(letter[0]):X}}}", value) + '"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_literal, value)) + "]"
     pairs = ", ".join(f"{to_literal(key)} => {to_literal(item)}" for key, item in value.items())
     return "%{" + pairs + "}"
-
-
-def _escaped(letter: str) -> str:
-    plain = letter.isascii() and letter.isprintable() and letter not in '"\\#'
-    return letter if plain else f"\\x{{{ord(letter):X}}}"
 
 
 class ElixirVerifier:
@@ -381,13 +365,14 @@ class ElixirVerifier:
     ) -> list[SandboxResult]:
         boxes = []
         for each, own in zip(submissions, calls, strict=True):
+            planned = [(call, self._plan.inverse_of(call.rule)) for call in own]
             asked = [
                 {
                     "args": list(call.args),
                     "again": bool(call.rule and call.rule.idempotent),
-                    "then": self._inverse(call),
+                    "then": [module_name(self._plan, inverse), inverse.function] if inverse else None,
                 }
-                for call in own
+                for call, inverse in planned
             ]
             known = [module_name(self._plan, self._plan.get(other)) for other in each.component.dependencies]
             task = {
@@ -406,12 +391,6 @@ class ElixirVerifier:
                 }
             )
         return self._launch(boxes)
-
-    def _inverse(self, call: PlannedCall) -> list[str] | None:
-        if call.rule is None or call.rule.inverse is None:
-            return None
-        other = self._plan.get(call.rule.inverse)
-        return [module_name(self._plan, other), other.function]
 
     def _launch(self, boxes: list[dict[str, str]]) -> list[SandboxResult]:
         start = START.format(erlang=ERLANG, elixir=ELIXIR)

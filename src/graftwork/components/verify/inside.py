@@ -53,7 +53,14 @@ BRANCHES = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.compre
 
 def main(text: str) -> None:
     task = json.loads(text)
-    write = _writer()
+    output, dump, put = os.dup(1), json.dumps, os.write
+
+    def write(value: Any) -> None:
+        """A line past whatever the component puts in the place of standard output."""
+        data = (dump(value) + "\n").encode()
+        while data:
+            data = data[put(output, data) :]
+
     found: dict[str, Any] = {}
     if task["mode"] == "judge":
         write(judge(task["items"]))
@@ -65,18 +72,6 @@ def main(text: str) -> None:
     if not refused:
         found = measure(task) if task["mode"] == "evidence" else {"calls": call_all(task)}
     write(found)
-
-
-def _writer() -> Any:
-    """Writes a line past whatever the component puts in the place of standard output."""
-    output, dump, put = os.dup(1), json.dumps, os.write
-
-    def write(value: Any) -> None:
-        data = (dump(value) + "\n").encode()
-        while data:
-            data = data[put(output, data) :]
-
-    return write
 
 
 def refuse(facts: dict[str, Any], allowed: set[str]) -> str:
@@ -105,12 +100,16 @@ def read_facts(source: str, function: str) -> dict[str, Any]:
         (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function), None
     )
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = [node.name for node in tree.body if isinstance(node, definitions)]
+    constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    literals = [each for each in constants if type(each) in (str, int, float) and len(str(each)) < 500]
     return {
         "syntax": "",
         "imports": list(dict.fromkeys(_imports(tree))),
         "forbidden": list(dict.fromkeys(_forbidden(tree))),
         "defines": own is not None,
-        "public": [getattr(node, "name", "") for node in tree.body if _is_public(node)],
+        "public": [name for name in defined if not name.startswith("_")],
         "parameters": _parameters(own) if own is not None else [],
         "effects": [node.lineno for node in tree.body if _has_effect(node)],
         "complexity": max((_complexity(node) for node in functions), default=0),
@@ -118,14 +117,8 @@ def read_facts(source: str, function: str) -> dict[str, Any]:
         "optimisations": sorted(set(_optimisations(tree))),
         "statements": list(_statements(tree)),
         "quality": sorted(set(_quality(tree))),
-        "literals": _literals(tree),
+        "literals": literals[:200],
     }
-
-
-def _is_public(node: ast.stmt) -> bool:
-    return isinstance(
-        node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    ) and not node.name.startswith("_")
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
@@ -308,17 +301,14 @@ def _parameters(function: ast.FunctionDef) -> list[dict[str, Any]]:
 
 def _has_effect(node: ast.stmt) -> bool:
     """Whether importing the module does more than define names."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
-        return False
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return False
     if isinstance(node, ast.Assign | ast.AnnAssign):
-        value = node.value
-        calls = [each for each in ast.walk(value) if isinstance(each, ast.Call)] if value is not None else []
-        return any(
-            ast.unparse(each.func) not in ("re.compile", "frozenset", "str.maketrans") for each in calls
-        )
-    return True
+        nodes = ast.walk(node.value) if node.value is not None else ()
+        calls = [ast.unparse(each.func) for each in nodes if isinstance(each, ast.Call)]
+        return any(call not in ("re.compile", "frozenset", "str.maketrans") for call in calls)
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Constant)
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return not isinstance(node, definitions)
 
 
 def _complexity(function: ast.AST) -> int:
@@ -388,10 +378,6 @@ def _quality(tree: ast.Module) -> Iterator[str]:
         yield "more than seven parameters"
     if max((len(line) for line in ast.unparse(tree).splitlines()), default=0) > 120:
         yield "line over 120 characters"
-    yield from _quality_of_nodes(tree)
-
-
-def _quality_of_nodes(tree: ast.Module) -> Iterator[str]:
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
     if any(isinstance(node.ctx, ast.Store) and node.id in BUILTINS for node in names):
@@ -411,12 +397,6 @@ def _quality_of_nodes(tree: ast.Module) -> Iterator[str]:
 
 
 QUALITY_RULES = 9
-
-
-def _literals(tree: ast.AST) -> list[Any]:
-    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    plain = [value for value in found if isinstance(value, str | int | float) and not isinstance(value, bool)]
-    return [value for value in plain if len(str(value)) < 500][:200]
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -443,7 +423,7 @@ class _Sink:
         pass
 
 
-def _load(task: dict[str, Any]) -> Any:
+def _load_function(task: dict[str, Any]) -> Any:
     sys.stdout = sys.stderr = _Sink()
     sys.dont_write_bytecode = True
     module = importlib.import_module(task["module"])
@@ -451,7 +431,7 @@ def _load(task: dict[str, Any]) -> Any:
 
 
 def call_all(task: dict[str, Any]) -> list[dict[str, Any]]:
-    function = _load(task)
+    function = _load_function(task)
     found = []
     for call in task["calls"]:
         try:
@@ -475,7 +455,7 @@ class _Enough(BaseException):
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Executed lines of the component, the peak of its memory, and which of its lines ran."""
-    function = _load(task)
+    function = _load_function(task)
     path = sys.modules[task["module"]].__file__
     ran: set[int] = set()
     events = 0
@@ -512,7 +492,15 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
             events += 0
         finally:
             sys.settrace(None)
-    executable = _executable(compile(task["source"], "answer", "exec"))
+    # Lines of function bodies; definitions themselves run on import.
+    executable: set[int] = set()
+    waiting = [compile(task["source"], "answer", "exec")]
+    while waiting:
+        inner = [each for each in waiting.pop().co_consts if hasattr(each, "co_lines")]
+        for code in inner:
+            lines = {line for _, _, line in code.co_lines() if line is not None}
+            executable |= lines - {code.co_firstlineno} if code.co_name != "<lambda>" else set()
+        waiting += inner
     return {
         "events": events,
         "peak_bytes": peak,
@@ -520,18 +508,6 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "executable": len(executable),
         "missed": sorted(executable - ran)[:50],
     }
-
-
-def _executable(code: Any) -> set[int]:
-    """Lines of function bodies; definitions themselves run on import."""
-    found: set[int] = set()
-    waiting = [constant for constant in code.co_consts if hasattr(constant, "co_lines")]
-    while waiting:
-        inner = waiting.pop()
-        lines = {line for _, _, line in inner.co_lines() if line is not None}
-        found |= lines - {inner.co_firstlineno} if inner.co_name != "<lambda>" else set()
-        waiting += [constant for constant in inner.co_consts if hasattr(constant, "co_lines")]
-    return found
 
 
 def judge(items: list[dict[str, Any]]) -> list[bool | None]:

@@ -79,8 +79,9 @@ class _Mutate(ast.NodeTransformer):
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         self.generic_visit(node)
-        if node.value is not None and not _is_none(node.value) and self._is_it(node):
-            node.value = ast.copy_location(ast.Constant(None), node.value)
+        gives_none = node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
+        if not gives_none and self._is_it(node):
+            node.value = ast.Constant(None)
         return node
 
     def visit_Break(self, node: ast.Break) -> ast.AST:
@@ -103,13 +104,8 @@ class _Mutate(ast.NodeTransformer):
         return ast.copy_location(ast.Pass(), node) if self._is_it(node) else node
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
 def make_mutants(source: str, most: int) -> Iterator[dict[str, Any]]:
     """Sources with one small change each, spread over the component."""
-    count = 0
     probe = _Mutate(10**9)
     probe.visit(ast.parse(source))
     count = 10**9 - probe.left

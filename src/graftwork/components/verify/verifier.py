@@ -98,24 +98,22 @@ FREE_DRAWS = 8
 
 def draw_for(component: Component, case: PropertyCase) -> list[list[Any]]:
     """One list of arguments for each draw."""
-    source = _source(component, case.id)
-    rules = case.inputs
-    if rules:
-        return [[by_rule(rule, source) for rule in rules] for _ in range(case.count)]
-    return [draw_by_types(component, source) for _ in range(case.count)]
+    return _draw(component, case.id, case.inputs, case.count)
 
 
 def draw_free(component: Component) -> list[list[Any]]:
     """Inputs that no case decides: sources are compared with each other on them."""
-    source = _source(component, "free")
     rules = next((case.inputs for case in component.cases.properties if case.inputs), ())
+    return _draw(component, "free", rules, FREE_DRAWS) if rules or component.parameters else []
+
+
+def _draw(component: Component, name: str, rules: Sequence[InputRule], count: int) -> list[list[Any]]:
+    """By the rules of the inputs; without them by the types of the specification."""
+    source = random.Random(fingerprint([component.id, component.function, name]))
     if rules:
-        return [[by_rule(rule, source) for rule in rules] for _ in range(FREE_DRAWS)]
-    return [draw_by_types(component, source) for _ in range(FREE_DRAWS)] if component.parameters else []
-
-
-def _source(component: Component, name: str) -> random.Random:
-    return random.Random(fingerprint([component.id, component.function, name]))
+        return [[by_rule(rule, source) for rule in rules] for _ in range(count)]
+    shapes = [read_type(kind)[0] or Shape("str") for _, kind in component.parameters]
+    return [[by_shape(shape, source) for shape in shapes] for _ in range(count)]
 
 
 def by_rule(rule: InputRule, source: random.Random) -> Any:
@@ -131,10 +129,6 @@ def by_rule(rule: InputRule, source: random.Random) -> Any:
     if rule.items is not None:
         return [by_rule(rule.items, source) for _ in range(source.randint(0, rule.max))]
     return source.random() < 0.5
-
-
-def draw_by_types(component: Component, source: random.Random) -> list[Any]:
-    return [by_shape(read_type(kind).shape or Shape("str"), source) for _, kind in component.parameters]
 
 
 def by_shape(shape: Shape, source: random.Random, depth: int = 0) -> Any:
@@ -165,17 +159,8 @@ def _scalar(kind: str, source: random.Random) -> Any:
 
 
 MODULES = (
-    "ast",
-    "json",
-    "copy",
-    "importlib",
-    "tracemalloc",
-    "re",
-    "collections",
-    "itertools",
-    "string",
-    "math",
-)
+    "ast", "json", "copy", "importlib", "tracemalloc", "re", "collections", "itertools", "string", "math",
+)  # fmt: skip
 """Imported once for all sources."""
 MOST_MUTANTS = 40
 JUDGED_TOGETHER = 24
@@ -332,9 +317,10 @@ class Verifier:
                     "args": call.args,
                     "named": call.named,
                     "again": bool(call.rule and call.rule.idempotent),
-                    "then": self._inverse(call.rule),
+                    "then": f"{package}.{inverse.module}:{inverse.function}" if inverse else "",
                 }
                 for call in calls
+                for inverse in (self._plan.inverse_of(call.rule),)
             ],
         }
         files = {f"{package}/__init__.py": "", **{f"{package}/{name}": text for name, text in given.modules}}
@@ -346,12 +332,6 @@ class Verifier:
         own = {f"{package}.{self._plan.get(each).module}" for each in component.dependencies}
         return {*ALWAYS_ALLOWED, *component.cases.imports, *own}
 
-    def _inverse(self, rule: PropertyCase | None) -> str:
-        if rule is None or rule.inverse is None:
-            return ""
-        other = self._plan.get(rule.inverse)
-        return f"{self._plan.package}.{other.module}:{other.function}"
-
     def judge(
         self, groups: list[tuple[Component, list[PlannedCall], list[dict[str, Any]]]]
     ) -> list[dict[int, bool | None]]:
@@ -361,11 +341,13 @@ class Verifier:
         """
         asked: dict[int, dict[int, dict[str, Any]]] = {}
         for number, (component, calls, results) in enumerate(groups):
-            items = {
-                place: _judged(component, call, results[place])
-                for place, call in enumerate(calls)
-                if place < len(results) and call.rule is not None and call.rule.holds
-            }
+            parameters = [name for name, _ in component.parameters]
+            items = {}
+            for place, (call, result) in enumerate(zip(calls, results, strict=False)):
+                if call.rule is not None and call.rule.holds:
+                    names = dict(zip(parameters, call.args, strict=False))
+                    names |= {"result": result.get("value"), "error": result.get("raises")}
+                    items[place] = {"expression": call.rule.holds, "names": names}
             if items:
                 asked[number] = items
         found: list[dict[int, bool | None]] = [{} for _ in groups]
@@ -375,7 +357,10 @@ class Verifier:
         ]
         while together:
             again: list[list[int]] = []
-            jobs = [_judge_job(asked, part) for part in together]
+            jobs = []
+            for part in together:
+                items_of_part = [item for number in part for item in asked[number].values()]
+                jobs.append(BatchJob(_main({"mode": "judge", "items": items_of_part})))
             for part, result in zip(together, self._run(jobs), strict=True):
                 held = parse_line(result.stdout) if result.ok else None
                 if isinstance(held, list) and len(held) == sum(len(asked[number]) for number in part):
@@ -386,20 +371,6 @@ class Verifier:
                     again += [[number] for number in part]
             together = again
         return found
-
-
-def _judge_job(asked: dict[int, dict[int, dict[str, Any]]], part: list[int]) -> BatchJob:
-    items = [item for number in part for item in asked[number].values()]
-    return BatchJob(_main({"mode": "judge", "items": items}))
-
-
-def _judged(component: Component, call: PlannedCall, result: dict[str, Any]) -> dict[str, Any]:
-    names = dict(zip((name for name, _ in component.parameters), call.args, strict=False))
-    assert call.rule is not None
-    return {
-        "expression": call.rule.holds,
-        "names": {**names, "result": result.get("value"), "error": result.get("raises")},
-    }
 
 
 def _main(task: Mapping[str, Any]) -> str:
