@@ -100,10 +100,10 @@ def test_ray_ends_a_job_at_once_and_the_next_submit_goes_on_from_its_checkpoint(
         PAUSE.wait(0.1)
     else:
         pytest.fail("processes of the job are left")
-    reached = _resume(place._files.job(job.label) / "work" / "run" / "checkpoints", "")[0]
+    reached = _resume(place.job_folder(job.label) / "work" / "run" / "checkpoints", "")[0]
     assert 3 <= reached < 40
     # As after the loss of a node: the job left no end.
-    (place._files.job(job.label) / "work" / "exit.json").unlink(missing_ok=True)
+    (place.job_folder(job.label) / "work" / "exit.json").unlink(missing_ok=True)
     place.submit(ordered, secrets={})
     assert place.list() == (job,)
     assert make_place().submit(ordered, secrets={}) == job

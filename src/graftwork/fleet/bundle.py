@@ -60,7 +60,13 @@ def _wheel() -> bytes:
         f"{_INFO}/WHEEL": _WHEEL,
         f"{_INFO}/entry_points.txt": b"[console_scripts]\ngraft = graftwork.cli.main:main\n",
     }
-    content[f"{_INFO}/RECORD"] = _record(content).encode()
+    record = io.StringIO()
+    writer = csv.writer(record, lineterminator="\n")
+    for name, data in content.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        writer.writerow((name, f"sha256={digest}", len(data)))
+    writer.writerow((f"{_INFO}/RECORD", "", ""))
+    content[f"{_INFO}/RECORD"] = record.getvalue().encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in content.items():
@@ -81,16 +87,6 @@ def _metadata() -> str:
     head = lines[: lines.index("")] if "" in lines else lines
     kept = [line for line in head if not line.startswith("Version:")]
     return "\n".join([*kept, f"Version: {__version__}", ""])
-
-
-def _record(content: dict[str, bytes]) -> str:
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    for name, data in content.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        writer.writerow((name, f"sha256={digest}", len(data)))
-    writer.writerow((f"{_INFO}/RECORD", "", ""))
-    return table.getvalue()
 
 
 BUNDLE_FILE = "bundle.json"

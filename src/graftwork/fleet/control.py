@@ -172,7 +172,14 @@ class Controller:
         # Read after the list: a job that was started since is no orphan.
         known = {job.label: job for job in after.values()}
         for label in sorted(machines.keys() & known.keys()):
-            self._end_orphans(known[label], machines[label], now, ended)
+            job, orphans = known[label], machines[label]
+            # Of a closed job of this place; `ssh` also lists those of `ssh:HOST`.
+            if not job.is_open and job.place == self.place.name:
+                for machine in orphans:
+                    job = _with_machine(job, machine, now)
+                self.ledger.update(job)
+                for machine in orphans:
+                    self._end(machine, ended)
         closed = [after[job.id] for job in was_open if not after[job.id].is_open]
         return Reconciled(
             checked=len(was_open),
@@ -189,8 +196,12 @@ class Controller:
             job = _with_machine(job, machine, now)
         if job.state == "intended" and machines:
             job = job.model_copy(update={"state": "submitted", "placed": machines[0]})
-        present = bool(machines)
-        job = _note_presence(job, present=present, now=now)
+        if machines:
+            job = job.model_copy(update={"absent_since": None})
+        elif job.absent_since is None:
+            # It was paid for until some moment before now: now is the upper bound.
+            bills = {key: bill.model_copy(update={"last_seen": now}) for key, bill in job.machines.items()}
+            job = job.model_copy(update={"absent_since": now, "machines": bills, "updated_at": now})
         if job.state == "submitted":
             job = self._judge(job, machines, now)
         elif job.state == "intended" and now - job.created_at > self.safety.settle_seconds:
@@ -204,7 +215,7 @@ class Controller:
         for machine in machines:
             if machine.id != kept:
                 self._end(machine, ended)
-        if job.state == "stopping" and not present and self._is_absent(job, now):
+        if job.state == "stopping" and not machines and self._is_absent(job, now):
             self.ledger.update(self._closed(job, job.outcome or "stopped", job.reason, now))
 
     def _judge(self, job: FleetJob, machines: list[PlacedJob], now: float) -> FleetJob:
@@ -293,16 +304,6 @@ class Controller:
         waits = self.safety.settle_seconds if self.place.paid else 0.0
         return job.absent_since is not None and now - job.absent_since >= waits
 
-    def _end_orphans(self, job: FleetJob, orphans: list[PlacedJob], now: float, ended: list[str]) -> None:
-        """End the machines of a closed job of this place; `ssh` also lists those of `ssh:HOST`."""
-        if job.is_open or job.place != self.place.name:
-            return
-        for machine in orphans:
-            job = _with_machine(job, machine, now)
-        self.ledger.update(job)
-        for machine in orphans:
-            self._end(machine, ended)
-
     def _end(self, machine: PlacedJob, ended: list[str]) -> None:
         ended.append(f"{machine.label} ({machine.id})")
         try:
@@ -344,16 +345,6 @@ def _with_machine(job: FleetJob, machine: PlacedJob, now: float) -> FleetJob:
     price = known or job.usd_per_hour
     bill = MachineBill(created_at=job.created_at, last_seen=now, usd_per_hour=price)
     return job.model_copy(update={"machines": {**job.machines, machine.id: bill}, "updated_at": now})
-
-
-def _note_presence(job: FleetJob, *, present: bool, now: float) -> FleetJob:
-    if present:
-        return job.model_copy(update={"absent_since": None, "updated_at": now})
-    if job.absent_since is not None:
-        return job
-    # It was paid for until some moment before now: now is the upper bound.
-    bills = {key: bill.model_copy(update={"last_seen": now}) for key, bill in job.machines.items()}
-    return job.model_copy(update={"absent_since": now, "machines": bills, "updated_at": now})
 
 
 def _stopping(job: FleetJob, outcome: FinalState, reason: str, now: float) -> FleetJob:

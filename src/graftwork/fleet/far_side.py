@@ -36,13 +36,8 @@ FULL = (28, 122)
 
 
 DATASET_KEYS = (
-    "content_hash",
-    "model",
-    "base",
-    "base_fingerprint",
-    "template_fingerprint",
-    "tokenizer_fingerprint",
-)
+    "content_hash", "model", "base", "base_fingerprint", "template_fingerprint", "tokenizer_fingerprint",
+)  # fmt: skip
 SUMMARY_KEYS = ("rows", "groups", "tokens", "trained_tokens", "longest", "lengths")
 """What of a dataset may leave its host."""
 
@@ -344,22 +339,14 @@ class JobHost:
         error = _read_json(folder / "work" / "run" / "error.json")
         if not alive:
             answer["exit_code"] = ended["code"] if ended else -9
-            answer["message"] = (
-                (ended or {}).get("reason") or (error or {}).get("what") or self._guess(folder)
-            )
+            answer["message"] = (ended or {}).get("reason") or (error or {}).get("what")
+            if not answer["message"]:
+                lines = [line.strip() for line in self.log(label).split("\n") if line.strip()]
+                answer["message"] = f"{NO_END}; its log ends with: {lines[-1][:200]}" if lines else NO_END
         elif beat is None:
             answer["phase"] = "starting"
         answer["beat"] = beat
         return answer
-
-    def _guess(self, folder: Path) -> str:
-        """Why a job ended that left no reason."""
-        try:
-            lines = (folder / "job.log").read_text(errors="replace").split("\n")
-        except OSError:
-            lines = []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"{NO_END}; its log ends with: {last[:200]}" if last else NO_END
 
     def wait(self, label: str, seconds: str) -> dict[str, Any]:
         """The status once the job is over, or after so many seconds."""
@@ -381,8 +368,10 @@ class JobHost:
         pid = int((folder / "pid").read_text())
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL if how == "now" else signal.SIGTERM)
-        if how == "now":
-            _kill_marked(f"GRAFT_FLEET_JOB={label}".encode())
+        for entry in Path("/proc").glob("[0-9]*/environ") if how == "now" else ():
+            with contextlib.suppress(OSError):
+                if f"GRAFT_FLEET_JOB={label}".encode() in entry.read_bytes().split(b"\0"):
+                    os.kill(int(entry.parent.name), signal.SIGKILL)
         return {"stopped": True}
 
     def log(self, label: str) -> str:
@@ -465,15 +454,6 @@ def list_gpus() -> list[dict[str, Any]]:
         {"index": int(index), "name": name, "free_mib": float(free), "total_mib": float(total)}
         for index, name, free, total in rows
     ]
-
-
-def _kill_marked(mark: bytes) -> None:
-    import signal
-
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in entry.read_bytes().split(b"\0"):
-                os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

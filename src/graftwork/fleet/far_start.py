@@ -56,8 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     elif given.flag:
         carrier = KaggleFlag(given.flag)
     try:
-        if given.out is not None:
-            restore(given.out, given.work)
+        # Go on from what an earlier attempt of this job has copied: its machine may be gone.
+        if given.out is not None and (given.out / "run").is_dir() and not (given.work / "run").exists():
+            ignored = shutil.ignore_patterns(EXIT_FILE)
+            shutil.copytree(given.out, given.work, dirs_exist_ok=True, ignore=ignored)
         bundle = assemble(given.manifest, given.blobs, given.scratch / "bundle")
         environment = {**os.environ, **load_secrets(given.secrets), "GRAFT_FLEET_JOB": given.label}
     except Exception as error:  # whatever a provider's secret store may raise
@@ -86,12 +88,6 @@ def assemble(manifest: Path, folders: list[Path], target: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(blobs[file["sha256"]].resolve())
     return target
-
-
-def restore(out: Path, work: Path) -> None:
-    """Go on from what an earlier attempt of this job has copied: its machine may be gone."""
-    if (out / "run").is_dir() and not (work / "run").exists():
-        shutil.copytree(out, work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(EXIT_FILE))
 
 
 def load_secrets(source: str) -> dict[str, str]:

@@ -79,24 +79,15 @@ def pin_packages(extras: Iterable[str], requirements: Requirements) -> dict[str,
             # The image gets the build for its own device, not this one's.
             pins[name] = version.partition("+")[0]
         for line in lines:
-            needed = _needed(line, wanted)
-            if needed is not None:
-                open_ends.append(needed)
+            requirement, _, marker = line.partition(";")
+            needing = _EXTRA.findall(marker)
+            package = _NAME.match(requirement.strip())
+            if package is None or (needing and not wanted.intersection(needing)):
+                continue
+            inside = re.search(r"\[([^\]]*)\]", requirement)
+            parts = frozenset(part.strip() for part in inside[1].split(",")) if inside else frozenset()
+            open_ends.append((re.sub(r"[-_.]+", "-", package[0]).lower(), parts))
     return pins
-
-
-def _needed(line: str, extras: frozenset[str]) -> tuple[str, frozenset[str]] | None:
-    """The package of a requirement line and the extras that it asks for, if the line counts."""
-    requirement, _, marker = line.partition(";")
-    asked = _EXTRA.findall(marker)
-    if asked and not extras.intersection(asked):
-        return None
-    name = _NAME.match(requirement.strip())
-    if name is None:
-        return None
-    inside = re.search(r"\[([^\]]*)\]", requirement)
-    parts = frozenset(part.strip() for part in inside[1].split(",")) if inside else frozenset()
-    return re.sub(r"[-_.]+", "-", name[0]).lower(), parts
 
 
 def installed_package(name: str) -> tuple[str, list[str]] | None:

@@ -12,22 +12,12 @@ from typing import Protocol
 
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import AnswerIsNo, Busy
-from graftwork.records.fleet import FleetJob, JobState, MachineBill
+from graftwork.records.fleet import FleetJob, JobState
 
 COLUMNS = (
-    "id",
-    "created",
-    "place",
-    "run",
-    "state",
-    "gpu",
-    "usd_per_hour",
-    "planned_usd",
-    "committed_usd",
-    "actual_usd",
-    "hours",
-    "reason",
-)
+    "id", "created", "place", "run", "state", "gpu", "usd_per_hour", "planned_usd", "committed_usd",
+    "actual_usd", "hours", "reason",
+)  # fmt: skip
 
 
 _STEPS: dict[JobState, int] = {"intended": 0, "submitted": 1, "stopping": 2}
@@ -61,7 +51,12 @@ def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
         "fetched": stored.fetched or new.fetched,
         "placed": new.placed or stored.placed,
         "booted_at": new.booted_at if stored.booted_at is None else stored.booted_at,
-        "machines": {**new.machines, **_newer_bills(stored, new)},
+        "machines": new.machines
+        | {
+            key: bill
+            for key, bill in stored.machines.items()
+            if key not in new.machines or new.machines[key].last_seen < bill.last_seen
+        },
     }
     # Who submits it knows best whether there is a job; a slow answer may come after it was given up.
     answered = new.placed is not None or new.state == "refused"
@@ -83,15 +78,6 @@ def _decided(stored: FleetJob, new: FleetJob) -> dict[str, object]:
     # Its machine was ended on purpose: who finds none any more must not take it for lost.
     state = stored.outcome if late == _FINAL else new.state
     return {"state": state, "outcome": stored.outcome, "reason": stored.reason}
-
-
-def _newer_bills(stored: FleetJob, new: FleetJob) -> dict[str, MachineBill]:
-    """The bills of the stored entry that the update does not have, or has as they were before."""
-    return {
-        key: bill
-        for key, bill in stored.machines.items()
-        if key not in new.machines or new.machines[key].last_seen < bill.last_seen
-    }
 
 
 def check_reservation(job: FleetJob, others: Iterable[FleetJob], caps: CapSettings) -> None:

@@ -95,7 +95,7 @@ def take_files(files: Iterable[tuple[str, CopyFile]], folder: Path) -> None:
                 with atomic_file(folder / path, durable=False) as target:
                     copy(target)
     if outcome is not None:
-        write_atomic(folder / OUTCOME, _at_home(outcome, folder))
+        write_atomic(folder / OUTCOME, _with_adapter_here(outcome, folder))
 
 
 def _require_possible(path: PurePosixPath, folder: Path) -> None:
@@ -116,7 +116,7 @@ def _require_possible(path: PurePosixPath, folder: Path) -> None:
         raise Damaged("the results have a file and a folder of the same name", where=where)
 
 
-def _at_home(outcome: bytes, folder: Path) -> str:
+def _with_adapter_here(outcome: bytes, folder: Path) -> str:
     """The outcome with the adapter's folder here, once the adapter has the bytes that it names."""
     try:
         content = json.loads(outcome)

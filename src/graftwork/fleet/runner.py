@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from graftwork.process.local_workers import LOG_FILE, LocalWorkers, read_log_tai
 from graftwork.process.worker import ERROR_FILE, set_in_handler, tie_to_parent
 from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.fleet import Bundle
-from graftwork.records.job import Job, JobHandle
+from graftwork.records.job import Job
 from graftwork.text.redact import publish_text
 
 POLL_SECONDS = 0.5
@@ -50,7 +49,8 @@ def run_bundle(bundle_folder: Path, work: Path, *, seconds: float | None) -> int
         job = make_job(bundle, bundle_folder, run, seconds=seconds)
         write_atomic(run / JOB_FILE, json.dumps(job, indent=2))
         restore(bundle, bundle_folder, run)
-        mirror = RunMirror(_mirror_of(bundle), bundle.run_id)
+        passed: dict[str, str] = json.loads(os.environ.get(MIRRORS_VARIABLE, "{}"))
+        mirror = RunMirror(passed.get(bundle.run_id) or bundle.mirror, bundle.run_id)
     except GraftError as error:
         write_atomic(run / ERROR_FILE, json.dumps(error.as_json()))
         print(f"{error.what}: {error.why}", file=sys.stderr)
@@ -69,7 +69,7 @@ def make_job(bundle: Bundle, folder: Path, run: Path, *, seconds: float | None) 
     job: dict[str, Any] = json.loads((folder / JOB_FILE).read_bytes())
     begun = clock.now()
     job["folder"] = str(run)
-    job["base_folder"] = _find_base(bundle, folder)
+    job["base_folder"] = "" if bundle.base.kind == "none" else _find_base(bundle, folder)
     job["dataset_folder"] = bundle.dataset or str(folder / DATASET)
     job["start_adapter"] = str(folder / START_ADAPTER) if (folder / START_ADAPTER).is_dir() else None
     if seconds is not None:
@@ -94,8 +94,6 @@ def restore(bundle: Bundle, folder: Path, run: Path) -> None:
 
 def _find_base(bundle: Bundle, folder: Path) -> str:
     base = bundle.base
-    if base.kind == "none":
-        return ""
     from graftwork.model.base import find_base
 
     name = {"bundled": str(folder / BASE), "path": base.path}.get(base.kind, base.name)
@@ -108,11 +106,6 @@ def _find_base(bundle: Bundle, folder: Path) -> str:
             where=found.folder,
         )
     return found.folder
-
-
-def _mirror_of(bundle: Bundle) -> str | None:
-    passed: dict[str, str] = json.loads(os.environ.get(MIRRORS_VARIABLE, "{}"))
-    return passed.get(bundle.run_id) or bundle.mirror
 
 
 class _Runner:
@@ -147,11 +140,8 @@ class _Runner:
             if known or self._stop.is_set():
                 return code if code >= 0 else EXIT_RESUME_ME if self._stop.is_set() else 1
             if crashes > MOST_CRASHES:
-                return self._give_up(code)
+                break
             print(f"the worker ended with {code}; starting it again", flush=True)
-
-    def _give_up(self, code: int) -> int:
-        """Leave the reason where the place and its readers look for it."""
         lines = read_log_tail(self._run, lines=1)
         failure = WorkerFailed(
             f"the worker ended with exit code {code} {MOST_CRASHES + 1} times without progress"
@@ -182,13 +172,10 @@ class _Runner:
             if (self._stop.is_set() or late) and not asked:
                 asked = True
                 self._stop.set()
-                self._ask(handle)
+                print("stopping at the next safe point", flush=True)
+                self._workers.stop(handle)
         log.print_new(last=True)
         return status.exit_code or 0
-
-    def _ask(self, handle: JobHandle) -> None:
-        print("stopping at the next safe point", flush=True)
-        self._workers.stop(handle)
 
 
 class LogFollower:
@@ -222,7 +209,13 @@ class RunMirror:
         """Copy what has changed; a mirror that fails is tried again the next time."""
         if self._files is None:
             return
-        for name, path in _small_files(run):
+        # The worker removes folders meanwhile, at which `rglob` fails and `walk` does not.
+        files = [Path(folder, name) for folder, _, names in os.walk(run) for name in names]
+        # The result comes last: where it is, the rest is.
+        for path in sorted(files, key=lambda path: (path.name == "outcome.json", path)):
+            name = path.relative_to(run).as_posix()
+            if name.split("/")[0] in NOT_COPIED or path.name.startswith(".") or not path.is_file():
+                continue
             try:
                 stamp = (path.stat().st_size, path.stat().st_mtime_ns)
                 if self._seen.get(name) == stamp:
@@ -243,21 +236,6 @@ class RunMirror:
             return self._files.size(STOP_FILE) is not None
         except Exception:  # whatever a network library may raise
             return False
-
-
-def _small_files(run: Path) -> Iterator[tuple[str, Path]]:
-    """The result comes last: where it is, the rest is."""
-    # The worker removes folders meanwhile, at which `rglob` fails and `walk` does not.
-    listed = (Path(folder, name) for folder, _, names in os.walk(run) for name in names)
-    found = [
-        path
-        for path in listed
-        if path.is_file()
-        and path.relative_to(run).parts[0] not in NOT_COPIED
-        and not path.name.startswith(".")
-    ]
-    for path in sorted(found, key=lambda path: (path.name == "outcome.json", path)):
-        yield path.relative_to(run).as_posix(), path
 
 
 def main() -> int:

@@ -91,7 +91,11 @@ class HostNetwork:
         if not 1 <= hosts <= MOST_HOSTS:
             raise UserMistake(f"{hosts} hosts cannot be simulated", fix=f"ask for 1 to {MOST_HOSTS}")
         remove_leftovers()
-        self._count, self._share = hosts, [*(Path(path).resolve() for path in share), *_own_folders()]
+        # Folders below /tmp with Python and packages: hosts, which have a /tmp of their own, need them too.
+        python = [Path(path) for path in (sys.prefix, *sys.path) if path and Path(path).is_absolute()]
+        below = {folder for folder in python if folder.is_relative_to("/tmp") and folder.is_dir()}
+        outermost = sorted(folder for folder in below if not below & set(folder.parents))
+        self._count, self._share = hosts, [*(Path(path).resolve() for path in share), *outermost]
         self.state = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.hosts: dict[str, SimulatedHost] = {}
         self._switch: SimulatedHost | None = None
@@ -248,13 +252,6 @@ class HostNetwork:
         return self.hosts[name]
 
 
-def _own_folders() -> list[Path]:
-    """Folders below /tmp with Python and packages: hosts, which have a /tmp of their own, need them too."""
-    folders = [Path(path) for path in (sys.prefix, *sys.path) if path and Path(path).is_absolute()]
-    below = {folder for folder in folders if folder.is_relative_to("/tmp") and folder.is_dir()}
-    return sorted(folder for folder in below if not below & set(folder.parents))
-
-
 def _end(host: SimulatedHost) -> None:
     """Once it has ended, its number may belong to another process."""
     if host.alive:
@@ -279,21 +276,9 @@ def require_namespaces() -> None:
             f"{missing[0]} is not installed",
             fix="apt install iproute2 util-linux mount, or as your system has it",
         )
+    unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork"]
     tried = subprocess.run(
-        [
-            "unshare",
-            "--net",
-            "--uts",
-            "--mount",
-            "--pid",
-            "--fork",
-            "ip",
-            "link",
-            "add",
-            "br0",
-            "type",
-            "bridge",
-        ],
+        [*unshare, "ip", "link", "add", "br0", "type", "bridge"],
         capture_output=True,
         text=True,
         check=False,
@@ -359,7 +344,7 @@ def ssh_inside(network: HostNetwork) -> str:
     return f"ssh -i {network.state}/own_key {known} -o ControlPath=none"
 
 
-def start_ray(network: HostNetwork, *, cpus: int = 1, dashboard: bool = True) -> dict[str, str]:
+def start_ray(network: HostNetwork, *, dashboard: bool = True) -> dict[str, str]:
     """Start a Ray node on every host, the head on the first; returns the environment of its clients."""
     token = network.state / "ray_token"
     token.write_text(secrets.token_hex(32))
@@ -376,7 +361,7 @@ def start_ray(network: HostNetwork, *, cpus: int = 1, dashboard: bool = True) ->
         "RAY_raylet_start_wait_time_s": "300",
     }
     head = next(iter(network.hosts.values()))
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--num-cpus={cpus}"]
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1"]
     ray += [f"--object-store-memory={STORE_BYTES}", "--disable-usage-stats"]
     # A node whose agents choose their ports aborts where they take more than some seconds to start.
     ray += [f"--{name}-port={port}" for name, port in RAY_AGENTS.items()]
@@ -396,7 +381,7 @@ def start_ray(network: HostNetwork, *, cpus: int = 1, dashboard: bool = True) ->
     return environment
 
 
-def start_slurm(network: HostNetwork, *, cpus: int = 1) -> dict[str, str]:
+def start_slurm(network: HostNetwork) -> dict[str, str]:
     """Start Slurm without accounting: the controller on the first host, a node on each."""
     for program in ("munged", "slurmctld", "slurmd"):
         _require(program, "slurm-wlm munge")
@@ -407,7 +392,7 @@ def start_slurm(network: HostNetwork, *, cpus: int = 1) -> dict[str, str]:
     key.chmod(0o400)
     (state / "slurm").mkdir()
     nodes = "".join(
-        f"NodeName={host.name} NodeAddr={host.address} CPUs={cpus} State=UNKNOWN\n"
+        f"NodeName={host.name} NodeAddr={host.address} CPUs=1 State=UNKNOWN\n"
         for host in network.hosts.values()
     )
     conf = state / "slurm.conf"
@@ -430,21 +415,17 @@ def start_slurm(network: HostNetwork, *, cpus: int = 1) -> dict[str, str]:
     network.start(head.name, ["slurmctld", "-D", "-f", str(conf)], environment=environment)
     for host in network.hosts.values():
         network.start(host.name, ["slurmd", "-D", "-f", str(conf), "-N", host.name], environment=environment)
-    _wait_idle(network, head.name, environment)
-    return environment
-
-
-def _wait_idle(network: HostNetwork, head: str, environment: Mapping[str, str]) -> None:
-    until, found = time.monotonic() + START_SECONDS, ""
+    until, states = time.monotonic() + START_SECONDS, ""
     while time.monotonic() < until:
         with suppress(EnvironmentLacks):
-            found = network.run(head, ["sinfo", "-h", "-N", "-o", "%T"], environment=environment).stdout
-            if found.split() == ["idle"] * len(network.hosts):
-                return
+            sinfo = ["sinfo", "-h", "-N", "-o", "%T"]
+            states = network.run(head.name, sinfo, environment=environment).stdout
+            if states.split() == ["idle"] * len(network.hosts):
+                return environment
         threading.Event().wait(0.3)
     raise EnvironmentLacks(
         "Slurm does not start on the hosts",
-        why=found.strip() or "no answer",
+        why=states.strip() or "no answer",
         fix="install slurmctld and slurmd, or continue without Slurm",
     )
 

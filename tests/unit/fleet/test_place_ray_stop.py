@@ -37,12 +37,7 @@ def test_secrets_of_a_job_that_ray_did_not_take_do_not_stay(error, tmp_path):
 
     place = RayPlace(RaySettings(folder=str(tmp_path)))
     place._client = SimpleNamespace(get_job_status=unknown, submit_job=submit_job)
-    place._files = SimpleNamespace(
-        lay_out=lambda _order: (tmp_path / "jobs" / LABEL).mkdir(parents=True) or 0,
-        has_ended=lambda _label: False,
-        job=lambda label: tmp_path / "jobs" / label,
-        bootstrap=lambda *_words, **_options: [],
-    )
+    place.lay_out = lambda _order: (tmp_path / "jobs" / LABEL).mkdir(parents=True) or True
     secrets = tmp_path / "jobs" / LABEL / SECRETS
     order = JobOrder(job_id="0" * 8 + "ffff", label=LABEL, run_id="run", bundle="", seconds=60.0)
     with pytest.raises(EnvironmentLacks) as caught:

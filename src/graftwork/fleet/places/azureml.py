@@ -17,12 +17,7 @@ from typing import IO, Any, Self
 
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.rest import RestClient
-from graftwork.fleet.places.storage import (
-    MachinePrices,
-    StoragePlace,
-    read_file,
-    start_words,
-)
+from graftwork.fleet.places.storage import MachinePrices, StoragePlace, read_file, start_words
 from graftwork.fleet.settings import AzureMLSettings
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -99,7 +94,8 @@ class AzureMLPlace(StoragePlace):
         root, out = "${{inputs.files}}", "${{outputs.job}}/out"
         words = start_words(order.label, order.seconds, root=root, work=WORK)
         words += ["--out", out]
-        words += ["--secrets", f"azure:{self._vault()}/secrets/{order.label}"] if with_secrets else []
+        if with_secrets:
+            words += ["--secrets", f"azure:{self._azure.vault_address}/secrets/{order.label}"]
         # Azure fills in the folders before the shell reads the line.
         line = " ".join(word if "${{" in word else shlex.quote(word) for word in words)
         return f"mkdir -p {WORK} && {line} 2>&1 | tee {WORK}/{LOG}"
@@ -158,11 +154,16 @@ class AzureMLPlace(StoragePlace):
 
     def list(self) -> tuple[PlacedJob, ...]:
         found = _ask(lambda: [*self._azure.jobs.list(tag=TAG)])
-        return tuple(
-            self._placed(entry)
-            for entry in found
-            if entry is not None and LABEL.fullmatch(str(entry.name)) and _status_of(entry) not in OVER
-        )
+        jobs = []
+        for entry in found:
+            if entry is None or not LABEL.fullmatch(str(entry.name)) or _status_of(entry) in OVER:
+                continue
+            instance = getattr(getattr(entry, "resources", None), "instance_type", None)
+            created = getattr(getattr(entry, "creation_context", None), "created_at", None)
+            instance = instance or str(entry.tags.get("instance", ""))
+            created_at = created.timestamp() if created is not None else 0.0
+            jobs.append(self._machines.placed(str(entry.name), instance, created_at=created_at))
+        return tuple(jobs)
 
     def _get(self, label: str) -> Any:
         try:
@@ -170,31 +171,21 @@ class AzureMLPlace(StoragePlace):
         except NotThere:
             return None
 
-    def _placed(self, entry: Any) -> PlacedJob:
-        instance = getattr(getattr(entry, "resources", None), "instance_type", None)
-        created = getattr(getattr(entry, "creation_context", None), "created_at", None)
-        return self._machines.placed(
-            str(entry.name),
-            instance or str(entry.tags.get("instance", "")),
-            created_at=created.timestamp() if created is not None else 0.0,
-        )
-
-    def _vault(self) -> str:
-        return self._azure.vault_address
-
     def forget(self, label: str) -> None:
         if label not in self._azure.forgotten:
             self._ask_vault("DELETE", label)
             self._azure.forgotten.add(label)
 
     def _ask_vault(self, method: str, label: str, body: Any = None) -> None:
-        client = VaultClient("Key Vault", self._vault(), key=self._azure.token(VAULT_SCOPE))
+        client = VaultClient(self._azure.token(VAULT_SCOPE), self._azure.vault_address)
         status, content = client.repeat(method, f"/secrets/{label}?{VAULT_VERSION}", body)
         if status != 404:
             client.checked(status, content)
 
 
 class VaultClient(RestClient):
+    name = "Key Vault"
+
     def explain(self, status: int, content: dict[str, Any]) -> GraftError:
         text = str((content.get("error") or {}).get("message", ""))[:200]
         if status in (401, 403):

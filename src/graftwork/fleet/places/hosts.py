@@ -84,7 +84,12 @@ class ProcessConnection:
             if into is not None:
                 into.seek(begun)
                 into.truncate()
-            session = self._open()
+            script = _script()
+            start = f"import sys;exec(compile(sys.stdin.buffer.read({len(script)}),'far_side','exec'))"
+            # The commands use the standard library alone: the packages of the host are not looked through.
+            last = ["-I", "-S", "-c", start, self._root]
+            last = [shlex.quote(word) for word in last] if self._far else last
+            session = HostSession([*self._words, *last], script)
             try:
                 return self._ask(session, arguments, feed, into)
             except _Lost:
@@ -94,19 +99,14 @@ class ProcessConnection:
         self, session: "HostSession", arguments: tuple[str, ...], feed: Feed | None, into: IO[bytes] | None
     ) -> bytes:
         output = io.BytesIO()
-        code = session.ask(arguments, feed, into or output, seconds=_longest(arguments))
+        waited = float(arguments[2]) if arguments[0] == "wait" else 0.0
+        longest = ANSWER_SECONDS + waited if arguments[0] in SHORT else None
+        code = session.ask(arguments, feed, into or output, seconds=longest)
         if code:
             session.end()
             raise _refusal(_read_back(into or output), self.name)
         self._session = session
         return output.getvalue()
-
-    def _open(self) -> "HostSession":
-        script = _script()
-        start = f"import sys;exec(compile(sys.stdin.buffer.read({len(script)}),'far_side','exec'))"
-        # The commands use the standard library alone: the packages of the host are not looked through.
-        last = ["-I", "-S", "-c", start, self._root]
-        return HostSession([*self._words, *(map(shlex.quote, last) if self._far else last)], script)
 
     def send(self, files: Mapping[str, Path]) -> None:
         def pack(stream: IO[bytes]) -> None:
@@ -195,8 +195,13 @@ class HostSession:
             data.end()
         assert self._process.stdout is not None
         answered, stream = False, self._process.stdout
-        if not self._is_ready:
-            self._skip_greeting(stream)
+        greeting = b""
+        while not self._is_ready:
+            byte = stream.read(1)
+            if not byte or len(greeting) > MOST_GREETING:
+                raise _Lost
+            greeting += byte
+            self._is_ready = greeting.endswith(READY)
         while len(head := stream.read(4)) == 4:
             size = int.from_bytes(head, "big")
             if not size:
@@ -210,34 +215,16 @@ class HostSession:
             raise _Lost
         return code[0]
 
-    def _skip_greeting(self, stream: IO[bytes]) -> None:
-        seen = b""
-        while not seen.endswith(READY):
-            byte = stream.read(1)
-            if not byte or len(seen) > MOST_GREETING:
-                raise _Lost
-            seen += byte
-        self._is_ready = True
-
     def end(self) -> tuple[int, str]:
         """The exit code of the process, and what it wrote on standard error."""
-        code = self._process.wait() if self._process.poll() is None and self._shut() else self._process.poll()
+        if self._process.poll() is None:
+            with suppress(OSError):
+                self._stdin.close()
+        code = self._process.wait()
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace")
         self._close()
-        return code or 0, text
-
-    def _shut(self) -> bool:
-        with suppress(OSError):
-            self._stdin.close()
-        return True
-
-
-def _longest(arguments: tuple[str, ...]) -> float | None:
-    """How long the command may take; None for one that moves files."""
-    if arguments[0] not in SHORT:
-        return None
-    return ANSWER_SECONDS + (float(arguments[2]) if arguments[0] == "wait" else 0.0)
+        return code, text
 
 
 def _end_process(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
@@ -355,7 +342,7 @@ class HostsPlace:
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
         folder = Path(order.bundle)
         bundle = read_bundle(folder)
-        host = self._holder(order.label) or self._choose()
+        host = self._choose_host(order.label)
         connection = self._connections[host]
         request = {
             "label": order.label,
@@ -363,12 +350,11 @@ class HostsPlace:
             "seconds": order.seconds,
             "secrets": dict(secrets),
         }
-        body = json.dumps(request).encode()
         self.sent_bytes = 0
-        found = json.loads(connection.run("start", feed=lambda stream: _write(stream, body)))
-        if found.get("missing"):
-            self.sent_bytes = send_missing(connection, folder, bundle, found["missing"])
-            connection.run("start", feed=lambda stream: _write(stream, body))
+        started = json.loads(connection.run("start", feed=_feed(request)))
+        if started.get("missing"):
+            self.sent_bytes = send_missing(connection, folder, bundle, started["missing"])
+            connection.run("start", feed=_feed(request))
         return PlacedJob(place=self.name, id=f"{host}/{order.label}", label=order.label, host=host)
 
     def poll(self, job: PlacedJob) -> JobPoll:
@@ -414,28 +400,22 @@ class HostsPlace:
             )
         return connection
 
-    def _holder(self, label: str) -> str | None:
-        """The host that has a job of this label: a job never runs on two.
+    def _choose_host(self, label: str) -> str:
+        """The host that has a job of this label, for a job never runs on two; else the one with the most
+        free memory on a GPU; without GPUs the one with the fewest jobs.
 
         Hosts that do not answer are passed over: the label of a new job is on none of them.
         """
         if len(self._connections) == 1:
-            return None
+            return next(iter(self._connections))
         for host, status in self._ask_all("status", label).items():
             if json.loads(status)["phase"] != "gone":
                 return host
-        return None
-
-    def _choose(self) -> str:
-        """The host with the most free memory on a card; without cards the one with the fewest jobs."""
-        if len(self._connections) == 1:
-            return next(iter(self._connections))
-        found = self.probe()
-        return max(found, key=lambda host: (_free_memory(found[host]), -found[host]["jobs"]))
-
-
-def _free_memory(facts: dict[str, Any]) -> float:
-    return max((float(gpu["free_mib"]) for gpu in facts["gpus"]), default=0.0)
+        load = {
+            host: (max((float(gpu["free_mib"]) for gpu in facts["gpus"]), default=0.0), -facts["jobs"])
+            for host, facts in self.probe().items()
+        }
+        return max(load, key=lambda host: load[host])
 
 
 def local_place(root: Path) -> HostsPlace:
@@ -443,26 +423,21 @@ def local_place(root: Path) -> HostsPlace:
     return HostsPlace("local", {"local": OwnConnection("local", root)})
 
 
-def ssh_place(hosts: Mapping[str, HostSettings], *, name: str = "ssh") -> HostsPlace:
+def ssh_place(hosts: Mapping[str, HostSettings]) -> HostsPlace:
     if not hosts:
         raise UserMistake(
             "no hosts are configured",
             fix="add one to graft.yaml: `fleet: {hosts: {gpu1: {address: user@machine}}}`",
             where="fleet.hosts",
         )
-    return HostsPlace(
-        name,
-        {
-            key: ProcessConnection(
-                key,
-                [*ssh_command(*ALIVE, *shared_connection()), host.address, host.python],
-                root=host.folder,
-                far=True,
-                address=host.address,
-            )
-            for key, host in hosts.items()
-        },
-    )
+    ssh = ssh_command(*ALIVE, *shared_connection())
+    connections = {
+        key: ProcessConnection(
+            key, [*ssh, host.address, host.python], root=host.folder, far=True, address=host.address
+        )
+        for key, host in hosts.items()
+    }
+    return HostsPlace("ssh", connections)
 
 
 @cache
@@ -490,14 +465,20 @@ def _read_back(stream: IO[bytes]) -> bytes:
     return stream.read()
 
 
-def _write(stream: IO[bytes], body: bytes) -> None:
-    stream.write(body)
+def _feed(content: Any) -> Feed:
+    """Writes plain data for a command."""
+    body = json.dumps(content).encode()
+
+    def write(stream: IO[bytes]) -> None:
+        stream.write(body)
+
+    return write
 
 
 def send_files(connection: HostConnection, folder: Path, bundle: Bundle) -> int:
     """Send the files that the host does not have; returns their bytes."""
-    asked = json.dumps(sorted({file.sha256 for file in bundle.files.values()})).encode()
-    missing = json.loads(connection.run("missing", feed=lambda stream: _write(stream, asked)))
+    hashes = sorted({file.sha256 for file in bundle.files.values()})
+    missing = json.loads(connection.run("missing", feed=_feed(hashes)))
     return send_missing(connection, folder, bundle, missing) if missing else 0
 
 
@@ -507,53 +488,49 @@ def send_missing(connection: HostConnection, folder: Path, bundle: Bundle, missi
     return sum(by_hash[name][1] for name in missing)
 
 
-class SharedFolder:
-    def __init__(self, place: str, folder: str) -> None:
-        self._place = place
-        self.root = Path(folder).expanduser()
-        self._files = ProcessConnection(place, [sys.executable], root=str(self.root), far=False)
+class SharedFolderPlace:
+    """A cluster whose nodes all see the folder of jobs: what Slurm and Ray have in common."""
 
-    def job(self, label: str) -> Path:
+    name: str
+    paid = False
+
+    def __init__(self, folder: str) -> None:
+        self.root = Path(folder).expanduser()
+        self._files = ProcessConnection(self.name, [sys.executable], root=str(self.root), far=False)
+        self.sent_bytes = 0
+
+    def job_folder(self, label: str) -> Path:
         return self.root / "jobs" / label
 
-    def lay_out(self, order: JobOrder) -> int:
-        """Put the bundle there; returns the bytes that were not there yet."""
+    def lay_out(self, order: JobOrder) -> bool:
+        """Put the bundle there. Whether the job has not written an end yet."""
         folder = Path(order.bundle)
-        sent = send_files(self._files, folder, read_bundle(folder))
-        body = json.dumps({"label": order.label, "bundle": (folder / BUNDLE_FILE).read_text()}).encode()
+        self.sent_bytes = send_files(self._files, folder, read_bundle(folder))
+        request = {"label": order.label, "bundle": (folder / BUNDLE_FILE).read_text()}
+        self._files.run("prepare", feed=_feed(request))
+        ended = self.status(order.label).phase == "ended"
+        return not (ended and (self.job_folder(order.label) / "work/exit.json").exists())
 
-        def feed(stream: IO[bytes]) -> None:
-            stream.write(body)
+    def status(self, label: str, *, queued: bool = False) -> JobPoll:
+        """By the files of the job alone, unless the cluster says that it is `queued` and runs."""
+        status = JobPoll.from_json(self._files.run("status", label))
+        if not queued:
+            return status
+        phase = "running" if status.beat else "starting"
+        return status.model_copy(update={"phase": phase, "exit_code": None, "message": ""})
 
-        self._files.run("prepare", feed=feed)
-        return sent
-
-    def has_ended(self, label: str) -> bool:
-        """Whether the job wrote how it ended."""
-        return self.status(label).phase == "ended" and (self.job(label) / "work/exit.json").exists()
-
-    def status(self, label: str) -> JobPoll:
-        """By the files of the job alone."""
-        return JobPoll.from_json(self._files.run("status", label))
-
-    def status_in_queue(self, label: str) -> JobPoll:
-        """Of a job that the cluster says is running."""
-        found = self.status(label)
-        phase = "running" if found.beat else "starting"
-        return found.model_copy(update={"phase": phase, "exit_code": None, "message": ""})
-
-    def log(self, label: str) -> str:
-        text: str = json.loads(self._files.run("log", label))
+    def log(self, job: PlacedJob) -> str:
+        text: str = json.loads(self._files.run("log", job.label))
         return text
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         if self.status(job.label).phase == "gone":
-            raise unknown_job(self._place, job.label)
+            raise unknown_job(self.name, job.label)
         take_packed(lambda packed: self._files.run("pack", job.label, into=packed), folder)
 
-    def bootstrap(self, label: str, *, python: str, seconds: float) -> list[str]:
+    def bootstrap(self, order: JobOrder, python: str) -> list[str]:
         """The command that runs the job on a node."""
-        folder = self.job(label)
+        folder = self.job_folder(order.label)
         words = [python or sys.executable, str(folder / "bundle" / "bootstrap.py")]
         words += ["--work", str(folder / "work"), "--cache", str(self.root / "cache")]
-        return [*words, "--seconds", f"{seconds:.0f}"]
+        return [*words, "--seconds", f"{order.seconds:.0f}"]

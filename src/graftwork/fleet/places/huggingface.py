@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.places.storage import (
-    StoragePlace,
-    start_words,
-)
+from graftwork.fleet.places.storage import StoragePlace, start_words
 from graftwork.fleet.settings import HuggingFaceSettings
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -74,7 +71,19 @@ class HuggingFacePlace(StoragePlace):
         existing = self._find(order.label)
         if existing:
             return self._placed(existing[0])
-        flavor = self._flavor_for(order)
+        flavors = [
+            flavor
+            for flavor in self._flavors()
+            if _card(flavor) == order.gpu and order.instance in ("", flavor.name)
+        ]
+        if not flavors:
+            named = f"flavor {order.instance}" if order.instance else "flavor"
+            raise Refused(
+                f"Hugging Face has no {named} with the card {order.gpu or 'none'}",
+                why=f"it has: {', '.join(sorted({_card(flavor) or 'none' for flavor in self._flavors()}))}",
+                fix="name one of `graft fleet offers --place huggingface`",
+                where="--gpu",
+            )
         token = self._hub.token()
         self.ship(order)
         words = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
@@ -87,7 +96,7 @@ class HuggingFacePlace(StoragePlace):
                 image=self._settings.image,
                 command=["bash", "-c", f"{CLIENT}; exec {shlex.join(words)}"],
                 secrets={**secrets, "HF_TOKEN": token},
-                flavor=flavor.name,
+                flavor=min(flavors, key=_price).name,
                 timeout=int(order.seconds) + SPARE_SECONDS,
                 name=order.label,
                 volumes=[volume],
@@ -149,22 +158,6 @@ class HuggingFacePlace(StoragePlace):
         if not self._hardware:
             self._hardware = tuple(self._hub.ask(lambda api: api.list_jobs_hardware()))
         return self._hardware
-
-    def _flavor_for(self, order: JobOrder) -> Any:
-        found = [
-            flavor
-            for flavor in self._flavors()
-            if _card(flavor) == order.gpu and order.instance in ("", flavor.name)
-        ]
-        if not found:
-            named = f"flavor {order.instance}" if order.instance else "flavor"
-            raise Refused(
-                f"Hugging Face has no {named} with the card {order.gpu or 'none'}",
-                why=f"it has: {', '.join(sorted({_card(flavor) or 'none' for flavor in self._flavors()}))}",
-                fix="name one of `graft fleet offers --place huggingface`",
-                where="--gpu",
-            )
-        return min(found, key=_price)
 
     def _placed(self, job: Any) -> PlacedJob:
         flavors = {flavor.name: flavor for flavor in self._flavors()}

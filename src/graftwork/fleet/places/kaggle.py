@@ -86,8 +86,7 @@ class KagglePlace(CloudPlace):
         if self._status(order.label) is not None:
             return job
         if order.gpu:
-            self._require_card(order)
-            self._require_quota(order)
+            self._require_gpu(order)
         self.sent_bytes = 0
         sources = [self._dataset(folder, bundle, stable=stable) for stable in (True, False)]
         request = self._kernel(order, bundle, [name for name in sources if name], secrets)
@@ -119,14 +118,17 @@ class KagglePlace(CloudPlace):
     def log(self, job: PlacedJob) -> str:
         if self._status(job.label) is None:
             return ""
-        answer = self._call(_Calls.output, self._user_name(), job.label, "")
-        return _plain_log(answer.log or "")
+        text = self._call(_Calls.output, self._user_name(), job.label, "").log or ""
+        try:
+            # Kaggle keeps the log as JSON: a list of pieces of output with their time.
+            return "".join(str(piece["data"]) for piece in json.loads(text))
+        except (ValueError, TypeError, KeyError):
+            return str(text)
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         if self._status(job.label) is None:
             raise unknown_job(self.name, job.label)
         urls = {name.removeprefix("work/"): url for name, url in self._output(job.label)}
-
         chosen = choose_results([*urls])
         take_files(((name.removeprefix("run/"), partial(_download, urls[name])) for name in chosen), folder)
 
@@ -185,7 +187,8 @@ class KagglePlace(CloudPlace):
             request.machine_shape = self._settings.accelerator
         return request
 
-    def _require_card(self, order: JobOrder) -> None:
+    def _require_gpu(self, order: JobOrder) -> None:
+        """The GPU of the settings, and some hours of its quota."""
         shape = self._settings.accelerator
         if order.gpu not in (shape, card := GPUS.get(shape, shape)):
             raise Refused(
@@ -194,16 +197,10 @@ class KagglePlace(CloudPlace):
                 fix="name that card, or change the setting",
                 where="fleet.kaggle.accelerator",
             )
-
-    def _require_quota(self, order: JobOrder) -> None:
         quota = self._call(_Calls.quota)
-        left = _hours_left(quota.gpu_quota)
+        left, refresh = _hours_left(quota.gpu_quota), quota.quota_refresh_time
         if left < LEAST_HOURS:
-            when = (
-                f"; it is filled up at {quota.quota_refresh_time:%Y-%m-%d %H:%M} UTC"
-                if quota.quota_refresh_time
-                else ""
-            )
+            when = f"; it is filled up at {refresh:%Y-%m-%d %H:%M} UTC" if refresh else ""
             raise Refused(
                 f"{left:.1f} h are left of this week's GPU quota at Kaggle",
                 why=f"{_hours(quota.gpu_quota.total_time_allowed):.0f} h a week are free{when}",
@@ -265,7 +262,12 @@ class KagglePlace(CloudPlace):
         with needs_extra("kaggle", why="the place `kaggle` is used"):
             import requests
             from kagglesdk import KaggleClient
-        if not _has_login():
+        from kagglesdk.kaggle_env import get_access_token_from_env
+        from kagglesdk.kaggle_http_client import _get_apikey_creds
+
+        # The client would ask without a login, and be refused.
+        named = bool(os.environ.get("KAGGLE_USERNAME") and os.environ.get("KAGGLE_KEY"))
+        if not named and get_access_token_from_env()[0] is None and _get_apikey_creds() is None:
             _no_login()
         try:
             with KaggleClient(
@@ -299,13 +301,14 @@ class _Calls:
         from kagglesdk.kaggle_http_client import _get_apikey_creds
         from kagglesdk.security.types.oauth_service import IntrospectTokenRequest
 
-        request = IntrospectTokenRequest()
         token, _ = get_access_token_from_env()
         stored = _get_apikey_creds()
         if token is None and stored is not None:
             return str(stored[0])
-        request.token = token or ""
-        return str(client.security.oauth_client.introspect_token(request).username) if token else _no_login()
+        if not token:
+            return _no_login()
+        request = _fill(IntrospectTokenRequest(), token=token)
+        return str(client.security.oauth_client.introspect_token(request).username)
 
     @staticmethod
     def save_kernel(client: Any, request: Any) -> Any:
@@ -313,87 +316,76 @@ class _Calls:
 
     @staticmethod
     def status(client: Any, user: str, slug: str) -> Any:
-        from kagglesdk.kernels.types.kernels_api_service import ApiGetKernelSessionStatusRequest
+        from kagglesdk.kernels.types.kernels_api_service import ApiGetKernelSessionStatusRequest as Request
 
-        request = ApiGetKernelSessionStatusRequest()
-        request.user_name, request.kernel_slug = user, slug
-        return client.kernels.kernels_api_client.get_kernel_session_status(request)
+        return client.kernels.kernels_api_client.get_kernel_session_status(
+            _fill(Request(), user_name=user, kernel_slug=slug)
+        )
 
     @staticmethod
     def output(client: Any, user: str, slug: str, token: str) -> Any:
-        from kagglesdk.kernels.types.kernels_api_service import ApiListKernelSessionOutputRequest
+        from kagglesdk.kernels.types.kernels_api_service import ApiListKernelSessionOutputRequest as Request
 
-        request = ApiListKernelSessionOutputRequest()
-        request.user_name, request.kernel_slug = user, slug
-        request.page_size, request.page_token = PAGE, token
-        return client.kernels.kernels_api_client.list_kernel_session_output(request)
+        return client.kernels.kernels_api_client.list_kernel_session_output(
+            _fill(Request(), user_name=user, kernel_slug=slug, page_size=PAGE, page_token=token)
+        )
 
     @staticmethod
     def delete_kernel(client: Any, user: str, slug: str) -> Any:
-        from kagglesdk.kernels.types.kernels_api_service import ApiDeleteKernelRequest
+        from kagglesdk.kernels.types.kernels_api_service import ApiDeleteKernelRequest as Request
 
-        request = ApiDeleteKernelRequest()
-        request.user_name, request.kernel_slug = user, slug
-        return client.kernels.kernels_api_client.delete_kernel(request)
+        return client.kernels.kernels_api_client.delete_kernel(
+            _fill(Request(), user_name=user, kernel_slug=slug)
+        )
 
     @staticmethod
     def list_kernels(client: Any, user: str, token: str) -> Any:
-        from kagglesdk.kernels.types.kernels_api_service import ApiListKernelsRequest
+        from kagglesdk.kernels.types.kernels_api_service import ApiListKernelsRequest as Request
         from kagglesdk.kernels.types.kernels_enums import KernelsListSortType, KernelsListViewType
 
-        request = ApiListKernelsRequest()
-        request.group, request.sort_by = KernelsListViewType.PROFILE, KernelsListSortType.DATE_RUN
-        request.user, request.search = user, "graft-"
-        request.page_size, request.page_token = PAGE, token
-        return client.kernels.kernels_api_client.list_kernels(request)
+        group, order = KernelsListViewType.PROFILE, KernelsListSortType.DATE_RUN
+        page = {"page_size": PAGE, "page_token": token}
+        return client.kernels.kernels_api_client.list_kernels(
+            _fill(Request(), group=group, sort_by=order, user=user, search="graft-", **page)
+        )
 
     @staticmethod
     def dataset_status(client: Any, user: str, slug: str) -> Any:
-        from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetStatusRequest
+        from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetStatusRequest as Request
 
-        request = ApiGetDatasetStatusRequest()
-        request.owner_slug, request.dataset_slug = user, slug
-        return client.datasets.dataset_api_client.get_dataset_status(request)
+        return client.datasets.dataset_api_client.get_dataset_status(
+            _fill(Request(), owner_slug=user, dataset_slug=slug)
+        )
 
     @staticmethod
     def upload(client: Any, name: str, content: Path | bytes) -> str:
         import requests
         from kagglesdk.blobs.types.blob_api_service import ApiBlobType, ApiStartBlobUploadRequest
 
-        request = ApiStartBlobUploadRequest()
-        request.type, request.name = ApiBlobType.DATASET, name
-        request.content_length = len(content) if isinstance(content, bytes) else content.stat().st_size
+        length = len(content) if isinstance(content, bytes) else content.stat().st_size
+        request = _fill(
+            ApiStartBlobUploadRequest(), type=ApiBlobType.DATASET, name=name, content_length=length
+        )
         answer = client.blobs.blob_api_client.start_blob_upload(request)
-        if isinstance(content, bytes):
-            requests.put(answer.create_url, data=content, timeout=DOWNLOAD_SECONDS).raise_for_status()
-        else:
-            with content.open("rb") as stream:
-                requests.put(answer.create_url, data=stream, timeout=DOWNLOAD_SECONDS).raise_for_status()
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as stream:
+            requests.put(answer.create_url, data=stream, timeout=DOWNLOAD_SECONDS).raise_for_status()
         return str(answer.token)
 
     @staticmethod
     def create_dataset(client: Any, user: str, slug: str, tokens: list[str]) -> Any:
         from kagglesdk.datasets.types.dataset_api_service import ApiCreateDatasetRequest, ApiDatasetNewFile
 
-        request = ApiCreateDatasetRequest()
-        request.owner_slug, request.slug, request.title = user, slug, slug
-        request.license_name, request.is_private = "unknown", True
-        files = []
-        for token in tokens:
-            file = ApiDatasetNewFile()
-            file.token = token
-            files.append(file)
-        request.files = files
+        request = _fill(ApiCreateDatasetRequest(), owner_slug=user, slug=slug, title=slug)
+        _fill(request, license_name="unknown", is_private=True)
+        request.files = [_fill(ApiDatasetNewFile(), token=token) for token in tokens]
         return client.datasets.dataset_api_client.create_dataset(request)
 
 
-def _has_login() -> bool:
-    """Whether the client finds a login: it would ask without one, and be refused."""
-    from kagglesdk.kaggle_env import get_access_token_from_env
-    from kagglesdk.kaggle_http_client import _get_apikey_creds
-
-    named = bool(os.environ.get("KAGGLE_USERNAME") and os.environ.get("KAGGLE_KEY"))
-    return named or get_access_token_from_env()[0] is not None or _get_apikey_creds() is not None
+def _fill(request: Any, **fields: Any) -> Any:
+    """Kaggle's types take their fields one by one."""
+    for name, value in fields.items():
+        setattr(request, name, value)
+    return request
 
 
 def _no_login() -> str:
@@ -440,14 +432,6 @@ def _hours_left(quota: Any) -> float:
     if quota is None:
         return 0.0
     return max(_hours(quota.total_time_allowed) - _hours(quota.time_used) - _hours(quota.time_reserved), 0.0)
-
-
-def _plain_log(text: str) -> str:
-    """Kaggle keeps the log as JSON: a list of pieces of output with their time."""
-    try:
-        return "".join(str(piece["data"]) for piece in json.loads(text))
-    except (ValueError, TypeError, KeyError):
-        return text
 
 
 def _download(url: str, target: IO[bytes]) -> None:

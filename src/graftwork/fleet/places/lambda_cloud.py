@@ -5,15 +5,14 @@ when the machine is shut down from within. LAMBDA_API_KEY holds the key of the a
 another address of the API.
 """
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
 from graftwork.fleet.place import LABEL, Login, PlaceUnreachable, Refused
-from graftwork.fleet.places.rented import RentedMachine, RentedPlace, find_key, read_public_key
+from graftwork.fleet.places.rented import RentedMachine, RentedPlace, read_public_key
 from graftwork.fleet.places.rest import RestClient, understood
 from graftwork.fleet.settings import LambdaSettings
 from graftwork.process.http_client import may_pass
@@ -26,42 +25,9 @@ QUOTA, CAPACITY = "global/quota-exceeded", "instance-operations/launch/insuffici
 
 
 class LambdaClient(RestClient):
-    """The six requests that a place needs. Lambda takes one a second, and a launch every 12 seconds."""
+    """Lambda takes one request a second, and a launch every 12 seconds."""
 
-    def __init__(self, key: str, base_url: str, *, wait: Callable[[float], None] = time.sleep) -> None:
-        super().__init__("Lambda", base_url, key=key, wait=wait)
-
-    def list_types(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = self.get("/api/v1/instance-types")["data"]
-        return found
-
-    def list_keys(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get("/api/v1/ssh-keys")["data"]
-        return found
-
-    def list_instances(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get("/api/v1/instances")["data"]
-        return found
-
-    def get_instance(self, instance_id: str) -> dict[str, Any] | None:
-        status, body = self.repeat("GET", f"/api/v1/instances/{quote(instance_id, safe='')}")
-        if status == 404:
-            return None
-        with understood(self.name):
-            found: dict[str, Any] = self.checked(status, body)["data"]
-            return found
-
-    def launch(self, request: dict[str, Any]) -> str:
-        with understood(self.name):
-            (made,) = self.create("/api/v1/instance-operations/launch", request)["data"]["instance_ids"]
-            return str(made)
-
-    def terminate(self, instance_id: str) -> None:
-        status, body = self.repeat(
-            "POST", "/api/v1/instance-operations/terminate", {"instance_ids": [instance_id]}
-        )
-        if status != 404:
-            self.checked(status, body)
+    name = "Lambda"
 
     def explain(self, status: int, content: dict[str, Any]) -> GraftError:
         error = content.get("error") or {}
@@ -94,6 +60,7 @@ class LambdaClient(RestClient):
 
 class LambdaPlace(RentedPlace):
     name = "lambda"
+    client_type = LambdaClient
     user, ssh_port = "ubuntu", 22
     folder = "/home/ubuntu/graftwork"
     login = Login(
@@ -119,14 +86,9 @@ class LambdaPlace(RentedPlace):
         prices: Iterable[Offer] = (),
         client: LambdaClient | None = None,
     ) -> None:
-        super().__init__(state=state, python=settings.python)
-        self._settings, self._own_client = settings, client
+        super().__init__(state=state, python=settings.python, client=client)
+        self._settings = settings
         self._cards = {offer.instance: offer.gpu for offer in prices}
-
-    @property
-    def _client(self) -> LambdaClient:
-        self._own_client = self._own_client or LambdaClient(*find_key(self.login))
-        return self._own_client
 
     def offer(self) -> tuple[Offer, ...]:
         """The instance types with one card that some region has now."""
@@ -149,7 +111,7 @@ class LambdaPlace(RentedPlace):
     def _available(self) -> list[tuple[dict[str, Any], str]]:
         """Instance types with one card, and a region that has them."""
         wanted, found = self._settings.regions, []
-        for entry in self._client.list_types().values():
+        for entry in self._client.get("/api/v1/instance-types")["data"].values():
             kind = entry["instance_type"]
             there = [str(region["name"]) for region in entry["regions_with_capacity_available"]]
             regions = [name for name in there if not wanted or name in wanted]
@@ -159,9 +121,15 @@ class LambdaPlace(RentedPlace):
 
     def rent(self, order: JobOrder) -> PlacedJob:
         request = self.request_of(order)
-        made = self._client.launch(request)
+        with understood("Lambda"):
+            launched = self._client.create("/api/v1/instance-operations/launch", request)
+            (instance_id,) = launched["data"]["instance_ids"]
         return PlacedJob(
-            place=self.name, id=made, label=order.label, gpu=order.gpu, usd_per_hour=order.usd_per_hour
+            place=self.name,
+            id=str(instance_id),
+            label=order.label,
+            gpu=order.gpu,
+            usd_per_hour=order.usd_per_hour,
         )
 
     def request_of(self, order: JobOrder) -> dict[str, Any]:
@@ -189,16 +157,14 @@ class LambdaPlace(RentedPlace):
     def _key_name(self) -> str:
         """The name that the account gives to our public key."""
         wanted = self._settings.ssh_key
-        keys = self._client.list_keys()
+        keys = self._client.get("/api/v1/ssh-keys")["data"]
         if wanted:
-            found = [key for key in keys if key["name"] == wanted]
+            matching = [key for key in keys if key["name"] == wanted]
         else:
-            own = read_public_key(self._settings.public_key, setting="fleet.lambda_cloud.public_key").split()[
-                :2
-            ]
-            found = [key for key in keys if str(key["public_key"]).split()[:2] == own]
-        if found:
-            return str(found[0]["name"])
+            text = read_public_key(self._settings.public_key, setting="fleet.lambda_cloud.public_key")
+            matching = [key for key in keys if str(key["public_key"]).split()[:2] == text.split()[:2]]
+        if matching:
+            return str(matching[0]["name"])
         raise Refused(
             "the account at Lambda does not have the SSH key",
             why=f"it knows: {', '.join(str(key['name']) for key in keys) or 'none'}",
@@ -211,29 +177,30 @@ class LambdaPlace(RentedPlace):
         with understood("Lambda"):
             return tuple(
                 self._placed(instance)
-                for instance in self._client.list_instances()
+                for instance in self._client.get("/api/v1/instances")["data"]
                 if LABEL.fullmatch(str(instance.get("name") or "")) and instance["status"] not in GONE
             )
 
     def machine_of(self, job: PlacedJob) -> RentedMachine | None:
-        instance = self._client.get_instance(job.id)
+        answer = self._client.find(f"/api/v1/instances/{quote(job.id, safe='')}")
         with understood("Lambda"):
-            return self._machine(instance) if instance is not None else None
-
-    def _machine(self, instance: dict[str, Any]) -> RentedMachine | None:
-        if instance["status"] in GONE:
-            return None
-        status = instance["status"]
-        has_address = status in ("active", "unhealthy") and instance.get("ip")
-        return RentedMachine(
-            self._placed(instance),
-            address=f"{self.user}@{instance['ip']}" if has_address else "",
-            port=self.ssh_port,
-            failure=f"the instance is {status}" if status in ("unhealthy", "terminating") else "",
-        )
+            if answer is None or answer["data"]["status"] in GONE:
+                return None
+            instance = answer["data"]
+            status = instance["status"]
+            has_address = status in ("active", "unhealthy") and instance.get("ip")
+            return RentedMachine(
+                self._placed(instance),
+                address=f"{self.user}@{instance['ip']}" if has_address else "",
+                port=self.ssh_port,
+                failure=f"the instance is {status}" if status in ("unhealthy", "terminating") else "",
+            )
 
     def give_back(self, job: PlacedJob) -> None:
-        self._client.terminate(job.id)
+        path, body = "/api/v1/instance-operations/terminate", {"instance_ids": [job.id]}
+        status, content = self._client.repeat("POST", path, body)
+        if status != 404:
+            self._client.checked(status, content)
 
     def _placed(self, instance: dict[str, Any]) -> PlacedJob:
         kind = instance["instance_type"]

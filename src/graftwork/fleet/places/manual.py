@@ -51,7 +51,11 @@ class ManualPlace:
         bundle = read_bundle(Path(order.bundle))
         make_folder(self._root)
         with atomic_folder(self._root / order.label) as folder:
-            _pack(Path(order.bundle), bundle, folder / BUNDLE_ARCHIVE)
+            with zipfile.ZipFile(folder / BUNDLE_ARCHIVE, "w", zipfile.ZIP_STORED) as archive:
+                for name in (BUNDLE_FILE, *bundle.files):
+                    entry = zipfile.ZipInfo(f"bundle/{name}", _FIXED_TIME)
+                    with Path(order.bundle, name).open("rb") as content, archive.open(entry, "w") as packed:
+                        shutil.copyfileobj(content, packed)
             write_atomic(folder / NOTEBOOK, json.dumps(_notebook(order, secrets), indent=1))
             write_atomic(folder / INSTRUCTIONS, _instructions(order, bundle, secrets))
         return job
@@ -117,14 +121,6 @@ class ManualPlace:
             _require_same_run(folder / BUNDLE_ARCHIVE, part / "run", results)
         shutil.rmtree(folder / _RECEIVED, ignore_errors=True)
         (folder / f".{_RECEIVED}").rename(folder / _RECEIVED)
-
-
-def _pack(source: Path, bundle: Bundle, target: Path) -> None:
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        for name in (BUNDLE_FILE, *bundle.files):
-            entry = zipfile.ZipInfo(f"bundle/{name}", _FIXED_TIME)
-            with (source / name).open("rb") as content, archive.open(entry, "w") as packed:
-                shutil.copyfileobj(content, packed)
 
 
 def _unpack(results: Path, folder: Path) -> None:
@@ -193,14 +189,13 @@ def _notebook(order: JobOrder, secrets: Mapping[str, str]) -> dict[str, Any]:
         ("code", pack),
         ("markdown", f"Download `{RESULTS}` and run `graft fleet fetch {order.job_id} {RESULTS}`."),
     ]
-    cells = [_cell(kind, text, number) for number, (kind, text) in enumerate(texts)]
+    cells = [
+        {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text}
+        | ({"execution_count": None, "outputs": []} if kind == "code" else {})
+        for number, (kind, text) in enumerate(texts)
+    ]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-
-
-def _cell(kind: str, text: str, number: int) -> dict[str, Any]:
-    cell: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text}
-    return cell | ({"execution_count": None, "outputs": []} if kind == "code" else {})
 
 
 def _instructions(order: JobOrder, bundle: Bundle, secrets: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.places.hosts import SharedFolder
+from graftwork.fleet.places.hosts import SharedFolderPlace
 from graftwork.fleet.settings import RaySettings
 from graftwork.process.cluster.ray_tasks import require_ray
 from graftwork.process.http_client import HttpClient, NoAnswer
@@ -41,14 +41,12 @@ STATUS = re.compile(r"status code (\d{3})\b")
 Answer = TypeVar("Answer")
 
 
-class RayPlace:
+class RayPlace(SharedFolderPlace):
     name = "ray"
-    paid = False
 
     def __init__(self, settings: RaySettings) -> None:
+        super().__init__(settings.folder)
         self._settings = settings
-        self._files = SharedFolder(self.name, settings.folder)
-        self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
         nodes = [node for node in self._nodes() if node.get("raylet", {}).get("state") == "ALIVE"]
@@ -72,19 +70,34 @@ class RayPlace:
         state = self._state(order.label)
         if state in (WAITING, RUNNING):
             return placed
-        self.sent_bytes = self._files.lay_out(order)
-        if self._files.has_ended(order.label):
+        if not self.lay_out(order):
             return placed
+        folder, settings = self.job_folder(order.label), self._settings
+        words = self.bootstrap(order, settings.python)
         if secrets:
             # Not by Ray's environment, which its agents write to their logs. The job removes the file.
-            path = self._files.job(order.label) / SECRETS
-            write_atomic(path, json.dumps(dict(secrets)), private=True)
+            write_atomic(folder / SECRETS, json.dumps(dict(secrets)), private=True)
+            words += ["--secrets", str(folder / SECRETS)]
         if state is not None:
             # Its node died, or it was ended. Two submitters write the same number: Ray takes one.
-            number = self._attempt(order.label) + 1
-            write_atomic(self._files.job(order.label) / ATTEMPT, str(number))
+            write_atomic(folder / ATTEMPT, str(self._attempt(order.label) + 1))
+        # Ray sets it to the cores of the job; the plan of the run says how many threads it has.
+        threads = os.environ.get("OMP_NUM_THREADS")
+        chosen = f"OMP_NUM_THREADS={threads}" if threads else "-u OMP_NUM_THREADS"
+        log = shlex.quote(str(folder / "job.log"))
+        # The mark is that of the job's own processes: in the environment of Ray it would be its agent's too.
+        begin = f"cd {shlex.quote(str(folder))} && exec env {chosen} GRAFT_FLEET_JOB={order.label}"
         try:
-            self._ask(lambda: self._start(order, with_secrets=bool(secrets)))
+            self._ask(
+                lambda: self._client.submit_job(
+                    entrypoint=f"{begin} {shlex.join(words)} >> {log} 2>&1",
+                    submission_id=self._submission(order.label),
+                    runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(KILL_SECONDS)}},
+                    entrypoint_num_cpus=settings.cpus,
+                    entrypoint_num_gpus=settings.gpus,
+                    metadata={"run": order.run_id},
+                )
+            )
         except _SubmittedBefore:
             return placed
         except Refused:
@@ -94,7 +107,7 @@ class RayPlace:
 
     def _attempt(self, label: str) -> int:
         try:
-            return int((self._files.job(label) / ATTEMPT).read_text())
+            return int((self.job_folder(label) / ATTEMPT).read_text())
         except (FileNotFoundError, ValueError):
             return 0
 
@@ -103,43 +116,16 @@ class RayPlace:
         number = self._attempt(label)
         return f"{label}-{number}" if number else label
 
-    def _start(self, order: JobOrder, *, with_secrets: bool) -> None:
-        folder, settings = self._files.job(order.label), self._settings
-        words = self._files.bootstrap(order.label, python=settings.python, seconds=order.seconds)
-        words += ["--secrets", str(folder / SECRETS)] if with_secrets else []
-        # Ray sets it to the cores of the job; the plan of the run says how many threads it has.
-        threads = os.environ.get("OMP_NUM_THREADS")
-        chosen = f"OMP_NUM_THREADS={threads}" if threads else "-u OMP_NUM_THREADS"
-        log = shlex.quote(str(folder / "job.log"))
-        # The mark is that of the job's own processes: in the environment of Ray it would be its agent's too.
-        begin = f"cd {shlex.quote(str(folder))} && exec env {chosen} GRAFT_FLEET_JOB={order.label}"
-        self._client.submit_job(
-            entrypoint=f"{begin} {shlex.join(words)} >> {log} 2>&1",
-            submission_id=self._submission(order.label),
-            runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(KILL_SECONDS)}},
-            entrypoint_num_cpus=settings.cpus,
-            entrypoint_num_gpus=settings.gpus,
-            metadata={"run": order.run_id},
-        )
-
     def poll(self, job: PlacedJob) -> JobPoll:
         state = self._state(job.label)
         if state == WAITING:
             return JobPoll(phase="starting", message="waiting for a node")
-        if state == RUNNING:
-            return self._files.status_in_queue(job.label)
-        return self._files.status(job.label)
-
-    def log(self, job: PlacedJob) -> str:
-        return self._files.log(job.label)
-
-    def fetch(self, job: PlacedJob, folder: Path) -> None:
-        self._files.fetch(job, folder)
+        return self.status(job.label, queued=state == RUNNING)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         state = self._state(job.label)
         if state == RUNNING and not at_once:
-            write_atomic(self._files.job(job.label) / STOP, "")
+            write_atomic(self.job_folder(job.label) / STOP, "")
             return
         if state in (WAITING, RUNNING):
             self._ask(lambda: self._client.stop_job(self._submission(job.label)))
@@ -147,7 +133,7 @@ class RayPlace:
 
     def forget(self, label: str) -> None:
         """A job that never started did not remove its secrets."""
-        (self._files.job(label) / SECRETS).unlink(missing_ok=True)
+        (self.job_folder(label) / SECRETS).unlink(missing_ok=True)
 
     def list(self) -> tuple[PlacedJob, ...]:
         jobs = self._ask(lambda: tuple(self._client.list_jobs()))
@@ -242,21 +228,19 @@ class RayPlace:
         client = self._ask(lambda: self._client)
         assert client is not None
         try:
-            found: Iterable[dict[str, Any]] = json.loads(self._read_nodes())["data"]["summary"]
+            status, content = self._get("/nodes?view=summary", self._headers())
+            why = f"it answers with status {status}"
+            if status < 400:
+                nodes: Iterable[dict[str, Any]] = json.loads(content)["data"]["summary"]
+                return nodes
         except (NoAnswer, ValueError, KeyError, TypeError) as error:
-            raise PlaceUnreachable(
-                "the Ray cluster does not list its nodes",
-                why=str(error),
-                fix="check that fleet.ray.jobs is the address of its dashboard",
-                where=self._settings.jobs,
-            ) from None
-        return found
-
-    def _read_nodes(self) -> bytes:
-        status, content = self._get("/nodes?view=summary", self._headers())
-        if status >= 400:
-            raise NoAnswer(f"it answers with status {status}")
-        return content
+            why = str(error)
+        raise PlaceUnreachable(
+            "the Ray cluster does not list its nodes",
+            why=why,
+            fix="check that fleet.ray.jobs is the address of its dashboard",
+            where=self._settings.jobs,
+        )
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         request = urllib.request.Request(self._settings.jobs.rstrip("/") + path, headers=headers)

@@ -8,10 +8,12 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from graftwork.fleet.place import CloudPlace, Login, Refused, unknown_job
 from graftwork.fleet.places.hosts import ALIVE, HostsPlace, ProcessConnection, shared_connection
+from graftwork.fleet.places.rest import RestClient
 from graftwork.process.ssh import ssh_command
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -36,10 +38,26 @@ class RentedPlace(CloudPlace):
     paid = True
     folder: str
     """Where a job works on the machine."""
+    client_type: type[RestClient]
 
-    def __init__(self, *, state: Path, python: str) -> None:
+    def __init__(self, *, state: Path, python: str, client: RestClient | None = None) -> None:
         self._state, self._python = state, python
         self.sent_bytes = 0
+        if client is not None:
+            self._client = client
+
+    @cached_property
+    def _client(self) -> RestClient:
+        """With the key of the account, at the address of its API."""
+        ((variable,),) = self.login.groups
+        key = os.environ.get(variable, "")
+        if not key:
+            raise Refused(
+                f"there is no key for {self.login.name}",
+                fix=f"create one in the console and set {variable}",
+                where=variable,
+            )
+        return self.client_type(key, os.environ.get(self.login.url_variable) or self.login.url)
 
     @abstractmethod
     def list(self) -> tuple[PlacedJob, ...]: ...
@@ -126,19 +144,6 @@ class RentedPlace(CloudPlace):
         words = [*ssh_command(*options), machine.address, self._python]
         connection = ProcessConnection(machine_id, words, root=self.folder, far=True, address=machine.address)
         return HostsPlace(self.name, {machine_id: connection})
-
-
-def find_key(login: Login) -> tuple[str, str]:
-    """The key of the account and the address of its API."""
-    ((variable,),) = login.groups
-    key = os.environ.get(variable, "")
-    if not key:
-        raise Refused(
-            f"there is no key for {login.name}",
-            fix=f"create one in the console and set {variable}",
-            where=variable,
-        )
-    return key, os.environ.get(login.url_variable) or login.url
 
 
 def read_public_key(path: str, *, setting: str) -> str:

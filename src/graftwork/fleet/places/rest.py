@@ -22,15 +22,20 @@ ATTEMPTS = 4
 class RestClient:
     """`key` is sent as a bearer token."""
 
-    def __init__(
-        self, name: str, base_url: str, *, key: str, wait: Callable[[float], None] = time.sleep
-    ) -> None:
-        self.name = name
+    name: str
+    """Of the provider, in errors."""
+
+    def __init__(self, key: str, base_url: str, *, wait: Callable[[float], None] = time.sleep) -> None:
         self._key, self._base, self._wait = key, base_url.rstrip("/"), wait
         self._http = HttpClient()
 
     def get(self, path: str) -> dict[str, Any]:
         return self.checked(*self.repeat("GET", path))
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        """As `get`; None: the provider does not have it."""
+        status, body = self.repeat("GET", path)
+        return None if status == 404 else self.checked(status, body)
 
     def repeat(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         """The answer to a request that does no harm when it is done twice."""

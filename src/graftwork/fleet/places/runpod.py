@@ -5,15 +5,14 @@ key of the account, RUNPOD_API_BASE_URL another address of the API.
 """
 
 import shlex
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
 from graftwork.fleet.place import LABEL, Login, Refused
-from graftwork.fleet.places.rented import RentedMachine, RentedPlace, find_key, read_public_key
+from graftwork.fleet.places.rented import RentedMachine, RentedPlace, read_public_key
 from graftwork.fleet.places.rest import RestClient, understood
 from graftwork.fleet.settings import RunPodSettings
 from graftwork.records.errors import GraftError
@@ -30,30 +29,7 @@ TIMER_SPARE = 1800.0
 
 
 class RunPodClient(RestClient):
-    """The five requests that a place needs."""
-
-    def __init__(self, key: str, base_url: str, *, wait: Callable[[float], None] = time.sleep) -> None:
-        super().__init__("RunPod", base_url, key=key, wait=wait)
-
-    def list_gpus(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get("/v2/catalog/gpus?include=AVAILABILITY")["gpus"]
-        return found
-
-    def list_pods(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get("/v2/pods")["pods"]
-        return found
-
-    def get_pod(self, pod_id: str) -> dict[str, Any] | None:
-        status, body = self.repeat("GET", f"/v2/pods/{quote(pod_id, safe='')}")
-        return None if status == 404 else self.checked(status, body)
-
-    def create_pod(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self.create("/v2/pods", request)
-
-    def delete_pod(self, pod_id: str) -> None:
-        status, body = self.repeat("DELETE", f"/v2/pods/{quote(pod_id, safe='')}")
-        if status not in (204, 404):
-            self.checked(status, body)
+    name = "RunPod"
 
     def explain(self, status: int, content: dict[str, Any]) -> GraftError:
         if status in (401, 403):
@@ -67,6 +43,7 @@ class RunPodClient(RestClient):
 
 class RunPodPlace(RentedPlace):
     name = "runpod"
+    client_type = RunPodClient
     folder = "/root/graftwork"
     login = Login(
         "RunPod",
@@ -83,13 +60,8 @@ class RunPodPlace(RentedPlace):
         return cls(settings, state=state)
 
     def __init__(self, settings: RunPodSettings, *, state: Path, client: RunPodClient | None = None) -> None:
-        super().__init__(state=state, python=settings.python)
-        self._settings, self._own_client = settings, client
-
-    @property
-    def _client(self) -> RunPodClient:
-        self._own_client = self._own_client or RunPodClient(*find_key(self.login))
-        return self._own_client
+        super().__init__(state=state, python=settings.python, client=client)
+        self._settings = settings
 
     def offer(self) -> tuple[Offer, ...]:
         cloud, today = self._settings.cloud, date.today().isoformat()
@@ -103,14 +75,14 @@ class RunPodPlace(RentedPlace):
                 source="RunPod's catalog",
                 dated=today,
             )
-            for gpu in self._client.list_gpus()
+            for gpu in self._client.get("/v2/catalog/gpus?include=AVAILABILITY")["gpus"]
             if gpu[cloud] and gpu["price"][cloud] and gpu.get("availability") != "NONE"
         )
 
     def rent(self, order: JobOrder) -> PlacedJob:
-        made = self._client.create_pod(self.request_of(order))
+        pod = self._client.create("/v2/pods", self.request_of(order))
         with understood("RunPod"):
-            return self._placed(made)
+            return self._placed(pod)
 
     def request_of(self, order: JobOrder) -> dict[str, Any]:
         """The body of the request that creates the pod."""
@@ -133,44 +105,40 @@ class RunPodPlace(RentedPlace):
         with understood("RunPod"):
             return tuple(
                 self._placed(pod)
-                for pod in self._client.list_pods()
+                for pod in self._client.get("/v2/pods")["pods"]
                 if LABEL.fullmatch(str(pod.get("name"))) and pod.get("status") != ENDED
             )
 
     def machine_of(self, job: PlacedJob) -> RentedMachine | None:
-        pod = self._client.get_pod(job.id)
+        pod = self._client.find(f"/v2/pods/{quote(job.id, safe='')}")
         with understood("RunPod"):
-            return self._machine(pod) if pod is not None else None
-
-    def _machine(self, pod: dict[str, Any]) -> RentedMachine | None:
-        if pod["status"] == ENDED:
-            return None
-        placed, status = self._placed(pod), str(pod["status"])
-        if status in FAILED:
-            return RentedMachine(placed, failure=f"the pod is {status.lower()}")
-        ports = (pod.get("runtime") or {}).get("ports") or ()
-        found = [port for port in ports if port.get("private") == SSH_PORT and port.get("ip")]
-        if status != "RUNNING" or not found or not found[0].get("public"):
-            return RentedMachine(placed)
-        return RentedMachine(placed, address=f"root@{found[0]['ip']}", port=int(found[0]["public"]))
+            if pod is None or pod["status"] == ENDED:
+                return None
+            placed, status = self._placed(pod), str(pod["status"])
+            if status in FAILED:
+                return RentedMachine(placed, failure=f"the pod is {status.lower()}")
+            ports = (pod.get("runtime") or {}).get("ports") or ()
+            ssh = [port for port in ports if port.get("private") == SSH_PORT and port.get("ip")]
+            if status != "RUNNING" or not ssh or not ssh[0].get("public"):
+                return RentedMachine(placed)
+            return RentedMachine(placed, address=f"root@{ssh[0]['ip']}", port=int(ssh[0]["public"]))
 
     def give_back(self, job: PlacedJob) -> None:
-        self._client.delete_pod(job.id)
+        status, body = self._client.repeat("DELETE", f"/v2/pods/{quote(job.id, safe='')}")
+        if status not in (204, 404):
+            self._client.checked(status, body)
 
     def _placed(self, pod: dict[str, Any]) -> PlacedJob:
         """Of a pod that costs money nothing but its id and name must be known: it can be ended by them."""
+        try:
+            created_at = datetime.fromisoformat(str(pod.get("createdAt"))).astimezone(UTC).timestamp()
+        except ValueError:
+            created_at = 0.0
         return PlacedJob(
             place=self.name,
             id=str(pod["id"]),
             label=str(pod["name"]),
             gpu=str((pod.get("gpu") or {}).get("id", "")),
             usd_per_hour=float(pod.get("cost") or 0.0),
-            created_at=_seconds(str(pod.get("createdAt"))),
+            created_at=created_at,
         )
-
-
-def _seconds(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC).timestamp()
-    except ValueError:
-        return 0.0

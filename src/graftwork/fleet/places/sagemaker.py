@@ -9,18 +9,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 
 from graftwork.fleet.bundle import BUNDLE_FILE
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.places.storage import (
-    START,
-    MachinePrices,
-    StoragePlace,
-    read_file,
-)
+from graftwork.fleet.places.storage import START, MachinePrices, StoragePlace, read_file
 from graftwork.fleet.settings import SageMakerSettings
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -37,18 +31,10 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 RUNNING = ("Downloading", "Training", "Uploading", "Stopping", "Interrupted", "Restarting")
 ENDED = ("Completed", "Failed", "Stopped")
 DENIED = (
-    "UnrecognizedClientException",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "InvalidClientTokenId",
-    "AccessDenied",
-    "AccessDeniedException",
-    "NoCredentialsError",
-    "NoRegionError",
-    "PartialCredentialsError",
-)
+    "UnrecognizedClientException", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken",
+    "ExpiredTokenException", "InvalidClientTokenId", "AccessDenied", "AccessDeniedException",
+    "NoCredentialsError", "NoRegionError", "PartialCredentialsError",
+)  # fmt: skip
 
 
 class SageMakerPlace(StoragePlace):
@@ -89,7 +75,9 @@ class SageMakerPlace(StoragePlace):
         listed = [{"prefix": self._bucket.url("blobs/")}, *self.ship(order)]
         self._storage.write(f"jobs/{order.label}/blobs.manifest", json.dumps(listed).encode())
         if secrets:
-            self._keep_secrets(order.label, secrets)
+            stored = {"Name": order.label, "SecretString": json.dumps(dict(secrets))}
+            with suppress(_InUse):
+                _ask(lambda: self._aws.client("secretsmanager").create_secret(**stored))
         request = self.request_of(order, offer.instance, with_secrets=bool(secrets))
         try:
             _ask(lambda: self._aws.client("sagemaker").create_training_job(**request))
@@ -104,13 +92,8 @@ class SageMakerPlace(StoragePlace):
         """The request that creates the job."""
         settings, label = self._settings, order.label
         seconds = int(order.seconds) + SPARE_SECONDS
-        words = [
-            f"{INPUT}/job/{START}",
-            "--manifest",
-            f"{INPUT}/job/{BUNDLE_FILE}",
-            "--blobs",
-            f"{INPUT}/blobs",
-        ]
+        words = [f"{INPUT}/job/{START}", "--manifest", f"{INPUT}/job/{BUNDLE_FILE}"]
+        words += ["--blobs", f"{INPUT}/blobs"]
         words += ["--work", CHECKPOINTS, "--scratch", "/tmp/graftwork", "--seconds", f"{order.seconds:.0f}"]
         words += ["--label", label, *(["--secrets", f"aws:{label}"] if with_secrets else [])]
         spot = {"MaxWaitTimeInSeconds": seconds + WAIT_SECONDS} if settings.spot else {}
@@ -179,21 +162,22 @@ class SageMakerPlace(StoragePlace):
             self.forget_secrets(job.label)
 
     def list(self) -> tuple[PlacedJob, ...]:
-        found = []
-        for status in ("InProgress", "Stopping"):
-            for page in _ask(partial(self._pages, status)):
-                found += [str(row["TrainingJobName"]) for row in page["TrainingJobSummaries"]]
-        return tuple(self._listed(label) for label in sorted({*found}) if LABEL.fullmatch(label))
+        def pages() -> list[dict[str, Any]]:
+            lister = self._aws.client("sagemaker").get_paginator("list_training_jobs")
+            return [
+                page
+                for status in ("InProgress", "Stopping")
+                for page in lister.paginate(NameContains="graft-", StatusEquals=status)
+            ]
 
-    def _pages(self, status: str) -> Any:
-        lister = self._aws.client("sagemaker").get_paginator("list_training_jobs")
-        return [*lister.paginate(NameContains="graft-", StatusEquals=status)]
-
-    def _listed(self, label: str) -> PlacedJob:
-        found = self._describe(label) or {}
-        instance = str(found.get("ResourceConfig", {}).get("InstanceType", ""))
-        created = found.get("CreationTime")
-        return self._machines.placed(label, instance, created_at=created.timestamp() if created else 0.0)
+        labels = {str(row["TrainingJobName"]) for page in _ask(pages) for row in page["TrainingJobSummaries"]}
+        jobs = []
+        for label in sorted(label for label in labels if LABEL.fullmatch(label)):
+            shown = self._describe(label) or {}
+            instance = str(shown.get("ResourceConfig", {}).get("InstanceType", ""))
+            created_at = shown["CreationTime"].timestamp() if shown.get("CreationTime") else 0.0
+            jobs.append(self._machines.placed(label, instance, created_at=created_at))
+        return tuple(jobs)
 
     def _describe(self, label: str) -> dict[str, Any] | None:
         try:
@@ -203,11 +187,6 @@ class SageMakerPlace(StoragePlace):
         except NotThere:
             return None
         return found
-
-    def _keep_secrets(self, label: str, secrets: Mapping[str, str]) -> None:
-        text = json.dumps(dict(secrets))
-        with suppress(_InUse):
-            _ask(lambda: self._aws.client("secretsmanager").create_secret(Name=label, SecretString=text))
 
     def forget(self, label: str) -> None:
         client = self._aws.client("secretsmanager")

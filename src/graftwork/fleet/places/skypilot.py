@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,7 @@ from typing import Any
 import yaml
 
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
-from graftwork.fleet.places.storage import (
-    StoragePlace,
-    UrlStorage,
-    start_words,
-)
+from graftwork.fleet.places.storage import StoragePlace, UrlStorage, start_words
 from graftwork.fleet.settings import SkyPilotSettings
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -211,9 +206,7 @@ class SkyPilotPlace(StoragePlace):
 
 
 def _explain(errors: str) -> GraftError:
-    text = "no output"
-    with suppress(IndexError):
-        text = errors.splitlines()[-1][:300]
+    text = (errors.splitlines() or ["no output"])[-1][:300]
     if any(part in errors for part in ("ResourcesUnavailable", "No resource satisfying", "quota")):
         return Refused(
             f"SkyPilot finds no machine: {text}",
@@ -224,9 +217,8 @@ def _explain(errors: str) -> GraftError:
         return Refused(
             f"SkyPilot has no cloud to use: {text}", fix="run `sky check`", where="fleet.skypilot.command"
         )
-    if any(
-        part in errors for part in ("Invalid task", "Invalid resources", "No such option", "Invalid value")
-    ):
+    invalid = ("Invalid task", "Invalid resources", "No such option", "Invalid value")
+    if any(part in errors for part in invalid):
         return Refused(
             f"SkyPilot refuses it: {text}",
             fix="check infra, image and accelerators in fleet.skypilot, and the version of SkyPilot",

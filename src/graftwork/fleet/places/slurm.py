@@ -11,11 +11,10 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 from datetime import date
-from pathlib import Path
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
-from graftwork.fleet.places.hosts import SharedFolder
+from graftwork.fleet.places.hosts import SharedFolderPlace
 from graftwork.fleet.settings import SlurmSettings
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -29,14 +28,12 @@ UNTYPED = "gpu"
 SCRIPT = "job.sh"
 
 
-class SlurmPlace:
+class SlurmPlace(SharedFolderPlace):
     name = "slurm"
-    paid = False
 
     def __init__(self, settings: SlurmSettings) -> None:
+        super().__init__(settings.folder)
         self._settings = settings
-        self._files = SharedFolder(self.name, settings.folder)
-        self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
         """The nodes of each partition with their GPUs. A job gets one where settings or order ask for it."""
@@ -54,21 +51,20 @@ class SlurmPlace:
                 dated=today,
             )
             for name, nodes, resources in (line.split(maxsplit=2) for line in lines)
-            for kind, count in self._ways(gpus_of(resources)).items()
+            for gpus in (gpus_of(resources),)
+            # With which GPUs a node can be had, the default first.
+            for kind, count in (gpus if gpus and self._settings.gpus else {"": 0, **gpus}).items()
         )
-
-    def _ways(self, gpus: dict[str, int]) -> dict[str, int]:
-        """With which GPUs a node can be had, the default first."""
-        return gpus if gpus and self._settings.gpus else {"": 0, **gpus}
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
         if self._queue(order.label):
             return self._placed(order.label)
-        self.sent_bytes = self._files.lay_out(order)
-        if self._files.has_ended(order.label):
+        if not self.lay_out(order):
             return self._placed(order.label)
-        script = self._files.job(order.label) / SCRIPT
-        write_atomic(script, self._script(order))
+        script = self.job_folder(order.label) / SCRIPT
+        command = shlex.join(self.bootstrap(order, self._settings.python))
+        # The batch process itself: it gets the signals of the queue.
+        write_atomic(script, f"#!/bin/sh\nexport GRAFT_FLEET_JOB={order.label}\nexec {command}\n")
         words = [*self._options(order), f"--export={','.join(['ALL', *secrets])}", str(script)]
         # Names in the arguments, values in the environment, which Slurm gives to the job.
         _run("sbatch", *words, environment=secrets)
@@ -78,13 +74,7 @@ class SlurmPlace:
         queued = self._queue(job.label)
         if any(state in WAITING for state in queued):
             return JobPoll(phase="starting", message="waiting in the queue")
-        return self._files.status_in_queue(job.label) if queued else self._files.status(job.label)
-
-    def log(self, job: PlacedJob) -> str:
-        return self._files.log(job.label)
-
-    def fetch(self, job: PlacedJob, folder: Path) -> None:
-        self._files.fetch(job, folder)
+        return self.status(job.label, queued=bool(queued))
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         if not self._queue(job.label):
@@ -119,17 +109,12 @@ class SlurmPlace:
             "--requeue",
             f"--signal=B:TERM@{NOTICE_SECONDS}",
             "--open-mode=append",
-            f"--output={self._files.job(order.label) / 'job.log'}",
-            f"--chdir={self._files.job(order.label)}",
+            f"--output={self.job_folder(order.label) / 'job.log'}",
+            f"--chdir={self.job_folder(order.label)}",
             *([f"--partition={settings.partition}"] if settings.partition else []),
             *([f"--gres=gpu:{kind}{gpus}"] if gpus else []),
             *settings.options,
         )
-
-    def _script(self, order: JobOrder) -> str:
-        words = self._files.bootstrap(order.label, python=self._settings.python, seconds=order.seconds)
-        # The batch process itself: it gets the signals of the queue.
-        return f"#!/bin/sh\nexport GRAFT_FLEET_JOB={order.label}\nexec {shlex.join(words)}\n"
 
 
 def gpus_of(resources: str) -> dict[str, int]:
@@ -165,17 +150,13 @@ def _run(*words: str, environment: Mapping[str, str] | None = None) -> str:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
         if words[0] == "sbatch" and "ontact" not in last:
-            raise _refusal(last)
+            fix = "check partition, gpus, python and options"
+            if "QOS" in last or "limit" in last.lower():
+                fix = "wait until other jobs have ended, or ask for more; `sacctmgr show assoc` lists limits"
+            raise Refused(f"Slurm refuses the job: {last}", fix=fix, where="fleet.slurm")
         raise PlaceUnreachable(
             f"{words[0]} failed: {last}",
             fix="make `sinfo` work on this machine; SLURM_CONF names the configuration of the cluster",
             where="fleet.slurm",
         )
     return done.stdout
-
-
-def _refusal(message: str) -> Refused:
-    fix = "check partition, gpus, python and options"
-    if "QOS" in message or "limit" in message.lower():
-        fix = "wait until other jobs have ended, or ask for more; `sacctmgr show assoc` lists limits"
-    return Refused(f"Slurm refuses the job: {message}", fix=fix, where="fleet.slurm")
