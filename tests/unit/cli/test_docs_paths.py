@@ -18,6 +18,18 @@ def test_architecture_page_names_only_paths_that_exist():
     assert [path for path in paths if not (ROOT / "src" / "graftwork" / path).exists()] == []
 
 
+def test_extending_page_names_only_files_and_lines_that_exist():
+    page = (ROOT / "docs" / "extending.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| `(\w+)` in ([^|]+) \| ([^|]+) \|$", page, re.M)
+    assert len(rows) >= 10
+    for like, line, where, tests in rows:
+        files = re.findall(r"`([\w/]+\.py)`", like + where)
+        assert [file for file in files if not (ROOT / "src" / "graftwork" / file).is_file()] == []
+        assert [path for path in re.findall(r"`(tests/[\w/.]+)`", tests) if not (ROOT / path).exists()] == []
+        source = (ROOT / "src" / "graftwork" / files[-1]).read_text()
+        assert re.search(rf"^(def )?{line}\b( =|:|\()", source, re.M), f"{files[-1]} does not define {line}"
+
+
 def test_architecture_page_names_every_package():
     page = (ROOT / "docs" / "architecture.md").read_text()
     packages = {path.parent.name for path in (ROOT / "src" / "graftwork").glob("*/__init__.py")}
