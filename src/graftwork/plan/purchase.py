@@ -6,12 +6,13 @@ counts at what the user says an hour is worth. Reads the catalog and asks the fi
 """
 
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-from graftwork.plan.cost.bill import PlaceComparison, Terms
+from graftwork.plan.cost.bill import PlaceComparison, PlaceRow, Terms
 from graftwork.plan.cost.compare import (
     OfferFilter,
     best_of_each_place,
@@ -55,17 +56,6 @@ class MachineReach(Record):
     alone_hours: Figure | None = None
     """Of the team's run on one of several cards, where it fits one."""
     reaches: tuple[Reach, ...] = ()
-
-
-class Rental(Record):
-    """The best offer of a place for the team's run."""
-
-    label: str
-    place: str
-    cost_usd: Figure
-    hours_to_result: Figure
-    dated: str
-    stale: bool
 
 
 class Payback(Record):
@@ -171,17 +161,14 @@ METHODS: tuple[Method, ...] = ("qlora", "lora", "full")
 LADDER = (512, 1024, 2048, 4096, 8192, 16384)
 
 
-class Ask(NamedTuple):
-    """The fit of the team's run on a machine, with another method or length where these are given."""
-
-    fit: Callable[[Machine, Method | None, int | None], Brief]
-    max_positions: int
+Ask = Callable[[Machine, Method | None, int | None], Brief]
+"""The fit of the team's run on a machine, with another method or length where these are given."""
 
 
-def reach_of(machine: Machine, ask: Ask) -> MachineReach:
-    answer = ask.fit(machine, None, None)
+def reach_of(machine: Machine, ask: Ask, *, max_positions: int) -> MachineReach:
+    answer = ask(machine, None, None)
     run = card_run(answer)
-    alone = ask.fit(machine.model_copy(update={"gpus": 1}), None, None) if machine.gpus > 1 else None
+    alone = ask(machine.model_copy(update={"gpus": 1}), None, None) if machine.gpus > 1 else None
     return MachineReach(
         label=machine.name,
         gpu=run.gpu,
@@ -193,7 +180,9 @@ def reach_of(machine: Machine, ask: Ask) -> MachineReach:
         strategy=run.strategy,
         link=link_words(machine),
         alone_hours=alone.hours if alone is not None and alone.fits else None,
-        reaches=tuple(_reach(machine, method, ask, own=answer) for method in METHODS),
+        reaches=tuple(
+            _reach(machine, method, ask, max_positions=max_positions, own=answer) for method in METHODS
+        ),
     )
 
 
@@ -211,44 +200,30 @@ def link_words(machine: Machine) -> str:
 
 def news(have: MachineReach, other: MachineReach) -> tuple[str, ...]:
     """What the other machine can and the one that is there cannot."""
-    found = []
-    before = {reach.method: reach for reach in have.reaches}
+    news = []
+    before = {reach.method: reach.longest for reach in have.reaches}
     for reach in other.reaches:
-        was = before.get(reach.method)
-        longest = was.longest if was else None
-        if reach.longest is not None and longest is None:
-            found.append(f"{reach.method} at all, up to {reach.longest:,} tokens")
-        elif reach.longest is not None and longest is not None and reach.longest > longest:
-            found.append(f"{reach.method} up to {reach.longest:,} tokens instead of {longest:,}")
-    return tuple(found)
+        longest = before.get(reach.method)
+        if reach.longest is None:
+            continue
+        if longest is None:
+            news.append(f"{reach.method} at all, up to {reach.longest:,} tokens")
+        elif reach.longest > longest:
+            news.append(f"{reach.method} up to {reach.longest:,} tokens instead of {longest:,}")
+    return tuple(news)
 
 
-def _reach(machine: Machine, method: Method, ask: Ask, *, own: Brief) -> Reach:
-    lengths = [length for length in LADDER if length <= ask.max_positions] or [ask.max_positions]
-    answers: dict[int, Brief] = {}
-
-    def fits(length: int) -> bool:
-        answers[length] = ask.fit(machine, method, length)
-        return answers[length].fits
-
-    longest = _last_that(lengths, fits)
-    at_own = own if own.question.method == method else ask.fit(machine, method, None)
-    shortest = answers.get(lengths[0])
+def _reach(machine: Machine, method: Method, ask: Ask, *, max_positions: int, own: Brief) -> Reach:
+    lengths = [length for length in LADDER if length <= max_positions] or [max_positions]
+    # What fits fits at all lengths below.
+    fitting = bisect_left(lengths, True, key=lambda length: not ask(machine, method, length).fits)
+    at_own = own if own.question.method == method else ask(machine, method, None)
     return Reach(
         method=method,
-        longest=longest,
+        longest=lengths[fitting - 1] if fitting else None,
         hours=at_own.hours if at_own.fits else None,
-        why_not="" if longest is not None or shortest is None else shortest.why_not,
+        why_not="" if fitting else ask(machine, method, lengths[0]).why_not,
     )
-
-
-def _last_that(lengths: Sequence[int], holds: Callable[[int], bool]) -> int | None:
-    """The last for which it holds, where it holds up to a point and not beyond."""
-    low, high = 0, len(lengths)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if holds(lengths[middle]) else (low, middle)
-    return lengths[low - 1] if low else None
 
 
 WEEKS_A_YEAR = 365.25 / 7
@@ -292,10 +267,10 @@ def own_choice(
     price: Price,
     use: Use,
     have: MachineReach,
-    rentals: Sequence[Rental],
+    rentals: Sequence[PlaceRow],
 ) -> PurchaseChoice:
     """Keeping (price 0) or buying a machine."""
-    power = _power(machine, use)
+    power = _times(machine.hours, (machine.watts + use.host_watts) / 1000 * use.electricity_usd_kwh, "USD")
     down, up = RESIDUAL_SPREAD
     residual = Figure(
         value=price.usd * use.residual_share,
@@ -314,6 +289,16 @@ def own_choice(
         high=(price.usd - residual.low) / use.runs + power.high,
         unit="USD",
     )
+    speed_up = throughput = None
+    if have.fits and machine.label == have.label:
+        speed_up = Figure.exact(1.0, "×")
+    elif have.fits and machine.fits:
+        # Errors of the same estimate cancel: the ratio is surer than either.
+        speed_up = Figure.about(have.hours.value / machine.hours.value, down=0.85, up=1.15, unit="×")
+    if have.fits and machine.alone_hours:
+        # What two runs on one host take from each other is not known: a tenth is allowed for.
+        at_once = machine.gpus * have.hours.value / machine.alone_hours.value
+        throughput = Figure.about(at_once, down=0.9, up=1.0, unit="×")
     return PurchaseChoice(
         label=label,
         machine=machine,
@@ -324,8 +309,9 @@ def own_choice(
         why_not=machine.why_not if not machine.fits else "" if in_week else too_slow,
         hours_a_run=machine.hours,
         hours_a_week=week,
-        speed_up=_speed_up(have, machine),
-        **_at_once(have, machine),
+        speed_up=speed_up,
+        runs_at_once=machine.gpus if throughput else 1,
+        throughput=throughput,
         power_usd_a_run=power,
         cost_usd_a_run=a_run,
         total_usd=_times(a_run, use.runs, "USD"),
@@ -336,21 +322,29 @@ def own_choice(
     )
 
 
-def rent_choice(rental: Rental, *, use: Use, have: MachineReach) -> PurchaseChoice:
+def rent_choice(rental: PlaceRow, *, use: Use, have: MachineReach) -> PurchaseChoice:
     """Renting the best offer for every run."""
     hours = rental.hours_to_result
     nothing = Figure.exact(0.0, "USD")
-    faster = have.fits and hours.low > 0
+    speed_up = None
+    if have.fits and hours.low > 0:
+        value = have.hours.value / hours.value
+        speed_up = Figure(
+            value=value,
+            low=min(value, have.hours.low / hours.high),
+            high=max(value, have.hours.high / hours.low),
+            unit="×",
+        )
     return PurchaseChoice(
         label=f"rent {rental.label}",
         machine=None,
         price_usd=nothing,
-        price_source=f"prices of {rental.dated}",
+        price_source=f"prices of {rental.price_dated}",
         residual_usd=nothing,
         possible=True,
         hours_a_run=hours,
         hours_a_week=_times(hours, use.runs_a_week, "h a week"),
-        speed_up=_ratio(have.hours, hours) if faster else None,
+        speed_up=speed_up,
         power_usd_a_run=nothing,
         cost_usd_a_run=rental.cost_usd,
         total_usd=_times(rental.cost_usd, use.runs, "USD"),
@@ -366,14 +360,12 @@ def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -
     """What an hour of waiting must be worth for a dearer choice to be the best: of all, and of own cards."""
     if not choice.possible:
         return choice
-    able = [
-        each_choice for each_choice in choices if each_choice.possible and each_choice.label != choice.label
-    ]
-    found = {"pays_above_usd_per_hour": _best_above(choice, able)}
+    rivals = [rival for rival in choices if rival.possible and rival.label != choice.label]
+    thresholds = {"pays_above_usd_per_hour": _best_above(choice, rivals)}
     if choice.machine is not None:
-        kept = [choice for choice in able if choice.machine is not None]
-        found["pays_unrented_above_usd_per_hour"] = _best_above(choice, kept)
-    return choice.model_copy(update=found)
+        bought = [rival for rival in rivals if rival.machine is not None]
+        thresholds["pays_unrented_above_usd_per_hour"] = _best_above(choice, bought)
+    return choice.model_copy(update=thresholds)
 
 
 def _best_above(choice: PurchaseChoice, others: Sequence[PurchaseChoice]) -> Figure | None:
@@ -391,11 +383,7 @@ def _best_above(choice: PurchaseChoice, others: Sequence[PurchaseChoice]) -> Fig
     return Figure.exact(low, "USD/h") if 0 < low < high else None
 
 
-def _power(machine: MachineReach, use: Use) -> Figure:
-    return _times(machine.hours, (machine.watts + use.host_watts) / 1000 * use.electricity_usd_kwh, "USD")
-
-
-def _payback(rental: Rental, *, price: Price, power: Figure, use: Use) -> Payback:
+def _payback(rental: PlaceRow, *, price: Price, power: Figure, use: Use) -> Payback:
     saved = rental.cost_usd.value - power.value
     low, high = rental.cost_usd.low - power.high, rental.cost_usd.high - power.low
     months = None
@@ -419,35 +407,6 @@ def _payback(rental: Rental, *, price: Price, power: Figure, use: Use) -> Paybac
     )
 
 
-def _speed_up(have: MachineReach, machine: MachineReach) -> Figure | None:
-    if not have.fits or not machine.fits:
-        return None
-    # Errors of the same estimate cancel: the ratio is surer than either.
-    value = have.hours.value / machine.hours.value
-    if have.label == machine.label:
-        return Figure.exact(1.0, "×")
-    return Figure.about(value, down=0.85, up=1.15, unit="×")
-
-
-def _at_once(have: MachineReach, machine: MachineReach) -> dict[str, Any]:
-    """What several cards do with several runs."""
-    if machine.alone_hours is None or not have.fits:
-        return {}
-    # What two runs on one host take from each other is not known: a tenth is allowed for.
-    value = machine.gpus * have.hours.value / machine.alone_hours.value
-    return {
-        "runs_at_once": machine.gpus,
-        "throughput": Figure.about(value, down=0.9, up=1.0, unit="×"),
-    }
-
-
-def _ratio(one: Figure, other: Figure) -> Figure:
-    value = one.value / other.value
-    return Figure(
-        value=value, low=min(value, one.low / other.high), high=max(value, one.high / other.low), unit="×"
-    )
-
-
 def _times(figure: Figure, factor: float, unit: str) -> Figure:
     return Figure(value=figure.value * factor, low=figure.low * factor, high=figure.high * factor, unit=unit)
 
@@ -457,73 +416,55 @@ def decide(
 ) -> tuple[tuple[PurchaseChoice, ...], PurchaseChoice | None, str]:
     """The choices in order, the best, the sentence."""
     ranked = sorted(choices, key=lambda choice: (not choice.possible, score(choice, use)))
-    best = ranked[0] if ranked and ranked[0].possible else None
-    if best is None:
-        return tuple(ranked), None, _nothing(ranked)
+    if not ranked or not ranked[0].possible:
+        reasons = "; ".join(f"{choice.label}: {choice.why_not}" for choice in ranked)
+        return tuple(ranked), None, f"Nothing here can do the run ({reasons})."
     compared = tuple(with_thresholds(choice, ranked) for choice in ranked)
-    return compared, best, _sentence(best, compared, use)
-
-
-def _sentence(best: PurchaseChoice, choices: Sequence[PurchaseChoice], use: Use) -> str:
+    best = ranked[0]
     verb = "Rent" if best.machine is None else "Buy" if best.price_usd.value else "Keep"
     name = best.label.removeprefix("rent ").removeprefix("keep ").removeprefix("buy ")
-    head = (
+    answer = (
         f"{verb} {name}: a run costs {dollars(best.cost_usd_a_run.value)} "
-        f"and takes {duration(best.hours_a_run.value)}"
+        f"and takes {duration(best.hours_a_run.value)}; {_against(best, compared)}, "
+        f"if it stays at {plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}."
     )
-    assumed = f"{plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}"
-    return f"{head}; {_against(best, choices)}, if it stays at {assumed}."
+    return compared, best, answer
 
 
 def _against(best: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> str:
     """What the other side of the decision would take."""
-    others = [choice for choice in choices if choice.possible and choice.label != best.label]
-    if not others:
+    rivals = [choice for choice in choices if choice.possible and choice.label != best.label]
+    if not rivals:
         return "nothing else can do the run"
     reasons = []
-    quicker = [
-        (other.pays_above_usd_per_hour.value, other) for other in others if other.pays_above_usd_per_hour
-    ]
-    if quicker:
-        worth, nearest = min(quicker, key=lambda pair: pair[0])
-        reasons.append(
-            f"to {_costs(nearest)} is right where an hour of waiting is worth more than {dollars(worth)}"
-        )
-    reasons += _unrented(best, others)
-    if reasons:
-        return "; ".join(reasons)
-    return f"to {_costs(others[0])}, which is next, is no quicker for it"
+    nearest = _nearest((rival.pays_above_usd_per_hour, rival) for rival in rivals)
+    if nearest:
+        reasons.append(f"to {nearest[0]} is right where an hour of waiting is worth more than {nearest[1]}")
+    # The card to buy where nothing may be rented, unless buying it is right anyway.
+    bought = [rival for rival in rivals if rival.price_usd.value]
+    if best.machine is not None and not any(rival.pays_above_usd_per_hour for rival in bought):
+        nearest = _nearest((rival.pays_unrented_above_usd_per_hour, rival) for rival in bought)
+        if nearest:
+            reasons.append(
+                f"to {nearest[0]} only where nothing may be rented and an hour of it is worth "
+                f"more than {nearest[1]}"
+            )
+    return "; ".join(reasons) or f"to {_costs(rivals[0])}, which is next, is no quicker for it"
 
 
-def _unrented(best: PurchaseChoice, others: Sequence[PurchaseChoice]) -> list[str]:
-    """The card to buy where nothing may be rented, unless buying it is right anyway."""
-    if best.machine is None or any(
-        other.pays_above_usd_per_hour for other in others if other.price_usd.value
-    ):
-        return []
-    bought = [
-        (other.pays_unrented_above_usd_per_hour.value, other)
-        for other in others
-        if other.price_usd.value and other.pays_unrented_above_usd_per_hour
-    ]
-    if not bought:
-        return []
-    worth, nearest = min(bought, key=lambda pair: pair[0])
-    return [
-        f"to {_costs(nearest)} only where nothing may be rented and an hour of it is worth "
-        f"more than {dollars(worth)}"
-    ]
+def _nearest(thresholds: Iterable[tuple[Figure | None, PurchaseChoice]]) -> tuple[str, str] | None:
+    """The choice that is right from the lowest worth of an hour on, and that worth."""
+    worths = [(worth.value, choice) for worth, choice in thresholds if worth]
+    if not worths:
+        return None
+    worth, choice = min(worths, key=lambda pair: pair[0])
+    return _costs(choice), dollars(worth)
 
 
 def _costs(choice: PurchaseChoice) -> str:
     return (
         f"{choice.label} ({dollars(choice.cost_usd_a_run.value)} a run, {duration(choice.hours_a_run.value)})"
     )
-
-
-def _nothing(choices: Sequence[PurchaseChoice]) -> str:
-    reasons = "; ".join(f"{choice.label}: {choice.why_not}" for choice in choices)
-    return f"Nothing here can do the run ({reasons})."
 
 
 LAUNCH = "launch price; street prices of 2026 ran well above it"
@@ -541,34 +482,33 @@ def weigh_purchase(
 ) -> Purchase:
     """Keep what is there, buy one of the options, or rent: over the years, for this run."""
     find = finder(overlay)
-    ask = _ask(question)
-    ram = use.ram_gib
-    there = Machine(gpu=find(have.name), gpus=have.cards, ram_gib=ram)
-    now = reach_of(there, ask)
+
+    def ask(machine: Machine, method: Method | None, seq: int | None) -> Brief:
+        changed: dict[str, object] = {"machine": machine, "method": method or question.method}
+        if seq is not None:
+            # Only whether it fits matters: one row a card is enough to know.
+            changed |= {"lengths": (seq,), "batch_rows": max(machine.gpus, 1)}
+        return fit_in_brief(question.model_copy(update=changed))
+
+    machines = [
+        Machine(gpu=find(option.name), gpus=option.cards, ram_gib=use.ram_gib) for option in (have, *options)
+    ]
+    priced = [("keep", Price(0.0, "paid for"))] + [
+        ("buy", price_of(option, find(option.name), have=machines[0])) for option in options
+    ]
+    reaches = [reach_of(machine, ask, max_positions=question.shape.max_positions) for machine in machines]
+    now = reaches[0]
     table = compare_places(
         question, OfferFilter(places), terms=terms, overlay=overlay, with_sensitivity=False
     )
     rentals = list_rentals(table)
     choices = [
-        own_choice(
-            now, label=f"keep {now.label}", price=Price(0.0, "paid for"), use=use, have=now, rentals=rentals
-        )
+        own_choice(reach, label=f"{verb} {reach.label}", price=price, use=use, have=now, rentals=rentals)
+        for reach, (verb, price) in zip(reaches, priced, strict=True)
     ]
-    for option in options:
-        gpu = find(option.name)
-        machine = Machine(gpu=gpu, gpus=option.cards, ram_gib=ram)
-        reach = reach_of(machine, ask)
-        price = price_of(option, gpu, have=there)
-        choices.append(
-            own_choice(reach, label=f"buy {reach.label}", price=price, use=use, have=now, rentals=rentals)
-        )
     if rentals:
-        cheapest = min(
-            rentals,
-            key=lambda rental: (
-                rental.cost_usd.value + use.waiting_usd_per_hour * rental.hours_to_result.value
-            ),
-        )
+        waiting = use.waiting_usd_per_hour
+        cheapest = min(rentals, key=lambda row: row.cost_usd.value + waiting * row.hours_to_result.value)
         choices.append(rent_choice(cheapest, use=use, have=now))
     ranked, best, answer = decide(choices, use=use)
     return Purchase(
@@ -581,8 +521,22 @@ def weigh_purchase(
         choices=ranked,
         best=best.label if best else None,
         answer=answer,
-        assumptions=(*_assumptions(use, terms), f"each machine has {ram:g} GiB of host memory (--ram)"),
-        notes=_notes(ranked),
+        assumptions=(
+            f"{plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}, "
+            f"{use.runs:,.0f} in all, all like this one",
+            f"a card is sold at the end for {100 * use.residual_share:.0f} % of its price",
+            f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the cards takes "
+            f"{use.host_watts:g} W while it trains, and is not counted while it does not",
+            f"rents stay as they were on the day of their lists, and subscriptions are shared among "
+            f"{terms.runs_a_month:.0f} runs a month",
+            f"each machine has {use.ram_gib:g} GiB of host memory (--ram)",
+        ),
+        notes=tuple(
+            f"{choice.label}: {choice.price_usd.value:,.0f} USD is the {LAUNCH}; "
+            'state yours as --option "…=PRICE"'
+            for choice in ranked
+            if choice.price_source == LAUNCH and choice.price_usd.value
+        ),
     )
 
 
@@ -601,58 +555,12 @@ def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
     return Price(gpu.launch_usd * max(option.cards - there, 0), LAUNCH)
 
 
-def list_rentals(table: PlaceComparison) -> tuple[Rental, ...]:
+def list_rentals(table: PlaceComparison) -> tuple[PlaceRow, ...]:
     """The best paid offer of each place that does the run: what is free is no yardstick for a price."""
-    found: dict[str, Rental] = {}
+    cheapest: dict[str, PlaceRow] = {}
     for row in best_of_each_place(table.rows):
         if not row.eligible or row.billing in {"free", "electricity"}:
             continue
-        rental = Rental(
-            label=row.label,
-            place=row.place,
-            cost_usd=row.cost_usd,
-            hours_to_result=row.hours_to_result,
-            dated=row.price_dated,
-            stale=row.stale,
-        )
-        if row.place not in found or rental.cost_usd.value < found[row.place].cost_usd.value:
-            found[row.place] = rental
-    return tuple(sorted(found.values(), key=lambda value: value.cost_usd.value))
-
-
-def _ask(question: FitQuestion) -> Ask:
-    known: dict[tuple[str, str | None, int | None], Brief] = {}
-
-    def asked(machine: Machine, method: Method | None, seq: int | None) -> Brief:
-        key = (machine.name, method, seq)
-        if key not in known:
-            changed: dict[str, object] = {"machine": machine, "method": method or question.method}
-            if seq is not None:
-                # Only whether it fits matters: one row a card is enough to know.
-                changed |= {"lengths": (seq,), "batch_rows": max(machine.gpus, 1)}
-            known[key] = fit_in_brief(question.model_copy(update=changed))
-        return known[key]
-
-    return Ask(fit=asked, max_positions=question.shape.max_positions)
-
-
-def _assumptions(use: Use, terms: Terms) -> tuple[str, ...]:
-    return (
-        f"{plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}, "
-        f"{use.runs:,.0f} in all, all like this one",
-        f"a card is sold at the end for {100 * use.residual_share:.0f} % of its price",
-        f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the cards takes "
-        f"{use.host_watts:g} W while it trains, and is not counted while it does not",
-        f"rents stay as they were on the day of their lists, and subscriptions are shared among "
-        f"{terms.runs_a_month:.0f} runs a month",
-    )
-
-
-def _notes(choices: Sequence[PurchaseChoice]) -> tuple[str, ...]:
-    found = [
-        f"{choice.label}: {choice.price_usd.value:,.0f} USD is the {LAUNCH}; "
-        'state yours as --option "…=PRICE"'
-        for choice in choices
-        if choice.price_source == LAUNCH and choice.price_usd.value
-    ]
-    return tuple(found)
+        if row.place not in cheapest or row.cost_usd.value < cheapest[row.place].cost_usd.value:
+            cheapest[row.place] = row
+    return tuple(sorted(cheapest.values(), key=lambda row: row.cost_usd.value))

@@ -281,23 +281,17 @@ def cut(
     sessions = max(1, math.ceil(work / useful - 1e-9)) if math.isfinite(useful) else 1
     # The last save of the run is part of its work.
     machine = work + sessions * setup + (sessions - 1) * save
-    return Stay(sessions=sessions, machine=machine, clock=_clock(place, machine, hours_a_month))
-
-
-def _clock(place: PlaceTerms, machine: float, hours_a_month: float | None) -> float:
-    """Hours until the last is done when each quota is used from its first hour on."""
-    quotas = (
+    clock = machine
+    for quota, period in (
         (place.free_hours_a_day, HOURS_A_DAY),
         (place.free_hours_a_week, HOURS_A_WEEK),
         (hours_a_month, HOURS_A_MONTH),
-    )
-    return max([machine, *(_under_quota(machine, quota, every) for quota, every in quotas if quota)])
-
-
-def _under_quota(machine: float, quota: float, every: float) -> float:
-    """Full periods that are used up, then what is left of the work in the next."""
-    full = math.ceil(machine / quota - 1e-9) - 1
-    return full * every + machine - full * quota
+    ):
+        if quota:
+            # Each is used from its first hour on: full periods, then what is left of the work in the next.
+            full = math.ceil(machine / quota - 1e-9) - 1
+            clock = max(clock, full * period + machine - full * quota)
+    return Stay(sessions=sessions, machine=machine, clock=clock)
 
 
 NEVER = 1e-12
@@ -399,30 +393,21 @@ FORWARD_SHARE = 0.4
 MOST_ROWS_READ = 200
 
 
-class Rhythm(NamedTuple):
-    """Work besides the training."""
-
-    saves: int
-    evaluations: int
-    evaluation_hours: float
-    """Of one."""
-
-
 def choose_rhythm(
     *, hours: float, steps: float, rows: float, hazard: Hazard, evaluation_rows: int | None
-) -> Rhythm:
-    """Saves and evaluations of a run of `hours` over `rows` rows (of all epochs)."""
+) -> tuple[int, int, float]:
+    """Saves, evaluations and the hours of one evaluation; `rows` are those of all epochs."""
     read = evaluation_rows if evaluation_rows is not None else min(MOST_ROWS_READ, max(1.0, rows / 10))
     one = FORWARD_SHARE * hours * read / max(rows, 1.0)
     affordable = int(EVALUATION_SHARE * hours / one) if one > 0 else MOST_EVALUATIONS
     evaluations = max(1, min(MOST_EVALUATIONS, affordable, int(steps)))
     work = hours + evaluations * one
     saves = max(1, min(choose_saves(hazard, work=work), int(steps) or 1))
-    return Rhythm(saves=saves, evaluations=evaluations, evaluation_hours=one)
+    return saves, evaluations, one
 
 
-def describe(rhythm: Rhythm, *, run: CardRun, hazard: Hazard) -> Intervals:
-    """The rhythm in minutes and steps of this run."""
+def describe_intervals(bill: "Bill", *, run: CardRun) -> Intervals:
+    """Its saves and evaluations in minutes and steps of this run."""
 
     def every(count: int) -> tuple[Figure, Figure]:
         minutes = Figure(
@@ -433,16 +418,16 @@ def describe(rhythm: Rhythm, *, run: CardRun, hazard: Hazard) -> Intervals:
         )
         return minutes, Figure.exact(max(1, round(run.steps / count)), "steps")
 
-    save_minutes, save_steps = every(rhythm.saves)
-    look_minutes, look_steps = every(rhythm.evaluations)
+    save_minutes, save_steps = every(bill.saves)
+    evaluation_minutes, evaluation_steps = every(bill.evaluations)
     return Intervals(
-        checkpoints=rhythm.saves,
+        checkpoints=bill.saves,
         checkpoint_minutes=save_minutes,
         checkpoint_steps=save_steps,
-        young_minutes=Figure.exact(60 * young_interval(hazard), "min"),
-        evaluations=rhythm.evaluations,
-        evaluation_minutes=look_minutes,
-        evaluation_steps=look_steps,
+        young_minutes=Figure.exact(60 * young_interval(bill.hazard), "min"),
+        evaluations=bill.evaluations,
+        evaluation_minutes=evaluation_minutes,
+        evaluation_steps=evaluation_steps,
     )
 
 
@@ -480,9 +465,9 @@ class Bill(NamedTuple):
     sessions: int
     interruptions: float
     lost: float
-    rate: float
     possible: bool
-    rhythm: Rhythm
+    saves: int
+    evaluations: int
     hazard: Hazard
 
 
@@ -517,15 +502,15 @@ def compute_bill(
     """One run of `hours` hours of training (the fit's own where none are given)."""
     training = (candidate.run.hours.value if hours is None else hours) * tweak.hours
     hazard = hazard_of(candidate, terms=terms, disk=disk, rate_factor=tweak.rate)
-    rhythm = choose_rhythm(
+    saves, evaluations, evaluation_hours = choose_rhythm(
         hours=training,
         steps=candidate.run.steps,
         rows=rows,
         hazard=hazard,
         evaluation_rows=terms.evaluation_rows,
     )
-    looking = rhythm.evaluations * rhythm.evaluation_hours
-    expected = expect(hazard, work=training + looking, saves=rhythm.saves)
+    evaluating = evaluations * evaluation_hours
+    expected = expect(hazard, work=training + evaluating, saves=saves)
     stay = cut(
         candidate.place,
         work=expected.machine - hazard.restart,
@@ -534,18 +519,19 @@ def compute_bill(
         hours_a_month=candidate.offer.hours_a_month if candidate.billing == "subscription" else None,
     )
     clock = stay.clock + expected.clock - expected.machine
-    saving = rhythm.saves * hazard.save
+    saving = saves * hazard.save
     spent = {
         "training": training,
-        "evaluation": looking,
+        "evaluation": evaluating,
         "saves": saving,
         "interruptions": expected.lost,
-        "setup": stay.machine - training - looking - saving - expected.lost,
+        "setup": stay.machine - training - evaluating - saving - expected.lost,
     }
     paid, first = _machine_dollars(candidate, terms=terms, machine=stay.machine, price_factor=tweak.price)
     an_hour = paid / stay.machine if stay.possible and stay.machine else 0.0
     parts = {name: an_hour * took for name, took in spent.items()} if stay.possible else {}
-    parts["storage"] = disk.total_gib.value * candidate.place.storage_usd_gib_month * _months(clock)
+    months = clock / HOURS_A_MONTH if math.isfinite(clock) else 0.0
+    parts["storage"] = disk.total_gib.value * candidate.place.storage_usd_gib_month * months
     parts["transfer"] = disk.result_gib * candidate.place.egress_usd_gib
     extras = parts["storage"] + parts["transfer"]
     return Bill(
@@ -557,9 +543,9 @@ def compute_bill(
         sessions=stay.sessions,
         interruptions=expected.interruptions,
         lost=expected.lost,
-        rate=hazard.rate,
         possible=stay.possible,
-        rhythm=rhythm,
+        saves=saves,
+        evaluations=evaluations,
         hazard=hazard,
     )
 
@@ -568,11 +554,9 @@ def _machine_dollars(
     candidate: OfferCandidate, *, terms: Terms, machine: float, price_factor: float
 ) -> tuple[float, float]:
     """Dollars that a run bears of the machine, and dollars that go out before it is done."""
-    if not math.isfinite(machine):
+    if candidate.billing == "free" or not math.isfinite(machine):
         return 0.0, 0.0
     offer = candidate.offer
-    if candidate.billing == "free":
-        return 0.0, 0.0
     if candidate.billing == "electricity":
         kilowatts = (candidate.run.watts + terms.host_watts) / 1000
         dollars = kilowatts * machine * terms.electricity_usd_kwh * price_factor
@@ -587,7 +571,3 @@ def _machine_dollars(
     billed = math.ceil(machine / unit - 1e-9) * unit if unit else machine
     dollars = candidate.usd_per_hour * price_factor * billed
     return dollars, dollars
-
-
-def _months(hours: float) -> float:
-    return hours / HOURS_A_MONTH if math.isfinite(hours) else 0.0

@@ -8,7 +8,7 @@ catalog and asks the fit.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -32,15 +32,15 @@ from graftwork.plan.cost.bill import (
     Tweak,
     WinnerChange,
     compute_bill,
-    describe,
+    describe_intervals,
     house_of,
     is_recommended,
     need_disk,
 )
-from graftwork.plan.cost.runs import Brief, Fit, MeasuredRun, RunEstimator, describe_run, fit_in_brief
+from graftwork.plan.cost.runs import MeasuredRun, RunEstimator, describe_run
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.hardware import Gpu, Machine, Offer, PlaceTerms
+from graftwork.records.hardware import Gpu, Offer, PlaceTerms
 from graftwork.records.plan import FitQuestion
 from graftwork.text.wording import plural
 
@@ -51,35 +51,51 @@ FOREVER = 1e9
 def assess(
     candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: float, age_days: int
 ) -> PlaceRow:
-    hours = candidate.run.hours
+    place, run = candidate.place, candidate.run
     guessed = candidate.billing == "spot" and terms.preemptions_per_hour is None
     spread = ASSUMED_SPREAD if guessed else (1.0, 1.0)
-    bills = (
-        compute_bill(candidate, terms=terms, disk=disk, rows=rows),
-        compute_bill(
-            candidate, terms=terms, disk=disk, rows=rows, hours=hours.low, tweak=Tweak(rate=spread[0])
-        ),
-        compute_bill(
-            candidate, terms=terms, disk=disk, rows=rows, hours=hours.high, tweak=Tweak(rate=spread[1])
-        ),
+    bills = tuple(
+        compute_bill(candidate, terms=terms, disk=disk, rows=rows, hours=hours, tweak=Tweak(rate=rate))
+        for hours, rate in ((run.hours.value, 1.0), (run.hours.low, spread[0]), (run.hours.high, spread[1]))
     )
     middle = bills[0]
-    cost = _figure([bill.cost for bill in bills], "USD")
-    clock = _figure([bill.clock for bill in bills], "h")
-    paid_first = _figure([bill.paid_first for bill in bills], "USD")
-    fits = candidate.run.fits and middle.possible
+
+    def figure(of: Callable[[Bill], float], unit: str) -> Figure:
+        return _figure([of(bill) for bill in bills], unit)
+
+    cost = figure(lambda bill: bill.cost, "USD")
+    clock = figure(lambda bill: bill.clock, "h")
+    paid_first = figure(lambda bill: bill.paid_first, "USD")
+    fits = run.fits and middle.possible
+    why_not = "" if middle.possible else "a session is over before the machine is set up"
+    in_budget = None
+    if fits and terms.budget_usd is not None and candidate.billing != "free":
+        counts = [float(int(terms.budget_usd / bill.cost + 1e-9)) if bill.cost > 0 else 0.0 for bill in bills]
+        in_budget = _figure(counts, "runs")
+    gain = ratio = None
+    if terms.value_usd is not None:
+        # What a run brings over what it costs; people's hours are not included.
+        worth = terms.value_usd * terms.success_share
+        gain = Figure(value=worth - cost.value, low=worth - cost.high, high=worth - cost.low, unit="USD")
+        if cost.low > 0:
+            ratio = Figure(
+                value=worth / cost.value - 1,
+                low=worth / cost.high - 1,
+                high=worth / cost.low - 1,
+                unit="of the cost",
+            )
     return PlaceRow(
-        place=candidate.place.name,
-        title=candidate.place.title,
-        kind=candidate.place.kind,
-        gpu=candidate.run.gpu,
-        gpus=candidate.run.gpus,
+        place=place.name,
+        title=place.title,
+        kind=place.kind,
+        gpu=run.gpu,
+        gpus=run.gpus,
         instance=candidate.offer.instance,
         billing=candidate.billing,
         fits=fits,
-        why_not=_why_not(candidate, middle),
-        training_hours=hours,
-        machine_hours=_figure([bill.machine for bill in bills], "h"),
+        why_not=why_not if run.fits else run.why_not or "it does not fit the card",
+        training_hours=run.hours,
+        machine_hours=figure(lambda bill: bill.machine, "h"),
         hours_to_result=clock,
         usd_per_hour=_price(candidate, middle, terms),
         price_source=candidate.offer.source,
@@ -91,23 +107,24 @@ def assess(
             name: _figure([bill.parts.get(name, 0.0) for bill in bills], "USD") for name in middle.parts
         },
         bill_usd=paid_first,
-        preemptions_per_hour=_figure([bill.rate for bill in bills], "1/h"),
+        preemptions_per_hour=figure(lambda bill: bill.hazard.rate, "1/h"),
         rate_source=rate_source(candidate, terms),
-        interruptions=_figure([bill.interruptions for bill in bills], ""),
-        lost_hours=_figure([bill.lost for bill in bills], "h"),
-        sessions=_figure([float(bill.sessions) for bill in bills], "sessions"),
-        runs_in_budget=_runs(candidate, terms, bills) if fits else None,
+        interruptions=figure(lambda bill: bill.interruptions, ""),
+        lost_hours=figure(lambda bill: bill.lost, "h"),
+        sessions=figure(lambda bill: float(bill.sessions), "sessions"),
+        runs_in_budget=in_budget,
         disk_gib=disk.total_gib,
-        **_returned(terms, cost),
-        intervals=describe(middle.rhythm, run=candidate.run, hazard=middle.hazard),
+        return_usd=gain,
+        return_ratio=ratio,
+        intervals=describe_intervals(middle, run=run),
         limits=limits_of(candidate, middle),
-        driven_by=candidate.place.driven_by,
+        driven_by=place.driven_by,
         meets_deadline=None if terms.deadline_hours is None else clock.value <= terms.deadline_hours,
         within_budget=None if terms.budget_usd is None else paid_first.value <= terms.budget_usd,
-        recommended=is_recommended(candidate.place),
-        certainty=candidate.run.certainty,
-        strategy=candidate.run.strategy,
-        notes=candidate.place.notes,
+        recommended=is_recommended(place),
+        certainty=run.certainty,
+        strategy=run.strategy,
+        notes=place.notes,
     )
 
 
@@ -124,28 +141,21 @@ def rate_source(candidate: OfferCandidate, terms: Terms) -> str:
 
 def limits_of(candidate: OfferCandidate, bill: Bill) -> tuple[str, ...]:
     """The rules of the place as they meet this run."""
-    place, found = candidate.place, []
+    place, limits = candidate.place, []
     if place.session_hours:
-        found.append(f"{plural(bill.sessions, 'session')} of at most {place.session_hours:g} h")
-    if place.free_hours_a_week:
-        weeks = math.ceil(bill.clock / 168) if math.isfinite(bill.clock) else 0
-        found.append(f"{place.free_hours_a_week:g} h a week: {plural(weeks, 'week')}")
-    if place.free_hours_a_day:
-        days = math.ceil(bill.clock / 24) if math.isfinite(bill.clock) else 0
-        found.append(f"{place.free_hours_a_day:g} h a day: {plural(days, 'day')}")
+        limits.append(f"{plural(bill.sessions, 'session')} of at most {place.session_hours:g} h")
+    for quota, unit, hours in (
+        (place.free_hours_a_week, "week", 168),
+        (place.free_hours_a_day, "day", 24),
+    ):
+        if quota:
+            periods = math.ceil(bill.clock / hours) if math.isfinite(bill.clock) else 0
+            limits.append(f"{quota:g} h a {unit}: {plural(periods, unit)}")
     if candidate.billing == "subscription" and candidate.offer.hours_a_month:
-        found.append(f"{candidate.offer.hours_a_month:g} h of this card a month")
+        limits.append(f"{candidate.offer.hours_a_month:g} h of this card a month")
     if place.driven_by == "by hand":
-        found.append("by hand: no API")
-    return tuple(found)
-
-
-def _why_not(candidate: OfferCandidate, bill: Bill) -> str:
-    if not candidate.run.fits:
-        return candidate.run.why_not or "it does not fit the card"
-    if not bill.possible:
-        return "a session is over before the machine is set up"
-    return ""
+        limits.append("by hand: no API")
+    return tuple(limits)
 
 
 def _price(candidate: OfferCandidate, bill: Bill, terms: Terms) -> Figure:
@@ -155,43 +165,17 @@ def _price(candidate: OfferCandidate, bill: Bill, terms: Terms) -> Figure:
     if candidate.billing == "electricity":
         watts = candidate.run.watts + terms.host_watts
         return Figure.exact(watts / 1000 * terms.electricity_usd_kwh, "USD/h")
-    held = candidate.offer.hours_a_month
-    a_month = candidate.offer.usd_per_month or 0.0
-    worth = a_month / held if held else 0.0
-    paid = (
-        (bill.cost - bill.parts["storage"] - bill.parts["transfer"]) / bill.machine
-        if bill.possible
-        else worth
-    )
+    hours, a_month = candidate.offer.hours_a_month, candidate.offer.usd_per_month or 0.0
+    worth = paid = a_month / hours if hours else 0.0
+    if bill.possible:
+        paid = (bill.cost - bill.parts["storage"] - bill.parts["transfer"]) / bill.machine
     return Figure(value=paid, low=min(worth, paid), high=max(worth, paid, a_month), unit="USD/h")
-
-
-def _runs(candidate: OfferCandidate, terms: Terms, bills: tuple[Bill, Bill, Bill]) -> Figure | None:
-    """Whole runs that the budget pays for; None where nothing is paid or no budget is stated."""
-    if terms.budget_usd is None or candidate.billing == "free":
-        return None
-    counts = [float(int(terms.budget_usd / bill.cost + 1e-9)) if bill.cost > 0 else 0.0 for bill in bills]
-    return _figure(counts, "runs")
-
-
-def _returned(terms: Terms, cost: Figure) -> dict[str, Figure | None]:
-    """What a run brings over what it costs; people's hours are not included."""
-    if terms.value_usd is None:
-        return {}
-    worth = terms.value_usd * terms.success_share
-    gain = Figure(value=worth - cost.value, low=worth - cost.high, high=worth - cost.low, unit="USD")
-    if cost.low <= 0:
-        return {"return_usd": gain}
-    ratio = Figure(
-        value=worth / cost.value - 1, low=worth / cost.high - 1, high=worth / cost.low - 1, unit="of the cost"
-    )
-    return {"return_usd": gain, "return_ratio": ratio}
 
 
 def _figure(values: list[float], unit: str) -> Figure:
     """The first is the value, all of them are the range."""
-    held = [min(value, FOREVER) for value in values]
-    return Figure(value=held[0], low=min(held), high=max(held), unit=unit)
+    bounded = [min(value, FOREVER) for value in values]
+    return Figure(value=bounded[0], low=min(bounded), high=max(bounded), unit=unit)
 
 
 def order(rows: Sequence[PlaceRow], terms: Terms) -> tuple[PlaceRow, ...]:
@@ -204,9 +188,12 @@ def order(rows: Sequence[PlaceRow], terms: Terms) -> tuple[PlaceRow, ...]:
 def rank_key(row: PlaceRow, terms: Terms) -> tuple[int, float, float, str]:
     """Eligible before too late or too dear before what does not fit; then by the goal."""
     tier = 0 if row.eligible else 1 if row.fits else 2
-    score = score_of(row.cost_usd.value, row.hours_to_result.value, terms)
-    other = row.hours_to_result.value if terms.goal == "cost" else row.cost_usd.value
-    return (tier, score, other, row.label)
+    return (tier, *goal_key(row.cost_usd.value, row.hours_to_result.value, terms), row.label)
+
+
+def goal_key(cost: float, clock: float, terms: Terms) -> tuple[float, float]:
+    """Less is better: by the goal, then by the other of the two."""
+    return (score_of(cost, clock, terms), clock if terms.goal == "cost" else cost)
 
 
 def score_of(cost: float, clock: float, terms: Terms) -> float:
@@ -218,17 +205,12 @@ def score_of(cost: float, clock: float, terms: Terms) -> float:
 
 def best_of_each_place(rows: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
     """The first line of each place and way of billing it, in the order they have."""
-    seen: set[tuple[str, str]] = set()
-    kept = []
+    best: dict[tuple[str, str], PlaceRow] = {}
     for row in rows:
-        key = (row.place, "spot" if row.billing == "spot" else "")
         # Own cards are listed one by one.
-        if row.billing == "electricity":
-            key = (row.place, f"{row.gpus} {row.gpu}")
-        if key not in seen:
-            seen.add(key)
-            kept.append(row)
-    return tuple(kept)
+        own = f"{row.gpus} {row.gpu}" if row.billing == "electricity" else ""
+        best.setdefault((row.place, own or ("spot" if row.billing == "spot" else "")), row)
+    return tuple(best.values())
 
 
 def verdict(rows: Sequence[PlaceRow], terms: Terms) -> tuple[str, str]:
@@ -240,28 +222,34 @@ def verdict(rows: Sequence[PlaceRow], terms: Terms) -> tuple[str, str]:
     head = (
         f"{best.label}: {dollars(best.cost_usd.value)} a run, done in {duration(best.hours_to_result.value)}."
     )
-    reasons = [_why_best(best, terms)]
-    rivals = [row for row in eligible[1:] if house_of(row.place) != house_of(best.place)]
-    if rivals:
-        next_one = rivals[0]
-        reasons.append(
-            f"Next is {next_one.label} at {dollars(next_one.cost_usd.value)} "
-            f"in {duration(next_one.hours_to_result.value)}."
-        )
-    reasons += _other_ends(best, eligible, terms)
+    reasons = [_why_best(terms)]
+    rival = next((row for row in eligible[1:] if house_of(row.place) != house_of(best.place)), None)
+    if rival is not None:
+        reasons.append(f"Next is {rival.label} at {_cost_and_time(rival)}.")
+    # The soonest where cost was asked for; the cheapest where time was.
+    if terms.goal == "cost":
+        word, end = "soonest", min(eligible, key=lambda row: (row.hours_to_result.value, row.cost_usd.value))
+        figures = f"{duration(end.hours_to_result.value)} for {dollars(end.cost_usd.value)}"
+    else:
+        word, end = "cheapest", min(eligible, key=lambda row: (row.cost_usd.value, row.hours_to_result.value))
+        figures = _cost_and_time(end)
+    too = end.label == best.label
+    reasons.append(f"It is the {word} too." if too else f"The {word} is {end.label}: {figures}.")
     if best.driven_by == "by hand":
         api = next((row for row in eligible if row.driven_by == "api"), None)
-        reasons.append(
-            "It is started by hand"
-            + (
-                f"; the best that a program can start is {api.label} at {dollars(api.cost_usd.value)}."
-                if api
-                else "."
-            )
+        instead = (
+            f"; the best that a program can start is {api.label} at {dollars(api.cost_usd.value)}"
+            if api
+            else ""
         )
+        reasons.append(f"It is started by hand{instead}.")
     if best.stale:
         reasons.append(f"Its price is {best.price_age_days} days old: check it before you pay.")
     return head, " ".join(reasons)
+
+
+def _cost_and_time(row: PlaceRow) -> str:
+    return f"{dollars(row.cost_usd.value)} in {duration(row.hours_to_result.value)}"
 
 
 def dollars(value: float) -> str:
@@ -278,7 +266,7 @@ def duration(hours: float) -> str:
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
 
 
-def _why_best(best: PlaceRow, terms: Terms) -> str:
+def _why_best(terms: Terms) -> str:
     bounds = []
     if terms.deadline_hours is not None:
         bounds.append(f"is done within {duration(terms.deadline_hours)}")
@@ -291,25 +279,6 @@ def _why_best(best: PlaceRow, terms: Terms) -> str:
         worth = dollars(terms.waiting_usd_per_hour)
         return f"Cost and waiting at {worth} an hour together are the least{of_those}."
     return f"It costs the least{of_those}."
-
-
-def _other_ends(best: PlaceRow, eligible: Sequence[PlaceRow], terms: Terms) -> list[str]:
-    """The soonest where cost was asked for; the cheapest where time was."""
-    if terms.goal == "cost":
-        other = min(eligible, key=lambda row: (row.hours_to_result.value, row.cost_usd.value))
-        if other.label == best.label:
-            return ["It is the soonest too."]
-        return [
-            f"The soonest is {other.label}: {duration(other.hours_to_result.value)} "
-            f"for {dollars(other.cost_usd.value)}."
-        ]
-    other = min(eligible, key=lambda row: (row.cost_usd.value, row.hours_to_result.value))
-    if other.label == best.label:
-        return ["It is the cheapest too."]
-    return [
-        f"The cheapest is {other.label}: {dollars(other.cost_usd.value)} in "
-        f"{duration(other.hours_to_result.value)}."
-    ]
 
 
 def _why_none(rows: Sequence[PlaceRow], terms: Terms) -> str:
@@ -328,10 +297,8 @@ def _why_none(rows: Sequence[PlaceRow], terms: Terms) -> str:
 
 def _word(row: PlaceRow, best: PlaceRow | None, terms: Terms) -> str:
     obstacle = _obstacle(row, terms)
-    if obstacle:
-        return obstacle
-    if best is None or row is best:
-        return "best"
+    if obstacle or best is None or row is best:
+        return obstacle or "best"
     cost, clock = row.cost_usd.value, row.hours_to_result.value
     slower = f"{clock / best.hours_to_result.value:.1f} × the time"
     if not cost:
@@ -344,7 +311,7 @@ def _word(row: PlaceRow, best: PlaceRow | None, terms: Terms) -> str:
 def _obstacle(row: PlaceRow, terms: Terms) -> str:
     """Why a line cannot win."""
     if not row.fits:
-        return f"does not fit: {row.why_not}" if "session" not in row.why_not else row.why_not
+        return row.why_not if "session" in row.why_not else f"does not fit: {row.why_not}"
     if not row.recommended:
         return "not recommended: " + row.notes.split(":")[0]
     if row.meets_deadline is False:
@@ -371,48 +338,51 @@ class ComparisonInputs(NamedTuple):
     def bill(self, candidate: OfferCandidate, *, tweak: Tweak = PLAIN) -> Bill:
         return compute_bill(candidate, terms=self.terms, disk=self.disk, rows=self.rows, tweak=tweak)
 
+    def score(self, candidate: OfferCandidate, *, tweak: Tweak = PLAIN) -> float:
+        bill = self.bill(candidate, tweak=tweak)
+        return score_of(bill.cost, bill.clock, self.terms)
+
+    def may_win(
+        self, candidate: OfferCandidate, *, tweak: Tweak = PLAIN, terms: Terms | None = None
+    ) -> Bill | None:
+        """Its bill where it breaks no limit."""
+        terms = terms or self.terms
+        if not candidate.run.fits or not is_recommended(candidate.place):
+            return None
+        bill = self.bill(candidate, tweak=tweak)
+        late = terms.deadline_hours is not None and bill.clock > terms.deadline_hours
+        dear = terms.budget_usd is not None and bill.paid_first > terms.budget_usd
+        return None if late or dear or not bill.possible else bill
+
 
 def winner(
-    held: ComparisonInputs,
+    inputs: ComparisonInputs,
     *,
     tweak_of: Callable[[OfferCandidate], Tweak] = lambda _: PLAIN,
     terms: Terms | None = None,
 ) -> OfferCandidate | None:
     """The best candidate when each is computed with its tweak."""
-    terms = terms or held.terms
-    found: tuple[float, float, str] | None = None
-    best = None
-    for candidate in held.candidates:
-        if not candidate.run.fits or not is_recommended(candidate.place):
-            continue
-        bill = held.bill(candidate, tweak=tweak_of(candidate))
-        late = terms.deadline_hours is not None and bill.clock > terms.deadline_hours
-        dear = terms.budget_usd is not None and bill.paid_first > terms.budget_usd
-        if late or dear or not bill.possible:
-            continue
-        other = bill.clock if terms.goal == "cost" else bill.cost
-        key = (score_of(bill.cost, bill.clock, terms), other, candidate.label)
-        if found is None or key < found:
-            found, best = key, candidate
-    return best
+    terms = terms or inputs.terms
+    eligible = [
+        (*goal_key(bill.cost, bill.clock, terms), candidate.label, number)
+        for number, candidate in enumerate(inputs.candidates)
+        if (bill := inputs.may_win(candidate, tweak=tweak_of(candidate), terms=terms)) is not None
+    ]
+    return inputs.candidates[min(eligible)[-1]] if eligible else None
 
 
-def find_changes(held: ComparisonInputs) -> tuple[WinnerChange, ...]:
+def find_changes(inputs: ComparisonInputs) -> tuple[WinnerChange, ...]:
     """The smallest changes, one thing at a time; empty where nothing wins in the first place."""
-    best = winner(held)
+    best = winner(inputs)
     if best is None:
         return ()
-    changes = [
-        _own_price(held, best),
-        *_rival_price(held, best),
-        _hours(held, best, up=True),
-        _hours(held, best, up=False),
-        _rate(held, best),
-        _deadline(held, best),
-        _budget(held, best),
-        _waiting(held, best),
-    ]
-    return tuple(change for change in changes if change is not None)
+    return (
+        *_price_changes(inputs, best),
+        *_hours_changes(inputs, best),
+        *_rate_changes(inputs, best),
+        *_limit_changes(inputs, best),
+        *_waiting_changes(inputs, best),
+    )
 
 
 def _search(
@@ -437,210 +407,144 @@ def _same(one: OfferCandidate | None, other: OfferCandidate) -> bool:
     return one is not None and house_of(one.place.name) == house_of(other.place.name)
 
 
-def _own_price(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
-    """The winner's place asks more for all that it offers."""
-    if best.billing == "free":
-        return None
-    found = _search(
-        lambda factor: winner(
-            held,
-            tweak_of=lambda item: Tweak(price=factor) if _same(item, best) else PLAIN,
-        ),
-        best,
-        up=True,
-    )
-    now = Figure.exact(1.0, "× the listed price")
-    if found is None:
-        return WinnerChange(
-            what="price of the winner", now=now, then=None, winner=best.label,
-            words=f"{best.place.title} stays the best at {FARTHEST:g} times its prices",
-        )  # fmt: skip
-    factor, who = found
-    return WinnerChange(
-        what="price of the winner",
-        now=now,
-        then=Figure.exact(factor, now.unit),
-        winner=_named(who),
-        words=f"if {best.place.title} asked {100 * (factor - 1):.0f} % more, {_named(who)} would win",
-    )
-
-
-def _rival_price(held: ComparisonInputs, best: OfferCandidate) -> list[WinnerChange]:
-    """The rival that needs the smallest cut of its own price."""
+def _price_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
+    """The winner's place asks more for all that it offers; a rival asks less for its own offer."""
+    if best.billing != "free":
+        found = _search(
+            lambda factor: winner(
+                inputs, tweak_of=lambda item: Tweak(price=factor) if _same(item, best) else PLAIN
+            ),
+            best,
+            up=True,
+        )
+        words = f"{best.place.title} stays the best at {FARTHEST:g} times its prices"
+        if found is not None:
+            more = f"{100 * (found[0] - 1):.0f} % more"
+            words = f"if {best.place.title} asked {more}, {_named(found[1])} would win"
+        yield _factor_change("price of the winner", "× the listed price", found, best=best, words=words)
+    if inputs.terms.goal == "time":
+        return
+    # The rival that needs the smallest cut.
     nearest: tuple[float, OfferCandidate] | None = None
-    if held.terms.goal == "time":
-        return []
-    to_beat = _score(held, best, PLAIN)
-    for rival in held.candidates:
-        if _same(rival, best) or not rival.run.fits or rival.billing in {"free", "electricity"}:
-            continue
-        if _breaks(held, rival):
+    to_beat = inputs.score(best)
+    for rival in inputs.candidates:
+        if _same(rival, best) or rival.billing in {"free", "electricity"} or not inputs.may_win(rival):
             continue
         # Dollars are linear in the price: two points give the line.
-        full, nothing = _score(held, rival, PLAIN), _score(held, rival, Tweak(price=0.0))
+        full, nothing = inputs.score(rival), inputs.score(rival, tweak=Tweak(price=0.0))
         if nothing >= to_beat or full <= nothing:
             continue
         factor = (to_beat - nothing) / (full - nothing)
         if nearest is None or factor > nearest[0]:
             nearest = factor, rival
-    if nearest is None:
-        return []
-    factor, rival = nearest
-    return [
-        WinnerChange(
-            what="price of a rival",
-            now=Figure.exact(1.0, "× its listed price"),
-            then=Figure.exact(factor, "× its listed price"),
-            winner=rival.label,
-            words=f"if {rival.label} cost {100 * (1 - factor):.0f} % less, it would win",
-        )
-    ]
+    if nearest is not None:
+        factor, rival = nearest
+        words = f"if {rival.label} cost {100 * (1 - factor):.0f} % less, it would win"
+        yield _factor_change("price of a rival", "× its listed price", nearest, best=best, words=words)
 
 
-def _score(held: ComparisonInputs, candidate: OfferCandidate, tweak: Tweak) -> float:
-    bill = held.bill(candidate, tweak=tweak)
-    return score_of(bill.cost, bill.clock, held.terms)
-
-
-def _breaks(held: ComparisonInputs, candidate: OfferCandidate) -> bool:
-    if not is_recommended(candidate.place):
-        return True
-    bill = held.bill(candidate)
-    late = held.terms.deadline_hours is not None and bill.clock > held.terms.deadline_hours
-    dear = held.terms.budget_usd is not None and bill.paid_first > held.terms.budget_usd
-    return late or dear or not bill.possible
-
-
-def _hours(held: ComparisonInputs, best: OfferCandidate, *, up: bool) -> WinnerChange | None:
-    """The run takes longer, or less long, everywhere alike: more rows, an estimate that was off."""
-    found = _search(lambda factor: winner(held, tweak_of=lambda _: Tweak(hours=factor)), best, up=up)
-    if found is None:
-        return None
-    factor, who = found
-    longer = f"{factor:.1f} times as long" if up else f"{100 * factor:.0f} % of the time"
+def _factor_change(
+    what: str,
+    unit: str,
+    found: tuple[float, OfferCandidate | None] | None,
+    *,
+    best: OfferCandidate,
+    words: str,
+) -> WinnerChange:
     return WinnerChange(
-        what="hours of the run",
-        now=Figure.exact(1.0, "× the hours"),
-        then=Figure.exact(factor, "× the hours"),
-        winner=_named(who),
-        words=f"if the run took {longer} everywhere, {_named(who)} would win",
+        what=what,
+        now=Figure.exact(1.0, unit),
+        then=None if found is None else Figure.exact(found[0], unit),
+        winner=best.label if found is None else _named(found[1]),
+        words=words,
     )
 
 
-def _rate(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
+def _hours_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
+    """The run takes longer, or less long, everywhere alike: more rows, an estimate that was off."""
+    for up in (True, False):
+        found = _search(lambda factor: winner(inputs, tweak_of=lambda _: Tweak(hours=factor)), best, up=up)
+        if found is not None:
+            longer = f"{found[0]:.1f} times as long" if up else f"{100 * found[0]:.0f} % of the time"
+            words = f"if the run took {longer} everywhere, {_named(found[1])} would win"
+            yield _factor_change("hours of the run", "× the hours", found, best=best, words=words)
+
+
+def _rate_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
     """More interruptions where a spot machine wins, fewer where one might."""
     spot_wins = best.billing == "spot"
     if not spot_wins and not any(
-        candidate.billing == "spot" and candidate.run.fits for candidate in held.candidates
+        candidate.billing == "spot" and candidate.run.fits for candidate in inputs.candidates
     ):
-        return None
-    # The same place on demand is another answer here: what is asked is whether spot pays.
-    found = _search_rate(held, best, up=spot_wins)
-    rate = held.bill(best).rate if spot_wins else None
-    if found is None:
-        words = (
-            f"{best.label} stays the best at {FARTHEST:g} times as many interruptions"
-            if spot_wins
-            else "no spot machine would win if it were interrupted less"
-        )
-        return WinnerChange(
-            what="interruptions of spot machines", now=Figure.exact(1.0, "× the rate"), then=None,
-            winner=best.label, words=words,
-        )  # fmt: skip
-    factor, who = found
-    stated = f" ({rate * factor:.2f} an hour)" if rate else ""
-    many = "as many interruptions" if spot_wins else "of the interruptions"
-    return WinnerChange(
-        what="interruptions of spot machines",
-        now=Figure.exact(1.0, "× the rate"),
-        then=Figure.exact(factor, "× the rate"),
-        winner=_named(who),
-        words=f"with {factor:.2g} × {many}{stated} {_named(who)} would win",
-    )
+        return
 
-
-def _search_rate(
-    held: ComparisonInputs, best: OfferCandidate, *, up: bool
-) -> tuple[float, OfferCandidate | None] | None:
     def wins(factor: float) -> OfferCandidate | None:
-        who = winner(held, tweak_of=lambda _: Tweak(rate=factor))
-        # Another spot machine is no other answer.
-        return best if who is not None and (who.billing == "spot") == (best.billing == "spot") else who
+        who = winner(inputs, tweak_of=lambda _: Tweak(rate=factor))
+        # The same place on demand is another answer here, and another spot machine is none: what is asked is
+        # whether spot pays.
+        return best if who is not None and (who.billing == "spot") == spot_wins else who
 
-    return _search(wins, best, up=up)
-
-
-def _deadline(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
-    """The winner is late from here on."""
-    clock = held.bill(best).clock
-    who = winner(held, terms=held.terms.model_copy(update={"deadline_hours": clock * (1 - 1e-9)}))
-    now = held.terms.deadline_hours
-    return WinnerChange(
-        what="deadline",
-        now=Figure.exact(now if now is not None else clock, "h" if now is not None else "h (no deadline)"),
-        then=Figure.exact(clock, "h"),
-        winner=_named(who),
-        words=f"with less than {duration(clock)} to the result {_would(who)}",
-    )
+    found = _search(wins, best, up=spot_wins)
+    if found is not None:
+        factor, who = found
+        rate = inputs.bill(best).hazard.rate if spot_wins else None
+        stated = f" ({rate * factor:.2f} an hour)" if rate else ""
+        many = "as many interruptions" if spot_wins else "of the interruptions"
+        words = f"with {factor:.2g} × {many}{stated} {_named(who)} would win"
+    elif spot_wins:
+        words = f"{best.label} stays the best at {FARTHEST:g} times as many interruptions"
+    else:
+        words = "no spot machine would win if it were interrupted less"
+    yield _factor_change("interruptions of spot machines", "× the rate", found, best=best, words=words)
 
 
-def _budget(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
-    """The winner cannot be paid below this; where it costs nothing no budget changes it."""
-    first = held.bill(best).paid_first
-    if first <= 0:
-        return None
-    who = winner(held, terms=held.terms.model_copy(update={"budget_usd": first * (1 - 1e-9)}))
-    now = held.terms.budget_usd
-    return WinnerChange(
-        what="budget",
-        now=Figure.exact(now if now is not None else first, "USD" if now is not None else "USD (no budget)"),
-        then=Figure.exact(first, "USD"),
-        winner=_named(who),
-        words=f"with less than {dollars(first)} {_would(who)}",
-    )
-
-
-def _waiting(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
-    """What an hour of waiting must be worth for a quicker place to win."""
-    if held.terms.goal == "time":
-        return None
-    now = held.terms.waiting_usd_per_hour
-    mine = held.bill(best)
-    least: tuple[float, OfferCandidate] | None = None
-    for rival in held.candidates:
-        if _same(rival, best) or not rival.run.fits or _breaks(held, rival):
+def _limit_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
+    """From here on the winner is late; below this it cannot be paid. No budget changes what costs nothing."""
+    bill, terms = inputs.bill(best), inputs.terms
+    for what, field, now, needed, unit, words in (
+        ("deadline", "deadline_hours", terms.deadline_hours, bill.clock, "h", "to the result"),
+        ("budget", "budget_usd", terms.budget_usd, bill.paid_first, "USD", ""),
+    ):
+        if needed <= 0:
             continue
-        bill = held.bill(rival)
-        if bill.clock >= mine.clock:
+        who = winner(inputs, terms=terms.model_copy(update={field: needed * (1 - 1e-9)}))
+        less = f"{duration(needed)} {words}" if unit == "h" else dollars(needed)
+        then = "no place will do" if who is None else f"{who.label} would win"
+        yield WinnerChange(
+            what=what,
+            now=Figure.exact(needed, f"{unit} (no {what})") if now is None else Figure.exact(now, unit),
+            then=Figure.exact(needed, unit),
+            winner=_named(who),
+            words=f"with less than {less} {then}",
+        )
+
+
+def _waiting_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
+    """What an hour of waiting must be worth for a quicker place to win."""
+    if inputs.terms.goal == "time":
+        return
+    now, mine = inputs.terms.waiting_usd_per_hour, inputs.bill(best)
+    least: tuple[float, OfferCandidate] | None = None
+    for rival in inputs.candidates:
+        bill = None if _same(rival, best) else inputs.may_win(rival)
+        if bill is None or bill.clock >= mine.clock:
             continue
         worth = (bill.cost - mine.cost) / (mine.clock - bill.clock)
         if worth > now and (least is None or worth < least[0]):
             least = worth, rival
-    if least is None:
-        return None
-    worth, rival = least
-    return WinnerChange(
-        what="worth of an hour of waiting",
-        now=Figure.exact(now, "USD/h"),
-        then=Figure.exact(worth, "USD/h"),
-        winner=rival.label,
-        words=f"if an hour of waiting is worth more than {dollars(worth)}, {rival.label} wins",
-    )
-
-
-def _would(candidate: OfferCandidate | None) -> str:
-    return "no place will do" if candidate is None else f"{candidate.label} would win"
+    if least is not None:
+        worth, rival = least
+        yield WinnerChange(
+            what="worth of an hour of waiting",
+            now=Figure.exact(now, "USD/h"),
+            then=Figure.exact(worth, "USD/h"),
+            winner=rival.label,
+            words=f"if an hour of waiting is worth more than {dollars(worth)}, {rival.label} wins",
+        )
 
 
 def _named(candidate: OfferCandidate | None) -> str:
     return "no place" if candidate is None else candidate.label
-
-
-class OwnCards(NamedTuple):
-    """Cards that the team has."""
-
-    gpu: Gpu
-    cards: int
 
 
 EstimateRun = Callable[[str, int, float | None], CardRun]
@@ -662,27 +566,27 @@ def list_candidates(
     places: Iterable[PlaceTerms],
     *,
     estimate: EstimateRun,
-    own: Iterable[OwnCards] = (),
+    own: Iterable[tuple[str, int]] = (),
     today: str,
 ) -> tuple[OfferCandidate, ...]:
-    """Every offer as often as it has ways of being billed, then the team's own cards."""
+    """Every offer as often as it has ways of being billed, then the team's own cards, by name and number."""
     by_name = {place.name: place for place in places}
-    found = []
+    candidates = []
     for offer in offers:
         place = by_name.get(offer.place)
         if place is None:
             continue
         run = estimate(offer.gpu, offer.gpus, offer.memory_gib)
-        found += [OfferCandidate(place=place, offer=offer, billing=way, run=run) for way in ways(offer)]
-    mine = by_name.get(OWN.name, OWN)
-    for kind in own:
+        candidates += [OfferCandidate(place=place, offer=offer, billing=way, run=run) for way in ways(offer)]
+    place = by_name.get(OWN.name, OWN)
+    for gpu, gpus in own:
         offer = Offer(
-            place=mine.name, gpu=kind.gpu.name, gpus=kind.cards, usd_per_hour=None,
+            place=place.name, gpu=gpu, gpus=gpus, usd_per_hour=None,
             source="electricity as stated", dated=today,
         )  # fmt: skip
-        run = estimate(kind.gpu.name, kind.cards, None)
-        found.append(OfferCandidate(place=mine, offer=offer, billing="electricity", run=run))
-    return tuple(found)
+        run = estimate(gpu, gpus, None)
+        candidates.append(OfferCandidate(place=place, offer=offer, billing="electricity", run=run))
+    return tuple(candidates)
 
 
 def within_disk(candidate: OfferCandidate, disk: DiskNeed) -> OfferCandidate:
@@ -698,15 +602,15 @@ def within_disk(candidate: OfferCandidate, disk: DiskNeed) -> OfferCandidate:
 
 def ways(offer: Offer) -> tuple[Billing, ...]:
     """How an offer can be paid."""
-    found: list[Billing] = []
+    billings: list[Billing] = []
     if offer.usd_per_month is not None:
-        found.append("subscription")
+        billings.append("subscription")
     if offer.usd_per_hour is not None:
-        found.append("on-demand" if offer.usd_per_hour > 0 else "free")
+        billings.append("on-demand" if offer.usd_per_hour > 0 else "free")
     usual, spot = offer.usd_per_hour, offer.spot_usd_per_hour
     if spot and (usual is None or spot < usual):
-        found.append("spot")
-    return tuple(found)
+        billings.append("spot")
+    return tuple(billings)
 
 
 def compare(
@@ -719,33 +623,29 @@ def compare(
     with_sensitivity: bool = True,
 ) -> PlaceComparison:
     """`rows` are those of all epochs; `run` is passed on as it is."""
-    candidates = [within_disk(candidate, disk) for candidate in candidates]
-    lines = tuple(
-        assess(
-            candidate, terms=terms, disk=disk, rows=rows, age_days=_age(candidate.offer.dated, terms.today)
-        )
-        for candidate in candidates
-    )
+    candidates = tuple(within_disk(candidate, disk) for candidate in candidates)
+    ages = [
+        max((terms.today - date.fromisoformat(candidate.offer.dated)).days, 0) for candidate in candidates
+    ]
+    lines = [
+        assess(candidate, terms=terms, disk=disk, rows=rows, age_days=age)
+        for candidate, age in zip(candidates, ages, strict=True)
+    ]
     ranked = order(lines, terms)
     head, reason = verdict(ranked, terms)
-    best = next((row.label for row in ranked if row.eligible), None)
-    held = ComparisonInputs(tuple(candidates), terms, disk, rows)
+    changes = find_changes(ComparisonInputs(candidates, terms, disk, rows)) if with_sensitivity else ()
     return PlaceComparison(
         run=run,
         terms=terms,
         rows=ranked,
-        best=best,
+        best=next((row.label for row in ranked if row.eligible), None),
         verdict=head,
         reason=reason,
-        sensitivity=find_changes(held) if with_sensitivity else (),
+        sensitivity=changes,
         disk=disk,
         assumptions=_assumptions(terms),
         notes=_notes(ranked, candidates),
     )
-
-
-def _age(dated: str, today: date) -> int:
-    return max((today - date.fromisoformat(dated)).days, 0)
 
 
 def _assumptions(terms: Terms) -> tuple[str, ...]:
@@ -768,32 +668,21 @@ def _assumptions(terms: Terms) -> tuple[str, ...]:
 
 
 def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tuple[str, ...]:
-    found = []
+    notes = []
     stale = [row for row in rows if row.stale]
     if stale:
         oldest = max(row.price_age_days for row in stale)
-        found.append(
+        notes.append(
             f"{len(stale)} of {len(rows)} prices are over {STALE_AFTER_DAYS} days old, the oldest {oldest}: "
             "check them before you pay"
         )
-    noted = {
-        candidate.place.title: candidate.place.notes for candidate in candidates if candidate.place.notes
-    }
-    found += [f"{title}: {note}" for title, note in sorted(noted.items())]
-    return tuple(found)
+    places = {candidate.place.title: candidate.place.notes for candidate in candidates}
+    notes += [f"{title}: {note}" for title, note in sorted(places.items()) if note]
+    return tuple(notes)
 
 
 DEFAULT_CARDS = {"full": 8}
 """More cards than the smallest machine has pay for adapters only where time is short: then ask for them."""
-
-
-def asker(question: FitQuestion) -> Fit:
-    """The fit of this training on any machine."""
-
-    def ask(machine: Machine) -> Brief:
-        return fit_in_brief(question.model_copy(update={"machine": machine}))
-
-    return ask
 
 
 def finder(overlay: Path | None) -> Callable[[str], Gpu]:
@@ -828,8 +717,16 @@ def compare_places(
     """The question on every offer, and on own cards."""
     places, gpu, cards, own = among
     find = finder(overlay)
-    known = list_places(overlay=overlay)
-    _require_places(places, [place.name for place in known])
+    catalog = list_places(overlay=overlay)
+    names = [place.name for place in catalog]
+    for name in places:
+        if name not in names:
+            raise UserMistake(
+                f"the catalog has no place {name!r}",
+                why="its prices and rules are needed",
+                fix=f"one of: {', '.join(names)}",
+                where="--place",
+            )
     wanted = find(gpu).name if gpu else None
     offers = [
         offer
@@ -838,22 +735,31 @@ def compare_places(
     ]
     offers += [reserved for offer in offers if (reserved := as_commitment(offer)) is not None]
     offers = of_size(offers, cards=cards if cards is not None else DEFAULT_CARDS.get(question.method, 1))
-    mine = [OwnCards(find(name), count) for name, count in own]
-    if not offers and not mine:
+    own_cards = [(find(name).name, count) for name, count in own]
+    if not offers and not own_cards:
         raise UserMistake(
             f"no place of the catalog offers {gpu}",
             why="there is nothing to compare",
             fix="see `graft plan catalog prices`, leave --gpu out, or add your own prices.csv with --catalog",
             where="--gpu",
         )
-    estimate = RunEstimator(
-        asker(question), find=find, measured=measured, all_ram_matters=question.method == "full"
+    candidates = list_candidates(
+        offers,
+        catalog,
+        estimate=RunEstimator(question, find=find, measured=measured),
+        own=own_cards,
+        today=terms.today.isoformat(),
     )
-    candidates = list_candidates(offers, known, estimate=estimate, own=mine, today=terms.today.isoformat())
+    run = candidates[0].run
     return compare(
         candidates,
         terms=terms,
-        disk=disk_of(candidates[0].run),
+        disk=need_disk(
+            total_parameters=run.total_parameters,
+            trainable=run.trainable_parameters,
+            full=run.full,
+            tokens=run.tokens,
+        ),
         rows=question.rows * question.epochs,
         run={**describe_run(question), "measured": measured._asdict() if measured else None},
         with_sensitivity=with_sensitivity,
@@ -867,23 +773,3 @@ def of_size(offers: Sequence[Offer], *, cards: int) -> list[Offer]:
         key = (offer.place, offer.gpu)
         smallest[key] = min(offer.gpus, smallest.get(key, offer.gpus))
     return [offer for offer in offers if offer.gpus <= max(cards, smallest[offer.place, offer.gpu])]
-
-
-def disk_of(run: CardRun) -> DiskNeed:
-    return need_disk(
-        total_parameters=run.total_parameters,
-        trainable=run.trainable_parameters,
-        full=run.full,
-        tokens=run.tokens,
-    )
-
-
-def _require_places(names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise UserMistake(
-                f"the catalog has no place {name!r}",
-                why="its prices and rules are needed",
-                fix=f"one of: {', '.join(known)}",
-                where="--place",
-            )

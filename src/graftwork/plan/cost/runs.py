@@ -13,7 +13,7 @@ from graftwork.costmodel.run_time import start_seconds
 from graftwork.model.shape import total_parameters
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.cost.bill import CardRun
-from graftwork.plan.fit.answer import choose, level_of, ways_of
+from graftwork.plan.fit.answer import level_of, steps_of, ways_of, weigh
 from graftwork.plan.fit.candidate import (
     TIME_SPREAD,
     card_excess,
@@ -55,25 +55,20 @@ def fit_in_brief(question: FitQuestion) -> Brief:
 
 
 def _known(question: FitQuestion) -> Brief:
-    return _by_text(question.model_dump_json())
+    return _brief_of(question.model_dump_json())
 
 
 @lru_cache(maxsize=1024)
-def _by_text(question: str) -> Brief:
-    return _by(FitQuestion.model_validate_json(question))
-
-
-def _by(question: FitQuestion) -> Brief:
+def _brief_of(text: str) -> Brief:
+    question = FitQuestion.model_validate_json(text)
     gpu = question.machine.gpu
     if gpu is None:
         raise UserMistake("a machine without a card is not compared", fix="name a card", where="--gpu")
     rates = rates_of(gpu)
     level = level_of(question, rates)
-    searched = search(question, rates=rates, level=level)
-    chosen = choose(searched, question, level=level, rates=rates, correction=1.0)
-    good = fits(chosen, question, level)
-    answers = {"sft": 1, "dpo": 2, "grpo": question.generations}[question.algorithm]
-    steps = max(-(-round(question.rows * answers * question.epochs) // question.batch_rows), 1)
+    fitting, failing = search(question, rates=rates, level=level)
+    chosen, _ = weigh(fitting, failing, question, level=level, rates=rates)
+    steps = steps_of(question)
     spread = TIME_SPREAD[level]
     seconds = chosen.seconds_a_step * steps
     start = start_seconds("cuda", parameters=total_parameters(question.shape))
@@ -91,7 +86,7 @@ def _by(question: FitQuestion) -> Brief:
         reason = f"takes {chosen.host.value:.0f} of {host_room(question):.0f} GiB of host memory"
     return Brief(
         question=question,
-        fits=good,
+        fits=fits(chosen, question, level),
         why_not=reason,
         hours=hours,
         steps=float(steps),
@@ -109,14 +104,6 @@ class MeasuredRun(NamedTuple):
     gpu: str
     gpus: int
     hours: float
-
-
-Fit = Callable[[Machine], Brief]
-
-
-def machine_of(gpu: Gpu, *, count: int, ram_gib: float | None) -> Machine:
-    """A machine whose memory no price list states has the usual one for each card."""
-    return Machine(gpu=gpu, gpus=count, ram_gib=ram_gib or USUAL_RAM_GIB * count)
 
 
 def card_run(brief: Brief, *, factor: float = 1.0, measured: bool = False) -> CardRun:
@@ -165,49 +152,34 @@ def in_words(strategy: Strategy) -> str:
 
 
 class RunEstimator:
-    """Asks the fit once for each machine, and remembers."""
+    """Asks the fit of this training once for each machine, and remembers."""
 
     def __init__(
-        self,
-        fit: Fit,
-        *,
-        find: Callable[[str], Gpu],
-        measured: MeasuredRun | None = None,
-        all_ram_matters: bool = False,
+        self, question: FitQuestion, *, find: Callable[[str], Gpu], measured: MeasuredRun | None = None
     ) -> None:
-        """`all_ram_matters`: where states of all parameters may wait on the host."""
-        self._fit, self._find, self._measured, self._all_ram = fit, find, measured, all_ram_matters
-        self._known: dict[tuple[str, int, float | None], CardRun] = {}
-        self._answers: dict[tuple[str, int, float | None], Brief] = {}
+        self._question, self._find, self._measured = question, find, measured
+        self._runs: dict[tuple[str, int, float | None], CardRun] = {}
         self._factor = 1.0
         if measured is not None:
-            answer = self._answer(measured.gpu, measured.gpus, None)
-            computed = answer.hours.value
+            computed = self._fit(measured.gpu, measured.gpus, None).hours.value
             self._factor = measured.hours / computed if computed else 1.0
 
     def __call__(self, gpu: str, gpus: int, ram_gib: float | None) -> CardRun:
-        # One name for a card, and memory that no adapter needs left out: the fit is asked less often.
-        enough = (
-            None if ram_gib is None or (ram_gib >= USUAL_RAM_GIB * gpus and not self._all_ram) else ram_gib
-        )
-        key = (self._find(gpu).name, gpus, enough)
-        if key not in self._known:
-            answer = self._answer(*key)
-            self._known[key] = card_run(answer, factor=self._factor, measured=self._is_measured(answer))
-        return self._known[key]
+        # One name for a card, and memory that no adapter needs left out: the fit is asked less often. Where
+        # all parameters are trained, their states may wait on the host.
+        if ram_gib is not None and ram_gib >= USUAL_RAM_GIB * gpus and self._question.method != "full":
+            ram_gib = None
+        key = (self._find(gpu).name, gpus, ram_gib)
+        if key not in self._runs:
+            measured = self._measured
+            same = measured is not None and (self._find(measured.gpu).name, measured.gpus) == key[:2]
+            self._runs[key] = card_run(self._fit(*key), factor=self._factor, measured=same)
+        return self._runs[key]
 
-    def _answer(self, gpu: str, gpus: int, ram_gib: float | None) -> Brief:
-        key = (gpu, gpus, ram_gib)
-        if key not in self._answers:
-            machine = machine_of(self._find(gpu), count=gpus, ram_gib=ram_gib)
-            self._answers[key] = self._fit(machine)
-        return self._answers[key]
-
-    def _is_measured(self, answer: Brief) -> bool:
-        if self._measured is None or answer.question.machine.gpu is None:
-            return False
-        same = self._find(self._measured.gpu).name == answer.question.machine.gpu.name
-        return same and self._measured.gpus == answer.question.machine.gpus
+    def _fit(self, gpu: str, gpus: int, ram_gib: float | None) -> Brief:
+        # A machine whose memory no price list states has the usual one for each card.
+        machine = Machine(gpu=self._find(gpu), gpus=gpus, ram_gib=ram_gib or USUAL_RAM_GIB * gpus)
+        return fit_in_brief(self._question.model_copy(update={"machine": machine}))
 
 
 def describe_run(question: FitQuestion) -> dict[str, object]:

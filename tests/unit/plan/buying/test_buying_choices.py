@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.plan.cost.bill import PlaceRow
 from graftwork.plan.purchase import (
     MachineReach,
     Price,
     PurchaseOption,
     Reach,
-    Rental,
     Use,
     decide,
     news,
@@ -48,13 +48,15 @@ def machine(label="old card", *, hours=8.0, watts=180.0, fits=True, gpus=1, alon
 
 
 def rental(cost=2.0, hours=2.0, place="cloud"):
-    return Rental(
-        label=f"{place} (A100)",
+    return PlaceRow.model_construct(
         place=place,
+        title=place,
+        gpu="A100",
+        gpus=1,
+        billing="on-demand",
         cost_usd=Figure.about(cost, down=0.8, up=1.2, unit="USD"),
         hours_to_result=Figure.exact(hours, "h"),
-        dated="2026-08-22",
-        stale=False,
+        price_dated="2026-08-22",
     )
 
 

@@ -53,7 +53,7 @@ def test_more_interruptions_cost_more_and_only_on_spot_machines():
     assert wild.cost > calm.cost
     assert wild.clock - wild.machine == pytest.approx(0.25 * wild.interruptions)
     usual = make_candidate(usd=0.5)
-    assert bill(usual, preemptions_per_hour=1.0).rate == CRASH_RATE
+    assert bill(usual, preemptions_per_hour=1.0).hazard.rate == CRASH_RATE
 
 
 def test_the_smallest_billed_time_is_paid_for_a_short_run():
