@@ -6,10 +6,17 @@ once. Advice is the same question asked with one thing changed.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from graftwork.model.shape import adapter_parameters, cache_bytes, layer_parameters, linear_names
+from graftwork.model.shape import (
+    adapter_parameters,
+    cache_bytes,
+    layer_parameters,
+    linear_names,
+    total_parameters,
+)
 from graftwork.plan.catalog.hardware import GUESSED
 from graftwork.plan.catalog.models import CatalogModel, require_dense
 from graftwork.plan.serving.engines import (
@@ -26,7 +33,6 @@ from graftwork.plan.serving.engines import (
     WORKSPACE,
     EngineTraits,
     SpreadCase,
-    WeightBytes,
     find_engine,
     forms_of,
     weigh,
@@ -50,7 +56,6 @@ from graftwork.plan.serving.question import (
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
 
 
@@ -79,7 +84,8 @@ def engine_of(question: ServeQuestion) -> EngineTraits:
     return find_engine(question.engine, on_card=question.cards > 0)
 
 
-def weights_of(question: ServeQuestion, form: Form) -> WeightBytes:
+def weights_of(question: ServeQuestion, form: Form) -> tuple[float, float]:
+    """Bytes held, and bytes read for a token."""
     return weigh(question.shape, form=form, engine=question.engine)
 
 
@@ -93,23 +99,11 @@ def available_bytes(question: ServeQuestion) -> float:
     return memory * GIB
 
 
-class HeldBytes(NamedTuple):
-    """Of one place, by what they are for."""
-
-    weights: float
-    adapters: float
-    cache: float
-    workspace: float
-    runtime: float
-
-
 def hold(question: ServeQuestion, form: Form) -> Holding:
     """What it takes, compared with what is available."""
-    likely, least, most = (
-        held_bytes(question, form, case=c) for c in (SpreadCase.LIKELY, SpreadCase.BEST, SpreadCase.WORST)
-    )
+    cases = [held_bytes(question, form, case=case) for case in CASES]
     available = available_bytes(question) / GIB
-    memory = Figure(value=sum(likely) / GIB, low=sum(least) / GIB, high=sum(most) / GIB, unit="GiB")
+    memory = _gib([sum(parts.values()) for parts in cases])
     return Holding(
         memory_gib=memory,
         available_gib=Figure.exact(available, "GiB"),
@@ -119,14 +113,14 @@ def hold(question: ServeQuestion, form: Form) -> Holding:
             high=available - memory.low,
             unit="GiB",
         ),
-        parts_gib={
-            name: Figure(
-                value=value / GIB, low=getattr(least, name) / GIB, high=getattr(most, name) / GIB, unit="GiB"
-            )
-            for name, value in likely._asdict().items()
-        },
+        parts_gib={name: _gib([parts[name] for parts in cases]) for name in cases[0]},
         fits=in_words(memory, available),
     )
+
+
+def _gib(by_case: list[float]) -> Figure:
+    best, likely, worst = (value / GIB for value in by_case)
+    return Figure(value=likely, low=best, high=worst, unit="GiB")
 
 
 def in_words(figure: Figure, most: float) -> Word:
@@ -138,17 +132,23 @@ def in_words(figure: Figure, most: float) -> Word:
     return "unlikely" if figure.low <= most else "no"
 
 
-def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> HeldBytes:
-    engine, layout = engine_of(question), lay_out(question)
-    weights = weights_of(question, form).held * CHECKED_FORM[case] * layout.copies / layout.split
-    cache_split = min(layout.split, question.shape.kv_heads)
-    return HeldBytes(
-        weights=weights,
-        adapters=layout.copies * question.adapters * adapter_bytes(question, engine) / layout.split,
-        cache=layout.users * user_cache_bytes(question.shape, question.context, engine=engine) / cache_split,
-        workspace=layout.copies * _workspace(question, engine) * WORKSPACE[case] / layout.split,
-        runtime=layout.copies * engine.runtime_gib[case] * GIB,
-    )
+def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> dict[str, float]:
+    """Of one place, by what they are for."""
+    engine, layout, shape = engine_of(question), lay_out(question), question.shape
+    held, _ = weights_of(question, form)
+    # The widest moment of a prompt on its way through a layer, and logits in float32, twice.
+    inside = engine.prompt_tokens * (2 * shape.intermediate_size + 4 * shape.hidden_size) * engine.cache_bytes
+    workspace = inside + 2 * max(engine.logit_rows, question.users) * shape.vocab_size * 4
+    # Keys and values are held in the blocks that the engine sets aside.
+    tokens = math.ceil(question.context / engine.cache_block) * engine.cache_block
+    cache = layout.users * cache_bytes(shape, tokens=tokens, width=engine.cache_bytes)
+    return {
+        "weights": held * CHECKED_FORM[case] * layout.copies / layout.split,
+        "adapters": layout.copies * question.adapters * adapter_bytes(question, engine) / layout.split,
+        "cache": cache / min(layout.split, shape.kv_heads),
+        "workspace": layout.copies * workspace * WORKSPACE[case] / layout.split,
+        "runtime": layout.copies * engine.runtime_gib[case] * GIB,
+    }
 
 
 def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
@@ -157,30 +157,6 @@ def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
     layers = min(question.adapter_layers or shape.layers, shape.layers)
     count = adapter_parameters(shape, rank=question.rank, targets=question.targets, layers=layers)
     return float(count * engine.cache_bytes)
-
-
-def user_cache_bytes(shape: ModelShape, tokens: int, *, engine: EngineTraits) -> float:
-    """Keys and values of one user, in the blocks that the engine sets aside."""
-    blocks = math.ceil(tokens / engine.cache_block)
-    return cache_bytes(shape, tokens=blocks * engine.cache_block, width=engine.cache_bytes)
-
-
-def _workspace(question: ServeQuestion, engine: EngineTraits) -> float:
-    """The widest moment of a prompt on its way through a layer, and logits in float32, twice."""
-    shape = question.shape
-    tokens = engine.prompt_tokens
-    inside = tokens * (2 * shape.intermediate_size + 4 * shape.hidden_size) * engine.cache_bytes
-    return inside + 2 * max(engine.logit_rows, question.users) * shape.vocab_size * 4
-
-
-class StepParts(NamedTuple):
-    """Seconds of one step: a token for every user."""
-
-    weights: float
-    """Reading them, or multiplying where so many users share a step that this takes longer."""
-    cache: float
-    links: float
-    overhead: float
 
 
 class ServingRates(NamedTuple):
@@ -196,16 +172,15 @@ def time_answers(question: ServeQuestion, form: Form) -> Latency:
     prompts = [prompt_seconds(question, form, case=case) for case in range(3)]
     steps = [step_seconds(question, form, case=case) for case in range(3)]
     firsts = [layout.users * prompt for prompt in prompts]
-    answers = [first + question.answer * sum(step) for first, step in zip(firsts, steps, strict=True)]
+    answers = [
+        first + question.answer * sum(step.values()) for first, step in zip(firsts, steps, strict=True)
+    ]
     rates = [question.users * question.answer / seconds for seconds in answers]
-    parts = {
-        name: _figure([question.answer * getattr(step, name) for step in steps], "s")
-        for name in StepParts._fields
-    }
+    parts = {name: _figure([question.answer * step[name] for step in steps], "s") for name in steps[0]}
     return Latency(
         first_token_alone_seconds=_figure(prompts, "s"),
         first_token_seconds=_figure(firsts, "s"),
-        token_seconds=_figure([sum(step) for step in steps], "s"),
+        token_seconds=_figure([sum(step.values()) for step in steps], "s"),
         answer_seconds=_figure(answers, "s"),
         tokens_per_second=_figure(rates, "tokens/s"),
         parts_seconds={"prompts": _figure(firsts, "s"), **parts},
@@ -226,32 +201,35 @@ def prompt_seconds(question: ServeQuestion, form: Form, *, case: int) -> float:
     held = question.context - question.answer - tokens
     flops += 4.0 * shape.heads * shape.head_dim * shape.layers * tokens * (held + tokens / 2)
     multiply = flops / (rates.flops * engine.compute[form][case] * layout.split)
-    read = weights_of(question, form).read / (
-        rates.bytes_a_second * engine.bandwidth[form][case] * layout.split
-    )
+    _, weights = weights_of(question, form)
+    read = weights / (rates.bytes_a_second * engine.bandwidth[form][case] * layout.split)
     pieces = -(-tokens // engine.prompt_tokens)
     overhead = pieces * (engine.layer_seconds[case] * shape.layers + engine.step_seconds[case])
     links = _link_seconds(question, layout, tokens=tokens, messages=pieces, case=case)
     return max(multiply, read) * _adapter_factor(question, engine, case) + overhead + links
 
 
-def step_seconds(question: ServeQuestion, form: Form, *, case: int) -> StepParts:
-    """One token for every user of the fullest place, half of the answer being written."""
+def step_seconds(question: ServeQuestion, form: Form, *, case: int) -> dict[str, float]:
+    """One token for every user of the fullest place, half of the answer being written: seconds by part."""
     engine, layout, shape = engine_of(question), lay_out(question), question.shape
     rates = rates_of(question.machine, form, case=case)
     bandwidth = rates.bytes_a_second * engine.bandwidth[form][case]
-    groups = _groups(question, engine, layout)
-    read = groups * weights_of(question, form).read / (bandwidth * layout.split)
+    # How often a step reads weights: users of other models share none, nor of adapters that do not mix.
+    kinds = layout.copies * (1 if engine.mixes_adapters else max(question.adapters, 1))
+    groups = min(kinds, layout.users)
+    _, weights = weights_of(question, form)
+    read = groups * weights / (bandwidth * layout.split)
     flops = 2.0 * (layer_parameters(shape) * shape.layers + shape.vocab_size * shape.hidden_size)
     multiply = layout.users * flops / (rates.flops * engine.compute[form][case] * layout.split)
     tokens = question.context - question.answer / 2
     cache = cache_bytes(shape, tokens=tokens, rows=layout.users, width=engine.cache_bytes)
-    return StepParts(
-        weights=max(read, multiply) * _adapter_factor(question, engine, case),
-        cache=cache / (bandwidth * min(layout.split, shape.kv_heads)),
-        links=_link_seconds(question, layout, tokens=layout.users, messages=1, case=case),
-        overhead=groups * (engine.layer_seconds[case] * shape.layers + engine.step_seconds[case]),
-    )
+    return {
+        # Reading them, or multiplying where so many users share a step that this takes longer.
+        "weights": max(read, multiply) * _adapter_factor(question, engine, case),
+        "cache": cache / (bandwidth * min(layout.split, shape.kv_heads)),
+        "links": _link_seconds(question, layout, tokens=layout.users, messages=1, case=case),
+        "overhead": groups * (engine.layer_seconds[case] * shape.layers + engine.step_seconds[case]),
+    }
 
 
 def rates_of(machine: Machine, form: Form, *, case: int) -> ServingRates:
@@ -270,14 +248,6 @@ def rates_of(machine: Machine, form: Form, *, case: int) -> ServingRates:
         )
     doubt = GUESSED_RATES[case] if machine.cpu.source == GUESSED else 1.0
     return ServingRates(doubt * machine.cpu.bandwidth_gb_s * 1e9, doubt * machine.cpu.gflops * 1e9)
-
-
-def _groups(question: ServeQuestion, engine: EngineTraits, layout: CacheLayout) -> int:
-    """How often a step reads weights: users of other models share none, nor of adapters that do not mix."""
-    kinds = layout.copies
-    if not engine.mixes_adapters:
-        kinds *= max(question.adapters, 1)
-    return min(kinds, layout.users)
 
 
 def _adapter_factor(question: ServeQuestion, engine: EngineTraits, case: int) -> float:
@@ -374,8 +344,6 @@ BEARABLE_SECONDS = 20.0
 """What a remedy aims at where no limit was named."""
 SHORT_ANSWER = 50
 FIRST_WITH_VLLM = 7.0
-OF_USE = ("yes", "likely", None)
-"""In time, or without a limit."""
 
 Rows = Callable[[ServeQuestion], tuple[FormRow, ...]]
 
@@ -388,62 +356,55 @@ def advise(
     if row.fits and not slow:
         return tuple(_say_reading(question, row))
     target = question.limit_seconds or BEARABLE_SECONDS
-    hints = [*_other_forms(row, rows=rows), *_adapters_instead(question, row.form)]
-    hints += _mixing_engine(question, row)
-    hints += _less_load(question, row, target=target) if row.fits else _less_memory(question, row.form)
+    hints = [*_other_forms(row, rows=rows), *_shared_base(question, row), *_less_load(question, row, target)]
     hints += _other_card(question, cards=cards, target=target, ask=ask)
     return (*hints, *_say_reading(question, row))
 
 
 def _other_forms(row: FormRow, *, rows: tuple[FormRow, ...]) -> Iterator[str]:
     """The most bits that do it; where none do, the fastest that fits."""
-    fitting = [other for other in rows if other.fits and other.form != row.form]
-    good = [other for other in fitting if other.meets_limit in (("yes", "likely") if row.fits else OF_USE)]
-    other = (
-        good[0]
-        if good
-        else min(fitting, key=lambda candidate: candidate.latency.answer_seconds.value, default=None)
+    fitting = [candidate for candidate in rows if candidate.fits and candidate.form != row.form]
+    # In time, or without a limit.
+    of_use = ("yes", "likely") if row.fits else ("yes", "likely", None)
+    best = next((candidate for candidate in fitting if candidate.meets_limit in of_use), None) or min(
+        fitting, key=lambda candidate: candidate.latency.answer_seconds.value, default=None
     )
-    if other is None:
+    if best is None:
         return
-    if not row.fits or other.latency.answer_seconds.value < row.latency.answer_seconds.value:
+    if not row.fits or best.latency.answer_seconds.value < row.latency.answer_seconds.value:
         yield (
-            f"{other.form} ({other.format}): {other.holding.memory_gib.value:.1f} GiB, "
-            f"{say_seconds(other.latency.answer_seconds.value)} an answer"
+            f"{best.form} ({best.format}): {best.holding.memory_gib.value:.1f} GiB, "
+            f"{say_seconds(best.latency.answer_seconds.value)} an answer"
         )
 
 
-def _adapters_instead(question: ServeQuestion, form: Form) -> Iterator[str]:
-    """Whole models read their weights one after the other; adapters share one reading."""
-    if question.copies == 1:
+def _shared_base(question: ServeQuestion, row: FormRow) -> Iterator[str]:
+    """Whole models, and adapters in llama.cpp, read their weights one after the other."""
+    if question.copies > 1:
+        shared = question.model_copy(update={"copies": 1, "adapters": question.copies})
+        holding, latency = hold(shared, row.form), time_answers(shared, row.form)
+        yield (
+            f"{question.copies} adapters of rank {question.rank} on one base: "
+            f"{holding.memory_gib.value:.1f} GiB{'' if holding.fits == 'yes' else ' (does not fit either)'}, "
+            f"{say_seconds(latency.answer_seconds.value)} an answer"
+        )
+    if question.adapters > 1 and question.users > 1 and question.engine == "llama.cpp" and not question.cards:
+        # Our own engine reads float32, but once for all adapters.
+        ours = question.model_copy(update={"engine": "embedded"})
+        answer = time_answers(ours, "32 bits").answer_seconds.value
+        if hold(ours, "32 bits").fits == "yes" and answer < row.latency.answer_seconds.value:
+            yield (
+                f"--engine embedded mixes adapters in one batch, in float32: {say_seconds(answer)} an answer"
+            )
+
+
+def _less_load(question: ServeQuestion, row: FormRow, target: float) -> Iterator[str]:
+    alone = question.model_copy(update={"users": 1})
+    if not row.fits:
+        holding = hold(alone, row.form)
+        if question.users > 1 and holding.fits == "yes":
+            yield f"fewer users at once: one takes {holding.memory_gib.value:.1f} GiB"
         return
-    shared = question.model_copy(update={"copies": 1, "adapters": question.copies})
-    held, latency = hold(shared, form), time_answers(shared, form)
-    yield (
-        f"{question.copies} adapters of rank {question.rank} on one base: {held.memory_gib.value:.1f} GiB"
-        f"{'' if held.fits == 'yes' else ' (does not fit either)'}, "
-        f"{say_seconds(latency.answer_seconds.value)} an answer"
-    )
-
-
-def _mixing_engine(question: ServeQuestion, row: FormRow) -> Iterator[str]:
-    """Our own engine reads float32, but once for all adapters."""
-    if question.adapters < 2 or question.users < 2 or question.engine != "llama.cpp" or question.cards:
-        return
-    ours = question.model_copy(update={"engine": "embedded"})
-    answer = time_answers(ours, "32 bits").answer_seconds.value
-    if hold(ours, "32 bits").fits == "yes" and answer < row.latency.answer_seconds.value:
-        yield f"--engine embedded mixes adapters in one batch, in float32: {say_seconds(answer)} an answer"
-
-
-def _less_memory(question: ServeQuestion, form: Form) -> Iterator[str]:
-    if question.users > 1:
-        alone = hold(question.model_copy(update={"users": 1}), form)
-        if alone.fits == "yes":
-            yield f"fewer users at once: one takes {alone.memory_gib.value:.1f} GiB"
-
-
-def _less_load(question: ServeQuestion, row: FormRow, *, target: float) -> Iterator[str]:
     latency = row.latency
     prompts = latency.parts_seconds["prompts"].value
     if prompts > latency.answer_seconds.value / 3:
@@ -455,8 +416,8 @@ def _less_load(question: ServeQuestion, row: FormRow, *, target: float) -> Itera
     if SHORT_ANSWER <= left < question.answer:
         yield f"answers of at most {left} tokens take {say_seconds(target)}"
     if question.users > 1:
-        alone = time_answers(question.model_copy(update={"users": 1}), row.form).answer_seconds.value
-        yield f"one user at a time: {say_seconds(alone)} an answer"
+        seconds = time_answers(alone, row.form).answer_seconds.value
+        yield f"one user at a time: {say_seconds(seconds)} an answer"
 
 
 def _other_card(
@@ -465,17 +426,18 @@ def _other_card(
     """The cheapest single card, by its launch price, that does it."""
     here = question.machine.gpu
     priced = [
-        card for card in cards if card.launch_usd is not None and (here is None or card.name != here.name)
+        (card.launch_usd, card.name, card)
+        for card in cards
+        if card.launch_usd is not None and (here is None or card.name != here.name)
     ]
-    for card in sorted(priced, key=lambda card: (card.launch_usd or 0.0, card.name)):
+    for usd, name, card in sorted(priced, key=lambda each: each[:2]):
         machine = Machine(gpu=card, gpus=1, cpu=question.machine.cpu, ram_gib=question.machine.ram_gib)
         changes = {"machine": machine, "engine": "vllm", "form": "auto", "memory_limit_gib": None}
         for row in ask(question.model_copy(update=changes)):
             answer = row.latency.answer_seconds
             if row.fits and in_words(answer, target) in ("yes", "likely"):
                 yield (
-                    f"one {card.name} (${card.launch_usd:,.0f} at launch): {say_seconds(answer.value)} "
-                    f"an answer in {row.form}"
+                    f"one {name} (${usd:,.0f} at launch): {say_seconds(answer.value)} an answer in {row.form}"
                 )
                 return
 
@@ -554,7 +516,7 @@ def most_users_in_time(question: ServeQuestion, form: Form) -> Figure | None:
     def good(users: int, case: int) -> bool:
         asked = question.model_copy(update={"users": users})
         answer = time_answers(asked, form).answer_seconds
-        return _fits(asked, form, case) and _at(answer, case) <= limit
+        return _fits(asked, form, case) and (answer.low, answer.value, answer.high)[case] <= limit
 
     return _by_case(good, most=MOST_USERS, unit="users")
 
@@ -570,35 +532,36 @@ def longest_context(question: ServeQuestion, form: Form) -> Figure:
 
 def list_specialists(question: ServeQuestion) -> tuple[SpecialistRow, ...]:
     """For every width of weights: how many whole models, and how many adapters on one base."""
-    forms = forms_of(question.engine, on_card=question.cards > 0)
-    return tuple(_specialists(question, form) for form in forms)
-
-
-def _specialists(question: ServeQuestion, form: Form) -> SpecialistRow:
-    asked = max(question.copies, question.adapters)
+    wanted = max(question.copies, question.adapters)
     whole = question.model_copy(update={"adapters": 0})
     shared = question.model_copy(update={"copies": 1})
-    one = adapter_bytes(question, engine_of(question)) / GIB
-    return SpecialistRow(
-        form=form,
-        one_model_gib=Figure.about(
-            weights_of(question, form).held / GIB, down=1 - CHECKED, up=1 + CHECKED, unit="GiB"
-        ),
-        one_adapter_gib=Figure.exact(one, "GiB"),
-        whole_models=_by_case(
-            lambda copies, case: _fits(whole.model_copy(update={"copies": copies}), form, case),
+    one_adapter = adapter_bytes(question, engine_of(question)) / GIB
+
+    def most(base: ServeQuestion, field: str, unit: str, form: Form) -> Figure:
+        return _by_case(
+            lambda count, case: _fits(base.model_copy(update={field: count}), form, case),
             most=MOST_SPECIALISTS,
-            unit="models",
-        ),
-        adapters=_by_case(
-            lambda adapters, case: _fits(shared.model_copy(update={"adapters": adapters}), form, case),
-            most=MOST_SPECIALISTS,
-            unit="adapters",
-        ),
-        asked=asked,
-        asked_whole_gib=_total(whole.model_copy(update={"copies": asked}), form),
-        asked_adapters_gib=_total(shared.model_copy(update={"adapters": asked}), form),
+            unit=unit,
+        )
+
+    return tuple(
+        SpecialistRow(
+            form=form,
+            one_model_gib=_one_model(question, form),
+            one_adapter_gib=Figure.exact(one_adapter, "GiB"),
+            whole_models=most(whole, "copies", "models", form),
+            adapters=most(shared, "adapters", "adapters", form),
+            asked=wanted,
+            asked_whole_gib=_total(whole.model_copy(update={"copies": wanted}), form),
+            asked_adapters_gib=_total(shared.model_copy(update={"adapters": wanted}), form),
+        )
+        for form in forms_of(question.engine, on_card=question.cards > 0)
     )
+
+
+def _one_model(question: ServeQuestion, form: Form) -> Figure:
+    held, _ = weights_of(question, form)
+    return Figure.about(held / GIB, down=1 - CHECKED, up=1 + CHECKED, unit="GiB")
 
 
 def _total(question: ServeQuestion, form: Form) -> Figure:
@@ -606,32 +569,19 @@ def _total(question: ServeQuestion, form: Form) -> Figure:
     # As if one place held all: what is split is whole again, what is spread is side by side.
     together = question.machine.model_copy(update={"gpus": min(question.cards, 1)})
     asked = question.model_copy(update={"machine": together})
-    low, value, high = (sum(held_bytes(asked, form, case=case)) / GIB for case in CASES)
-    return Figure(value=value, low=low, high=high, unit="GiB")
+    return _gib([sum(held_bytes(asked, form, case=case).values()) for case in CASES])
 
 
 def _fits(question: ServeQuestion, form: Form, case: int) -> bool:
-    return sum(held_bytes(question, form, case=case)) <= available_bytes(question)
-
-
-def _at(figure: Figure, case: int) -> float:
-    return (figure.low, figure.value, figure.high)[case]
+    return sum(held_bytes(question, form, case=case).values()) <= available_bytes(question)
 
 
 def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str) -> Figure:
-    found = [_last_good(good, case=case, most=most) for case in CASES]
-    return Figure(value=found[SpreadCase.LIKELY], low=min(found), high=max(found), unit=unit)
-
-
-def _last_good(good: Callable[[int, int], bool], *, case: int, most: int) -> int:
-    """The largest number up to `most` that is good, where more is never better; 0 where 1 is not."""
-    if good(most, case):
-        return most
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if good(middle, case) else (low, middle)
-    return low
+    """In each case the largest number up to `most` that is good, if more is never better; 0 if 1 is not."""
+    numbers = range(1, most + 1)
+    return _figure(
+        [bisect_left(numbers, True, key=lambda number: not good(number, case)) for case in CASES], unit
+    )
 
 
 def serve(question: ServeQuestion, *, cards: tuple[Gpu, ...] = ()) -> ServeAnswer:
@@ -675,13 +625,14 @@ def ask_every_form(question: ServeQuestion) -> tuple[FormRow, ...]:
 
 
 def _row(question: ServeQuestion, form: Form) -> FormRow:
-    weights, holding, latency = weights_of(question, form), hold(question, form), time_answers(question, form)
+    holding, latency = hold(question, form), time_answers(question, form)
+    held, _ = weights_of(question, form)
     limit = question.limit_seconds
     return FormRow(
         form=form,
         format=FORMATS[question.engine, form],
-        bits=Figure.exact(weights.bits(question.shape), "bits"),
-        one_model_gib=Figure.about(weights.held / GIB, down=0.99, up=1.01, unit="GiB"),
+        bits=Figure.exact(8 * held / total_parameters(question.shape), "bits"),
+        one_model_gib=_one_model(question, form),
         holding=holding,
         latency=latency,
         fits=holding.fits == "yes",
@@ -703,16 +654,9 @@ def _choose(question: ServeQuestion, rows: tuple[FormRow, ...]) -> FormRow:
             fix=f"name one of {', '.join(row.form for row in rows)}, or another engine",
             where="--weights",
         )
-    good = [row for row in rows if row.fits and _is_in_time(row)]
-    if good:
-        return good[0]
     fitting = [row for row in rows if row.fits]
-    if fitting:
-        return min(fitting, key=lambda row: row.latency.answer_seconds.value)
-    return rows[-1]
-
-
-def _is_in_time(row: FormRow) -> bool:
-    if row.meets_limit is None:
-        return row.latency.answer_seconds.value < SLOW_SECONDS
-    return row.meets_limit in ("yes", "likely")
+    for row in fitting:
+        quick = row.latency.answer_seconds.value < SLOW_SECONDS
+        if row.meets_limit in ("yes", "likely") or (row.meets_limit is None and quick):
+            return row
+    return min(fitting, key=lambda row: row.latency.answer_seconds.value, default=rows[-1])

@@ -213,80 +213,52 @@ K_BLOCK = 256
 """Rows that cannot be cut into blocks of 256 get Q5_0 for Q4_K, and Q8_0 for Q6_K."""
 
 
-class WeightBytes(NamedTuple):
-    """Of one model."""
+def weigh(shape: ModelShape, *, form: Form, engine: EngineName) -> tuple[float, float]:
+    """Bytes of the whole model in this form: held, and read for a token that is made.
 
-    held: float
-    read: float
-    """For a token that is made: all but the table of embeddings, of which one row is read."""
-
-    def bits(self, shape: ModelShape) -> float:
-        return 8 * self.held / total_parameters(shape)
-
-
-def weigh(shape: ModelShape, *, form: Form, engine: EngineName) -> WeightBytes:
-    """Bytes of the whole model in this form."""
-    gguf = engine == "llama.cpp" and form in ("8 bits", "4 bits")
-    blocks = _gguf_blocks(shape, form) if gguf else _plain_blocks(shape, form)
+    All is read but the table of embeddings, of which one row is.
+    """
     table = shape.vocab_size * shape.hidden_size
     counted = table * (1 if shape.tied_embeddings else 2)
     counted += shape.layers * sum(a * b for a, b in linear_sizes(shape).values())
-    # Norms and biases; GGUF keeps vectors in float32.
-    rest = max(total_parameters(shape) - counted, 0) * (32 if gguf else _outer_bits(form)) / 8
-    embedding = table * _embedding_bits(shape, form, gguf=gguf) / 8
-    head = 0.0 if shape.tied_embeddings else table * _head_bits(shape, form, gguf=gguf) / 8
-    held = blocks + embedding + head + rest
-    return WeightBytes(held=held, read=held if shape.tied_embeddings else held - embedding)
+    if engine == "llama.cpp" and form in ("8 bits", "4 bits"):
+        blocks = _gguf_block_bits(shape, form)
+        # The table that is the head too is kept as the head is.
+        embedding_bits, head_bits = (
+            Q8_0 if form == "8 bits" else _k_bits(shape.hidden_size, careful=careful)
+            for careful in (shape.tied_embeddings, True)
+        )
+        rest_bits = 32.0  # GGUF keeps vectors in float32.
+    else:
+        bits = GROUP_BITS if form == "4 bits" else PLAIN_BITS[form]
+        row_scale = ROW_SCALE_BITS if form == "8 bits" else 0
+        blocks = shape.layers * sum(
+            inputs * outputs * bits + row_scale * outputs for inputs, outputs in linear_sizes(shape).values()
+        )
+        # Engines on a card leave what is outside the blocks in 16 bits.
+        embedding_bits = head_bits = rest_bits = max(PLAIN_BITS[form], 16.0)
+    # Norms and biases.
+    rest = max(total_parameters(shape) - counted, 0) * rest_bits / 8
+    embedding = table * embedding_bits / 8
+    head = 0.0 if shape.tied_embeddings else table * head_bits / 8
+    held = blocks / 8 + embedding + head + rest
+    return held, held if shape.tied_embeddings else held - embedding
 
 
-def _outer_bits(form: Form) -> float:
-    """Engines on a card leave what is outside the blocks in 16 bits."""
-    return max(PLAIN_BITS[form], 16.0)
-
-
-def _plain_blocks(shape: ModelShape, form: Form) -> float:
-    bits = 0.0
-    for inputs, outputs in linear_sizes(shape).values():
-        if form == "4 bits":
-            bits += inputs * outputs * GROUP_BITS
-        else:
-            bits += inputs * outputs * PLAIN_BITS[form] + (
-                ROW_SCALE_BITS * outputs if form == "8 bits" else 0
-            )
-    return shape.layers * bits / 8
-
-
-def _gguf_blocks(shape: ModelShape, form: Form) -> float:
-    bits = 0.0
+def _gguf_block_bits(shape: ModelShape, form: Form) -> float:
+    bits, eighth = 0.0, shape.layers // 8
     for layer in range(shape.layers):
+        # Q4_K_M: values and the way down, in the first and last eighth and every third layer between.
+        more = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
         for path, (inputs, outputs) in linear_sizes(shape).items():
             name = path.rsplit(".", 1)[-1]
-            careful = name in ("v_proj", "down_proj") and _gets_more(layer, shape.layers)
+            careful = more and name in ("v_proj", "down_proj")
             small = Q5_K if name == "qkv_proj" else _k_bits(inputs, careful=careful)
             bits += inputs * outputs * (Q8_0 if form == "8 bits" else small)
-    return bits / 8
-
-
-def _gets_more(layer: int, layers: int) -> bool:
-    """Q4_K_M: values and the way down of the first and last eighth, and of every third layer between."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+    return bits
 
 
 def _k_bits(inputs: int, *, careful: bool) -> float:
     if inputs % K_BLOCK:
         return Q8_0 if careful else Q5_0
     return Q6_K if careful else Q4_K
-
-
-def _embedding_bits(shape: ModelShape, form: Form, *, gguf: bool) -> float:
-    if not gguf:
-        return _outer_bits(form)
-    # The table that is the head too is kept as the head is.
-    return Q8_0 if form == "8 bits" else _k_bits(shape.hidden_size, careful=shape.tied_embeddings)
-
-
-def _head_bits(shape: ModelShape, form: Form, *, gguf: bool) -> float:
-    if not gguf:
-        return _outer_bits(form)
-    return Q8_0 if form == "8 bits" else _k_bits(shape.hidden_size, careful=True)

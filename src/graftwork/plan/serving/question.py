@@ -180,7 +180,9 @@ def say_verdict(question: ServeQuestion, row: FormRow) -> str:
     held, there = row.holding.memory_gib, row.holding.available_gib.value
     room = f"{held.value:.1f} of {there:.1f} GiB" + (" of each card" if question.cards > 1 else "")
     if not row.fits:
-        return _say_lack(row, room)
+        if row.holding.fits == "likely":
+            return f"may not fit: {row.form} take {room}, and up to {held.high:.1f}"
+        return f"does not fit: {row.form} take {room}, {-row.holding.spare_gib.value:.1f} GiB too much"
     answer, limit = row.latency.answer_seconds, question.limit_seconds
     taken = f"an answer takes {say_range(answer)}"
     how = f"in {row.form}, with {room}"
@@ -191,12 +193,6 @@ def say_verdict(question: ServeQuestion, row: FormRow) -> str:
         return f"too slow: {taken}, and the limit is {say_seconds(limit)}; {how}"
     met = "is likely to be met" if row.meets_limit == "likely" else "is met"
     return f"fits, and {taken}: the limit of {say_seconds(limit)} {met}; {how}"
-
-
-def _say_lack(row: FormRow, room: str) -> str:
-    if row.holding.fits == "likely":
-        return f"may not fit: {row.form} take {room}, and up to {row.holding.memory_gib.high:.1f}"
-    return f"does not fit: {row.form} take {room}, {-row.holding.spare_gib.value:.1f} GiB too much"
 
 
 def say_range(figure: Figure) -> str:
