@@ -8,7 +8,7 @@ a card all prompts that are asked together, each read once for every answer, by 
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from graftwork.costmodel.processor import PASS_TOKENS, reached_share, seconds_a_token
@@ -168,37 +168,28 @@ def sampling_memory(
     if load.on_server:
         return {}
     if shape.remembered:
-        return _batch_memory(shape, load, width=width, card=recorded)
-    sizes = sampling_sizes(load, recorded=recorded)
-    logits = 4.0 * shape.vocab_size * sizes.token_rows
-    copies = SAMPLING_COPIES * logits
-    # Where the head computes in 16 bits, its product is there too.
-    product = shape.vocab_size * sizes.token_rows * width if width < 4 else 0.0
-    reading = max(prompt_bytes(shape, read, width=width) for read in sizes.prompts)
-    return {
-        "key-value cache": cache_bytes(shape, tokens=sizes.columns, rows=sizes.slots, width=width),
-        "sampled logits": sizes.recordings * logits + product + copies,
-        # Prompts are read before any token is sampled, in the same memory.
-        "reading prompts": max(reading - copies, 0.0),
-    }
-
-
-def _batch_memory(shape: ModelShape, load: RolloutLoad, *, width: float, card: bool) -> dict[str, float]:
-    """The same in static batches."""
-    rows = batch_rows(load, card=card)
+        # Static batches.
+        rows, recordings = batch_rows(load, card=recorded), 1
+        cache = remembered_bytes(shape, load, rows=rows, width=width, card=recorded)
+        # A prompt that all rows share is read once, but for its last token.
+        passes: Sequence[PromptPass] = (
+            [PromptPass(rows, load.longest, load.longest)]
+            if recorded
+            else [PromptPass(1, load.longest - 1, load.longest - 1), PromptPass(rows, 1, load.longest)]
+        )
+    else:
+        sizes = sampling_sizes(load, recorded=recorded)
+        rows, recordings, passes = sizes.token_rows, sizes.recordings, sizes.prompts
+        cache = cache_bytes(shape, tokens=sizes.columns, rows=sizes.slots, width=width)
     logits = 4.0 * shape.vocab_size * rows
     copies = SAMPLING_COPIES * logits
+    # Where the head computes in 16 bits, its product is there too.
     product = shape.vocab_size * rows * width if width < 4 else 0.0
-    # One that all rows share is read once, but for its last token.
-    passes = (
-        [PromptPass(rows, load.longest, load.longest)]
-        if card
-        else [PromptPass(1, load.longest - 1, load.longest - 1), PromptPass(rows, 1, load.longest)]
-    )
     reading = max(prompt_bytes(shape, read, width=width) for read in passes)
     return {
-        "key-value cache": remembered_bytes(shape, load, rows=rows, width=width, card=card),
-        "sampled logits": logits + product + copies,
+        "key-value cache": cache,
+        "sampled logits": recordings * logits + product + copies,
+        # Prompts are read before any token is sampled, in the same memory.
         "reading prompts": max(reading - copies, 0.0),
     }
 
@@ -244,11 +235,6 @@ def sampling_rounds(load: RolloutLoad, sizes: DecoderSizes) -> int:
     return -(-load.rows // min(load.rows_at_once, sizes.most))
 
 
-def _rounds(shape: ModelShape, load: RolloutLoad) -> int:
-    """The same on a processor, in slots or in batches."""
-    return count_batches(load, card=False) if shape.remembered else sampling_rounds(load, DecoderSizes())
-
-
 def processor_seconds(shape: ModelShape, load: RolloutLoad, *, gflops: float) -> dict[str, float]:
     """Seconds of a batch of rollouts: every prompt is read once, then all rows write together. Those of a
     server are not known here."""
@@ -256,7 +242,8 @@ def processor_seconds(shape: ModelShape, load: RolloutLoad, *, gflops: float) ->
         return _rewards(load)
     rate, flops = gflops * 1e9, 2.0 * total_parameters(shape)
     reading = load.prompts * load.prompt_tokens * flops / (rate * READING_SHARE)
-    passes = _rounds(shape, load) * load.max_tokens * total_parameters(shape) * 4.0 / WEIGHTS_A_SECOND
+    rounds = count_batches(load, card=False) if shape.remembered else sampling_rounds(load, DecoderSizes())
+    passes = rounds * load.max_tokens * total_parameters(shape) * 4.0 / WEIGHTS_A_SECOND
     writing = load.rows * load.answer_tokens * flops / (rate * WRITING_SHARE)
     return {"reading prompts": reading, "generation": passes + writing, **_rewards(load)}
 
@@ -363,7 +350,18 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
     load = work.rollouts
     if load is None:
         return {}
-    answers = _answers_of_step(work, load)
+    own = work.processor
+    # The answers of a step as rows of their expected length.
+    answers = work.model_copy(
+        update={
+            "lengths": (round(load.prompt_tokens + load.answer_tokens),) * load.rows,
+            "trained_tokens": round(load.rows * load.answer_tokens),
+            "shared_tokens": round(load.prompt_tokens),
+            "batch_rows": load.answers,
+            "epochs": 1,
+            "processor": None if own is None else own.model_copy(update={"kept": "nowhere"}),
+        }
+    )
     tokens = sum(answers.lengths)
     found = {
         name: seconds * tokens
@@ -380,21 +378,6 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
         rest = max(sum(work.lengths) / steps - whole, 0.0)
         found["supervised"] = rest * sum(seconds_a_token(shape, work, gflops=gflops, cores=cores).values())
     return found
-
-
-def _answers_of_step(work: Workload, load: RolloutLoad) -> Workload:
-    """The answers of a step as rows of their expected length."""
-    own = work.processor
-    return work.model_copy(
-        update={
-            "lengths": (round(load.prompt_tokens + load.answer_tokens),) * load.rows,
-            "trained_tokens": round(load.rows * load.answer_tokens),
-            "shared_tokens": round(load.prompt_tokens),
-            "batch_rows": load.answers,
-            "epochs": 1,
-            "processor": None if own is None else own.model_copy(update={"kept": "nowhere"}),
-        }
-    )
 
 
 def _forward_flops(shape: ModelShape, load: RolloutLoad, *, rows: int) -> float:

@@ -5,9 +5,10 @@ range: the reasons for the strategy in sentences, and where nothing fits, what w
 each computed. Reads only the shipped catalogs, for models that would fit instead.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Sequence
 
+from graftwork.costmodel.card_memory import load_peak
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.costmodel.run_time import start_seconds
 from graftwork.costmodel.streamed import describe_streamed
@@ -32,7 +33,7 @@ from graftwork.plan.fit.candidate import (
     strategy_of,
     time_spread,
 )
-from graftwork.plan.fit.own_step import loading_gib, may_fit, own_limit
+from graftwork.plan.fit.own_step import may_fit, own_limit
 from graftwork.plan.fit.plain_step import padded_gb, plain_candidate, trained
 from graftwork.plan.fit.question import (
     card_room,
@@ -43,9 +44,9 @@ from graftwork.plan.fit.question import (
     truths,
     why_plain,
 )
-from graftwork.plan.fit.search import Searched, search, takes_own_step
+from graftwork.plan.fit.search import search, takes_own_step
 from graftwork.records.base import Figure
-from graftwork.records.plan import Considered, FitAnswer, FitQuestion, Level, Method, ModelShape, Tuning
+from graftwork.records.plan import Considered, FitAnswer, FitQuestion, Level, Method, ModelShape
 from graftwork.records.units import GIB
 
 HOUR = 60.0
@@ -95,55 +96,38 @@ def give_reasons(
     chosen: FitCandidate,
     considered: tuple[Considered, ...],
     *,
-    level: Level,
     good: bool,
 ) -> tuple[str, ...]:
-    reasons = [*_about_the_step(question, chosen), *_about_the_cards(question, chosen)]
-    if chosen.way.shared.offload != "none":
-        reasons += _about_the_host(question, chosen)
+    reasons = [*_about_the_step(question, chosen), *_about_the_machine(question, chosen)]
     if question.algorithm == "grpo":
-        reasons += [*plain_step.say_why(question), *_prompts_a_night(question, chosen)]
-    if good:
-        reasons += _compared_with_others(question, chosen, considered)
+        a_prompt = chosen.seconds_a_step * question.generations / question.batch_rows
+        writing = sum(chosen.step_parts.get(name, 0.0) for name in ("generation", "reading prompts"))
+        graded = chosen.step_parts.get("rewards", 0.0)
+        rewards = f"{graded / chosen.seconds_a_step:.0%} for rewards" if graded else "rewards not counted"
+        reasons += [
+            *plain_step.say_why(question),
+            f"{a_prompt:.1f} s a prompt, {writing / chosen.seconds_a_step:.0%} of it for writing answers: "
+            f"{NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, {rewards}",
+        ]
     if not good:
         reasons.append(
             "a smaller batch would not help: this is with one row at a time already"
             if chosen.way.micro_rows == 1 or chosen.tuning is not None
             else "fewer rows at a time would help"
         )
-    return tuple(reasons)
-
-
-def _prompts_a_night(question: FitQuestion, chosen: FitCandidate) -> list[str]:
-    a_prompt = chosen.seconds_a_step * question.generations / question.batch_rows
-    writing = sum(chosen.step_parts.get(name, 0.0) for name in ("generation", "reading prompts"))
-    graded = chosen.step_parts.get("rewards", 0.0)
-    rewards = f"{graded / chosen.seconds_a_step:.0%} for rewards" if graded else "rewards not counted"
-    return [
-        f"{a_prompt:.1f} s a prompt, {writing / chosen.seconds_a_step:.0%} of it for writing answers: "
-        f"{NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, {rewards}"
-    ]
-
-
-def _compared_with_others(
-    question: FitQuestion, chosen: FitCandidate, considered: tuple[Considered, ...]
-) -> list[str]:
-    """How much faster it is than the next, and where another engine would be faster still."""
+        return tuple(reasons)
+    # How much faster it is than the next, and where another engine would be faster still.
     ours = chosen.tokens_per_second
-    same = [option for option in considered if option.fits and option.strategy.engine == chosen.way.engine]
-    reasons = []
+    fitting = [option for option in considered if option.fits]
+    same = [option for option in fitting if option.strategy.engine == chosen.way.engine]
     if same and ours > 1.005 * same[0].tokens_per_second.value:
         gain = ours / same[0].tokens_per_second.value - 1
         reasons.append(f"{name_of(chosen, question)} is {100 * gain:.0f} % faster than {same[0].name}")
-    for option in considered:
-        if (
-            option.fits
-            and option.strategy.engine != chosen.way.engine
-            and option.tokens_per_second.value > ours
-        ):
-            speed = option.tokens_per_second.value
+    for option in fitting:
+        speed = option.tokens_per_second.value
+        if option.strategy.engine != chosen.way.engine and speed > ours:
             reasons.append(f"{option.name} would do {speed:,.0f} tokens/s: see it with --engine hf")
-    return reasons
+    return tuple(reasons)
 
 
 def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
@@ -180,22 +164,18 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
             f"activations: {tuning.keep} layers keep all, {tuning.lean} all but the widest tensor, {again} "
             "recompute them; training measures its first step and recomputes more layers if memory is short"
         )
-        reasons += _about_loading(question, tuning)
+        room, taken = own_limit(question), load_peak(question.shape, tuning) / GIB
+        if taken > room:
+            # Weights need more room on their way onto the card than the step does.
+            reasons.append(f"loading alone takes {taken:.1f} GiB of the card, and there are {room:.1f}")
         if tuning.form != "whole":
             reasons.append(describe_trade(tuning.form))
     experts = describe_experts(question.shape, adapted=question.experts, four_bits=question.method == "qlora")
     return reasons if experts is None else [*reasons, experts]
 
 
-def _about_loading(question: FitQuestion, tuning: Tuning) -> list[str]:
-    """Where weights need more room on their way onto the card than the step does."""
-    room, taken = own_limit(question), loading_gib(question, tuning)
-    if taken <= room:
-        return []
-    return [f"loading alone takes {taken:.1f} GiB of the card, and there are {room:.1f}"]
-
-
-def _about_the_cards(question: FitQuestion, chosen: FitCandidate) -> list[str]:
+def _about_the_machine(question: FitQuestion, chosen: FitCandidate) -> list[str]:
+    """About cards that share the run, and about what waits in host memory."""
     cards, used = question.machine.gpus, chosen.way.shared.cards
     reasons = []
     if question.machine.gpu is not None and used < cards:
@@ -210,26 +190,22 @@ def _about_the_cards(question: FitQuestion, chosen: FitCandidate) -> list[str]:
         )
     if used > 1 and question.method == "qlora":
         reasons.append("4-bit weights cannot be cut up: each card holds the whole base (DDP)")
-    return reasons
-
-
-def _about_the_host(question: FitQuestion, chosen: FitCandidate) -> list[str]:
-    ram = question.machine.ram_gib
-    how = "tight" if is_tight(chosen, question) else "enough"
-    moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_a_step
-    adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_a_step
-    streamed = chosen.streamed
-    where = "waiting for Adam" if streamed is not None else "Adam on the processor"
-    reasons = [
-        f"host memory is {how}: {chosen.host.low:.0f} to {chosen.host.high:.0f} GiB of {ram:.0f} installed",
-        f"{100 * moved:.0f} % of a step is waiting for transfers to and from the host, "
-        f"{100 * adam:.0f} % is {where}",
-    ]
-    if question.method == "full" and streamed is None:
-        reasons.append(
-            "DeepSpeed's own estimator adds half as much again and would ask for "
-            f"{padded_gb(question):.0f} GB on the host"
-        )
+    if chosen.way.shared.offload != "none":
+        low, high, ram = chosen.host.low, chosen.host.high, question.machine.ram_gib
+        how = "tight" if is_tight(chosen, question) else "enough"
+        moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_a_step
+        adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_a_step
+        where = "waiting for Adam" if chosen.streamed is not None else "Adam on the processor"
+        reasons += [
+            f"host memory is {how}: {low:.0f} to {high:.0f} GiB of {ram:.0f} installed",
+            f"{100 * moved:.0f} % of a step is waiting for transfers to and from the host, "
+            f"{100 * adam:.0f} % is {where}",
+        ]
+        if question.method == "full" and chosen.streamed is None:
+            reasons.append(
+                "DeepSpeed's own estimator adds half as much again and would ask for "
+                f"{padded_gb(question):.0f} GB on the host"
+            )
     return reasons
 
 
@@ -251,72 +227,47 @@ ROOMY = 0.12
 """Of a card, what must stay free for straight lines to be trusted without a count to the tensor."""
 
 
-class QuestionChange(NamedTuple):
-    """A question that differs in one thing."""
-
-    says: str
-    question: FitQuestion
-
-
 def find_remedies(question: FitQuestion, *, rates: StepRates | None, level: Level) -> tuple[Considered, ...]:
     """Each kind of change that makes it fit, the smallest first."""
-    found = []
-    for change in _changes(question):
-        best = _best(change.question, rates=rates, level=level)
+    on_card = question.machine.gpu is not None
+    changes: list[tuple[str, dict[str, object]]] = [
+        (f"{method} instead of {question.method}", {"method": method}) for method in LIGHTER[question.method]
+    ]
+    if question.offload != "auto":
+        changes.append((f"offload auto instead of {question.offload}", {"offload": "auto"}))
+    if question.engine == "graft" and on_card:
+        changes.append(("transformers + PEFT instead of graft train (--engine hf)", {"engine": "hf"}))
+    if question.optimizer != "adamw_8bit" and question.method == "full" and on_card:
+        changes.append(
+            (
+                "the 8-bit AdamW (--optimizer adamw_8bit), with --engine hf",
+                {"optimizer": "adamw_8bit", "engine": "hf"},
+            )
+        )
+    remedies = []
+    for name, change in changes:
+        changed = question.model_copy(update=change)
+        best = _best(changed, rates=rates, level=level)
         if best is not None:
-            found.append(consider(best, change.question, name=change.says, level=level))
+            remedies.append(consider(best, changed, name=name, level=level))
     if (shorter := _shorter(question, rates=rates, level=level)) is not None:
-        found.insert(min(1, len(found)), shorter)
-    for finding in (_more_cards, _smaller_model):
-        if (more := finding(question, rates=rates, level=level)) is not None:
-            found.append(more)
-    return tuple(found)
+        remedies.insert(min(1, len(remedies)), shorter)
+    for find in (_more_cards, _smaller_model):
+        if (larger := find(question, rates=rates, level=level)) is not None:
+            remedies.append(larger)
+    return tuple(remedies)
 
 
 def _best(question: FitQuestion, *, rates: StepRates | None, level: Level) -> FitCandidate | None:
-    gpu = question.machine.gpu
-    known = rates or (rates_of(gpu) if gpu is not None else None)
-    fitting = search(question, rates=known, level=level).fitting
-    for item in sorted(fitting, key=preference)[:TRIED_EXACTLY]:
-        exact = item
-        roomy = card_excess(item, question, level) < -ROOMY * card_room(question, cards=1).value
-        if item.setup is not None and known is not None and not roomy:
-            exact = plain_candidate(question, item.way, rates=known, exact=True)
+    fitting, _ = search(question, rates=rates, level=level)
+    for candidate in sorted(fitting, key=preference)[:TRIED_EXACTLY]:
+        exact = candidate
+        roomy = card_excess(candidate, question, level) < -ROOMY * card_room(question, cards=1).value
+        if candidate.setup is not None and rates is not None and not roomy:
+            exact = plain_candidate(question, candidate.way, rates=rates, exact=True)
         if fits(exact, question, level):
             return exact
     return None
-
-
-def _has_room(question: FitQuestion, *, rates: StepRates | None, level: Level) -> bool:
-    """Whether anything fits. Our own step is asked by its formula first: the search is the same, and slow."""
-    if takes_own_step(question) and may_fit(question, spread=RESERVED_SPREAD[level]):
-        return True
-    if takes_own_step(question) and question.machine.gpus == 1:
-        return False
-    gpu = question.machine.gpu
-    known = rates or (rates_of(gpu) if gpu is not None else None)
-    return bool(search(question, rates=known, level=level, own_step=False).fitting)
-
-
-def _changes(question: FitQuestion) -> Iterator[QuestionChange]:
-    for method in LIGHTER[question.method]:
-        yield QuestionChange(
-            f"{method} instead of {question.method}", question.model_copy(update={"method": method})
-        )
-    if question.offload != "auto":
-        yield QuestionChange(
-            f"offload auto instead of {question.offload}", question.model_copy(update={"offload": "auto"})
-        )
-    if question.engine == "graft" and question.machine.gpu is not None:
-        yield QuestionChange(
-            "transformers + PEFT instead of graft train (--engine hf)",
-            question.model_copy(update={"engine": "hf"}),
-        )
-    if question.optimizer != "adamw_8bit" and question.method == "full" and question.machine.gpu is not None:
-        yield QuestionChange(
-            "the 8-bit AdamW (--optimizer adamw_8bit), with --engine hf",
-            question.model_copy(update={"optimizer": "adamw_8bit", "engine": "hf"}),
-        )
 
 
 def cut_at(question: FitQuestion, most: int) -> FitQuestion:
@@ -330,30 +281,34 @@ def cut_at(question: FitQuestion, most: int) -> FitQuestion:
 
 def _shorter(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
     """The longest rows that fit, to 64 tokens."""
-    low = (SHORTEST + (question.prompt_tokens if question.algorithm == "grpo" else 0)) // GRAIN
-    high = (max(question.lengths) - 1) // GRAIN
-    found: int | None = None
-    while low <= high:
-        middle = (low + high) // 2
-        if _has_room(cut_at(question, middle * GRAIN), rates=rates, level=level):
-            found, low = middle * GRAIN, middle + 1
-        else:
-            high = middle - 1
-    best = None
+
+    def has_room(tokens: int) -> bool:
+        """Our own step is asked by its formula first: the search is the same, and slow."""
+        shorter = cut_at(question, tokens)
+        own = takes_own_step(shorter)
+        if own and may_fit(shorter, spread=RESERVED_SPREAD[level]):
+            return True
+        if own and shorter.machine.gpus == 1:
+            return False
+        return bool(search(shorter, rates=rates, level=level, own_step=False)[0])
+
+    least = SHORTEST + (question.prompt_tokens if question.algorithm == "grpo" else 0)
+    lengths = range(least // GRAIN * GRAIN, max(question.lengths), GRAIN)
+    fitting = bisect_left(lengths, True, key=lambda tokens: not has_room(tokens))
+    most = lengths[fitting - 1] if fitting else 0
     for _ in range(TRIED_EXACTLY):
-        if found is None or best is not None:
+        if not most:
             break
-        best = _best(cut_at(question, found), rates=rates, level=level)
+        shorter = cut_at(question, most)
+        best = _best(shorter, rates=rates, level=level)
+        if best is not None:
+            longer = sum(length > most for length in question.lengths) / len(question.lengths)
+            cut = "every row" if longer == 1 else f"{100 * longer:.1f} % of the rows"
+            name = f"rows of at most {most:,} tokens (cuts {cut})"
+            return consider(best, shorter, name=name, level=level)
         # The search goes by straight lines: where they were too low, a tenth shorter is tried.
-        found = found if best is not None else int(SHORTER * found) // GRAIN * GRAIN or None
-    if found is None or best is None:
-        return None
-    most = found
-    longer = sum(length > most for length in question.lengths) / len(question.lengths)
-    cut = "every row" if longer == 1 else f"{100 * longer:.1f} % of the rows"
-    return consider(
-        best, cut_at(question, most), name=f"rows of at most {most:,} tokens (cuts {cut})", level=level
-    )
+        most = int(SHORTER * most) // GRAIN * GRAIN
+    return None
 
 
 def _more_cards(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
@@ -372,9 +327,15 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
     """The largest of the catalog that fits, of the same family of names first."""
     here = total_parameters(question.shape)
     room = card_room(question, cards=1).value * GIB
+
+    def shared_name(model: CatalogModel) -> int:
+        """How many words of its name a model shares with the asked one."""
+        ours, theirs = question.model.lower().split("-"), model.name.lower().split("-")
+        return next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
+
     smaller = sorted(
         (model for model in list_models() if total_parameters(model.shape) < 0.95 * here),
-        key=lambda model: (_shared_name(model, question), total_parameters(model.shape)),
+        key=lambda model: (shared_name(model), total_parameters(model.shape)),
         reverse=True,
     )
     tried = 0
@@ -400,12 +361,6 @@ def least_bytes(shape: ModelShape, method: Method) -> float:
     """Of the weights alone, what a card must hold of a model at the very least."""
     a_weight = {"qlora": 0.5, "full": 0.0}.get(method, 1.0)
     return a_weight * total_parameters(shape) / LEAST_SHARE
-
-
-def _shared_name(model: CatalogModel, question: FitQuestion) -> int:
-    """How much of its name a model shares with the asked one."""
-    ours, theirs = question.model.lower().split("-"), model.name.lower().split("-")
-    return next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
 
 
 SHOWN = 6
@@ -442,16 +397,60 @@ def _fit(
     advise: bool,
 ) -> FitAnswer:
     gpu = question.machine.gpu
-    known = rates or (rates_of(gpu) if gpu is not None else None)
-    certainty = level or level_of(question, known)
-    searched = search(question, rates=known, level=certainty, correction=correction)
-    chosen, exact = weigh(searched, question, level=certainty, rates=known, correction=correction)
-    searched = _as_weighed(searched, exact, question, level=certainty)
-    good = fits(chosen, question, certainty)
-    remedies = () if good or not advise else find_remedies(question, rates=rates, level=certainty)
-    elsewhere = _with_transformers(question, certainty, known) if advise else ()
-    considered = (*_others(searched, question, chosen, certainty), *elsewhere)
-    return _answer(question, chosen, considered, good=good, level=certainty, remedies=remedies)
+    rates = rates or (rates_of(gpu) if gpu is not None else None)
+    level = level or level_of(question, rates)
+    fitting, failing = search(question, rates=rates, level=level, correction=correction)
+    chosen, weighed = weigh(fitting, failing, question, level=level, rates=rates, correction=correction)
+    good = fits(chosen, question, level)
+    remedies = () if good or not advise else find_remedies(question, rates=rates, level=level)
+    exact = {candidate.way: candidate for candidate in weighed}
+    computed = [exact.get(candidate.way, candidate) for candidate in (*fitting, *failing)]
+    considered = _others(computed, question, chosen, level)
+    if advise and question.engine == "graft" and question.algorithm == "sft" and gpu is not None:
+        # What transformers and PEFT would make of a run that was asked of `graft train`.
+        other = question.model_copy(update={"engine": "hf"})
+        if elsewhere := search(other, rates=rates, level=level)[0]:
+            best = min(elsewhere, key=preference)
+            considered += (consider(best, other, name=name_of(best, other), level=level),)
+    steps, spread = steps_of(question), time_spread(question, level)
+    step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
+    parameters = total_parameters(question.shape)
+    start = start_seconds(kind_of(question), parameters=parameters, tuning=chosen.tuning)
+    run = _minutes(step, steps, fixed=start)
+    return FitAnswer(
+        question=question,
+        fits=good,
+        certainty=level,
+        total_parameters=Figure.exact(parameters),
+        trainable_parameters=Figure.exact(trained(question)),
+        peak_allocated_gib=allocated_figure(chosen, level),
+        peak_reserved_gib=reserved_figure(chosen, question, level),
+        card_gib=card_room(question, cards=chosen.way.shared.cards),
+        host_gib=chosen.host,
+        parts_gib=_parts(chosen, level),
+        tokens_per_second=speed_figure(chosen, question, level),
+        step_seconds=step,
+        steps=Figure.exact(steps, "steps"),
+        epoch_minutes=_minutes(step, steps / question.epochs, fixed=0.0),
+        run_minutes=run,
+        late_oom_chance=_late(question, chosen, level),
+        strategy=strategy_of(chosen, question),
+        others=tuple(option.strategy for option in considered if option.fits),
+        reasons=give_reasons(question, chosen, considered, good=good),
+        verdict=give_verdict(question, chosen, level=level, good=good, minutes=run),
+        step_parts_seconds={
+            name: Figure.about(seconds, down=1 / spread, up=spread, unit="s")
+            for name, seconds in sorted(chosen.step_parts.items(), key=lambda part: -part[1])
+        },
+        considered=considered,
+        remedies=remedies,
+    )
+
+
+def steps_of(question: FitQuestion) -> int:
+    """Of the run. With GRPO the answers to all prompts are learned from, with DPO both replies of a pair."""
+    times = {"sft": 1, "dpo": 2, "grpo": question.generations}[question.algorithm]
+    return max(-(-round(question.rows * times * question.epochs) // question.batch_rows), 1)
 
 
 def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
@@ -514,24 +513,17 @@ def compare_engines(best: FitAnswer, other: FitAnswer, *, cards: int) -> FitAnsw
     )
 
 
-class Weighed(NamedTuple):
-    """The candidate that is chosen, and all that were computed tensor by tensor."""
-
-    best: FitCandidate
-    exact: tuple[FitCandidate, ...]
-
-
-def choose(
-    searched: Searched, question: FitQuestion, *, level: Level, rates: StepRates | None, correction: float
-) -> FitCandidate:
-    """The fastest that fits, computed tensor by tensor; else the one that lacks the least."""
-    return weigh(searched, question, level=level, rates=rates, correction=correction).best
-
-
 def weigh(
-    searched: Searched, question: FitQuestion, *, level: Level, rates: StepRates | None, correction: float
-) -> Weighed:
-    """As `choose`, with the candidates that did not fit once they were computed tensor by tensor."""
+    fitting: Sequence[FitCandidate],
+    failing: Sequence[FitCandidate],
+    question: FitQuestion,
+    *,
+    level: Level,
+    rates: StepRates | None,
+    correction: float = 1.0,
+) -> tuple[FitCandidate, list[FitCandidate]]:
+    """The fastest that fits, computed tensor by tensor; else the one that lacks the least. And all that were
+    computed so."""
 
     def exactly(one: FitCandidate) -> FitCandidate:
         if one.setup is None or rates is None:
@@ -543,7 +535,7 @@ def weigh(
 
     exact: list[FitCandidate] = []
     best: FitCandidate | None = None
-    for candidate in sorted(searched.fitting, key=preference):
+    for candidate in sorted(fitting, key=preference):
         # With GRPO, less room than it seemed means more rounds of answers: exactly, it may be slower.
         if best is not None and preference(best)[:-1] <= preference(candidate)[:-1]:
             break
@@ -551,64 +543,9 @@ def weigh(
         if fits(exact[-1], question, level):
             best = exact[-1] if best is None else min(best, exact[-1], key=preference)
     if best is None:
-        exact += [exactly(item) for item in sorted(searched.failing, key=lacking)[:1]]
+        exact += [exactly(item) for item in sorted(failing, key=lacking)[:1]]
         best = min(exact, key=lacking)
-    return Weighed(best, tuple(exact))
-
-
-def _answer(
-    question: FitQuestion,
-    chosen: FitCandidate,
-    considered: tuple[Considered, ...],
-    *,
-    good: bool,
-    level: Level,
-    remedies: tuple[Considered, ...],
-) -> FitAnswer:
-    speed = speed_figure(chosen, question, level)
-    steps = max(-(-_rows_of_run(question) // question.batch_rows), 1)
-    spread = time_spread(question, level)
-    step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
-    fixed = start_seconds(
-        kind_of(question),
-        parameters=total_parameters(question.shape),
-        tuning=chosen.tuning,
-    )
-    run = _minutes(step, steps, fixed=fixed)
-    return FitAnswer(
-        question=question,
-        fits=good,
-        certainty=level,
-        total_parameters=Figure.exact(total_parameters(question.shape)),
-        trainable_parameters=Figure.exact(trained(question)),
-        peak_allocated_gib=allocated_figure(chosen, level),
-        peak_reserved_gib=reserved_figure(chosen, question, level),
-        card_gib=card_room(question, cards=chosen.way.shared.cards),
-        host_gib=chosen.host,
-        parts_gib=_parts(chosen, level),
-        tokens_per_second=speed,
-        step_seconds=step,
-        steps=Figure.exact(steps, "steps"),
-        epoch_minutes=_minutes(step, steps / question.epochs, fixed=0.0),
-        run_minutes=run,
-        late_oom_chance=_late(question, chosen, level),
-        strategy=strategy_of(chosen, question),
-        others=tuple(option.strategy for option in considered if option.fits),
-        reasons=give_reasons(question, chosen, considered, level=level, good=good),
-        verdict=give_verdict(question, chosen, level=level, good=good, minutes=run),
-        step_parts_seconds={
-            name: Figure.about(seconds, down=1 / spread, up=spread, unit="s")
-            for name, seconds in sorted(chosen.step_parts.items(), key=lambda part: -part[1])
-        },
-        considered=considered,
-        remedies=remedies,
-    )
-
-
-def _rows_of_run(question: FitQuestion) -> int:
-    """Rows that are learned from: with GRPO the answers to all prompts, with DPO both replies of a pair."""
-    times = {"sft": 1, "dpo": 2, "grpo": question.generations}[question.algorithm]
-    return round(question.rows * times * question.epochs)
+    return best, exact
 
 
 def _minutes(step: Figure, steps: float, *, fixed: float) -> Figure:
@@ -654,42 +591,19 @@ def _late(question: FitQuestion, chosen: FitCandidate, level: Level) -> Figure:
     return Figure(value=chance(spread), low=values[0], high=values[-1])
 
 
-def _as_weighed(
-    searched: Searched, exact: tuple[FitCandidate, ...], question: FitQuestion, *, level: Level
-) -> Searched:
-    """What was searched quickly, with the exact figures where there are some."""
-    known = {candidate.way: candidate for candidate in exact}
-    found = [known.get(block.way, block) for block in (*searched.fitting, *searched.failing)]
-    good = tuple(item for item in found if fits(item, question, level))
-    return Searched(good, tuple(item for item in found if not fits(item, question, level)))
-
-
 def _others(
-    searched: Searched, question: FitQuestion, chosen: FitCandidate, level: Level
+    computed: Sequence[FitCandidate], question: FitQuestion, chosen: FitCandidate, level: Level
 ) -> tuple[Considered, ...]:
     """The best of each kind that was not taken: those that fit by speed, then those that do not by need."""
-    found: dict[str, Considered] = {}
-    taken = name_of(chosen, question)
-    for candidate in sorted(searched.fitting, key=preference):
-        name = name_of(candidate, question)
-        if name != taken and name not in found:
-            found[name] = consider(candidate, question, name=name, level=level)
-    for candidate in sorted(searched.failing, key=lambda item: item.peak.reserved):
-        name = name_of(candidate, question)
-        if name != taken and name not in found:
-            found[name] = consider(candidate, question, name=name, level=level)
-    return tuple(found.values())[:SHOWN]
-
-
-def _with_transformers(
-    question: FitQuestion, level: Level, rates: StepRates | None
-) -> tuple[Considered, ...]:
-    """What transformers and PEFT would make of a run that was asked of `graft train`."""
-    if question.engine != "graft" or question.algorithm != "sft" or question.machine.gpu is None:
-        return ()
-    other = question.model_copy(update={"engine": "hf"})
-    fitting = search(other, rates=rates, level=level).fitting
-    if not fitting:
-        return ()
-    best = min(fitting, key=preference)
-    return (consider(best, other, name=name_of(best, other), level=level),)
+    fitting = [item for item in computed if fits(item, question, level)]
+    failing = [item for item in computed if not fits(item, question, level)]
+    best: dict[str, FitCandidate] = {}
+    for item in (
+        *sorted(fitting, key=preference),
+        *sorted(failing, key=lambda item: item.peak.reserved),
+    ):
+        best.setdefault(name_of(item, question), item)
+    best.pop(name_of(chosen, question), None)
+    return tuple(
+        consider(item, question, name=name, level=level) for name, item in list(best.items())[:SHOWN]
+    )

@@ -5,7 +5,6 @@ where that was too much; so what decides is whether the leanest tuning fits.
 """
 
 from functools import lru_cache
-from typing import Literal
 
 from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
 from graftwork.costmodel.card_step import step_recipe
@@ -16,7 +15,7 @@ from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import FORWARD_SHARE, card_seconds, forward_rows, weight_width
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
-from graftwork.plan.fit.plain_step import host_memory, sampled_parts, trained, with_answers
+from graftwork.plan.fit.plain_step import host_memory, sampled_parts, trained, with_parts
 from graftwork.plan.fit.question import card_room, rollout_load
 from graftwork.records.plan import FitQuestion, Level, MemoryPeak, ModelShape, Tuning
 from graftwork.records.units import GIB
@@ -75,39 +74,30 @@ def may_fit(question: FitQuestion, *, spread: float) -> bool:
 
 def leanest_tuning(question: FitQuestion) -> Tuning:
     """The tuning that needs the least, whatever it costs in time; with the head as it can be loaded."""
-    room = own_limit(question) * GIB
-    ways = [_leanest(question, head) for head in heads(question.shape, eight=uses_eight(question))]
-    loadable = [option for option in ways if load_peak(question.shape, option) <= room]
+    longest, eight, limit = max(question.lengths), uses_eight(question), own_limit(question)
+    tunings = []
+    for head in heads(question.shape, eight=eight):
+        lean = Tuning(
+            form="four" if question.method == "qlora" else "eight" if eight else "whole",
+            head=head,
+            micro_tokens=longest,
+            longest=longest,
+            keep=0,
+            lean=0,
+            chunk_tokens=min(LEAST_CHUNK, longest),
+            head_tokens=min(LEAST_HEAD, longest),
+            turned=False,
+            host_embedding=True,
+            recorded=True,
+            limit_gib=limit,
+            peak_gib=0.0,
+            seconds_a_token=0.0,
+        )
+        tunings.append(lean.model_copy(update={"peak_gib": _floor(question, lean) / GIB}))
+    loadable = [tuning for tuning in tunings if load_peak(question.shape, tuning) <= limit * GIB]
     if loadable:
         return min(loadable, key=lambda tuning: tuning.peak_gib)
-    return min(ways, key=lambda option: load_peak(question.shape, option))
-
-
-def _leanest(question: FitQuestion, head: Literal["whole", "eight"]) -> Tuning:
-    longest, eight = max(question.lengths), uses_eight(question)
-    lean = Tuning(
-        form="four" if question.method == "qlora" else "eight" if eight else "whole",
-        head=head,
-        micro_tokens=longest,
-        longest=longest,
-        keep=0,
-        lean=0,
-        chunk_tokens=min(LEAST_CHUNK, longest),
-        head_tokens=min(LEAST_HEAD, longest),
-        turned=False,
-        host_embedding=True,
-        recorded=True,
-        limit_gib=own_limit(question),
-        peak_gib=0.0,
-        seconds_a_token=0.0,
-    )
-    peak = peak_bytes(question.shape, lean, trainable=trained(question), adapted=question.adapted_layers)
-    return lean.model_copy(update={"peak_gib": peak / GIB})
-
-
-def loading_gib(question: FitQuestion, tuning: Tuning) -> float:
-    """The most that is on the card while weights come onto it."""
-    return load_peak(question.shape, tuning) / GIB
+    return min(tunings, key=lambda tuning: load_peak(question.shape, tuning))
 
 
 def uses_eight(question: FitQuestion) -> bool:
@@ -117,15 +107,16 @@ def uses_eight(question: FitQuestion) -> bool:
 
 
 def _tune(question: FitQuestion, *, limit: float, rates: StepRates) -> Tuning | None:
+    tokens = step_tokens(question)
     request = TuningRequest(
         method=question.method,
         adapted=question.adapted_layers,
         trainable=trained(question),
-        step_tokens=round(step_tokens(question)),
+        step_tokens=round(tokens),
         longest=max(question.lengths),
         eight=uses_eight(question),
         compile="auto",
-        run_tokens=_run_tokens(question),
+        run_tokens=tokens / question.batch_rows * question.rows * question.epochs,
     )
     return _chosen(question.shape.model_dump_json(), request, limit, rates.model_dump_json())
 
@@ -133,8 +124,12 @@ def _tune(question: FitQuestion, *, limit: float, rates: StepRates) -> Tuning | 
 @lru_cache(maxsize=512)
 def _chosen(shape: str, request: TuningRequest, limit: float, rates: str) -> Tuning | None:
     """Cached: many questions differ only in something that the tuning does not depend on."""
-    known = StepRates.model_validate_json(rates)
-    return choose_tuning(ModelShape.model_validate_json(shape), request, limit_gib=limit, rates=known)
+    return choose_tuning(
+        ModelShape.model_validate_json(shape),
+        request,
+        limit_gib=limit,
+        rates=StepRates.model_validate_json(rates),
+    )
 
 
 @lru_cache(maxsize=512)
@@ -145,18 +140,6 @@ def _peak(shape: str, tuning: str, trainable: int, adapted: int) -> MemoryPeak:
         trainable=trainable,
         adapted=adapted,
     )
-
-
-def _counted(question: FitQuestion, tuning: Tuning) -> MemoryPeak:
-    """What does not fit by far, without the allocator: replaying many layers takes long, for nothing."""
-    walk = step_recipe(question.shape, tuning, trainable=trained(question), adapted=question.adapted_layers)
-    top = count(walk)
-    reserved = max(float(top.bytes), tuning.peak_gib * GIB)
-    return MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
-
-
-def _run_tokens(question: FitQuestion) -> float:
-    return step_tokens(question) / question.batch_rows * question.rows * question.epochs
 
 
 def step_tokens(question: FitQuestion) -> float:
@@ -176,7 +159,10 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
     )
     parts |= sampling_parts(question, tuning, rates=rates, training=sum(parts.values()))
     if tuning.peak_gib > FAR_BEYOND * tuning.limit_gib:
-        peak = _counted(question, tuning)
+        # What does not fit by far, without the allocator: replaying many layers takes long, for nothing.
+        top = count(step_recipe(shape, tuning, trainable=trainable, adapted=adapted))
+        reserved = max(float(top.bytes), tuning.peak_gib * GIB)
+        peak = MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
     else:
         peak = _peak(shape.model_dump_json(), tuning.model_dump_json(), trainable, adapted)
     loaded, floor = load_peak(shape, tuning), min(_floor(question, tuning), peak.reserved)
@@ -184,7 +170,8 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
         # It is over before the first step.
         peak = peak.model_copy(update={"reserved": float(max(loaded, peak.reserved)), "phase": "loading"})
         floor = float(loaded)
-    peak, floor = with_answers(peak, sampled_parts(question)), floor + sampled_bytes(question)
+    # Recorded passes keep their memory while a step is computed: both are there.
+    peak, floor = with_parts(peak, sampled_parts(question)), floor + sampled_bytes(question)
     return FitCandidate(
         way=StrategyOption("graft", True, ALONE, rows, adapted - tuning.keep),
         setup=None,

@@ -68,45 +68,6 @@ def rows_at_once(question: FitQuestion, lasting: float, *, room: float, cards: i
     return -(-most // rounds)
 
 
-def lasting_bytes(peak: MemoryPeak, *, whole_weights: float) -> float:
-    """What is there while answers are generated. Where weights are cut up, TRL gathers them for it."""
-    held = sum(peak.parts.get(name, 0.0) for name in LASTING)
-    return max(held, whole_weights)
-
-
-def with_reference(peak: MemoryPeak, question: FitQuestion) -> MemoryPeak:
-    """Without adapters to turn off, the reference is a second copy in 16 bits."""
-    if question.method != "full":
-        return peak
-    copy = total_parameters(question.shape) * 2.0
-    return peak.model_copy(
-        update={
-            "allocated": peak.allocated + copy,
-            "reserved": peak.reserved + copy,
-            "parts": {**peak.parts, "reference": copy},
-        }
-    )
-
-
-def with_generation(
-    peak: MemoryPeak, question: FitQuestion, *, rows: int, whole_weights: float
-) -> MemoryPeak:
-    """The peak of training or of generating, whichever is higher."""
-    lasting = {name: peak.parts.get(name, 0.0) for name in LASTING}
-    lasting["weights"] = max(lasting["weights"], whole_weights)
-    passing = _generation_bytes(question, rows=rows)
-    generating = sum(lasting.values()) + sum(passing.values())
-    if generating <= peak.allocated:
-        return peak
-    beyond = max(peak.reserved - peak.allocated, 0.02 * sum(passing.values()))
-    return MemoryPeak(
-        allocated=generating,
-        reserved=generating + beyond,
-        parts={**{name: size for name, size in lasting.items() if size}, **passing},
-        phase="generation",
-    )
-
-
 def sampled_parts(question: FitQuestion) -> dict[str, float]:
     """Bytes of a card that `graft train` holds for the answers of a step, by what they are for."""
     load = rollout_load(question)
@@ -115,14 +76,14 @@ def sampled_parts(question: FitQuestion) -> dict[str, float]:
     return sampling_memory(question.shape, load, width=2.0, recorded=True)
 
 
-def with_answers(peak: MemoryPeak, sampled: Mapping[str, float]) -> MemoryPeak:
-    """Recorded passes keep their memory while a step is computed: both are there."""
-    size = sum(sampled.values())
+def with_parts(peak: MemoryPeak, parts: Mapping[str, float]) -> MemoryPeak:
+    """The peak with what is there besides the step, by what it is for."""
+    size = sum(parts.values())
     return peak.model_copy(
         update={
             "allocated": peak.allocated + size,
             "reserved": peak.reserved + size,
-            "parts": {**peak.parts, **sampled},
+            "parts": {**peak.parts, **parts},
         }
     )
 
@@ -237,18 +198,34 @@ def _with_generation(
     training: float,
 ) -> tuple[MemoryPeak, dict[str, float]]:
     """The peak and the seconds with the answers that are generated before they are learned from."""
-    peak = with_reference(peak, question)
+    if question.method == "full":
+        # Without adapters to turn off, the reference is a second copy in 16 bits.
+        peak = with_parts(peak, {"reference": total_parameters(question.shape) * 2.0})
+    lasting = {name: peak.parts.get(name, 0.0) for name in LASTING}
+    # Where weights are cut up, TRL gathers them to generate.
     whole = run.base_bytes(setup) if shared.sharding in ("zero3", "fsdp2") else 0.0
     room = card_room(question, cards=shared.cards).value * GIB * GENERATION_SHARE
-    lasting = lasting_bytes(peak, whole_weights=whole)
-    rows = rows_at_once(question, lasting, room=max(room, peak.allocated), cards=shared.cards)
-    if sampled := sampled_parts(question):
-        grown = with_answers(peak, sampled)
-    else:
-        grown = with_generation(peak, question, rows=rows, whole_weights=whole)
-    return grown, generation_seconds(
-        question, rows=rows, cards=shared.cards, rates=run.rates, training=training
+    rows = rows_at_once(
+        question,
+        max(sum(lasting.values()), whole),
+        room=max(room, peak.allocated),
+        cards=shared.cards,
     )
+    seconds = generation_seconds(question, rows=rows, cards=shared.cards, rates=run.rates, training=training)
+    if sampled := sampled_parts(question):
+        # Recorded passes keep their memory while a step is computed: both are there.
+        return with_parts(peak, sampled), seconds
+    lasting["weights"] = max(lasting["weights"], whole)
+    passing = _generation_bytes(question, rows=rows)
+    generating = sum(lasting.values()) + sum(passing.values())
+    if generating <= peak.allocated:
+        return peak, seconds
+    beyond = max(peak.reserved - peak.allocated, 0.02 * sum(passing.values()))
+    parts = {name: size for name, size in lasting.items() if size} | passing
+    generation = MemoryPeak(
+        allocated=generating, reserved=generating + beyond, parts=parts, phase="generation"
+    )
+    return generation, seconds
 
 
 def trained(question: FitQuestion) -> int:

@@ -30,7 +30,23 @@ def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -
     if asked.algorithm == "grpo":
         # What is learned from is what was generated: a prompt and its answer.
         lengths = (asked.prompt_tokens + asked.completion_tokens,)
-    _require_sense(lengths, asked, machine=machine)
+    # Numbers that no run can have are refused by name.
+    stated = {
+        "--seq": min(lengths, default=0),
+        "--batch": asked.batch_rows,
+        "--epochs": asked.epochs,
+        "--rank": asked.rank,
+        "--ram": machine.ram_gib,
+        "--gpus": machine.gpus if machine.gpu is not None else 1,
+    }
+    for option, value in stated.items():
+        if value <= 0:
+            raise UserMistake(
+                f"{option} is {value:g}",
+                why="a run needs more than nothing of it",
+                fix="give a number above 0",
+                where=option,
+            )
     share = asked.trained_share
     if asked.algorithm == "grpo":
         share = asked.completion_tokens / lengths[0]
@@ -48,26 +64,6 @@ def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -
         machine=machine,
         **(asked.model_dump(exclude={"seq"}) | derived),
     )
-
-
-def _require_sense(lengths: tuple[int, ...], asked: FitOptions, *, machine: Machine) -> None:
-    """Numbers that no run can have are refused by name."""
-    stated = {
-        "--seq": min(lengths, default=0),
-        "--batch": asked.batch_rows,
-        "--epochs": asked.epochs,
-        "--rank": asked.rank,
-        "--ram": machine.ram_gib,
-        "--gpus": machine.gpus if machine.gpu is not None else 1,
-    }
-    for option, value in stated.items():
-        if value <= 0:
-            raise UserMistake(
-                f"{option} is {value:g}",
-                why="a run needs more than nothing of it",
-                fix="give a number above 0",
-                where=option,
-            )
 
 
 def kind_of(question: FitQuestion) -> Literal["cpu", "cuda"]:

@@ -6,7 +6,6 @@ streamed from host memory, under the same limits.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.processor import (
@@ -187,13 +186,6 @@ def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
     return work.model_copy(update={"processor": own})
 
 
-class Searched(NamedTuple):
-    """The candidates that fit, and those that do not, each with the least it needs."""
-
-    fitting: tuple[FitCandidate, ...]
-    failing: tuple[FitCandidate, ...]
-
-
 def search(
     question: FitQuestion,
     *,
@@ -201,40 +193,38 @@ def search(
     level: Level = "computed",
     correction: float = 1.0,
     own_step: bool = True,
-) -> Searched:
-    """Every way with as many rows at a time as fit. `correction` is a traced peak over the computed one."""
+) -> tuple[list[FitCandidate], list[FitCandidate]]:
+    """Every way with as many rows at a time as fit; and the ways that do not, each with the least it needs.
+
+    `correction` is a traced peak over the computed one.
+    """
     fitting: list[FitCandidate] = []
     failing: list[FitCandidate] = []
+    candidates: list[FitCandidate] = []
     if question.machine.gpu is None or rates is None:
-        found = [processor_candidate(question)]
-        return _sorted_out(question, found, level)
-    for way in _families(question):
-        rows = 1
-        while True:
-            candidate = plain_candidate(
-                question, way._replace(micro_rows=rows), rates=rates, correction=correction
-            )
-            if not fits(candidate, question, level):
-                if rows == 1:
-                    failing.append(candidate)
-                break
-            fitting.append(candidate)
-            if rows * way.shared.cards >= question.batch_rows:
-                break
-            rows = min(2 * rows, -(-question.batch_rows // way.shared.cards))
-    if streams(question):
-        streamed = streamed_candidate(question, rates=rates, level=level, correction=correction)
-        (fitting if fits(streamed, question, level) else failing).append(streamed)
-    if own_step and takes_own_step(question):
-        own = _sorted_out(question, own_step_candidates(question, rates=rates, level=level), level)
-        fitting += own.fitting
-        failing += own.failing
-    return Searched(tuple(fitting), tuple(failing))
-
-
-def _sorted_out(question: FitQuestion, found: list[FitCandidate], level: Level) -> Searched:
-    good = tuple(item for item in found if fits(item, question, level))
-    return Searched(good, tuple(item for item in found if item not in good))
+        candidates.append(processor_candidate(question))
+    else:
+        for way in _families(question):
+            rows = 1
+            while True:
+                candidate = plain_candidate(
+                    question, way._replace(micro_rows=rows), rates=rates, correction=correction
+                )
+                if not fits(candidate, question, level):
+                    if rows == 1:
+                        failing.append(candidate)
+                    break
+                fitting.append(candidate)
+                if rows * way.shared.cards >= question.batch_rows:
+                    break
+                rows = min(2 * rows, -(-question.batch_rows // way.shared.cards))
+        if streams(question):
+            candidates.append(streamed_candidate(question, rates=rates, level=level, correction=correction))
+        if own_step and takes_own_step(question):
+            candidates += own_step_candidates(question, rates=rates, level=level)
+    for candidate in candidates:
+        (fitting if fits(candidate, question, level) else failing).append(candidate)
+    return fitting, failing
 
 
 def takes_own_step(question: FitQuestion) -> bool:

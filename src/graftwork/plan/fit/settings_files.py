@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from graftwork.records.plan import FitAnswer, Strategy
+from graftwork.records.plan import FitAnswer
 
 GRAFT, DEEPSPEED, ACCELERATE = "graft.train.yaml", "ds_config.json", "accelerate.yaml"
 CLIPPING = 1.0
@@ -71,7 +71,9 @@ def accelerate_config(answer: FitAnswer) -> dict[str, Any]:
     strategy, cards = answer.strategy, cards_of(answer)
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": _distributed(strategy, cards),
+        "distributed_type": {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}.get(
+            strategy.sharding, "MULTI_GPU" if cards > 1 else "NO"
+        ),
         "mixed_precision": {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}[strategy.precision],
         "num_machines": 1,
         "num_processes": cards,
@@ -102,14 +104,6 @@ def accelerate_config(answer: FitAnswer) -> dict[str, Any]:
 def cards_of(answer: FitAnswer) -> int:
     """Cards that the strategy uses."""
     return answer.question.machine.gpus if answer.strategy.sharding != "none" else 1
-
-
-def _distributed(strategy: Strategy, cards: int) -> str:
-    if strategy.sharding in ("zero2", "zero3"):
-        return "DEEPSPEED"
-    if strategy.sharding == "fsdp2":
-        return "FSDP"
-    return "MULTI_GPU" if cards > 1 else "NO"
 
 
 def _title(answer: FitAnswer) -> str:
