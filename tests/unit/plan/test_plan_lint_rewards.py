@@ -2,13 +2,13 @@
 
 import pytest
 
+from graftwork.plan.lint.check import RULES
 from graftwork.plan.lint.facts import Configuration, LintContext
-from graftwork.plan.lint.rules_training import REWARD_RULES
 
 
 def find(**fields):
     config = Configuration(file="f.yaml", kind="training", **fields)
-    return {rule.id for rule in REWARD_RULES for _ in rule.check(config, LintContext())}
+    return {rule.id for rule in RULES if rule.id.startswith("rl-") for _ in rule.check(config, LintContext())}
 
 
 @pytest.mark.parametrize(

@@ -6,46 +6,42 @@ file. Pure; does not know where the figures came from.
 
 from collections.abc import Iterable
 
-from graftwork.plan.lint import rules_memory, rules_precision, rules_training
-from graftwork.plan.lint.facts import Configuration, LintContext, LintFinding, LintRule, RuleHit
+from graftwork.plan.lint import rules_learning, rules_memory, rules_precision, rules_training
+from graftwork.plan.lint.facts import Configuration, LintContext, LintFinding, LintRule
 
-RULES: tuple[LintRule, ...] = (
-    *rules_training.SCHEDULE_RULES,
-    *rules_training.BATCH_RULES,
-    *rules_memory.MEMORY_RULES,
-    *rules_precision.PRECISION_RULES,
-    *rules_training.LEARNING_RULES,
-    *rules_training.REWARD_RULES,
-    *rules_precision.PURPOSE_RULES,
+RULES: tuple[LintRule, ...] = tuple(
+    rule
+    for module in (rules_training, rules_memory, rules_precision, rules_learning)
+    for rule in vars(module).values()
+    if isinstance(rule, LintRule)
 )
 GRAVITY = {"error": 0, "warning": 1, "note": 2}
 
 
 def lint(config: Configuration, context: LintContext) -> tuple[LintFinding, ...]:
-    return most_severe_first(
-        _finding(rule, hit, config) for rule in RULES for hit in rule.check(config, context)
-    )
+    findings = []
+    for rule in RULES:
+        for hit in rule.check(config, context):
+            fields = tuple(field.removeprefix("=") for field in hit.fields)
+            direct = hit.fields[0].startswith("=")
+            findings.append(
+                LintFinding(
+                    rule=rule.id,
+                    severity=rule.severity,
+                    what=hit.what,
+                    why=hit.why,
+                    fix=hit.fix,
+                    where=config.where(*fields),
+                    key=fields[0] if direct else config.key(*fields),
+                    source=rule.source,
+                )
+            )
+    return most_severe_first(findings)
 
 
-def most_severe_first(found: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
-    return tuple(sorted(found, key=lambda item: (GRAVITY[item.severity], _line(item.where))))
+def most_severe_first(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
+    def order(finding: LintFinding) -> tuple[int, int]:
+        line = finding.where.rsplit(":", 1)[-1]
+        return GRAVITY[finding.severity], int(line) if line.isdigit() else 0
 
-
-def _finding(rule: LintRule, hit: RuleHit, config: Configuration) -> LintFinding:
-    fields = tuple(field.removeprefix("=") for field in hit.fields)
-    direct = hit.fields[0].startswith("=")
-    return LintFinding(
-        rule=rule.id,
-        severity=rule.severity,
-        what=hit.what,
-        why=hit.why,
-        fix=hit.fix,
-        where=config.where(*fields),
-        key=fields[0] if direct else config.key(*fields),
-        source=rule.source,
-    )
-
-
-def _line(where: str) -> int:
-    tail = where.rsplit(":", 1)[-1]
-    return int(tail) if tail.isdigit() else 0
+    return tuple(sorted(findings, key=order))

@@ -197,7 +197,11 @@ def read_written(text: str, *, file: str) -> WrittenConfig:
     is_json = file.endswith(".json") or text.lstrip().startswith("{")
     if is_json:
         content: Any = parse_json(text, where=file)
-        node = _compose_json(text)
+        try:
+            node = parse_yaml(text, where="").root
+        except UserMistake:
+            # JSON is nearly YAML; where it is not (tabs), lines are not known, which spoils nothing else.
+            node = None
     else:
         content, node = parse_yaml(text, where=file)
     if not isinstance(content, dict):
@@ -207,28 +211,13 @@ def read_written(text: str, *, file: str) -> WrittenConfig:
     return WrittenConfig(file, _leaves(content, _lines(node)))
 
 
-def texts_for_numbers(written: WrittenConfig) -> dict[str, str]:
+def matching_texts(written: WrittenConfig, pattern: re.Pattern[str]) -> dict[str, str]:
+    """Keys whose text has the pattern, such as NUMBER_AS_TEXT or PLACEHOLDER."""
     return {
         ".".join(path): leaf.value
         for path, leaf in written.leaves.items()
-        if isinstance(leaf.value, str) and NUMBER_AS_TEXT.match(leaf.value)
+        if isinstance(leaf.value, str) and pattern.search(leaf.value)
     }
-
-
-def placeholders(written: WrittenConfig) -> dict[str, str]:
-    return {
-        ".".join(path): leaf.value
-        for path, leaf in written.leaves.items()
-        if isinstance(leaf.value, str) and PLACEHOLDER.search(leaf.value)
-    }
-
-
-def _compose_json(text: str) -> yaml.Node | None:
-    """JSON is nearly YAML; where it is not (tabs), lines are not known, which spoils nothing else."""
-    try:
-        return parse_yaml(text, where="").root
-    except UserMistake:
-        return None
 
 
 def _lines(node: yaml.Node | None, prefix: Path_ = ()) -> dict[Path_, int]:
@@ -265,12 +254,18 @@ Check = Callable[[Configuration, LintContext], Iterator[RuleHit]]
 
 
 class LintRule(NamedTuple):
+    """A check with its name, how severe what it finds is, and what that is, in one line."""
+
     id: str
     severity: Severity
     finds: str
-    """What it finds, in one line."""
     check: Check
     source: str = ""
+
+
+def rule(id_: str, severity: Severity, finds: str, source: str = "") -> Callable[[Check], LintRule]:
+    """Makes a rule of the check below it; the rules of a module apply in the order in which they stand."""
+    return lambda check: LintRule(id_, severity, finds, check, source)
 
 
 SPOKEN_WITH_A_VOWEL = "AEFHILMNORSX"
@@ -299,7 +294,12 @@ def effective_batch(config: Configuration) -> int | None:
 
 def count_steps(config: Configuration) -> Steps | None:
     """As transformers counts: batches a card first, then those that make an update, the last one smaller."""
-    epoch = _epoch_steps(config)
+    batch, epoch = effective_batch(config), None
+    if config.rows is not None and batch:
+        epoch = math.ceil(config.rows / batch)
+        if config.micro_batch is not None:
+            batches = math.ceil(config.rows / (config.micro_batch * (config.cards or 1)))
+            epoch = max(math.ceil(batches / (config.accumulation or 1)), 1)
     if config.max_steps is not None and config.max_steps > 0:
         return Steps(epoch, config.max_steps)
     if epoch is None or config.epochs is None:
@@ -316,13 +316,3 @@ def warmup_of(config: Configuration, total: int) -> int | None:
 def interval_of(when: str | None, steps: int | None) -> int | None:
     """Steps between two events, where they are counted in steps."""
     return steps if when in (None, "steps") else None
-
-
-def _epoch_steps(config: Configuration) -> int | None:
-    batch = effective_batch(config)
-    if config.rows is None or not batch:
-        return None
-    if config.micro_batch is None:
-        return math.ceil(config.rows / batch)
-    batches = math.ceil(config.rows / (config.micro_batch * (config.cards or 1)))
-    return max(math.ceil(batches / (config.accumulation or 1)), 1)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from graftwork.plan.lint.facts import (
+    NUMBER_AS_TEXT,
+    PLACEHOLDER,
     ConfigLocation,
     Configuration,
     Kind,
     WrittenConfig,
-    placeholders,
-    texts_for_numbers,
+    matching_texts,
 )
 from graftwork.records.errors import UserMistake
 
@@ -38,11 +39,6 @@ class Names(NamedTuple):
 
     names: tuple[str, ...]
     read: Convert
-
-
-class FoundValue(NamedTuple):
-    values: dict[str, Any]
-    places: dict[str, ConfigLocation]
 
 
 def number(value: Any) -> float | None:
@@ -95,55 +91,62 @@ def names_list(value: Any) -> tuple[str, ...] | None:
     return tuple(str(part) for part in value) if isinstance(value, list) and value else None
 
 
-def gather(written: WrittenConfig, fields: Mapping[str, Names]) -> FoundValue:
-    values: dict[str, Any] = {}
-    places: dict[str, ConfigLocation] = {}
-    for field, names in fields.items():
-        for name in names.names:
-            found = written.named(name)
-            read = names.read(found[1].value) if found else None
-            if found is not None and read is not None:
-                values[field] = read
-                places[field] = ConfigLocation(key=found[0], line=found[1].line)
-                break
-    return FoundValue(values, places)
+class FoundSettings:
+    """The settings of a file by field, each with its place."""
 
+    def __init__(self, written: WrittenConfig, fields: Mapping[str, Names]) -> None:
+        self._written = written
+        self.values: dict[str, Any] = {}
+        self.places: dict[str, ConfigLocation] = {}
+        for field, names in fields.items():
+            for name in names.names:
+                leaf = written.named(name)
+                value = names.read(leaf[1].value) if leaf else None
+                if leaf is not None and value is not None:
+                    self.values[field] = value
+                    self.places[field] = ConfigLocation(key=leaf[0], line=leaf[1].line)
+                    break
 
-def move(found: FoundValue, field: str, to: str, value: Any) -> None:
-    """What was read as `field` is meant as `to`."""
-    found.values.pop(field, None)
-    found.values[to] = value
-    found.places[to] = found.places.pop(field)
+    def set(self, field: str, value: Any, *, from_field: str) -> None:
+        """A value that follows from that of another field stands at its place."""
+        self.values[field] = value
+        self.places[field] = self.places[from_field]
 
+    def move(self, field: str, to: str, value: Any) -> None:
+        """What was read as `field` is meant as `to`."""
+        self.values.pop(field, None)
+        self.values[to], self.places[to] = value, self.places.pop(field)
 
-def settle_halves(found: FoundValue) -> None:
-    """The switches `bf16` and `fp16` become one precision; both at once are remembered as such."""
-    on = [field for field in ("bf16", "fp16") if found.values.pop(field, None)]
-    if len(on) == 2:
-        found.values["both_halves"] = True
-        found.places["both_halves"] = found.places["fp16"]
-    for field in on:
-        move(found, field, "precision", DTYPES[field])
+    def settle_precision(self) -> None:
+        """The switches `bf16` and `fp16` become one precision; both at once are remembered as such."""
+        on = [field for field in ("bf16", "fp16") if self.values.pop(field, None)]
+        if len(on) == 2:
+            self.set("both_halves", True, from_field="fp16")
+        for field in on:
+            self.move(field, "precision", DTYPES[field])
+        for field, bits in (("four", 4), ("eight", 8)):
+            if self.values.pop(field, None):
+                self.move(field, "bits", bits)
 
-
-def configure(written: WrittenConfig, kind: Kind, found: FoundValue) -> Configuration:
-    unfilled = placeholders(written)
-    texts = {} if written.file.endswith(".json") else texts_for_numbers(written)
-    by_key = {
-        key: ConfigLocation(key=key, line=written.leaves[tuple(key.split("."))].line)
-        for key in (*unfilled, *texts)
-        if tuple(key.split(".")) in written.leaves
-    }
-    return Configuration.model_validate(
-        {
-            **found.values,
-            "file": written.file,
-            "kind": kind,
-            "places": {**by_key, **found.places},
-            "unfilled": unfilled,
-            "texts_for_numbers": texts,
+    def configure(self, kind: Kind) -> Configuration:
+        written = self._written
+        unfilled = matching_texts(written, PLACEHOLDER)
+        texts = {} if written.file.endswith(".json") else matching_texts(written, NUMBER_AS_TEXT)
+        by_key = {
+            key: ConfigLocation(key=key, line=written.leaves[tuple(key.split("."))].line)
+            for key in (*unfilled, *texts)
+            if tuple(key.split(".")) in written.leaves
         }
-    )
+        return Configuration.model_validate(
+            {
+                **self.values,
+                "file": written.file,
+                "kind": kind,
+                "places": {**by_key, **self.places},
+                "unfilled": unfilled,
+                "texts_for_numbers": texts,
+            }
+        )
 
 
 STATED = {
@@ -218,66 +221,42 @@ TRAINING_FIELDS = {
 
 
 def read_training(written: WrittenConfig) -> Configuration:
-    found = gather(written, TRAINING_FIELDS)
-    settle(found)
-    return configure(written, "training", found)
+    settings = FoundSettings(written, TRAINING_FIELDS)
+    settle(settings)
+    return settings.configure("training")
 
 
-def settle(found: FoundValue) -> None:
+def settle(settings: FoundSettings) -> None:
     """Names that say the same thing in different ways become one field."""
-    _settle_precision(found)
-    _settle_schedule(found)
-    values = found.values
-    if values.pop("attention", None) == "flash_attention_2":
-        values.setdefault("flash_attention", True)
-        found.places.setdefault("flash_attention", found.places["attention"])
-    strategy = values.pop("packing_strategy", None)
-    if strategy in ("bfd", "bfd_split", "bfd-requeue") and values.get("flash_attention"):
-        # TRL's best-fit packing keeps rows apart by their positions, which only flash attention obeys.
-        values.setdefault("document_masks", True)
-    patience = values.pop("patience", None)
-    if patience:
-        values["stops_early"] = True
-        found.places["stops_early"] = found.places["patience"]
-    _settle_method(found)
-
-
-def _settle_precision(found: FoundValue) -> None:
-    settle_halves(found)
-    for field, bits in (("four", 4), ("eight", 8)):
-        if found.values.pop(field, None):
-            move(found, field, "bits", bits)
-
-
-def _settle_schedule(found: FoundValue) -> None:
-    values = found.values
+    values = settings.values
+    settings.settle_precision()
     warmup = values.get("warmup_steps")
     if warmup is not None:
         # Below one it is a share to transformers 5 as well.
         if 0 < warmup < 1:
-            move(found, "warmup_steps", "warmup_share", warmup)
+            settings.move("warmup_steps", "warmup_share", warmup)
         else:
             values["warmup_steps"] = int(warmup)
     for field in ("save_steps", "eval_steps"):
-        if field in values:
-            # Intervals below one are shares of the run to transformers; there the rules have nothing to find.
-            steps = values.pop(field)
-            if steps >= 1:
-                values[field] = int(steps)
-
-
-def _settle_method(found: FoundValue) -> None:
-    values = found.values
+        # Intervals below one are shares of the run to transformers; there the rules have nothing to find.
+        steps = values.pop(field, None)
+        if steps is not None and steps >= 1:
+            values[field] = int(steps)
+    if values.pop("attention", None) == "flash_attention_2" and "flash_attention" not in values:
+        settings.set("flash_attention", True, from_field="attention")
+    strategy = values.pop("packing_strategy", None)
+    if strategy in ("bfd", "bfd_split", "bfd-requeue") and values.get("flash_attention"):
+        # TRL's best-fit packing keeps rows apart by their positions, which only flash attention obeys.
+        values.setdefault("document_masks", True)
+    if values.pop("patience", None):
+        settings.set("stops_early", True, from_field="patience")
     name = str(values.pop("method_name", "")).lower()
     if name in ("lora", "qlora", "dora", "full", "sft_full"):
-        values["method"] = "full" if name == "sft_full" else name
-        found.places["method"] = found.places["method_name"]
+        settings.set("method", name.removeprefix("sft_"), from_field="method_name")
     elif "rank" in values:
-        values["method"] = "lora"
-        found.places["method"] = found.places["rank"]
+        settings.set("method", "lora", from_field="rank")
     if values.get("method", "lora") == "lora" and values.get("bits") == 4:
-        values["method"] = "qlora"
-        found.places["method"] = found.places["bits"]
+        settings.set("method", "qlora", from_field="bits")
 
 
 AXOLOTL_FIELDS = {
@@ -295,18 +274,15 @@ AXOLOTL_FIELDS = {
 
 
 def read_axolotl(written: WrittenConfig) -> Configuration:
-    found = gather(written, AXOLOTL_FIELDS)
-    values = found.values
-    for field, when in (("saves_per_epoch", "save_when"), ("evals_per_epoch", "eval_when")):
-        if values.pop(field, None) is not None:
-            values[when] = "epoch"
-            found.places[when] = found.places[field]
-    values["document_masks"] = True
-    settle(found)
-    if values.get("method") is None:
-        # Without an adapter all of the weights are trained.
-        values["method"] = "full"
-    return configure(written, "axolotl", found)
+    settings = FoundSettings(written, AXOLOTL_FIELDS)
+    for field, when_field in (("saves_per_epoch", "save_when"), ("evals_per_epoch", "eval_when")):
+        if settings.values.pop(field, None) is not None:
+            settings.set(when_field, "epoch", from_field=field)
+    settings.values["document_masks"] = True
+    settle(settings)
+    # Without an adapter all of the weights are trained.
+    settings.values.setdefault("method", "full")
+    return settings.configure("axolotl")
 
 
 DEEPSPEED_FIELDS = {
@@ -331,17 +307,17 @@ DEEPSPEED_FIELDS = {
 
 
 def read_deepspeed(written: WrittenConfig) -> Configuration:
-    found = gather(written, DEEPSPEED_FIELDS)
-    values = found.values
-    settle_halves(found)
+    settings = FoundSettings(written, DEEPSPEED_FIELDS)
+    values = settings.values
+    settings.settle_precision()
     for field in ("offload_optimizer", "offload_weights"):
         values[field] = values.get(field) in ("cpu", "nvme")
     if values.pop("cpu_offload", None):
-        move(found, "cpu_offload", "offload_optimizer", True)
+        settings.move("cpu_offload", "offload_optimizer", True)
     name = values.pop("method_name", None)
     if name in ("lora", "qlora", "dora", "full"):
-        move(found, "method_name", "method", name)
-    return configure(written, "deepspeed", found)
+        settings.move("method_name", "method", name)
+    return settings.configure("deepspeed")
 
 
 LLAMA_FACTORY_FIELDS = {
@@ -356,17 +332,16 @@ LLAMA_FACTORY_FIELDS = {
 
 
 def read_llama_factory(written: WrittenConfig) -> Configuration:
-    found = gather(written, LLAMA_FACTORY_FIELDS)
-    values = found.values
+    settings = FoundSettings(written, LLAMA_FACTORY_FIELDS)
+    values = settings.values
     if values.pop("quantised", None) == 4:
-        values["bits"] = 4
-        found.places["bits"] = found.places["quantised"]
+        settings.set("bits", 4, from_field="quantised")
     if values.get("attention") == "fa2":
         values["attention"] = "flash_attention_2"
-    settle(found)
-    if values.get("method") == "lora" and "rank" not in values:
-        values["rank"] = 8
-    return configure(written, "llama-factory", found)
+    settle(settings)
+    if values.get("method") == "lora":
+        values.setdefault("rank", 8)
+    return settings.configure("llama-factory")
 
 
 GRAFT_FIELDS = {
@@ -417,7 +392,13 @@ def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str =
     values["eval_when"] = "steps" if examine.get("every") else "no"
     values["stops_early"] = examine.get("patience") is not None
     values["zero_stage"] = {"zero2": 2, "zero3": 3, "fsdp": 3}.get(str(_at(settings, ("train", "strategy"))))
-    values["target_rate"] = _highest_rate(settings)
+    # The strictest rate of the gate that is held by the lower bound of its interval.
+    rates = [
+        rule["over"]
+        for rule in _at(settings, ("gate", "rules")) or []
+        if rule.get("over") is not None and 0 < rule["over"] < 1 and rule.get("bound") in (None, "lower")
+    ]
+    values["target_rate"] = max(rates, default=None)
     places["target_rate"] = _place(written, ("gate", "rules"), model)
     return Configuration.model_validate(
         {
@@ -427,17 +408,6 @@ def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str =
             "places": {k: v for k, v in places.items() if v.line},
         }
     )
-
-
-def _highest_rate(settings: dict[str, Any]) -> float | None:
-    """The strictest rate of the gate that is held by the lower bound of its interval."""
-    rules = _at(settings, ("gate", "rules")) or []
-    rates = [
-        rule["over"]
-        for rule in rules
-        if rule.get("over") is not None and 0 < rule["over"] < 1 and rule.get("bound") in (None, "lower")
-    ]
-    return max(rates, default=None)
 
 
 def _at(settings: Any, path: tuple[str, ...]) -> Any:

@@ -12,9 +12,9 @@ from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import CONTEXT_GIB, make_question
-from graftwork.plan.lint.facts import Configuration, LintContext, LintRule, Peaks, RuleHit, a, effective_batch
+from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, RuleHit, a, effective_batch, rule
 from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.plan import FitOptions, PlainSetup, Precision
+from graftwork.records.plan import FitOptions, PlainSetup
 from graftwork.records.units import ELEMENT_BYTES, GIB, NF4_BYTES
 
 PLAIN = ("training", "axolotl", "llama-factory")
@@ -23,7 +23,8 @@ PLAIN = ("training", "axolotl", "llama-factory")
 
 def peaks_of(config: Configuration, model: CatalogModel, lengths: tuple[int, ...]) -> Peaks | None:
     """GiB of one card at the longest row that the limit lets through."""
-    dtype = _dtype(config)
+    # The type of the weights: as they are loaded, else as the run multiplies.
+    dtype = config.weights_dtype or config.precision
     sharded = config.zero_stage or config.offload_optimizer or config.offload_weights
     if config.kind not in PLAIN or sharded or config.method is None or dtype is None:
         return None
@@ -75,11 +76,6 @@ def least_minutes(
     return answer.run_minutes.low if answer.fits else None
 
 
-def _dtype(config: Configuration) -> Precision | None:
-    """The type of the weights: as they are loaded, else as the run multiplies."""
-    return config.weights_dtype or config.precision
-
-
 HOST_OFFLOAD = 16.0
 """Bytes a parameter in host memory with the optimizer offloaded: fp32 weights, moments, gradients."""
 HOST_OFFLOAD_PADDED = 1.5
@@ -111,13 +107,8 @@ def weights_of(config: Configuration, context: LintContext) -> LoadedWeights | N
     return LoadedWeights(context.parameters * ELEMENT_BYTES[dtype] / GIB, dtype)
 
 
-class FullFloor(NamedTuple):
-    card_gib: float
-    explanation: str
-
-
-def full_floor(config: Configuration, context: LintContext) -> FullFloor | None:
-    """The least that a card holds where all weights are trained, without any activation."""
+def full_floor(config: Configuration, context: LintContext) -> tuple[float, str] | None:
+    """GiB that a card holds at least where all weights are trained, without any activation; and of what."""
     if config.method != "full" or context.parameters is None:
         return None
     cards, stage = config.cards or 1, config.zero_stage or 0
@@ -134,23 +125,14 @@ def full_floor(config: Configuration, context: LintContext) -> FullFloor | None:
         gradients = 0.0 if stage >= 2 else gradients
     if config.offload_weights and stage == 3:
         weights = 0.0
-    each = (
-        weights / (cards if stage >= 3 else 1)
-        + gradients / (cards if stage >= 2 else 1)
-        + optimizer / (cards if stage >= 1 else 1)
-    )
-    kept = [
-        f"{name} {bytes_ / (cards if stage >= least else 1):g}"
-        for name, bytes_, least in (
-            ("weights", weights, 3),
-            ("gradients", gradients, 2),
-            ("optimizer", optimizer, 1),
-        )
-        if bytes_
-    ]
-    return FullFloor(
-        each * context.parameters / GIB, f"bytes a parameter and card: {' + '.join(kept) or 'none'}"
-    )
+    parts = {
+        "weights": weights / (cards if stage >= 3 else 1),
+        "gradients": gradients / (cards if stage >= 2 else 1),
+        "optimizer": optimizer / (cards if stage >= 1 else 1),
+    }
+    named = [f"{name} {size:g}" for name, size in parts.items() if size]
+    explanation = f"bytes a parameter and card: {' + '.join(named) or 'none'}"
+    return sum(parts.values()) * context.parameters / GIB, explanation
 
 
 GENEROUS = 1.1
@@ -160,20 +142,25 @@ HARDLY = 0.7
 FIT = "`graft plan fit` shows what does fit"
 
 
+@rule("weights-larger-than-stated", "error", "weights that take more than stated")
 def weights_are_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     weights = weights_of(config, context)
     stated = config.stated_weights_gb
     if weights is None or stated is None or weights.gib <= stated * GENEROUS:
         return
+    # The most common slip: the size of the files taken for that of the weights in float32.
+    half = 2 * (context.parameters or 0) / GIB
+    slip = half / GENEROUS <= stated <= half * GENEROUS
     yield RuleHit(
         f"{_billions(context)} parameters in {weights.form} are {weights.gib:.1f} GiB, not {stated:g} GB",
         f"the weights alone are {weights.gib / stated:.1f} times what was assumed"
-        f"{_in_16_bits(context, stated)}",
+        + (f"; {stated:g} GB is what they are in 16 bits" if slip else ""),
         _smaller(context, stated),
         ("stated_weights_gb", "weights_dtype", "precision"),
     )
 
 
+@rule("memory-larger-than-stated", "error", "training that takes more than stated")
 def memory_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     weights = weights_of(config, context)
     stated = config.stated_memory_gb
@@ -187,6 +174,7 @@ def memory_is_larger(config: Configuration, context: LintContext) -> Iterator[Ru
     )
 
 
+@rule("weights-do-not-fit", "error", "weights larger than the card or the memory")
 def weights_do_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     weights = weights_of(config, context)
     if weights is None or config.method == "full":
@@ -207,10 +195,17 @@ def weights_do_not_fit(config: Configuration, context: LintContext) -> Iterator[
         )
 
 
+@rule(
+    "full-does-not-fit",
+    "error",
+    "all weights trained where that cannot be",
+    "ZeRO, arXiv 1910.02054, section 3",
+)
 def full_does_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     floor = full_floor(config, context)
-    if floor is None or context.gpu is None or floor.card_gib <= context.gpu.memory_gib:
+    if floor is None or context.gpu is None or floor[0] <= context.gpu.memory_gib:
         return
+    least, explanation = floor
     cards = config.cards or 1
     pooled = (
         f" ZeRO-{config.zero_stage or 0} keeps the whole weights on every card: {cards} cards are not one of "
@@ -219,30 +214,38 @@ def full_does_not_fit(config: Configuration, context: LintContext) -> Iterator[R
         else ""
     )
     yield RuleHit(
-        f"training all of {_billions(context)} parameters takes {floor.card_gib:.1f} GiB a card before any "
+        f"training all of {_billions(context)} parameters takes {least:.1f} GiB a card before any "
         f"activation; {a(context.gpu.name)} has {context.gpu.memory_gib:.1f}",
-        f"{floor.explanation}.{pooled}",
+        f"{explanation}.{pooled}",
         f"train an adapter (qlora), or ZeRO-3 with weights and optimizer in host memory; {FIT}",
         ("method", "zero_stage", "precision", "model", "gpu"),
     )
 
 
+@rule("full-hardly-fits", "warning", "all weights trained with nearly nothing left")
 def full_hardly_fits(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     floor = full_floor(config, context)
     if floor is None or context.gpu is None:
         return
-    if not HARDLY * context.gpu.memory_gib < floor.card_gib <= context.gpu.memory_gib:
+    least, explanation = floor
+    if not HARDLY * context.gpu.memory_gib < least <= context.gpu.memory_gib:
         return
-    left = context.gpu.memory_gib - floor.card_gib
+    left = context.gpu.memory_gib - least
     yield RuleHit(
-        f"weights and what learns them take {floor.card_gib:.1f} of {context.gpu.memory_gib:.1f} GiB; "
+        f"weights and what learns them take {least:.1f} of {context.gpu.memory_gib:.1f} GiB; "
         f"{left:.1f} are left",
-        f"{floor.explanation}; activations, buffers and the CUDA context must do with the rest",
+        f"{explanation}; activations, buffers and the CUDA context must do with the rest",
         f"offload the weights too (ZeRO-3), or train an adapter; {FIT}",
         ("zero_stage", "method", "model"),
     )
 
 
+@rule(
+    "host-memory-short",
+    "warning",
+    "an offload that the host cannot hold",
+    "DeepSpeed estimate_zero2/3_model_states_mem_needs",
+)
 def host_memory_is_short(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     if not config.offload_optimizer or config.ram_gib is None or context.parameters is None:
         return
@@ -263,6 +266,7 @@ def host_memory_is_short(config: Configuration, context: LintContext) -> Iterato
     )
 
 
+@rule("recomputing-is-off", "error", "gradient checkpointing off where it is needed")
 def recomputing_is_off(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     if context.gpu is None or context.peaks is None or config.recompute:
         return
@@ -278,6 +282,7 @@ def recomputing_is_off(config: Configuration, context: LintContext) -> Iterator[
         )
 
 
+@rule("peak-does-not-fit", "error", "a step larger than the card")
 def peak_does_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     if context.gpu is None or context.peaks is None or context.peaks.recomputed <= context.gpu.memory_gib:
         return
@@ -290,6 +295,7 @@ def peak_does_not_fit(config: Configuration, context: LintContext) -> Iterator[R
     )
 
 
+@rule("download-larger-than-stated", "warning", "model files that are larger")
 def download_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     if config.stated_download_gb is None or context.parameters is None:
         return
@@ -304,6 +310,7 @@ def download_is_larger(config: Configuration, context: LintContext) -> Iterator[
         )
 
 
+@rule("serving-larger-than-stated", "warning", "a result too large for its machine")
 def serving_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     if config.serving_gb is None or context.parameters is None:
         return
@@ -318,6 +325,7 @@ def serving_is_larger(config: Configuration, context: LintContext) -> Iterator[R
         )
 
 
+@rule("trainable-not-as-stated", "warning", "number of adapter parameters that differs from the computed one")
 def trainable_is_not_as_stated(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     stated, real = config.stated_trainable, context.trainable
     if stated is None or real is None or abs(stated / real - 1) <= 0.1:
@@ -338,14 +346,6 @@ def _micro(config: Configuration, context: LintContext) -> str:
     return f"{rows} row{'s' * (rows != 1)} of {tokens:,} tokens"
 
 
-def _in_16_bits(context: LintContext, stated: float) -> str:
-    """The most common slip: the size of the files taken for that of the weights in float32."""
-    half = 2 * (context.parameters or 0) / GIB
-    return (
-        f"; {stated:g} GB is what they are in 16 bits" if half / GENEROUS <= stated <= half * GENEROUS else ""
-    )
-
-
 def _smaller(context: LintContext, room: float) -> str:
     """What holds the weights within `room` GiB."""
     parameters = context.parameters or 0
@@ -362,39 +362,3 @@ NF4_WITH_TABLES = 0.6
 
 def _billions(context: LintContext) -> str:
     return f"{(context.parameters or 0) / 1e9:.2f}B"
-
-
-MEMORY_RULES = (
-    LintRule("weights-larger-than-stated", "error", "weights that take more than stated", weights_are_larger),
-    LintRule("memory-larger-than-stated", "error", "training that takes more than stated", memory_is_larger),
-    LintRule("weights-do-not-fit", "error", "weights larger than the card or the memory", weights_do_not_fit),
-    LintRule(
-        "full-does-not-fit",
-        "error",
-        "all weights trained where that cannot be",
-        full_does_not_fit,
-        "ZeRO, arXiv 1910.02054, section 3",
-    ),
-    LintRule("full-hardly-fits", "warning", "all weights trained with nearly nothing left", full_hardly_fits),
-    LintRule(
-        "host-memory-short",
-        "warning",
-        "an offload that the host cannot hold",
-        host_memory_is_short,
-        "DeepSpeed estimate_zero2/3_model_states_mem_needs",
-    ),
-    LintRule(
-        "recomputing-is-off", "error", "gradient checkpointing off where it is needed", recomputing_is_off
-    ),
-    LintRule("peak-does-not-fit", "error", "a step larger than the card", peak_does_not_fit),
-    LintRule("download-larger-than-stated", "warning", "model files that are larger", download_is_larger),
-    LintRule(
-        "serving-larger-than-stated", "warning", "a result too large for its machine", serving_is_larger
-    ),
-    LintRule(
-        "trainable-not-as-stated",
-        "warning",
-        "number of adapter parameters that differs from the computed one",
-        trainable_is_not_as_stated,
-    ),
-)
