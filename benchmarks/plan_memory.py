@@ -53,7 +53,7 @@ def predict(configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def planned_peak(configuration: dict[str, Any]) -> Any:
-    from graftwork.costmodel.card_memory import card_peak
+    from graftwork.costmodel.gpu_memory import gpu_peak
     from graftwork.model.shape import adapter_parameters, linear_names
 
     shape = shape_of(configuration)
@@ -62,7 +62,7 @@ def planned_peak(configuration: dict[str, Any]) -> Any:
     trainable = adapter_parameters(
         shape, rank=configuration["rank"], targets=linear_names(shape), layers=shape.layers
     )
-    return card_peak(
+    return gpu_peak(
         shape,
         tuning_of(configuration),
         trainable=trainable,

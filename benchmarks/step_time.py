@@ -289,7 +289,7 @@ def prepare_graft(setting: Setting, device: str) -> tuple[Callable[[], Any], dic
 
 
 def tune(setting: Setting, shape: Any) -> Any:
-    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
+    from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
     from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
     from graftwork.plan.catalog.hardware import default_rates
 

@@ -22,7 +22,7 @@ FORMS = ("plain", "whole", "eight", "four")
 
 def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str) -> dict[str, Any]:
     """One run; every loss of it."""
-    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
+    from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.peft import attach
     from graftwork.model.load import load_base

@@ -121,7 +121,7 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     import torch
     from train_gpu_model import SHAPES
 
-    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
+    from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.peft import attach
     from graftwork.plan.catalog.hardware import default_rates

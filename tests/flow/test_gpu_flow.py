@@ -29,7 +29,7 @@ def dataset(tmp_path_factory):
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):
-    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
+    from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.probe import probe_device
     from graftwork.model.shape import adapter_parameters, read_shape

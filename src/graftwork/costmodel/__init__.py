@@ -3,15 +3,15 @@
 Imported by the planner, the engines and the pipeline. `model/shape.py` and `model/families/` give the shapes.
 There is one memory model for each kind of step:
 
-- graft's own step on a card: `card_memory.card_peak`. It replays `card_step.py` (load, passes, update), which
-  walks `card_tensors.py`, through `allocator.py`.
+- graft's own step on a GPU: `gpu_memory.gpu_peak`. It replays `gpu_step.py` (load, passes, update), which
+  walks `gpu_tensors.py`, through `allocator.py`.
 - transformers + PEFT: `plain_memory.plain_peak`. It replays `plain_decoder.py`;
-  `plain_memory.peak_of_each` shares it among several cards (`distributed.py`).
+  `plain_memory.peak_of_each` shares it among several GPUs (`distributed.py`).
 - a family without a step recipe: `trace.py` follows the step itself on the `meta` device (needs torch).
-- a processor: `processor.training_memory`.
+- a CPU: `cpu_step.training_memory`.
 
-Time: `rates.py` (what a card reaches), `card_time.py` (graft's own step), `plain_time.py` (transformers and
+Time: `rates.py` (what a GPU reaches), `gpu_time.py` (graft's own step), `plain_time.py` (transformers and
 PEFT), `packing.py` (rows to passes), `run_time.py` (a run without its steps), `probed_rates.py` (of a probe),
-`distributed.py` (links and offloading), `processor.py`. `card_tuning.py` chooses how the own step spends a
-card's memory; `stream.py` records allocations by what they are for.
+`distributed.py` (links and offloading), `cpu_step.py`. `gpu_tuning.py` chooses how the own step spends a
+GPU's memory; `stream.py` records allocations by what they are for.
 """

@@ -122,7 +122,7 @@ class Allocator:
         return block
 
     def _fresh(self, pool: Pool, size: int) -> MemoryBlock | None:
-        """Memory from the card; None where the limit has no room for it."""
+        """Memory from the GPU; None where the limit has no room for it."""
         wanted = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
         if size >= OWN_SEGMENT:
             wanted = -(-size // ROUND_LARGE) * ROUND_LARGE

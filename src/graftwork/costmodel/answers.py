@@ -1,7 +1,7 @@
 """Seconds of answering prompts by the embedded engine, in batches and one at a time. Pure.
 
-In: the shape of a model, the prompts and answers, what a processor or a card reaches. Out: seconds by what
-they are spent on: reading prompts, writing answers, recording passes on a card. What starts and loads the
+In: the shape of a model, the prompts and answers, what a processor or a GPU reaches. Out: seconds by what
+they are spent on: reading prompts, writing answers, recording passes on a GPU. What starts and loads the
 engine is in `run_time.py`.
 """
 
@@ -29,12 +29,12 @@ BLOCK_SECONDS = 2.5e-4
 GUESSED_WEIGHTS_S = 10e9
 """Bytes a second that products with one row read, where they were not measured."""
 LAUNCHED_BLOCK_SECONDS = 1.0e-3
-"""Of a pass that is not recorded on a card: the host launches it kernel by kernel (H200: 22 ms for a token of
+"""Of a pass that is not recorded on a GPU: the host launches it kernel by kernel (H200: 22 ms for a token of
 30 blocks by transformers, and half as much again for what surrounds it)."""
 RECORDING_PASSES = 3
 """Two passes to warm up and one to record."""
 CHOOSING_SECONDS = 3e-4
-"""Of a card, for choosing the tokens of a pass and sending them to the host."""
+"""Of a GPU, for choosing the tokens of a pass and sending them to the host."""
 
 
 class AnswerLoad(Record):
@@ -90,8 +90,8 @@ def processor_answers(
     }
 
 
-def card_answers(shape: ModelShape, load: AnswerLoad, *, rates: StepRates) -> dict[str, float]:
-    """On a card, which replays a recorded pass for every token and launches those over prompts."""
+def gpu_answers(shape: ModelShape, load: AnswerLoad, *, rates: StepRates) -> dict[str, float]:
+    """On a GPU, which replays a recorded pass for every token and launches those over prompts."""
     sizes = DecoderSizes(padded=True)
     rows = sizes.rows(min(load.rows, load.cases))
     read = math.ceil(load.read_tokens / PREFILL_TOKENS) + load.batches
@@ -108,7 +108,7 @@ def card_answers(shape: ModelShape, load: AnswerLoad, *, rates: StepRates) -> di
 
 
 def recording_answers(shape: ModelShape, *, sizes: int) -> float:
-    """Seconds in which a card records passes of so many sizes."""
+    """Seconds in which a GPU records passes of so many sizes."""
     return sizes * RECORDING_PASSES * shape.layers * LAUNCHED_BLOCK_SECONDS
 
 

@@ -1,7 +1,7 @@
-"""What several cards that share a run hold and wait for: DDP, ZeRO-2, ZeRO-3, FSDP2, offloading. Pure.
+"""What several GPUs that share a run hold and wait for: DDP, ZeRO-2, ZeRO-3, FSDP2, offloading. Pure.
 
-In: the peak of one card alone, how the run is shared, the machine. Out: the peak of each card, and
-the seconds of an optimizer step with what is sent between cards and to the host. ZeRO is DeepSpeed's with its
+In: the peak of one GPU alone, how the run is shared, the machine. Out: the peak of each GPU, and
+the seconds of an optimizer step with what is sent between GPUs and to the host. ZeRO is DeepSpeed's with its
 default buckets; FSDP2 is torch's, sharded by block.
 """
 
@@ -22,9 +22,9 @@ GUESSED_HOST_GB_S = 60.0
 PCIE_SHARE = 0.8
 """Of a connector's rate, what pinned memory reaches."""
 LINK_SHARE = 0.6
-"""Of a connector's rate, what two cards reach through the host: 19 to 20 of 32 GB/s on A40s (published)."""
+"""Of a connector's rate, what two GPUs reach through the host: 19 to 20 of 32 GB/s on A40s (published)."""
 NOT_HIDDEN = 0.35
-"""Of what is sent while the card computes, what it has to wait for (derived from published scaling)."""
+"""Of what is sent while the GPU computes, what it has to wait for (derived from published scaling)."""
 STATES_BYTES = {"adamw_8bit": 2 * (1 + 4 / 256), "sgd": 0.0}
 """Of the optimizer, a learned parameter; the others keep two numbers in float32."""
 ADAM_BYTES = 8.0
@@ -61,7 +61,7 @@ class LastingBytes(NamedTuple):
 def whole_states(
     shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int, frozen: float
 ) -> LastingBytes:
-    """What all cards together hold of weights and of what is learned."""
+    """What all GPUs together hold of weights and of what is learned."""
     zero = shared.sharding in ("zero2", "zero3")
     learned = ELEMENT_BYTES[setup.dtype] if setup.method == "full" else ELEMENT_BYTES[setup.adapter_dtype]
     return LastingBytes(
@@ -75,12 +75,12 @@ def whole_states(
 
 
 def is_cut_up(setup: PlainSetup, shared: Distribution) -> bool:
-    """Whether learned weights, with their gradients and states, are spread over the cards."""
+    """Whether learned weights, with their gradients and states, are spread over the GPUs."""
     return setup.method == "full" and shared.sharding not in ("none", "ddp")
 
 
 def passing_setup(setup: PlainSetup) -> PlainSetup:
-    """A setup whose peak is what passes through a card that learns all weights, and nothing of what stays.
+    """A setup whose peak is what passes through a GPU that learns all weights, and nothing of what stays.
 
     The smallest adapters keep the same inputs of the same products; gradients and states, which would hide
     the passes, are then too small to matter. What a trained norm keeps besides is added in `share`.
@@ -101,7 +101,7 @@ def passing_setup(setup: PlainSetup) -> PlainSetup:
 def share(
     passing: MemoryPeak, shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int
 ) -> MemoryPeak:
-    """The peak of each card. `passing` is the peak of one alone, without the optimizer's own moment."""
+    """The peak of each GPU. `passing` is the peak of one alone, without the optimizer's own moment."""
     if shared.sharding == "none":
         return passing
     if shared.sharding == "ddp":
@@ -125,7 +125,7 @@ def share(
 
 
 def _cut(states: LastingBytes, shared: Distribution, *, full: bool) -> dict[str, float]:
-    """Of the lasting bytes, those of one card."""
+    """Of the lasting bytes, those of one GPU."""
     n = shared.cards
     cut_up = shared.sharding in ("zero3", "fsdp2")
     on_card = {
@@ -176,7 +176,7 @@ def _with(peak: MemoryPeak, *, workspace: float) -> MemoryPeak:
 
 
 class HostTransfers(NamedTuple):
-    """Seconds between card and host: of one pass, and of a step's end."""
+    """Seconds between GPU and host: of one pass, and of a step's end."""
 
     a_pass: float
     a_step: float
@@ -195,7 +195,7 @@ def transfers(
     gradients = trainable * width / shared.cards / pcie
     fetched = 0.0
     if shared.offload == "weights":
-        # Forward and backward each fetch a card's own part; the rest comes from the other cards.
+        # Forward and backward each fetch a GPU's own part; the rest comes from the other GPUs.
         held = trainable * width if full else base_bytes
         fetched = 2 * held / shared.cards / pcie
     back = trainable * width / shared.cards / pcie if shared.offload == "optimizer" else 0.0
@@ -231,7 +231,7 @@ class PlainRun(NamedTuple):
 def plain_step_parts(
     run: PlainRun, setup: PlainSetup, shared: Distribution, *, passes: int
 ) -> dict[str, float]:
-    """Seconds of an optimizer step: the passes, what is sent between cards and to the host, the update."""
+    """Seconds of an optimizer step: the passes, what is sent between GPUs and to the host, the update."""
     # With autocast, products are computed in 16 bits whatever the weights are stored in.
     worked = setup.model_copy(update={"dtype": run.half}) if setup.autocast else setup
     once = plain_step(run.shape, setup, rates=run.rates, architecture=run.architecture).once_a_step
@@ -251,7 +251,7 @@ def plain_step_parts(
 
 
 def exposed(computing: float, moving: float) -> float:
-    """What the card waits for: what does not go on while it computes, and all that takes longer."""
+    """What the GPU waits for: what does not go on while it computes, and all that takes longer."""
     return max(moving - computing, 0.0) + NOT_HIDDEN * min(moving, computing)
 
 
@@ -275,14 +275,14 @@ def _sending_seconds(
 
 
 def link_seconds(bytes: float, *, cards: int, gb_s: float) -> float:
-    """A ring all-reduce: every card sends and receives 2 (n - 1) / n of the bytes, one way at `gb_s`."""
+    """A ring all-reduce: every GPU sends and receives 2 (n - 1) / n of the bytes, one way at `gb_s`."""
     if cards < 2:
         return 0.0
     return 2 * (cards - 1) / cards * bytes / (gb_s * 1e9)
 
 
 def link_rate(machine: Machine) -> float:
-    """GB/s between two cards: as stated, by NVLink where they are bridged, else through the host."""
+    """GB/s between two GPUs: as stated, by NVLink where they are bridged, else through the host."""
     if machine.link_gb_s is not None:
         return machine.link_gb_s
     return machine.gpu.pcie_gb_s * LINK_SHARE if machine.gpu is not None else 10.0

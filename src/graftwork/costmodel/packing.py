@@ -1,4 +1,4 @@
-"""How rows become passes of a card's step: which rows go together, and the few sizes of packs. Pure.
+"""How rows become passes of a GPU's step: which rows go together, and the few sizes of packs. Pure.
 
 In: lengths of rows, tokens of a pass at most. Out: bins of rows, rounded numbers of tokens and of places. The
 engine packs by it (`train/gpu`), and plans count by it.

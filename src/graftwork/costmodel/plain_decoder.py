@@ -30,7 +30,7 @@ ONLY_THE_BUFFER = 2
 
 
 class Storage:
-    """Bytes on the card until the last reference to them goes."""
+    """Bytes on the GPU until the last reference to them goes."""
 
     __slots__ = ("number", "stream")
 

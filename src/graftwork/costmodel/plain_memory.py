@@ -29,7 +29,7 @@ STEPS = 2
 
 
 def plain_peak(shape: ModelShape, setup: PlainSetup, *, architecture: str = "llama") -> MemoryPeak:
-    """The most that a card holds, and for what."""
+    """The most that a GPU holds, and for what."""
     return _cached_peak(shape.model_dump_json(), setup.model_dump_json(), architecture)
 
 
@@ -195,7 +195,7 @@ def _with_optimizer(peak: MemoryPeak, setup: PlainSetup, *, trainable: int) -> M
 def peak_of_each(
     run: PlainRun, setup: PlainSetup, shared: Distribution, *, exact: bool = False
 ) -> MemoryPeak:
-    """The peak of each card that shares the run. `exact`: tensor by tensor, else by straight lines."""
+    """The peak of each GPU that shares the run. `exact`: tensor by tensor, else by straight lines."""
     asked = passing_setup(setup) if is_cut_up(setup, shared) else setup
     if exact:
         alone = plain_peak(run.shape, asked, architecture=run.architecture)

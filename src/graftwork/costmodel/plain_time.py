@@ -1,8 +1,8 @@
-"""Seconds of a step of transformers + PEFT on a card, kernel group by kernel group. Pure.
+"""Seconds of a step of transformers + PEFT on a GPU, kernel group by kernel group. Pure.
 
-In: a decoder's shape and family, how the step is set, what the card reaches. Out: seconds by parts. A group
+In: a decoder's shape and family, how the step is set, what the GPU reaches. Out: seconds by parts. A group
 of kernels takes the longest of its launches, its operations and its traffic. The host calls each kernel from
-Python: where that takes longer than the card, the card waits.
+Python: where that takes longer than the GPU, the GPU waits.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ HOST_A_TENSOR = 1.2e-5
 """Seconds of the host a learned tensor: clipping, update and zeroing."""
 TENSORS_A_TARGET = 2
 OVERLAP = 6.0
-"""How sharply the longer of host and card decides: parts of a step are bound by one, parts by the other."""
+"""How sharply the longer of host and GPU decides: parts of a step are bound by one, parts by the other."""
 PLAIN_OPTIMIZER_BYTES = {
     "adamw_fused": 7.0,
     "adamw_foreach": 17.0,
@@ -111,7 +111,7 @@ def plain_step(
 
 
 def longer(host: float, busy: float) -> float:
-    """What a pass takes whose host and card work at the same time."""
+    """What a pass takes whose host and GPU work at the same time."""
     most = max(host, busy)
     return (
         float(most * ((host / most) ** OVERLAP + (busy / most) ** OVERLAP) ** (1 / OVERLAP)) if most else 0.0
@@ -228,7 +228,7 @@ def _attention(shape: ModelShape, setup: PlainSetup, family: ModelFamily, rates:
 
 
 def _optimizer(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> float:
-    """The card's update, or the host's calls where these take longer."""
+    """The GPU's update, or the host's calls where these take longer."""
     trainable = trained_parameters(shape, setup)
     width = WIDTHS[setup.dtype if setup.method == "full" else setup.adapter_dtype]
     moved = trainable * width * PLAIN_OPTIMIZER_BYTES[setup.optimizer] / rates.bandwidth

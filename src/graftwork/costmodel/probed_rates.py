@@ -1,6 +1,6 @@
 """From what a probe measured to the rates of a step. Pure.
 
-In: ProbeFacts. Out: Rates of a card, or a Cpu. Products, copies and transfers replace what the maker
+In: ProbeFacts. Out: Rates of a GPU, or a Cpu. Products, copies and transfers replace what the maker
 states; the real steps of two and four layers then say by how much the model of a block, and of what
 surrounds the blocks, is off on this device.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.costmodel.card_time import OPTIMIZER_BYTES, Blocks, block_seconds, head_seconds
+from graftwork.costmodel.gpu_time import OPTIMIZER_BYTES, Blocks, block_seconds, head_seconds
 from graftwork.costmodel.rates import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,
@@ -29,12 +29,12 @@ codes that have to be made first, 1150 of 1409 in 8 (H200, 2026-11). The real st
 COPIES_IN_A_STEP = 0.825
 """3.5 of the 4.24 TB/s that a plain copy reached there."""
 FULL_TOKENS = 2048
-"""Products of fewer tokens do not fill a card."""
+"""Products of fewer tokens do not fill a GPU."""
 LEAST_FACTOR, MOST_FACTOR = 0.4, 2.5
 """A step further off than that was measured while others used the machine, or is not what it seems."""
 PEAK_BEYOND_MEASURED = 1.6
-"""The peak of a card that is not in the catalog is unknown; no product reached more than this share of it
-on the cards that are."""
+"""The peak of a GPU that is not in the catalog is unknown; no product reached more than this share of it
+on the GPUs that are."""
 
 
 class Line(NamedTuple):
@@ -45,9 +45,9 @@ class Line(NamedTuple):
 
 
 def rates_of_probe(facts: ProbeFacts) -> StepRates:
-    """What this card reaches."""
+    """What this GPU reaches."""
     if facts.device.kind != "cuda":
-        raise ValueError("a processor has no card's rates")
+        raise ValueError("a processor has no GPU's rates")
     half = _rate(facts, ("bfloat16", "float16"))
     if half is None or not facts.copy_bytes_s:
         raise ValueError("the probe measured no products")

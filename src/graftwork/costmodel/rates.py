@@ -1,6 +1,6 @@
-"""What a card reaches within a training step, by its data sheet. Pure.
+"""What a GPU reaches within a training step, by its data sheet. Pure.
 
-In: a card of the catalog. Out: StepRates, in operations and bytes a second. Constants without a source were
+In: a GPU of the catalog. Out: StepRates, in operations and bytes a second. Constants without a source were
 fitted to benchmarks/results/train_gpu.json and tests/data/step_times.jsonl (H200, 2026-11).
 `probed_rates.py` replaces shares by what was measured.
 """
@@ -10,7 +10,7 @@ from graftwork.records.hardware import Gpu
 from graftwork.records.plan import Level
 
 POWER_FREE_SHARE, LOST_TO_A_TFLOP_A_WATT = 0.95, 0.215
-"""Share of the stated products that a step reaches, and what it loses where a card has more of them than
+"""Share of the stated products that a step reaches, and what it loses where a GPU has more of them than
 watts to feed them. Measured: 640 of 989 on an H200 (1.41 TFLOPS a watt; benchmarks/results/train_gpu.json,
 2026-11). Published: an RTX 5060 Ti reaches 81 % of its peak over a whole step (0.26 TFLOPS a watt;
 IST-DASLab/llmq). A straight line through both; derived for all others."""
@@ -19,15 +19,15 @@ LEAST_SHARE, MOST_SHARE = 0.40, 0.89
 EIGHT_SHARE = 0.90
 """8-bit products reach less of their peak than 16-bit ones: 1150 of 1979 against 640 of 989 (H200)."""
 BANDWIDTH_SHARE, GDDR_SHARE = 0.73, 0.88
-"""3.5 of 4.8 TB/s within a step on an H200; the slower memory of cards without HBM is used up better, and
+"""3.5 of 4.8 TB/s within a step on an H200; the slower memory of GPUs without HBM is used up better, and
 their large caches hold some of it: derived."""
 WITH_HBM = (6.0, 7.0, 8.0, 9.0, 10.0)
-"""Compute capabilities of cards with stacked memory."""
+"""Compute capabilities of GPUs with stacked memory."""
 ATTENTION_SHARE = 0.66
 """Of what products reach, what attention does: 420 of 640 on an H200."""
 MEASURED_ATTENTION, MEASURED_LENGTH = 420e12, 2048
 """Where that was measured; how it grows with the length is published (FlashAttention-3, 2024: causal, on an
-H100, 0.5, 0.75, 1, 1.2, 1.3 of it at 512, 1k, 2k, 4k and 8k). Slower cards are full sooner: derived."""
+H100, 0.5, 0.75, 1, 1.2, 1.3 of it at 512, 1k, 2k, 4k and 8k). Slower GPUs are full sooner: derived."""
 HALF_FULL_LENGTH = 920
 NARROW_HEADS = 0.85
 """Heads of 64 over heads of 128; the same source has 0.75 for its own kernels."""
@@ -45,7 +45,7 @@ FIXED_SECONDS, FIXED_A_LAYER = 0.0006, 0.00003
 """A pass's beginning and end on the host; and what each adapted block's small tensors add to the clipping
 and the update, which are recorded."""
 KERNEL_SECONDS = 2.2e-6
-"""The least that a kernel takes on the card, with the gap to the next one of a recording."""
+"""The least that a kernel takes on the GPU, with the gap to the next one of a recording."""
 MEASURED_HALF = 640e12
 FULL_OUTPUTS = 1.3e6
 """Outputs of a product at which an H200 reaches half of its rate: its processors share tiles of them."""
@@ -69,7 +69,7 @@ class StepRates(Record):
     half: float
     """16-bit products in a whole step."""
     eight: float | None = None
-    """8-bit products; None where the card has none."""
+    """8-bit products; None where the GPU has none."""
     single: float
     """32-bit products."""
     bandwidth: float
@@ -93,7 +93,7 @@ class StepRates(Record):
     head_factor: float = 1.0
     """The same for the head and the loss."""
     plain_factor: float = 1.0
-    """The same for what the card does in a step of transformers + PEFT."""
+    """The same for what the GPU does in a step of transformers + PEFT."""
     host_factor: float = 1.0
     """The same for what the host does in it."""
     certainty: Level = "computed"
@@ -101,7 +101,7 @@ class StepRates(Record):
     def product_seconds(
         self, tokens: float, inputs: int, outputs: int, rate: float, *, width: float = 2.0
     ) -> float:
-        """One product with a weight of `width` bytes a number. Few outputs do not fill a card; with few
+        """One product with a weight of `width` bytes a number. Few outputs do not fill a GPU; with few
         tokens it waits for the weight."""
         made = tokens * outputs
         full = FULL_OUTPUTS * rate / MEASURED_HALF
@@ -115,7 +115,7 @@ class StepRates(Record):
         return self.half
 
     def attention_at(self, length: float, head_dim: int) -> float:
-        """Attention's rate over rows of this length: short rows and narrow heads do not fill a card."""
+        """Attention's rate over rows of this length: short rows and narrow heads do not fill a GPU."""
         half_full = HALF_FULL_LENGTH * min(1.0, self.attention / MEASURED_ATTENTION)
         full = self.attention * (1 + half_full / MEASURED_LENGTH)
         return full * length / (length + half_full) * (NARROW_HEADS if head_dim < 96 else 1.0)
@@ -130,7 +130,7 @@ class StepRates(Record):
 
 
 def rates_of(gpu: Gpu) -> StepRates:
-    """What this card is expected to reach, before anybody has probed it."""
+    """What this GPU is expected to reach, before anybody has probed it."""
     share = _share(gpu)
     old, stacked = gpu.capability < 8.0, gpu.capability in WITH_HBM
     half = gpu.half_tflops * 1e12 * share

@@ -1,17 +1,17 @@
-"""Sampling answers during training: memory and seconds, on a card and on a processor. Pure.
+"""Sampling answers during training: memory and seconds, on a GPU and on a CPU. Pure.
 
 In: a shape and the answers of a batch. Out: bytes that the generator holds besides the weights, and seconds.
 The weights are those in training: nothing is there twice. The sizes of its tensors are those that the
 generator itself asks for (`model/generate/sizes.py`). Models that remember windows or states do not fit
-slots: they answer in static batches (`model/generate/generator.py`), on a processor one prompt at a time, on
-a card all prompts that are asked together, each read once for every answer, by passes that are not recorded.
+slots: they answer in static batches (`model/generate/generator.py`), on a CPU one prompt at a time, on
+a GPU all prompts that are asked together, each read once for every answer, by passes that are not recorded.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from graftwork.costmodel.processor import PASS_TOKENS, reached_share, seconds_a_token
+from graftwork.costmodel.cpu_step import PASS_TOKENS, reached_share, seconds_a_token
 from graftwork.costmodel.rates import PLAIN_DEQUANTISING, StepRates
 from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.generate.sizes import PREFILL_TOKENS, DecoderSizes, allocated_columns, cut_prompts
@@ -24,38 +24,38 @@ LAUNCHED_SECONDS_A_BLOCK = 2.6e-3
 blocks of SmolLM2 took more than 120 s on an H200."""
 
 
-def batch_rows(load: RolloutLoad, *, card: bool) -> int:
+def batch_rows(load: RolloutLoad, *, gpu: bool) -> int:
     """Rows of one batch."""
-    return min(load.rows_at_once if card else load.answers, MOST_ROWS)
+    return min(load.rows_at_once if gpu else load.answers, MOST_ROWS)
 
 
-def count_batches(load: RolloutLoad, *, card: bool) -> int:
+def count_batches(load: RolloutLoad, *, gpu: bool) -> int:
     """Batches of a step, one after the other."""
-    if not card:
+    if not gpu:
         return load.prompts * -(-load.answers // MOST_ROWS)
     rounds, rest = divmod(load.rows, load.rows_at_once)
     return rounds * -(-load.rows_at_once // MOST_ROWS) + -(-rest // MOST_ROWS)
 
 
-def remembered_bytes(shape: ModelShape, load: RolloutLoad, *, rows: int, width: float, card: bool) -> float:
+def remembered_bytes(shape: ModelShape, load: RolloutLoad, *, rows: int, width: float, gpu: bool) -> float:
     """Keys, values and states of a batch when its answers have their full length.
 
     A prompt that is read by each row stays whole until the first token is written; one that is read once is
     cut to the windows when it is copied.
     """
     position = 2.0 * shape.kv_heads * shape.head_dim * width * rows
-    final, read = load.longest + load.max_tokens - 1, load.longest if card else 0
+    final, read = load.longest + load.max_tokens - 1, load.longest if gpu else 0
     kept = [min(final, size) if size else final for size in shape.remembered]
     # A layer's keys are copied for each token: both are there for a moment.
     return position * (sum(max(held, read) for held in kept) + max(kept) / 2)
 
 
-def card_batch_seconds(
+def gpu_batch_seconds(
     shape: ModelShape, load: RolloutLoad, *, rates: StepRates, weight_bytes: float
 ) -> dict[str, float]:
     """Of one step, without rewards."""
     weights = float(shape.layers * layer_parameters(shape))
-    rows = batch_rows(load, card=True)
+    rows = batch_rows(load, gpu=True)
     length = load.longest + load.max_tokens
     seen = sum(min(length, size) if size else length for size in shape.remembered) / len(shape.remembered)
     cache = cache_bytes(shape, tokens=seen, rows=rows, width=2.0)
@@ -64,14 +64,14 @@ def card_batch_seconds(
     passing = shape.layers * LAUNCHED_SECONDS_A_BLOCK + max(reading, rows * 2.0 * weights / rates.half)
     return {
         "reading prompts": load.rows * load.prompt_tokens * 2.0 * weights / rates.half,
-        "generation": count_batches(load, card=True) * load.max_tokens * passing,
+        "generation": count_batches(load, gpu=True) * load.max_tokens * passing,
     }
 
 
 READING_SHARE, WRITING_SHARE = 0.64, 0.52
-"""Of the measured matrix rate of a processor, for prompts and for rows that write together (measured)."""
+"""Of the measured matrix rate of a CPU, for prompts and for rows that write together (measured)."""
 WEIGHTS_A_SECOND = 5.0e9
-"""Bytes of weights that one processor core reads for each token, whatever the rows (measured)."""
+"""Bytes of weights that one CPU core reads for each token, whatever the rows (measured)."""
 TOKEN_SECONDS_A_BLOCK, WITH_FEWER_BITS = 1.2e-4, 2.3e-4
 """Of a recorded pass for one token of each row, besides what it reads: its kernels follow each other. With
 weights in 8 bits each product quantizes its input (H200, 0.1B and 7.6B)."""
@@ -112,7 +112,7 @@ class SamplingSizes(NamedTuple):
 
 
 def sampling_sizes(load: RolloutLoad, *, recorded: bool) -> SamplingSizes:
-    """`recorded` is how a card answers: in few sizes, and the prompts of all groups together."""
+    """`recorded` is how a GPU answers: in few sizes, and the prompts of all groups together."""
     sizes = DecoderSizes(padded=recorded)
     rows = min(load.rows_at_once, sizes.most)
     room = sizes.room(rows, load.longest + load.max_tokens)
@@ -169,8 +169,8 @@ def sampling_memory(
         return {}
     if shape.remembered:
         # Static batches.
-        rows, recordings = batch_rows(load, card=recorded), 1
-        cache = remembered_bytes(shape, load, rows=rows, width=width, card=recorded)
+        rows, recordings = batch_rows(load, gpu=recorded), 1
+        cache = remembered_bytes(shape, load, rows=rows, width=width, gpu=recorded)
         # A prompt that all rows share is read once, but for its last token.
         passes: Sequence[PromptPass] = (
             [PromptPass(rows, load.longest, load.longest)]
@@ -215,7 +215,7 @@ def choose_prompts_at_once(
 
 
 def sampling_gib(shape: ModelShape, work: Workload) -> float:
-    """Of a card."""
+    """Of a GPU."""
     if work.rollouts is None:
         return 0.0
     return sampling_bytes(shape, work.rollouts, width=2.0, recorded=True) / GIB
@@ -224,7 +224,7 @@ def sampling_gib(shape: ModelShape, work: Workload) -> float:
 def sampling_beyond(
     shape: ModelShape, load: RolloutLoad, parts: Mapping[str, float], *, width: float
 ) -> float:
-    """Bytes of a processor's memory that sampling takes beyond `parts`, those of a step: nothing of a step
+    """Bytes of a CPU's memory that sampling takes beyond `parts`, those of a step: nothing of a step
     is held while answers are sampled."""
     sampled = sampling_bytes(shape, load, width=width, recorded=False)
     return max(sampled - parts["activations"] - parts["logits"], 0.0)
@@ -235,27 +235,27 @@ def sampling_rounds(load: RolloutLoad, sizes: DecoderSizes) -> int:
     return -(-load.rows // min(load.rows_at_once, sizes.most))
 
 
-def processor_seconds(shape: ModelShape, load: RolloutLoad, *, gflops: float) -> dict[str, float]:
+def cpu_seconds(shape: ModelShape, load: RolloutLoad, *, gflops: float) -> dict[str, float]:
     """Seconds of a batch of rollouts: every prompt is read once, then all rows write together. Those of a
     server are not known here."""
     if load.on_server:
         return _rewards(load)
     rate, flops = gflops * 1e9, 2.0 * total_parameters(shape)
     reading = load.prompts * load.prompt_tokens * flops / (rate * READING_SHARE)
-    rounds = count_batches(load, card=False) if shape.remembered else sampling_rounds(load, DecoderSizes())
+    rounds = count_batches(load, gpu=False) if shape.remembered else sampling_rounds(load, DecoderSizes())
     passes = rounds * load.max_tokens * total_parameters(shape) * 4.0 / WEIGHTS_A_SECOND
     writing = load.rows * load.answer_tokens * flops / (rate * WRITING_SHARE)
     return {"reading prompts": reading, "generation": passes + writing, **_rewards(load)}
 
 
-def card_seconds(
+def gpu_seconds(
     shape: ModelShape, load: RolloutLoad, *, rates: StepRates, weight_bytes: float
 ) -> dict[str, float]:
-    """The same on a card, which replays recorded passes: each reads the weights and the cache."""
+    """The same on a GPU, which replays recorded passes: each reads the weights and the cache."""
     if load.on_server:
         return _rewards(load)
     if shape.remembered:
-        batches = card_batch_seconds(shape, load, rates=rates, weight_bytes=weight_bytes)
+        batches = gpu_batch_seconds(shape, load, rates=rates, weight_bytes=weight_bytes)
         return batches | _rewards(load)
     weights = float(shape.layers * layer_parameters(shape))
     table = shape.vocab_size * shape.hidden_size * 2.0
@@ -280,7 +280,7 @@ LAUNCHED_KERNELS_A_BLOCK = 60
 
 
 def launched_bytes(shape: ModelShape, *, prompt: int, completion: int, rows: int) -> dict[str, float]:
-    """What passes on a card while transformers generates `rows` answers side by side."""
+    """What passes on a GPU while transformers generates `rows` answers side by side."""
     return {
         "key-value cache": cache_bytes(shape, tokens=prompt + completion, rows=rows, width=2.0),
         # Hidden states of all prompts at once.
@@ -320,7 +320,7 @@ def forward_rows(load: RolloutLoad, *, own_step: bool) -> int:
 
 
 def weight_width(tuning: Tuning | None) -> float:
-    """Bytes of a frozen weight as a card holds it."""
+    """Bytes of a frozen weight as a GPU holds it."""
     return BYTES_OF_FORM["whole" if tuning is None else tuning.form]
 
 
@@ -345,7 +345,7 @@ def passes_of(work: Workload) -> list[Workload]:
 
 
 def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: float) -> dict[str, float]:
-    """Seconds of training on the answers of one step on a processor: a pass for each prompt, which its
+    """Seconds of training on the answers of one step on a CPU: a pass for each prompt, which its
     answers share, the supervised rows of a mix, and what the model of the start reads."""
     load = work.rollouts
     if load is None:

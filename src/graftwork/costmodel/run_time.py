@@ -1,6 +1,6 @@
 """Seconds of a worker before its first step or answer: starting, loading, recording or compiling. Pure.
 
-In: where it runs, how many parameters there are, how a card's step is tuned. Out: seconds.
+In: where it runs, how many parameters there are, how a GPU's step is tuned. Out: seconds.
 """
 
 from graftwork.costmodel.packing import COMPILED_SHAPES
@@ -9,7 +9,7 @@ from graftwork.records.plan import Tuning
 IMPORT_SECONDS = {"cpu": 7.5, "cuda": 8.5}
 """Interpreter and libraries, where the process is not forked from one that has them."""
 OPEN_SECONDS = {"cpu": 0.5, "cuda": 2.0}
-"""Of a process with its imports done: its job, and on a card the context and first kernels."""
+"""Of a process with its imports done: its job, and on a GPU the context and first kernels."""
 MAKE_SECONDS = {"cpu": 1.0, "cuda": 1.0}
 """Making a model of its file, whatever its size (SmolLM2: 0.6 s of a core, 1 s in all)."""
 PREPARE_SECONDS = {"cpu": 1.0, "cuda": 0.0}
@@ -28,7 +28,7 @@ RECORDED_SIZES = 8
 PLAIN_PASS_A_LAYER = 0.004
 """Seconds of the host for a layer, forward and backward, where nothing is recorded yet (H200)."""
 READ_BYTES_S = {"cpu": 1.5e9, "cuda": 1.5e9}
-"""From the disk into memory or onto the card (derived: a usual NVMe disk, half of its stated rate)."""
+"""From the disk into memory or onto the GPU (derived: a usual NVMe disk, half of its stated rate)."""
 BYTES_A_PARAMETER = 2
 COMPILE_SECONDS = 8.0
 """For each size of batch; half a minute for all of them (H200 with 16 cores: settling took 15 to 29 s)."""

@@ -111,7 +111,7 @@ class AttentionSizes(NamedTuple):
 
 
 MULTIPROCESSORS = 132
-"""Of a Hopper. Smaller cards have fewer, and split less."""
+"""Of a Hopper. Smaller GPUs have fewer, and split less."""
 
 
 def flash_backward_sizes(sizes: AttentionSizes, *, deterministic: bool = False) -> list[int]:
@@ -154,7 +154,7 @@ def keep_states(stream: AllocationStream, weights: Sequence[Weight], optimizer: 
     for count, width in weights:
         if optimizer != "adamw_8bit":
             if optimizer == "adamw_fused":
-                stream.take(4, "optimizer")  # its step, counted on the card
+                stream.take(4, "optimizer")  # its step, counted on the GPU
             stream.take(count * width, "optimizer")
             stream.take(count * width, "optimizer")
         elif count < SMALL:

@@ -26,7 +26,7 @@ FLOAT = 4
 LEAVING = 2
 """Inputs on their way to the host at once."""
 UPDATE_SLICES, UPDATE_BUFFERS = 2 * (4 * FLOAT + FLOAT) * (1 << 22), 10
-"""Slices of Adam's states on the card: `train/streamed/engine.py`."""
+"""Slices of Adam's states on the GPU: `train/streamed/engine.py`."""
 STEPS = 2
 """The second finds what the first made for good."""
 SIMULATED_BLOCKS, SIMULATED_CHUNKS = 2, 2
@@ -453,7 +453,7 @@ def _head_tokens(shape: ModelShape, *, predicted: float) -> int | None:
 
 
 def _faster_update(run: PlainRun, work: StreamedWork, dtype: str) -> Literal["host", "card"]:
-    """Where Adam ends sooner. The card's copies wait for those of the weights."""
+    """Where Adam ends sooner. The GPU's copies wait for those of the weights."""
     if run.machine.gpu is None:
         return "host"
     moved = _moved_bytes(run, dtype)
@@ -464,7 +464,7 @@ def _faster_update(run: PlainRun, work: StreamedWork, dtype: str) -> Literal["ho
 STREAMED_FACTOR = 1.22
 """Times the passes of a plain step: gradients of all weights are summed and measured (H200: 3B and 6.7B)."""
 FORWARD_SHARE = 0.5
-"""Of the forward pass, what an update on the card hides behind: both use the same link (H200)."""
+"""Of the forward pass, what an update on the GPU hides behind: both use the same link (H200)."""
 
 
 def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -> dict[str, float]:
@@ -519,6 +519,6 @@ def _moved_bytes(run: PlainRun, dtype: str) -> float:
 
 
 def _host_rate(run: PlainRun) -> float:
-    """Bytes a second between pinned memory and the card, one way; both ways go at the same time."""
+    """Bytes a second between pinned memory and the GPU, one way; both ways go at the same time."""
     gpu = run.machine.gpu
     return gpu.pcie_gb_s * PCIE_SHARE * 1e9 if gpu is not None else run.rates.host

@@ -1,4 +1,4 @@
-"""The peak memory of a training step of any decoder of transformers, without a card and without weights.
+"""The peak memory of a training step of any decoder of transformers, without a GPU and without weights.
 
     python -m graftwork.costmodel.trace '{"config": {…}, "setup": {…}, "events": false}'
 
@@ -378,7 +378,7 @@ def traced_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal flash attention, as `sdpa` runs it on a card where no mask is given."""
+    """Causal flash attention, as `sdpa` runs it on a GPU where no mask is given."""
     if torch.is_autocast_enabled("cuda"):
         low = torch.get_autocast_dtype("cuda")
         query, key, value = query.to(low), key.to(low), value.to(low)

@@ -9,22 +9,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graftwork.costmodel.card_memory import describe_tuning
-from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step_parts
-from graftwork.costmodel.processor import (
+from graftwork.costmodel.cpu_step import (
     lost_states_share,
     seconds_a_token,
     training_memory,
     validation_share,
     with_rows,
 )
+from graftwork.costmodel.gpu_memory import describe_tuning
+from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_step_parts
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import (
     FORWARD_SHARE,
-    card_seconds,
+    cpu_seconds,
     forward_rows,
+    gpu_seconds,
     passes_of,
-    processor_seconds,
     sampling_beyond,
     update_seconds,
     weight_width,
@@ -131,9 +131,9 @@ def rollout_seconds(
         return {}
     if device.kind == "cuda":
         known = rates or default_rates()
-        parts = card_seconds(shape, load, rates=known, weight_bytes=weight_width(tuning))
+        parts = gpu_seconds(shape, load, rates=known, weight_bytes=weight_width(tuning))
     else:
-        parts = processor_seconds(shape, load, gflops=_matrix_rate(device))
+        parts = cpu_seconds(shape, load, gflops=_matrix_rate(device))
     return {name: seconds * load.batches for name, seconds in parts.items()}
 
 
@@ -173,7 +173,7 @@ def _card_rate(
         return None if plain is None or plain.seconds_a_token is None else 1 / plain.seconds_a_token
     trained_share = min(work.trained_tokens / sum(work.lengths), 1.0)
     tokens = sum(work.lengths) * work.batch_rows / len(work.lengths)
-    parts = card_step_parts(
+    parts = gpu_step_parts(
         shape,
         tuning,
         TrainedPart(work.adapted_layers, trained_by(shape, work), rates),

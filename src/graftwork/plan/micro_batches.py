@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from graftwork.costmodel.cpu_step import UNEVEN_REPLIES
 from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.plain_memory import peak_of_each
 from graftwork.costmodel.plain_time import expected_longest
-from graftwork.costmodel.processor import UNEVEN_REPLIES
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
 from graftwork.records.plan import Level, MemoryPeak, Offload, PlainSetup, PlainStep, Sharding, Workload
 from graftwork.records.units import ELEMENT_BYTES, GIB

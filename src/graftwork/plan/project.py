@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from graftwork.costmodel.card_memory import card_peak
-from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT, TuningRequest, choose_tuning
+from graftwork.costmodel.cpu_step import choose_host_micro_batches
 from graftwork.costmodel.distributed import PlainRun
+from graftwork.costmodel.gpu_memory import gpu_peak
+from graftwork.costmodel.gpu_tuning import FIRST_WITH_EIGHT, GPU_SHARE, TuningRequest, choose_tuning
 from graftwork.costmodel.probed_rates import rates_of_probe
-from graftwork.costmodel.processor import choose_host_micro_batches
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.costmodel.rollouts import choose_prompts_at_once, sampling_gib
 from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe_streamed
@@ -72,7 +72,7 @@ def plan_rollouts(
     chosen = choose_prompts_at_once(
         shape,
         load.rollouts,
-        memory_gib=work.settings.plan.memory_limit_gib or device.memory_gib * (CARD_SHARE if card else 1),
+        memory_gib=work.settings.plan.memory_limit_gib or device.memory_gib * (GPU_SHARE if card else 1),
         width=ELEMENT_BYTES[dtype],
         recorded=card,
     )
@@ -96,7 +96,7 @@ def plan_passes(
         return choose_host_micro_batches(
             shape, load, limit_gib=limit, width=ELEMENT_BYTES[dtype], checkpointed=again
         )
-    limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * GPU_SHARE
     strategy = TrainStrategy(settings.strategy, settings.processes * settings.run.nodes, settings.offload)
     config = base_config(work)
     run = PlainRun(
@@ -151,7 +151,7 @@ def plan_streamed(
     if not streams_layers(settings):
         return None
     card = device.kind == "cuda"
-    limit = work.settings.plan.memory_limit_gib or device.memory_gib * (CARD_SHARE if card else 1)
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * (GPU_SHARE if card else 1)
     here = this_host()
     host = max(here.ram_gib - SYSTEM_GIB, 0.0)
     whole = load.adapted_layers == shape.layers
@@ -222,7 +222,7 @@ def plan_tuning(
         settings, shape, device="cuda", precision=settings.precision, capability=device.capability
     ):
         return None
-    whole = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    whole = work.settings.plan.memory_limit_gib or device.memory_gib * GPU_SHARE
     sampled = sampling_gib(shape, load)
     limit = whole - sampled
     # Small models are quick in 16 bits, and 8 cost them most: on SmolLM2 the loss was 7 % higher.
@@ -254,7 +254,7 @@ def plan_tuning(
 def _with_expected_peak(shape: ModelShape, tuning: Tuning, load: Workload) -> Tuning:
     """A tuning is chosen as if every token were trained; the peak is that of the share that is."""
     share = min(load.trained_tokens / sum(load.lengths), 1.0)
-    peak = card_peak(
+    peak = gpu_peak(
         shape,
         tuning,
         trainable=trained_by(shape, load),

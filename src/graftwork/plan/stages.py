@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from graftwork.costmodel.answers import (
     AnswerLoad,
     alone,
-    card_answers,
+    gpu_answers,
     processor_answers,
     recording_answers,
 )
@@ -164,6 +164,6 @@ def _recording(facts: StageFacts, shape: ModelShape, *, sizes: int) -> dict[str,
 def _answer(facts: StageFacts, shape: ModelShape, load: AnswerLoad) -> dict[str, float]:
     device = facts.device
     if device.kind == "cuda":
-        return card_answers(shape, load, rates=facts.rates or default_rates())
+        return gpu_answers(shape, load, rates=facts.rates or default_rates())
     gflops = device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
     return processor_answers(shape, load, gflops=gflops, weights_s=device.weights_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.costmodel.gpu_memory import describe_tuning
 from graftwork.costmodel.streamed import describe_streamed
 from graftwork.costmodel.which_step import why_plain
 from graftwork.files.disk import read_or_empty

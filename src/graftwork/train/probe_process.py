@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
-from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT
+from graftwork.costmodel.gpu_tuning import FIRST_WITH_EIGHT, GPU_SHARE
 from graftwork.costmodel.which_step import why_plain
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
@@ -180,7 +180,7 @@ def _tuning(shape: ModelShape, *, tokens: int, length: int, form: Form) -> Tunin
         host_embedding=False,
         compiled=False,
         recorded=True,
-        limit_gib=total * CARD_SHARE,
+        limit_gib=total * GPU_SHARE,
         peak_gib=0.0,
         seconds_a_token=0.0,
     )

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.costmodel.processor import TrunkTokens
+from graftwork.costmodel.cpu_step import TrunkTokens
 from graftwork.pipeline.steps import plan as step
 from graftwork.plan.catalog.models import find_model
 from graftwork.records.dataset import Row

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step_parts
-from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
+from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_step_parts
+from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
 from graftwork.costmodel.plain_time import WAITING, plain_step
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.rates import StepRates
@@ -37,7 +37,7 @@ def predict(line: dict[str, Any], rates: StepRates) -> float:
     if setting["engine"] != "graft":
         return plain_seconds(shape, line, rates)
     lengths: Sequence[int] = setting["lengths"]
-    parts = card_step_parts(
+    parts = gpu_step_parts(
         shape,
         Tuning.model_validate(line["tuning"]) if "tuning" in line else tuned(shape, setting),
         TrainedPart(shape.layers, trainable(shape), rates),

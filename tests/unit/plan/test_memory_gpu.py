@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
-from graftwork.costmodel.card_step import load, step_recipe
-from graftwork.costmodel.card_tensors import ByteTally
+from graftwork.costmodel.gpu_memory import count, gpu_peak, load_peak, peak_bytes
+from graftwork.costmodel.gpu_step import load, step_recipe
+from graftwork.costmodel.gpu_tensors import ByteTally
 from graftwork.model.shape import adapter_parameters, linear_names
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
@@ -62,7 +62,7 @@ def variants():
 def test_parts_make_the_whole_and_the_quick_sum_is_the_long_one(form, shape, keep, lean, compiled, host):
     lean = min(lean, 4 - keep)
     tuning = tuned(form=form, keep=keep, lean=lean, compiled=compiled, host_embedding=host)
-    peak = card_peak(shape, tuning, **learned(shape))
+    peak = gpu_peak(shape, tuning, **learned(shape))
     assert sum(peak.parts.values()) == pytest.approx(peak.allocated, rel=1e-9)
     assert min(peak.parts.values()) >= 0
     assert peak.reserved >= peak.allocated
@@ -76,7 +76,7 @@ def test_parts_make_the_whole_and_the_quick_sum_is_the_long_one(form, shape, kee
 @settings(max_examples=15, deadline=None)
 def test_more_tokens_never_take_less(form, tokens, more, compiled):
     few, many = (
-        card_peak(SMALL, tuned(form=form, tokens=size, keep=2, compiled=compiled), **learned())
+        gpu_peak(SMALL, tuned(form=form, tokens=size, keep=2, compiled=compiled), **learned())
         for size in (tokens, tokens + more)
     )
     assert few.allocated <= many.allocated
@@ -88,30 +88,30 @@ def test_a_block_that_keeps_more_never_takes_less(form, keep, compiled):
     tuning = tuned(form=form, keep=keep, tokens=2048, compiled=compiled)
     more = tuning.model_copy(update={"keep": keep + 1})
     lean = tuning.model_copy(update={"lean": 1})
-    here, there, between = (card_peak(SMALL, plan, **learned()).allocated for plan in (tuning, more, lean))
+    here, there, between = (gpu_peak(SMALL, plan, **learned()).allocated for plan in (tuning, more, lean))
     assert here <= between <= there
 
 
 def test_a_higher_rank_takes_more_and_an_embedding_on_the_host_less():
-    plain = card_peak(SMALL, tuned(), **learned()).allocated
-    assert card_peak(SMALL, tuned(), **learned(rank=64)).allocated > plain
-    away = card_peak(SMALL, tuned(host_embedding=True), **learned()).allocated
+    plain = gpu_peak(SMALL, tuned(), **learned()).allocated
+    assert gpu_peak(SMALL, tuned(), **learned(rank=64)).allocated > plain
+    away = gpu_peak(SMALL, tuned(host_embedding=True), **learned()).allocated
     assert plain - away == pytest.approx(32_000 * 512 * 2, abs=4096)
 
 
 def test_a_fitting_plan_stays_within_the_limit_and_another_says_by_how_much_it_misses():
     tuning = tuned(tokens=2048, keep=4)
-    free = card_peak(SMALL, tuning, **learned())
+    free = gpu_peak(SMALL, tuning, **learned())
     tight = tuning.model_copy(update={"limit_gib": (free.allocated + free.reserved) / 2 / GIB})
     none = tuning.model_copy(update={"limit_gib": free.allocated * 0.9 / GIB})
-    assert card_peak(SMALL, none, **learned()).reserved > none.limit_gib * GIB
-    assert card_peak(SMALL, tight, **learned()).allocated == free.allocated
+    assert gpu_peak(SMALL, none, **learned()).reserved > none.limit_gib * GIB
+    assert gpu_peak(SMALL, tight, **learned()).allocated == free.allocated
 
 
 def test_a_large_head_goes_into_8_bits_some_rows_at_a_time():
     wide = SMALL.model_copy(update={"vocab_size": 320_000})
     whole, eight = (tuned(form=form) for form in (("whole", "whole"), ("eight", "eight")))
-    assert load_peak(wide, whole) < card_peak(wide, whole, **learned()).allocated
+    assert load_peak(wide, whole) < gpu_peak(wide, whole, **learned()).allocated
     head, embedding, slices = 320_000 * 512, 2 * 320_000 * 512, 2**24 * 16
     assert load_peak(wide, eight) < head + embedding + slices + load_peak(SMALL, eight)
 

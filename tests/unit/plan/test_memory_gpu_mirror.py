@@ -25,8 +25,8 @@ from transformers import (
     Starcoder2Config,
 )
 
-from graftwork.costmodel.card_step import step_recipe, take_pass
-from graftwork.costmodel.card_tensors import ByteTally
+from graftwork.costmodel.gpu_step import step_recipe, take_pass
+from graftwork.costmodel.gpu_tensors import ByteTally
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.parts import block_linears

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.costmodel.processor import (
+from graftwork.costmodel.cpu_step import (
     DISK_SHARE,
     MEMORY_SHARE,
     TrunkTokens,

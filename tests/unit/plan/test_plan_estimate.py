@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.costmodel.processor import training_flops
+from graftwork.costmodel.cpu_step import training_flops
 from graftwork.model.shape import adapter_parameters, read_shape, total_parameters
 from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.settings import PlanSettings

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step
+from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_step_time
 from graftwork.costmodel.probed_rates import probe_figures, rates_of_probe, whole_model_speed
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.plan.catalog.hardware import find_gpu
@@ -46,7 +46,7 @@ def make_tuning(layers, tokens, form="whole") -> Tuning:
 
 
 def seconds_on(rates: StepRates, layers, tokens, form="whole") -> float:
-    step = card_step(
+    step = gpu_step_time(
         SHAPE.model_copy(update={"layers": layers}),
         make_tuning(layers, tokens, form),
         TrainedPart(adapted=layers, trainable=TRAINABLE_A_LAYER * layers, rates=rates),

@@ -18,8 +18,8 @@ from family_samples import make as make_family
 from graftwork.costmodel.rollouts import (
     PromptPass,
     batch_rows,
-    card_seconds,
-    processor_seconds,
+    cpu_seconds,
+    gpu_seconds,
     prompt_bytes,
     sampling_bytes,
     sampling_memory,
@@ -275,9 +275,7 @@ def test_answers_beyond_the_slots_take_rounds_and_no_more_memory():
     rates = default_rates()
     one, three = load_of(32, 8, 100, 50), load_of(96, 8, 100, 50)
     assert sampling_sizes(one, recorded=True) == sampling_sizes(three, recorded=True)
-    seconds = [
-        card_seconds(SHAPE, load, rates=rates, weight_bytes=2.0)["generation"] for load in (one, three)
-    ]
+    seconds = [gpu_seconds(SHAPE, load, rates=rates, weight_bytes=2.0)["generation"] for load in (one, three)]
     assert seconds[1] == pytest.approx(3 * seconds[0])
 
 
@@ -300,8 +298,8 @@ def test_answers_of_a_server_take_no_time_here():
     )
     rates = default_rates()
     for seconds in (
-        lambda load: card_seconds(SHAPE, load, rates=rates, weight_bytes=2.0),
-        lambda load: processor_seconds(SHAPE, load, gflops=50.0),
+        lambda load: gpu_seconds(SHAPE, load, rates=rates, weight_bytes=2.0),
+        lambda load: cpu_seconds(SHAPE, load, gflops=50.0),
     ):
         assert seconds(there) == {"rewards": pytest.approx(4.0)}
         assert {"reading prompts", "generation", "rewards"} <= set(seconds(here))
@@ -331,7 +329,7 @@ def test_models_with_windows_take_what_static_batches_take(family, recorded, mon
     monkeypatch.setattr(StaticDecoder, "_forward", see_cache)
     sample(load, model, recorded=recorded)
     planned = sampling_memory(shape, load, width=WIDTH, recorded=recorded)["key-value cache"]
-    assert max(rows) == batch_rows(load, card=recorded)
+    assert max(rows) == batch_rows(load, gpu=recorded)
     # The keys of one layer are there twice for a moment.
     assert held <= planned <= 1.3 * held
 
@@ -349,8 +347,8 @@ def test_a_window_bounds_the_memory_of_long_answers(recorded):
 def test_models_with_windows_are_slower_than_those_with_slots():
     windowed, load = SHAPE.model_copy(update={"remembered": (16, 0)}), load_of(8, 8, 100, 50)
     rates = default_rates()
-    card = [card_seconds(shape, load, rates=rates, weight_bytes=2.0) for shape in (SHAPE, windowed)]
-    here = [processor_seconds(shape, load, gflops=50.0) for shape in (SHAPE, windowed)]
+    card = [gpu_seconds(shape, load, rates=rates, weight_bytes=2.0) for shape in (SHAPE, windowed)]
+    here = [cpu_seconds(shape, load, gflops=50.0) for shape in (SHAPE, windowed)]
     # On a processor prompts are answered one by one, and each pass reads the weights.
     assert here[1]["generation"] > here[0]["generation"]
     assert here[1]["reading prompts"] == here[0]["reading prompts"]

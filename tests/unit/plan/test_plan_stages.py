@@ -3,7 +3,7 @@
 import pytest
 from test_plan_estimate import DEVICE, SMOL
 
-from graftwork.costmodel.answers import AnswerLoad, alone, card_answers, processor_answers
+from graftwork.costmodel.answers import AnswerLoad, alone, gpu_answers, processor_answers
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.plan.stages import (
     MEASURED,
@@ -125,8 +125,8 @@ def test_answers_on_a_core_take_what_was_measured(name, load, seconds):
 
 
 def test_a_request_alone_on_a_card_waits_for_its_kernels_and_not_for_its_weights():
-    lone = card_answers(SMOL, alone(LOAD), rates=default_rates())["writing"] / LOAD.answer_tokens
-    many = card_answers(SMOL, changed(cases=32), rates=default_rates())["writing"] / LOAD.longest_answer
+    lone = gpu_answers(SMOL, alone(LOAD), rates=default_rates())["writing"] / LOAD.answer_tokens
+    many = gpu_answers(SMOL, changed(cases=32), rates=default_rates())["writing"] / LOAD.longest_answer
     assert 0.002 < lone < 0.006
     assert many < 1.5 * lone
 

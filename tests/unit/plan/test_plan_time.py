@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from published_rates import PUBLISHED, compare_published
 from roofline_oracle import is_possible, least_seconds
 
-from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_seconds_a_token, card_step
+from graftwork.costmodel.cpu_step import seconds_a_token
 from graftwork.costmodel.distributed import link_seconds
+from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_seconds_a_token, gpu_step_time
 from graftwork.costmodel.plain_time import plain_step
-from graftwork.costmodel.processor import seconds_a_token
 from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
@@ -87,7 +87,7 @@ def make_tuning(**changes) -> Tuning:
 
 
 def seconds_of(tuning, gpu=H200, length=2048.0):
-    step = card_step(
+    step = gpu_step_time(
         SEVEN,
         tuning,
         TrainedPart(adapted=28, trainable=TRAINABLE, rates=rates_of(gpu)),
@@ -204,14 +204,14 @@ def test_longer_rows_and_more_computed_again_never_take_less(tokens, length, mor
 
 def test_a_token_costs_a_step_shared_by_its_tokens():
     tuning = make_tuning()
-    a_token = card_seconds_a_token(SEVEN, tuning, TrainedPart(28, TRAINABLE, rates_of(H200)))
+    a_token = gpu_seconds_a_token(SEVEN, tuning, TrainedPart(28, TRAINABLE, rates_of(H200)))
     assert a_token * tuning.micro_tokens == pytest.approx(seconds_of(tuning))
 
 
 def test_an_eager_step_of_a_small_model_is_bound_by_launches():
     small = SEVEN.model_copy(update={"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000})
     tuning = make_tuning(micro_tokens=256, chunk_tokens=256, head_tokens=256, compiled=False)
-    step = card_step(
+    step = gpu_step_time(
         small,
         tuning,
         TrainedPart(adapted=28, trainable=1000, rates=rates_of(H200)),

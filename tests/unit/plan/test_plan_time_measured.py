@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step
+from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_step_time
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
@@ -50,7 +50,7 @@ def errors(rates: StepRates) -> list[float]:
     for line in read_lines():
         if "measured" in line:
             shape, setting = shape_of(line["setting"]["shape"]), line["setting"]
-            step = card_step(
+            step = gpu_step_time(
                 shape,
                 Tuning.model_validate(line["tuning"]),
                 TrainedPart(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.card_memory import StepBytes, count_by_levels, reserved_within
-from graftwork.costmodel.card_tuning import TuningRequest, _settings, choose_tuning, own_limits, with_room
+from graftwork.costmodel.gpu_memory import StepBytes, count_by_levels, reserved_within
+from graftwork.costmodel.gpu_tuning import TuningRequest, _settings, choose_tuning, own_limits, with_room
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB, MIB

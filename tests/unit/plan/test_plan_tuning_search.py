@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel import card_tuning
-from graftwork.costmodel.card_memory import card_peak, count, count_by_levels, reserved_within
-from graftwork.costmodel.card_step import step_recipe
-from graftwork.costmodel.card_time import TrainedPart, card_seconds_a_token
-from graftwork.costmodel.card_tuning import (
+from graftwork.costmodel import gpu_tuning
+from graftwork.costmodel.gpu_memory import count, count_by_levels, gpu_peak, reserved_within
+from graftwork.costmodel.gpu_step import step_recipe
+from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
+from graftwork.costmodel.gpu_tuning import (
     TuningOption,
     TuningRequest,
     _settings,
@@ -58,7 +58,7 @@ def ways(form, limit=2.0):
 def test_seconds_are_those_that_the_clock_model_states(form, data, levels):
     tuning = data.draw(st.sampled_from(ways(form)))
     keep, lean = levels
-    stated = card_seconds_a_token(
+    stated = gpu_seconds_a_token(
         SMALL,
         tuning.model_copy(update={"keep": keep, "lean": lean}),
         TrainedPart(adapted=BLOCKS, trainable=TRAINABLE, rates=default_rates()),
@@ -113,7 +113,7 @@ def test_hardly_anything_faster_would_have_fitted(limit, adapted):
 def test_the_fastest_setting_found_fits_the_card(limit):
     found = fastest(SMALL, ways("eight", limit), ADAPTED[6])
     assert found is not None
-    peak = card_peak(SMALL, found, trainable=TRAINABLE, adapted=BLOCKS)
+    peak = gpu_peak(SMALL, found, trainable=TRAINABLE, adapted=BLOCKS)
     assert found.peak_gib == peak.reserved / GIB <= limit
 
 
@@ -156,7 +156,7 @@ def test_few_settings_are_replayed_and_few_limits_of_each(limit, monkeypatch):
         replays.append(tuning.model_copy(update={"limit_gib": 0.0}))
         return reserved_within(shape, tuning, **named)
 
-    monkeypatch.setattr(card_tuning, "reserved_within", counted)
+    monkeypatch.setattr(gpu_tuning, "reserved_within", counted)
     fastest(SMALL, ways("eight", limit), ADAPTED[6])
     assert len({replay.to_json() for replay in replays}) <= 12
     assert len(replays) <= 24

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.costmodel.processor import (
+from graftwork.costmodel.cpu_step import (
     MEMORY_SHARE,
     TrunkTokens,
     choose_kept,

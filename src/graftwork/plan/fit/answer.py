@@ -8,7 +8,7 @@ each computed. Reads only the shipped catalogs, for models that would fit instea
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from graftwork.costmodel.card_memory import load_peak
+from graftwork.costmodel.gpu_memory import load_peak
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.costmodel.run_time import start_seconds
 from graftwork.costmodel.streamed import describe_streamed

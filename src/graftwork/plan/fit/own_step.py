@@ -6,13 +6,13 @@ where that was too much; so what decides is whether the leanest tuning fits.
 
 from functools import lru_cache
 
-from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
-from graftwork.costmodel.card_step import step_recipe
-from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_passes, card_step_parts
-from graftwork.costmodel.card_tuning import CARD_SHARE, TuningRequest, choose_tuning, heads
 from graftwork.costmodel.distributed import Distribution
+from graftwork.costmodel.gpu_memory import count, gpu_peak, load_peak, peak_bytes
+from graftwork.costmodel.gpu_step import step_recipe
+from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_passes, gpu_step_parts
+from graftwork.costmodel.gpu_tuning import GPU_SHARE, TuningRequest, choose_tuning, heads
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import FORWARD_SHARE, card_seconds, forward_rows, weight_width
+from graftwork.costmodel.rollouts import FORWARD_SHARE, forward_rows, gpu_seconds, weight_width
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.plain_step import host_memory, sampled_parts, trained, with_parts
@@ -34,7 +34,7 @@ def own_limit(question: FitQuestion) -> float:
     what answers are sampled in between steps."""
     room, gpu = card_room(question, cards=1).value, question.machine.gpu
     if question.memory_limit_gib is None and gpu is not None:
-        room = min(room, gpu.memory_gib * CARD_SHARE)
+        room = min(room, gpu.memory_gib * GPU_SHARE)
     return max(room - sampled_bytes(question) / GIB, 0.0)
 
 
@@ -134,7 +134,7 @@ def _chosen(shape: str, request: TuningRequest, limit: float, rates: str) -> Tun
 
 @lru_cache(maxsize=512)
 def _peak(shape: str, tuning: str, trainable: int, adapted: int) -> MemoryPeak:
-    return card_peak(
+    return gpu_peak(
         ModelShape.model_validate_json(shape),
         Tuning.model_validate_json(tuning),
         trainable=trainable,
@@ -150,7 +150,7 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
     shape, trainable, adapted = question.shape, trained(question), question.adapted_layers
     tokens = step_tokens(question)
     rows = max(round(tuning.micro_tokens * question.batch_rows / tokens), 1)
-    parts = card_step_parts(
+    parts = gpu_step_parts(
         shape,
         tuning,
         TrainedPart(adapted, trainable, rates),
@@ -184,7 +184,7 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
         seconds_a_step=sum(parts.values()),
         step_parts=parts,
         tokens_a_step=tokens,
-        passes=card_passes(tuning, tokens),
+        passes=gpu_passes(tuning, tokens),
     )
 
 
@@ -194,7 +194,7 @@ def sampling_parts(
     """Seconds of a step besides training: answers of GRPO, the comparing pass of DPO."""
     load = rollout_load(question)
     if load is not None:
-        sampling = card_seconds(question.shape, load, rates=rates, weight_bytes=weight_width(tuning))
+        sampling = gpu_seconds(question.shape, load, rates=rates, weight_bytes=weight_width(tuning))
         read = forward_rows(load, own_step=True) / load.rows
         return sampling | {"reference": FORWARD_SHARE * read * training}
     # The packed step needs the log-probabilities of a pair before its gradient.

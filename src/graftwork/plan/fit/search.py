@@ -7,8 +7,7 @@ streamed from host memory, under the same limits.
 
 from collections.abc import Iterator
 
-from graftwork.costmodel.distributed import Distribution
-from graftwork.costmodel.processor import (
+from graftwork.costmodel.cpu_step import (
     MEMORY_SHARE,
     PEAK_SHARE,
     TrunkTokens,
@@ -19,8 +18,9 @@ from graftwork.costmodel.processor import (
     training_memory,
     with_rows,
 )
+from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import passes_of, processor_seconds, sampling_beyond, update_seconds
+from graftwork.costmodel.rollouts import cpu_seconds, passes_of, sampling_beyond, update_seconds
 from graftwork.costmodel.streamed import StreamedWork, choose_streamed, streamed_peak, streamed_step_parts
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption, fits
@@ -130,7 +130,7 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
         seconds = {name: value * tokens for name, value in a_token.items()}
     else:
         seconds = update_seconds(shape, work, gflops=gflops, cores=cpu.cores)
-        seconds |= processor_seconds(shape, work.rollouts, gflops=gflops)
+        seconds |= cpu_seconds(shape, work.rollouts, gflops=gflops)
     # The C library takes and gives back pages: what is reserved is what is allocated.
     sizes = {name: float(size) for name, size in parts.model_dump().items()}
     if work.rollouts is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graftwork.costmodel.processor import (
+from graftwork.costmodel.cpu_step import (
     MEMORY_SHARE,
     TrunkTokens,
     choose_kept,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.costmodel.card_memory import keep_measured
+from graftwork.costmodel.gpu_memory import keep_measured
 from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, bin_rows
 from graftwork.model.adapters.trainable import sum_bits
 from graftwork.model.generate.recorded import Recording, record

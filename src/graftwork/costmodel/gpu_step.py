@@ -1,4 +1,4 @@
-"""A step of graft's own on a card as memory: loading, blocks, loss, gradients, update. Pure.
+"""A step of graft's own on a GPU as memory: loading, blocks, loss, gradients, update. Pure.
 
 In: something that gives memory, a decoder's shape, a tuning. Out: the same allocations, in the same order,
 that `train/gpu` makes. The caller counts them or replays them through the allocator. A block mirrors
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from graftwork.costmodel import card_tensors as pieces
-from graftwork.costmodel.card_tensors import (
+from graftwork.costmodel import gpu_tensors as pieces
+from graftwork.costmodel.gpu_tensors import (
     HALF,
     WORD,
     ByteTally,
@@ -684,7 +684,7 @@ def _load_scales(memory: TensorMemory, scales: int) -> None:
 
 
 WORKSPACE = 32 * MIB
-"""What cuBLAS is given on a Hopper card; on others 8 MiB."""
+"""What cuBLAS is given on a Hopper GPU; on others 8 MiB."""
 
 ID_BYTES = 8
 """Bytes of a token's number."""

@@ -1,7 +1,7 @@
-"""The memory of graft's own step on a card. Pure.
+"""The memory of graft's own step on a GPU. Pure.
 
-In: a decoder's shape, a tuning, what is trained. Out: `card_peak`, the peak of allocated and reserved
-bytes and its parts, by replaying card_step.py through the allocator; `count_by_levels`, the same count
+In: a decoder's shape, a tuning, what is trained. Out: `gpu_peak`, the peak of allocated and reserved
+bytes and its parts, by replaying gpu_step.py through the allocator; `count_by_levels`, the same count
 summed block by block, fast enough to rank hundreds of settings. Knows neither the CUDA context nor other
 processes.
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from graftwork.costmodel import card_step
+from graftwork.costmodel import gpu_step
 from graftwork.costmodel.allocator import Allocator, AllocatorLimitExceeded, MemoryBlock
-from graftwork.costmodel.card_step import (
+from graftwork.costmodel.gpu_step import (
     WORKSPACE,
     Pass,
     StepRecipe,
@@ -25,7 +25,7 @@ from graftwork.costmodel.card_step import (
     step_recipe,
     take_pass,
 )
-from graftwork.costmodel.card_tensors import WORD, ByteTally, StepSizes, TensorMemory, norm_places
+from graftwork.costmodel.gpu_tensors import WORD, ByteTally, StepSizes, TensorMemory, norm_places
 from graftwork.model.shape import layer_parameters, layout_of_shape, linear_sizes
 from graftwork.records.plan import MemoryPeak, ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
@@ -125,7 +125,7 @@ def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
     tuning, s, adapted = walk.tuning, walk.sizes, walk.adapted
     tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
     start, loss = _begin(walk), _loss(s, tokens, walk.places, tuning.head_tokens).most
-    levels: tuple[card_step.Level, ...] = ("again", "lean", "keep")
+    levels: tuple[gpu_step.Level, ...] = ("again", "lean", "keep")
     forward = [_forward(s, tokens, chunk, level) for level in levels]
     backward = [_backward(s, tokens, chunk, level) for level in levels]
     below = start
@@ -162,19 +162,19 @@ def _begin(walk: StepRecipe) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _forward(s: StepSizes, tokens: int, chunk: int, level: card_step.Level) -> PieceBytes:
+def _forward(s: StepSizes, tokens: int, chunk: int, level: gpu_step.Level) -> PieceBytes:
     tally = ByteTally()
-    card_step.forward(tally, s, tokens, chunk, level, None)
+    gpu_step.forward(tally, s, tokens, chunk, level, None)
     return PieceBytes(tally.most, tally.now)
 
 
 @lru_cache(maxsize=4096)
-def _backward(s: StepSizes, tokens: int, chunk: int, level: card_step.Level) -> PieceBytes:
+def _backward(s: StepSizes, tokens: int, chunk: int, level: gpu_step.Level) -> PieceBytes:
     tally = ByteTally()
     x = tally.alloc(WIDTH * tokens * s.hidden)
-    dy, held = card_step.forward(tally, s, tokens, chunk, level, x)
+    dy, held = gpu_step.forward(tally, s, tokens, chunk, level, x)
     before = tally.most = tally.now
-    card_step.backward(tally, s, tokens, chunk, held, wants_input=True)
+    gpu_step.backward(tally, s, tokens, chunk, held, wants_input=True)
     most = tally.most
     tally.free(dy)
     return PieceBytes(most - before, tally.now - before)
@@ -183,7 +183,7 @@ def _backward(s: StepSizes, tokens: int, chunk: int, level: card_step.Level) -> 
 @lru_cache(maxsize=4096)
 def _loss(s: StepSizes, tokens: int, places: int, head_tokens: int) -> PieceBytes:
     tally = ByteTally()
-    card_step.lose(tally, s, tokens, places, head_tokens)
+    gpu_step.lose(tally, s, tokens, places, head_tokens)
     return PieceBytes(tally.most, tally.now)
 
 
@@ -238,10 +238,10 @@ def describe_tuning(tuning: Tuning) -> str:
 
 
 SPARE = 112 * MIB
-"""Of a limit, what is left to whatever the replay does in another order than the card."""
+"""Of a limit, what is left to whatever the replay does in another order than the GPU."""
 
 
-def card_peak(
+def gpu_peak(
     shape: ModelShape,
     tuning: Tuning,
     *,
@@ -254,7 +254,7 @@ def card_peak(
     """The most that a run of such steps takes. `places` of a pass predict; `even`: rows of one length.
 
     Under a limit that has no room the allocator gives back what it only kept: where that is enough, the
-    reserved bytes stay within the limit; where it is not, they are those that a larger card would show.
+    reserved bytes stay within the limit; where it is not, they are those that a larger GPU would show.
     """
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted, places=places, even=even)
     top = count(walk)
@@ -266,7 +266,7 @@ def card_peak(
 
 
 def reserved_within(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int | None:
-    """The reserved bytes that `card_peak` states where the limit has room for them; None where it has not."""
+    """The reserved bytes that `gpu_peak` states where the limit has room for them; None where it has not."""
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
     return _reserved_within(walk, expandable=True)
 
@@ -280,7 +280,7 @@ def _reserved_within(walk: StepRecipe, *, expandable: bool) -> int | None:
 
 
 def load_peak(shape: ModelShape, tuning: Tuning) -> int:
-    """The most that is allocated while weights come onto the card."""
+    """The most that is allocated while weights come onto the GPU."""
     tally, walk = ByteTally(), step_recipe(shape, tuning, trainable=0, adapted=0)
     _load(tally, walk)
     return tally.most

@@ -1,7 +1,7 @@
-"""A training step on a processor: memory, FLOPs and seconds, of graft's own step and of the plain one. Pure.
+"""A training step on a CPU: memory, FLOPs and seconds, of graft's own step and of the plain one. Pure.
 
 In: a shape, the work, the machine's memory and matrix rate. Out: bytes by parts, seconds by parts, how
-many rows at a time fit, and where the step written for processors caches the output of frozen blocks.
+many rows at a time fit, and where the step written for CPUs caches the output of frozen blocks.
 """
 
 import math
@@ -86,7 +86,7 @@ PROCESSOR_RUNTIME_GIB = 0.60
 FRAGMENTATION = 1.35
 """What the C library's allocator takes beyond the activations asked of it (measured on CPU)."""
 HEAP_GIB, MOST_HEAP_SHARE = 0.18, 0.5
-"""What the heap keeps of tensors that are gone, for the step that is written for processors: about the same
+"""What the heap keeps of tensors that are gone, for the step that is written for CPUs: about the same
 whatever its activations are (measured with SmolLM2: 0.12 to 0.23 GiB at 0.6 to 1.3 GiB of activations), and
 no more than a share of them."""
 UNEVEN_REPLIES = 2.0
@@ -103,7 +103,7 @@ class MemoryParts(Record):
     runtime: float
     weights: float
     packed: float = 0.0
-    """The processor's own copies of frozen weights."""
+    """The CPU's own copies of frozen weights."""
     adapter: float
     optimizer: float
     states: float = 0.0
@@ -183,7 +183,7 @@ def scattered(steps: int) -> float:
 
 
 def processor_activations(shape: ModelShape, work: Workload, longest: list[int], *, replies: float) -> float:
-    """What the processor's step keeps of a batch for its way back, tensor by tensor, in float32.
+    """What the CPU's step keeps of a batch for its way back, tensor by tensor, in float32.
 
     Rows are packed without padding, after their shared prefix; the last token of a row is not
     read; the last block is followed only where a reply is predicted.
@@ -226,7 +226,7 @@ def layer_bytes(shape: ModelShape, work: Workload, *, width: int) -> float:
 EFFICIENCY = 0.55
 """Share of the measured matrix rate that the plain step reaches (measured)."""
 OWN_EFFICIENCY, OWN_SHARED_EFFICIENCY = 0.95, 0.72
-"""The same of the step that is written for processors: of one core (measured: 1.0 of passes in a loop, 5 %
+"""The same of the step that is written for CPUs: of one core (measured: 1.0 of passes in a loop, 5 %
 less in runs), and of two that share it (measured in one run)."""
 PASS_TOKENS = 95
 """A pass costs as much as so many tokens more, however short it is: weights are read from memory and small
@@ -265,7 +265,7 @@ def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
 
 
 def _own_flops(shape: ModelShape, work: Workload, own: ProcessorStep) -> dict[str, float]:
-    """The step written for processors: frozen blocks once a row and not once an epoch where their output is
+    """The step written for CPUs: frozen blocks once a row and not once an epoch where their output is
     cached; the last block beyond keys and values only where a reply is predicted; adapters besides."""
     tokens, layer, scores = _read_tokens(work), layer_parameters(shape), _scores(shape, work)
     replies = work.trained_tokens * work.epochs
@@ -320,7 +320,7 @@ def _scores(shape: ModelShape, work: Workload) -> float:
 def seconds_a_token(
     shape: ModelShape, work: Workload, *, gflops: float, cores: float = MEASURED_CORES
 ) -> dict[str, float]:
-    """Seconds of a trained token on a processor with this matrix rate, by what they are spent on."""
+    """Seconds of a trained token on a CPU with this matrix rate, by what they are spent on."""
     flops = flops_by_part(shape, work)
     if work.processor is not None:
         flops["passes"] = _pass_flops(shape, work, work.processor)

@@ -1,10 +1,10 @@
-"""Chooses how graft's own step spends a card's memory: the fastest setting that fits. Pure.
+"""Chooses how graft's own step spends a GPU's memory: the fastest setting that fits. Pure.
 
-In: a decoder's shape, what is trained, the memory limit, the rates of the card. Out: a Tuning, or None.
+In: a decoder's shape, what is trained, the memory limit, the rates of the GPU. Out: a Tuning, or None.
 Settings are tried in the order of their seconds, which no limit changes, and a higher limit rejects none
 that a lower one accepted: more memory never gives a slower answer. A replayed allocator may succeed under
 one limit and fail under a higher one, so a setting is tried under limits of its own (`own_limits`), which
-do not depend on the card. The limit of the chosen tuning may be a little lower than the given one.
+do not depend on the GPU. The limit of the chosen tuning may be a little lower than the given one.
 """
 
 import heapq
@@ -15,7 +15,7 @@ from itertools import product
 from typing import Literal, NamedTuple
 
 from graftwork.costmodel.allocator import LARGE_SEGMENT, ROUND_LARGE
-from graftwork.costmodel.card_memory import (
+from graftwork.costmodel.gpu_memory import (
     SLACK,
     SPARE,
     StepBytes,
@@ -23,7 +23,7 @@ from graftwork.costmodel.card_memory import (
     load_peak,
     reserved_within,
 )
-from graftwork.costmodel.card_step import (
+from graftwork.costmodel.gpu_step import (
     WORKSPACE,
     hold_recording,
     hold_stacks,
@@ -31,7 +31,7 @@ from graftwork.costmodel.card_step import (
     step_recipe,
     take_pass,
 )
-from graftwork.costmodel.card_time import TrainedPart, card_seconds_a_token
+from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.run_time import compiling_pays
 from graftwork.records.plan import ModelShape, Tuning
@@ -99,7 +99,7 @@ def _hundredths(limit: float) -> float:
 
 
 def _largest(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int:
-    """The most that the allocator wants of the card at once."""
+    """The most that the allocator wants of the GPU at once."""
     walk, memory = step_recipe(shape, tuning, trainable=trainable, adapted=adapted), Largest()
     memory.alloc(WORKSPACE)
     hold_recording(memory, walk)
@@ -143,7 +143,7 @@ class TuningOption:
         return nothing, self.estimate(1, 0) - nothing, self.estimate(0, 1) - nothing
 
     def estimate(self, keep: int, lean: int) -> float:
-        return card_seconds_a_token(
+        return gpu_seconds_a_token(
             self.shape, self.tuning.model_copy(update={"keep": keep, "lean": lean}), self.trained
         )
 
@@ -161,7 +161,7 @@ class TuningOption:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Ways of one kind load the same onto the card."""
+        """Ways of one kind load the same onto the GPU."""
         return self.tuning.head, self.tuning.turned, self.tuning.host_embedding
 
     @property
@@ -275,8 +275,8 @@ class Failed:
         )
 
 
-CARD_SHARE = 0.94
-"""Of a card's memory, unless the settings state a limit; the rest is for the driver and the display."""
+GPU_SHARE = 0.94
+"""Of a GPU's memory, unless the settings state a limit; the rest is for the driver and the display."""
 FIRST_WITH_EIGHT = 8.9
 """Compute capability of Ada; Hopper is 9.0."""
 
@@ -303,7 +303,7 @@ class TuningRequest(NamedTuple):
 def choose_tuning(
     shape: ModelShape, request: TuningRequest, *, limit_gib: float, rates: StepRates
 ) -> Tuning | None:
-    """The fastest setting within the limit; None where nothing fits. `rates` are those of the card.
+    """The fastest setting within the limit; None where nothing fits. `rates` are those of the GPU.
 
     A step that is not compiled holds more at once: where it has no room, the layers are compiled.
     """
@@ -338,7 +338,7 @@ def heads(shape: ModelShape, *, eight: bool) -> tuple[Literal["whole", "eight"],
 
 
 def _loadable(shape: ModelShape, settings: Iterable[Tuning], *, limit_gib: float) -> list[Tuning]:
-    """Those whose weights come onto the card at all."""
+    """Those whose weights come onto the GPU at all."""
     needed: dict[tuple[str, bool, bool], int] = {}
     found = []
     for tuning in settings:

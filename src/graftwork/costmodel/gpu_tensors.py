@@ -1,4 +1,4 @@
-"""The tensors of graft's own step on a card: sizes, and what each operation allocates and frees. Pure.
+"""The tensors of graft's own step on a GPU: sizes, and what each operation allocates and frees. Pure.
 
 In: a decoder's shape, a tuning, what is trained. Out: widths and groups of products that share an input;
 and pieces (norms, frozen products, adapters, attention) that mirror `train/gpu` where nothing is

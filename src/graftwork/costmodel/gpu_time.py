@@ -1,6 +1,6 @@
-"""Seconds of graft's own step on a card: compiled, recorded as CUDA graphs, or neither. Pure.
+"""Seconds of graft's own step on a GPU: compiled, recorded as CUDA graphs, or neither. Pure.
 
-In: a decoder's shape, a Tuning, what the card reaches, the rows. Out: seconds by parts. A group of kernels
+In: a decoder's shape, a Tuning, what the GPU reaches, the rows. Out: seconds by parts. A group of kernels
 takes the longest of its launches, its operations and its traffic. Packs are filled up to the recorded sizes.
 """
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graftwork.costmodel.card_memory import weights_again
+from graftwork.costmodel.gpu_memory import weights_again
 from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, round_tokens, token_step
 from graftwork.costmodel.rates import OPENED_NF4_BYTES, UNEVEN_SHARE, StepRates
 from graftwork.model.shape import joined_sizes, layer_parameters, layout_of_shape
@@ -40,7 +40,7 @@ HEAD_GO_SECONDS, BLOCK_GO_SECONDS = 2e-5, 3e-5
 """More, smaller goes: the head's and the blocks' products run less full."""
 HOST_TABLE_SHARE = 1.0
 """Of the transfers' rate: a kernel gathers rows of a table in locked pages."""
-CARD_KERNELS_A_BLOCK = 70
+GPU_KERNELS_A_BLOCK = 70
 """Of both passes: called from Python where nothing is compiled and recorded."""
 HOST_OVER_LAUNCH = 1.5
 """Seconds of the host a kernel of ours, over those of a bare launch: there is no autograd."""
@@ -56,7 +56,7 @@ FIXED = "beginning and end"
 
 
 class TrainedPart(NamedTuple):
-    """How many blocks have adapters, how many parameters are trained, and what the card reaches."""
+    """How many blocks have adapters, how many parameters are trained, and what the GPU reaches."""
 
     adapted: int
     trainable: int
@@ -88,7 +88,7 @@ class Blocks(NamedTuple):
     changing: float
 
 
-def card_step(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics) -> StepTime:
+def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics) -> StepTime:
     """One pass of `tuning.micro_tokens` tokens, and the optimizer's update."""
     rates, adapted = part.rates, part.adapted
     blocks = block_seconds(
@@ -122,10 +122,10 @@ def _launching(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
     """Seconds of the host; a recording is launched at once."""
     if tuning.compiled or tuning.recorded:
         return 0.0
-    return CARD_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds * HOST_OVER_LAUNCH
+    return GPU_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds * HOST_OVER_LAUNCH
 
 
-def card_passes(tuning: Tuning, tokens: float) -> int:
+def gpu_passes(tuning: Tuning, tokens: float) -> int:
     """Passes of an optimizer step of `tokens` tokens."""
     return max(math.ceil(tokens / tuning.micro_tokens), 1)
 
@@ -142,21 +142,21 @@ def filled_tokens(tuning: Tuning, tokens: float, *, uneven: bool) -> float:
     )
 
 
-def card_step_parts(
+def gpu_step_parts(
     shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics, *, tokens: float
 ) -> dict[str, float]:
     """Seconds of an optimizer step of `tokens` tokens, by what they are spent on."""
-    passes = card_passes(tuning, tokens)
+    passes = gpu_passes(tuning, tokens)
     filled = filled_tokens(tuning, tokens / passes, uneven=rows.uneven)
     # Tokens that fill a pack up predict nothing.
     rows = rows._replace(trained_share=rows.trained_share * tokens / passes / filled)
-    step = card_step(shape, tuning.model_copy(update={"micro_tokens": round(filled)}), part, rows)
+    step = gpu_step_time(shape, tuning.model_copy(update={"micro_tokens": round(filled)}), part, rows)
     return {name: seconds * passes for name, seconds in step.parts.items()} | step.once_a_step
 
 
-def card_seconds_a_token(shape: ModelShape, tuning: Tuning, part: TrainedPart) -> float:
+def gpu_seconds_a_token(shape: ModelShape, tuning: Tuning, part: TrainedPart) -> float:
     """What a token costs where every row is as long as the longest and a pass is a step."""
-    step = card_step(shape, tuning, part, RowStatistics(tuning.longest))
+    step = gpu_step_time(shape, tuning, part, RowStatistics(tuning.longest))
     return (sum(step.parts.values()) + sum(step.once_a_step.values())) / tuning.micro_tokens
 
 
