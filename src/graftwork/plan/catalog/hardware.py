@@ -9,27 +9,43 @@ from functools import cache
 from pathlib import Path
 
 from graftwork.costmodel.rates import StepRates, rates_of
-from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
+from graftwork.plan.catalog.table import (
+    SOURCE,
+    ColumnParsers,
+    above_zero,
+    find_named,
+    names,
+    number,
+    read_table,
+    text,
+    whole,
+)
 from graftwork.records.hardware import Cpu, Gpu
 
 GPU_COLUMNS = ColumnParsers(
-    needed=(
-        "name",
-        "memory_gib",
-        "capability",
-        "half_tflops",
-        "bandwidth_gb_s",
-        "pcie_gb_s",
-        "watts",
-        "source",
-        "dated",
-    ),
-    optional=("aliases", "eight_tflops", "nvlink_gb_s", "launch_usd"),
+    needed={
+        "name": text,
+        "memory_gib": above_zero,
+        "capability": above_zero,
+        "half_tflops": above_zero,
+        "bandwidth_gb_s": above_zero,
+        "pcie_gb_s": above_zero,
+        "watts": above_zero,
+        **SOURCE,
+    },
+    optional={"aliases": names, "eight_tflops": number, "nvlink_gb_s": number, "launch_usd": number},
     key=("name",),
 )
 CPU_COLUMNS = ColumnParsers(
-    needed=("name", "cores", "gflops", "bandwidth_gb_s", "watts", "source", "dated"),
-    optional=("aliases", "half_gflops", "launch_usd"),
+    needed={
+        "name": text,
+        "cores": whole,
+        "gflops": above_zero,
+        "bandwidth_gb_s": above_zero,
+        "watts": above_zero,
+        **SOURCE,
+    },
+    optional={"aliases": names, "half_gflops": number, "launch_usd": number},
     key=("name",),
 )
 GUESSED = "guessed from the number of threads"
@@ -50,7 +66,11 @@ OWN_FILE = "or put it into your own {}.csv and name its folder with `--catalog` 
 
 def find_gpu(name: str, *, overlay: Path | None = None) -> Gpu:
     """A card by its name or an alias: "RTX 5060 Ti 16GB", "5060ti", "NVIDIA A100-SXM4-80GB" …"""
-    things = {gpu.name: (gpu, _also(gpu.name, gpu.aliases)) for gpu in list_gpus(overlay=overlay)}
+    things = {}
+    for gpu in list_gpus(overlay=overlay):
+        # RTX and GTX are left out as often as not.
+        short = (alias.upper().replace("RTX", "").replace("GTX", "") for alias in (gpu.name, *gpu.aliases))
+        things[gpu.name] = (gpu, (*gpu.aliases, *short))
     return find_named(name, things, kind="GPU", fix=OWN_FILE.format("gpus"))
 
 
@@ -79,49 +99,14 @@ def guess_cpu(name: str, *, threads: int) -> Cpu:
 
 
 def list_gpus(*, overlay: Path | None = None) -> tuple[Gpu, ...]:
-    return tuple(row.build(_gpu) for row in read_table("gpus", GPU_COLUMNS, overlay=overlay))
-
-
-def list_cpus(*, overlay: Path | None = None) -> tuple[Cpu, ...]:
-    return tuple(row.build(_cpu) for row in read_table("cpus", CPU_COLUMNS, overlay=overlay))
-
-
-def _also(name: str, aliases: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that follow from a name: RTX and GTX are left out as often as not."""
-    written = (name, *aliases)
-    return (*aliases, *(block.upper().replace("RTX", "").replace("GTX", "") for block in written))
-
-
-def _gpu(row: CatalogRow) -> Gpu:
-    return Gpu(
-        name=row.text("name"),
-        aliases=row.names("aliases"),
-        memory_gib=row.number("memory_gib", above=0),
-        capability=row.number("capability", above=0),
-        half_tflops=row.number("half_tflops", above=0),
-        eight_tflops=row.number_or_none("eight_tflops"),
-        bandwidth_gb_s=row.number("bandwidth_gb_s", above=0),
-        pcie_gb_s=row.number("pcie_gb_s", above=0),
-        nvlink_gb_s=row.number_or_none("nvlink_gb_s"),
-        watts=row.number("watts", above=0),
-        launch_usd=row.number_or_none("launch_usd"),
-        source=row.text("source"),
-        dated=row.text("dated"),
+    return tuple(
+        row.build(Gpu.model_validate, GPU_COLUMNS) for row in read_table("gpus", GPU_COLUMNS, overlay=overlay)
     )
 
 
-def _cpu(row: CatalogRow) -> Cpu:
-    return Cpu(
-        name=row.text("name"),
-        aliases=row.names("aliases"),
-        cores=row.whole("cores"),
-        gflops=row.number("gflops", above=0),
-        half_gflops=row.number_or_none("half_gflops"),
-        bandwidth_gb_s=row.number("bandwidth_gb_s", above=0),
-        watts=row.number("watts", above=0),
-        launch_usd=row.number_or_none("launch_usd"),
-        source=row.text("source"),
-        dated=row.text("dated"),
+def list_cpus(*, overlay: Path | None = None) -> tuple[Cpu, ...]:
+    return tuple(
+        row.build(Cpu.model_validate, CPU_COLUMNS) for row in read_table("cpus", CPU_COLUMNS, overlay=overlay)
     )
 
 

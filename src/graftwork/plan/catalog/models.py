@@ -5,33 +5,56 @@ name is given; needs no torch.
 """
 
 from pathlib import Path
+from typing import Any
 
 from graftwork.model.shape import layer_parameters, linear_sizes, read_config_shape, shape_of
-from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
+from graftwork.plan.catalog.table import (
+    SOURCE,
+    ColumnParsers,
+    find_named,
+    names,
+    number,
+    read_table,
+    text,
+    whole,
+    yes,
+)
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import ModelShape
 
 COLUMNS = ColumnParsers(
-    needed=(
-        "name",
-        "hf_id",
-        "architecture",
-        "hidden_size",
-        "layers",
-        "heads",
-        "kv_heads",
-        "head_dim",
-        "intermediate_size",
-        "vocab_size",
-        "tied_embeddings",
-        "max_positions",
-        "source",
-        "dated",
-    ),
-    optional=("aliases", "parameters", "note"),
+    needed={
+        "name": text,
+        "hf_id": text,
+        "architecture": text,
+        "hidden_size": whole,
+        "layers": whole,
+        "heads": whole,
+        "kv_heads": whole,
+        "head_dim": whole,
+        "intermediate_size": whole,
+        "vocab_size": whole,
+        "tied_embeddings": yes,
+        "max_positions": whole,
+        **SOURCE,
+    },
+    optional={"aliases": names, "parameters": number, "note": text},
     key=("name",),
 )
+CONFIG_KEYS = {
+    "architecture": "model_type",
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "tied_embeddings": "tie_word_embeddings",
+    "max_positions": "max_position_embeddings",
+}
+"""How config.json calls what a column holds."""
 
 
 MOST_OUTSIDE = 1.5
@@ -64,7 +87,18 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
     """A model by its name here or on the Hub, by its folder, or by its config.json."""
     path = Path(name_or_path).expanduser()
     if path.name.endswith(".json") or (path / "config.json").is_file():
-        return _from_config(path)
+        # A model that no catalog knows, by what its own file says.
+        file = path if path.name.endswith(".json") else path / "config.json"
+        read = read_config_shape(file)
+        return CatalogModel(
+            name=read.shape.name,
+            hf_id=read.shape.name,
+            architecture=read.architecture,
+            shape=read.shape,
+            source=str(file),
+            dated="",
+            doubt=read.note,
+        )
     if path.is_dir():
         raise UserMistake(
             f"{path} has no config.json",
@@ -94,51 +128,12 @@ def require_dense(model: CatalogModel) -> None:
 
 def list_models(*, overlay: Path | None = None) -> tuple[CatalogModel, ...]:
     """All models, the shipped and the team's own."""
-    return tuple(_model(row) for row in read_table("models", COLUMNS, overlay=overlay))
+    return tuple(row.build(_model, COLUMNS) for row in read_table("models", COLUMNS, overlay=overlay))
 
 
-def _model(row: CatalogRow) -> CatalogModel:
-    shape = row.build(_shape)
-    return CatalogModel(
-        name=row.text("name"),
-        hf_id=row.text("hf_id"),
-        architecture=row.text("architecture"),
-        shape=shape,
-        source=row.text("source"),
-        dated=row.text("dated"),
-        aliases=row.names("aliases"),
-        note=row.text("note"),
-    )
-
-
-def _shape(row: CatalogRow) -> ModelShape:
-    config = {
-        "model_type": row.text("architecture"),
-        "hidden_size": row.whole("hidden_size"),
-        "num_hidden_layers": row.whole("layers"),
-        "num_attention_heads": row.whole("heads"),
-        "num_key_value_heads": row.whole("kv_heads"),
-        "head_dim": row.whole("head_dim"),
-        "intermediate_size": row.whole("intermediate_size"),
-        "vocab_size": row.whole("vocab_size"),
-        "tie_word_embeddings": row.yes("tied_embeddings"),
-        "max_position_embeddings": row.whole("max_positions"),
-    }
-    shape = shape_of(config, name=row.text("name"))
-    counted = row.number_or_none("parameters")
-    return shape if counted is None else shape.model_copy(update={"parameters": int(counted)})
-
-
-def _from_config(path: Path) -> CatalogModel:
-    """A model that no catalog knows, by what its own file says."""
-    file = path if path.name.endswith(".json") else path / "config.json"
-    read = read_config_shape(file)
-    return CatalogModel(
-        name=read.shape.name,
-        hf_id=read.shape.name,
-        architecture=read.architecture,
-        shape=read.shape,
-        source=str(file),
-        dated="",
-        doubt=read.note,
-    )
+def _model(values: dict[str, Any]) -> CatalogModel:
+    shape = shape_of({key: values[column] for column, key in CONFIG_KEYS.items()}, name=values["name"])
+    if "parameters" in values:
+        shape = shape.model_copy(update={"parameters": int(values["parameters"])})
+    kept = {name: value for name, value in values.items() if name in CatalogModel.model_fields}
+    return CatalogModel(shape=shape, **kept)

@@ -10,13 +10,29 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
-from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, normalise, read_table
+from graftwork.plan.catalog.table import (
+    SOURCE,
+    ColumnParsers,
+    names,
+    normalise,
+    number,
+    read_table,
+    text,
+    whole,
+    yes,
+)
 from graftwork.records.hardware import Offer, PlaceTerms
 from graftwork.records.interaction import TokenPrice
 
 COLUMNS = ColumnParsers(
-    needed=("model", "provider", "usd_per_million_input", "usd_per_million_output", "source", "dated"),
-    optional=("aliases", "usd_per_million_cached"),
+    needed={
+        "model": text,
+        "provider": text,
+        "usd_per_million_input": number,
+        "usd_per_million_output": number,
+        **SOURCE,
+    },
+    optional={"aliases": names, "usd_per_million_cached": number},
     key=("model",),
 )
 _ROUTE = re.compile(
@@ -28,7 +44,10 @@ _VERSION = re.compile(r"(?:-v\d+(?::\d+)?|[@-]?(?:20\d{6}|20\d{2}-\d{2}-\d{2})|-
 
 
 def list_token_prices(*, overlay: Path | None = None) -> tuple[TokenPrice, ...]:
-    return tuple(row.build(_price) for row in read_table("api_prices", COLUMNS, overlay=overlay))
+    return tuple(
+        row.build(TokenPrice.model_validate, COLUMNS)
+        for row in read_table("api_prices", COLUMNS, overlay=overlay)
+    )
 
 
 def index_prices(prices: tuple[TokenPrice, ...]) -> Mapping[str, TokenPrice]:
@@ -52,51 +71,38 @@ def find_token_price(model: str, known: Mapping[str, TokenPrice]) -> TokenPrice 
         name = shorter
 
 
-def _price(row: CatalogRow) -> TokenPrice:
-    return TokenPrice(
-        model=row.text("model"),
-        provider=row.text("provider"),
-        usd_per_million_input=row.number("usd_per_million_input"),
-        usd_per_million_output=row.number("usd_per_million_output"),
-        usd_per_million_cached=row.number_or_none("usd_per_million_cached"),
-        aliases=row.names("aliases"),
-        source=row.text("source"),
-        dated=row.text("dated"),
-    )
-
-
 OFFER_COLUMNS = ColumnParsers(
-    needed=("place", "gpu", "gpus", "source", "dated"),
-    optional=(
-        "usd_per_hour",
-        "spot_usd_per_hour",
-        "usd_per_month",
-        "hours_a_month",
-        "instance",
-        "region",
-        "vcpus",
-        "memory_gib",
-        "reserved_usd_per_hour",
-        "reserved_term",
-    ),
+    needed={"place": text, "gpu": text, "gpus": whole, **SOURCE},
+    optional={
+        "usd_per_hour": number,
+        "spot_usd_per_hour": number,
+        "usd_per_month": number,
+        "hours_a_month": number,
+        "instance": text,
+        "region": text,
+        "vcpus": number,
+        "memory_gib": number,
+        "reserved_usd_per_hour": number,
+        "reserved_term": text,
+    },
     key=("place", "gpu", "gpus"),
 )
 PLACE_COLUMNS = ColumnParsers(
-    needed=("name", "title", "kind", "source", "dated"),
-    optional=(
-        "session_hours",
-        "free_hours_a_week",
-        "free_hours_a_day",
-        "spot",
-        "preemptions_per_hour",
-        "storage_usd_gib_month",
-        "egress_usd_gib",
-        "setup_minutes",
-        "smallest_billed_minutes",
-        "driven_by",
-        "notes",
-        "disk_gib",
-    ),
+    needed={"name": text, "title": text, "kind": text, **SOURCE},
+    optional={
+        "session_hours": number,
+        "free_hours_a_week": number,
+        "free_hours_a_day": number,
+        "spot": yes,
+        "preemptions_per_hour": number,
+        "storage_usd_gib_month": number,
+        "egress_usd_gib": number,
+        "setup_minutes": number,
+        "smallest_billed_minutes": number,
+        "driven_by": text,
+        "notes": text,
+        "disk_gib": number,
+    },
     key=("name",),
 )
 HOURS_A_MONTH = 730.0
@@ -131,7 +137,10 @@ def list_quoted_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
 
 
 def list_places(*, overlay: Path | None = None) -> tuple[PlaceTerms, ...]:
-    return tuple(row.build(_place) for row in read_table("places", PLACE_COLUMNS, overlay=overlay))
+    return tuple(
+        row.build(PlaceTerms.model_validate, PLACE_COLUMNS)
+        for row in read_table("places", PLACE_COLUMNS, overlay=overlay)
+    )
 
 
 def age_days(dated: str, *, today: date) -> int:
@@ -151,50 +160,11 @@ def real_spot(usual: float | None, spot: float | None) -> float | None:
 
 
 def _offers(table: str, overlay: Path | None) -> tuple[Offer, ...]:
-    return tuple(row.build(_offer) for row in read_table(table, OFFER_COLUMNS, overlay=overlay))
-
-
-def _offer(row: CatalogRow) -> Offer:
-    usual, spot = row.number_or_none("usd_per_hour"), row.number_or_none("spot_usd_per_hour")
-    offer = Offer(
-        place=row.text("place"),
-        gpu=row.text("gpu"),
-        gpus=row.whole("gpus"),
-        usd_per_hour=usual,
-        spot_usd_per_hour=real_spot(usual, spot),
-        usd_per_month=row.number_or_none("usd_per_month"),
-        hours_a_month=row.number_or_none("hours_a_month"),
-        instance=row.text("instance"),
-        region=row.text("region"),
-        vcpus=row.number_or_none("vcpus"),
-        memory_gib=row.number_or_none("memory_gib"),
-        reserved_usd_per_hour=row.number_or_none("reserved_usd_per_hour"),
-        reserved_term=row.text("reserved_term"),
-        source=row.text("source"),
-        dated=row.text("dated"),
-    )
-    if offer.usd_per_hour is None and offer.spot_usd_per_hour is None and offer.usd_per_month is None:
-        raise row.mistake("usd_per_hour", rule="or `spot_usd_per_hour` or `usd_per_month` must be given")
-    return offer
-
-
-def _place(row: CatalogRow) -> PlaceTerms:
-    known = {column: row.number_or_none(column) for column in PLACE_COLUMNS.optional[:3]}
-    amounts = ("storage_usd_gib_month", "egress_usd_gib", "setup_minutes", "smallest_billed_minutes")
-    given = {column: row.number(column) for column in amounts if row.text(column)}
-    texts = {column: row.text(column) for column in ("driven_by", "notes") if row.text(column)}
-    return PlaceTerms.model_validate(
-        {
-            "name": row.text("name"),
-            "title": row.text("title"),
-            "kind": row.text("kind"),
-            "spot": row.yes("spot") if row.text("spot") else False,
-            "preemptions_per_hour": row.number_or_none("preemptions_per_hour"),
-            "disk_gib": row.number_or_none("disk_gib"),
-            "source": row.text("source"),
-            "dated": row.text("dated"),
-            **known,
-            **given,
-            **texts,
-        }
-    )
+    offers = []
+    for row in read_table(table, OFFER_COLUMNS, overlay=overlay):
+        offer = row.build(Offer.model_validate, OFFER_COLUMNS)
+        spot = real_spot(offer.usd_per_hour, offer.spot_usd_per_hour)
+        if offer.usd_per_hour is None and spot is None and offer.usd_per_month is None:
+            raise row.mistake("usd_per_hour", rule="or `spot_usd_per_hour` or `usd_per_month` must be given")
+        offers.append(offer.model_copy(update={"spot_usd_per_hour": spot}))
+    return tuple(offers)

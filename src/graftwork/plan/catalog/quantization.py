@@ -3,53 +3,32 @@
 In: the form of the weights. Out: the trade in a sentence. Needs no torch.
 """
 
-from functools import lru_cache
+from functools import cache
 
-from graftwork.plan.catalog.table import ColumnParsers, read_table
-from graftwork.records.base import Record
+from graftwork.plan.catalog.table import SOURCE, ColumnParsers, read_table, text
 
 COLUMNS = ColumnParsers(
-    needed=(
-        "form",
-        "speed_change",
-        "speed_measured_on",
-        "loss_change",
-        "loss_measured_on",
-        "source",
-        "dated",
-    ),
-    optional=("note",),
+    needed={
+        "form": text,
+        "speed_change": text,
+        "speed_measured_on": text,
+        "loss_change": text,
+        "loss_measured_on": text,
+        **SOURCE,
+    },
+    optional={"note": text},
     key=("form",),
 )
 NAMES = {"eight": "8 bits", "four": "4 bits (NF4)"}
 SWITCHES = {"eight": "`train.fp8: off` keeps 16 bits", "four": "`train.method: lora` keeps 16 bits"}
 
 
-class PrecisionTrade(Record):
-    """Against frozen weights in bfloat16: the change of tokens a second and of the loss after training."""
-
-    form: str
-    speed_change: float
-    speed_measured_on: str
-    loss_change: float
-    loss_measured_on: str
-    source: str
-    dated: str
-
-
-@lru_cache
-def precision_trades() -> dict[str, PrecisionTrade]:
-    """By form."""
-    rows = read_table("quantization", COLUMNS, overlay=None)
-    trades = [
-        PrecisionTrade.model_validate({name: row.text(name) for name in COLUMNS.needed}) for row in rows
-    ]
-    return {trade.form: trade for trade in trades}
-
-
+@cache
 def describe_trade(form: str) -> str:
-    trade = precision_trades()[form]
+    """Against frozen weights in bfloat16: the change of tokens a second and of the loss after training."""
+    row = next(row for row in read_table("quantization", COLUMNS) if row.text("form") == form)
+    speed, loss = float(row.text("speed_change")), float(row.text("loss_change"))
     return (
-        f"{NAMES[form]}: {trade.speed_change:+.0%} speed ({trade.speed_measured_on}), about "
-        f"{trade.loss_change:+.0%} loss ({trade.loss_measured_on}), measured {trade.dated}; {SWITCHES[form]}"
+        f"{NAMES[form]}: {speed:+.0%} speed ({row.text('speed_measured_on')}), about {loss:+.0%} "
+        f"loss ({row.text('loss_measured_on')}), measured {row.text('dated')}; {SWITCHES[form]}"
     )

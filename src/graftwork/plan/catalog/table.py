@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,14 +23,6 @@ ALIAS_SEPARATOR = ";"
 _FILLERS = re.compile(r"\b(nvidia|geforce|tesla|quadro|graphics|card|gpu|amd|intel|processor)\b")
 
 Built = TypeVar("Built")
-
-
-class ColumnParsers(NamedTuple):
-    """What a table's file may hold, and the key of its rows."""
-
-    needed: tuple[str, ...]
-    optional: tuple[str, ...]
-    key: tuple[str, ...]
 
 
 class CatalogRow(NamedTuple):
@@ -86,20 +78,44 @@ class CatalogRow(NamedTuple):
             where=f"{self.file}:{self.line}",
         )
 
-    def build(self, make: Callable[["CatalogRow"], Built]) -> Built:
-        """What `make` makes of this row; a value that its record refuses is named with its place."""
+    def values(self, columns: "ColumnParsers") -> dict[str, Any]:
+        """By column; optional ones that are empty are left out."""
+        filled = {column: read for column, read in columns.optional.items() if self.text(column)}
+        return {column: read(self, column) for column, read in (columns.needed | filled).items()}
+
+    def build(self, make: Callable[[dict[str, Any]], Built], columns: "ColumnParsers") -> Built:
+        """What `make` makes of its values; one that its record refuses is named with its place."""
         try:
-            return make(self)
+            return make(self.values(columns))
         except ValidationError as refused:
             first = refused.errors()[0]
             column = str(first["loc"][0]) if first["loc"] else ""
             raise self.mistake(column, rule=f"is refused ({first['msg'].lower()})") from refused
 
 
+def above_zero(row: CatalogRow, column: str) -> float:
+    return row.number(column, above=0)
+
+
+text, number, whole, yes, names = (
+    CatalogRow.text, CatalogRow.number, CatalogRow.whole, CatalogRow.yes, CatalogRow.names,
+)  # fmt: skip
+SOURCE = {"source": text, "dated": text}
+
+
+class ColumnParsers(NamedTuple):
+    """What a table's file must and may hold, with how each cell is read; and the key of its rows."""
+
+    needed: dict[str, Callable[[CatalogRow, str], Any]]
+    optional: dict[str, Callable[[CatalogRow, str], Any]]
+    key: tuple[str, ...]
+
+
 def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None) -> tuple[CatalogRow, ...]:
     """The rows that came with the package, less those that the team's own replace, then these."""
     rows = _read(SHIPPED / f"{name}.csv", columns)
-    folder = overlay or _default_overlay()
+    stated = os.environ.get(OVERLAY_VARIABLE)
+    folder = overlay or (Path(stated).expanduser() if stated else None)
     if folder is None:
         return rows
     if not folder.is_dir():
@@ -129,51 +145,40 @@ def normalise(name: str) -> str:
     return re.sub(r"(?<=\d)gi?b(?![a-z])", "", plain)
 
 
-def _default_overlay() -> Path | None:
-    stated = os.environ.get(OVERLAY_VARIABLE)
-    return Path(stated).expanduser() if stated else None
-
-
 def _read(file: Path, columns: ColumnParsers) -> tuple[CatalogRow, ...]:
+    rows = []
     with file.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines, restkey="")
-        _check_header(file, reader.fieldnames or [], columns)
-        rows = []
+        _check_header(file, list(reader.fieldnames or ()), columns)
         for cells in reader:
             row = CatalogRow(file, reader.line_num, {k: (v or "").strip() for k, v in cells.items() if k})
             if "" in cells:
                 raise row.mistake("", rule="has more cells than the header names")
-            if any(row.cells.values()):
-                rows.append(_checked(row, columns))
+            if not any(row.cells.values()):
+                continue
+            for column in columns.needed:
+                if not row.text(column):
+                    raise row.mistake(column, rule="must be given")
+            try:
+                date.fromisoformat(row.text("dated"))
+            except ValueError as wrong:
+                raise row.mistake("dated", rule="must be a day such as 2026-08-22") from wrong
+            rows.append(row)
     return tuple(rows)
 
 
-def _check_header(file: Path, header: object, columns: ColumnParsers) -> None:
-    named = list(header) if isinstance(header, list | tuple) else []
-    missing = [column for column in columns.needed if column not in named]
-    unknown = [column for column in named if column not in columns.needed + columns.optional]
+def _check_header(file: Path, header: list[str], columns: ColumnParsers) -> None:
+    missing = [column for column in columns.needed if column not in header]
+    unknown = [column for column in header if column not in columns.needed | columns.optional]
     if not missing and not unknown:
         return
-    wrong = (
-        f"lacks {', '.join(missing)}" if missing else f"has {', '.join(map(str, unknown))}, which is unknown"
-    )
+    wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is unknown"
     raise UserMistake(
         f"{file.name}, line 1: the header {wrong}",
         why="columns are found by their names",
         fix=f"name them: {','.join(columns.needed)}; and where you know it: {','.join(columns.optional)}",
         where=f"{file}:1",
     )
-
-
-def _checked(row: CatalogRow, columns: ColumnParsers) -> CatalogRow:
-    for column in columns.needed:
-        if not row.text(column):
-            raise row.mistake(column, rule="must be given")
-    try:
-        date.fromisoformat(row.text("dated"))
-    except ValueError as wrong:
-        raise row.mistake("dated", rule="must be a day such as 2026-08-22") from wrong
-    return row
 
 
 Thing = TypeVar("Thing")

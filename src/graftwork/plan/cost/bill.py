@@ -52,13 +52,12 @@ def need_disk(
         "result": Figure.exact(result, unit="GiB"),
         "logs": Figure.about(LOGS_GIB, down=0.2, up=3.0, unit="GiB"),
     }
-    total = Figure(
-        value=sum(part.value for part in parts.values()),
-        low=sum(part.low for part in parts.values()),
-        high=sum(part.high for part in parts.values()),
-        unit="GiB",
+    return DiskNeed(
+        parts_gib=parts,
+        total_gib=Figure.total(parts.values(), "GiB"),
+        checkpoint_gib=checkpoint,
+        result_gib=result,
     )
-    return DiskNeed(parts_gib=parts, total_gib=total, checkpoint_gib=checkpoint, result_gib=result)
 
 
 Billing = Literal["on-demand", "spot", "subscription", "free", "electricity"]

@@ -9,13 +9,18 @@ catalog and asks the fit.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.catalog.prices import STALE_AFTER_DAYS, as_commitment, list_offers, list_places
+from graftwork.plan.catalog.prices import (
+    STALE_AFTER_DAYS,
+    age_days,
+    as_commitment,
+    list_offers,
+    list_places,
+)
 from graftwork.plan.cost.bill import (
     ASSUMED_SPOT_RATE,
     ASSUMED_SPREAD,
@@ -48,9 +53,8 @@ FOREVER = 1e9
 """Hours that mean never: JSON has no infinity."""
 
 
-def assess(
-    candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: float, age_days: int
-) -> PlaceRow:
+def assess(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: float) -> PlaceRow:
+    age = age_days(candidate.offer.dated, today=terms.today)
     place, run = candidate.place, candidate.run
     guessed = candidate.billing == "spot" and terms.preemptions_per_hour is None
     spread = ASSUMED_SPREAD if guessed else (1.0, 1.0)
@@ -100,8 +104,8 @@ def assess(
         usd_per_hour=_price(candidate, middle, terms),
         price_source=candidate.offer.source,
         price_dated=candidate.offer.dated,
-        price_age_days=age_days,
-        stale=age_days > STALE_AFTER_DAYS and candidate.billing != "electricity",
+        price_age_days=age,
+        stale=age > STALE_AFTER_DAYS and candidate.billing != "electricity",
         cost_usd=cost,
         cost_parts_usd={
             name: _figure([bill.parts.get(name, 0.0) for bill in bills], "USD") for name in middle.parts
@@ -624,13 +628,7 @@ def compare(
 ) -> PlaceComparison:
     """`rows` are those of all epochs; `run` is passed on as it is."""
     candidates = tuple(within_disk(candidate, disk) for candidate in candidates)
-    ages = [
-        max((terms.today - date.fromisoformat(candidate.offer.dated)).days, 0) for candidate in candidates
-    ]
-    lines = [
-        assess(candidate, terms=terms, disk=disk, rows=rows, age_days=age)
-        for candidate, age in zip(candidates, ages, strict=True)
-    ]
+    lines = [assess(candidate, terms=terms, disk=disk, rows=rows) for candidate in candidates]
     ranked = order(lines, terms)
     head, reason = verdict(ranked, terms)
     changes = find_changes(ComparisonInputs(candidates, terms, disk, rows)) if with_sensitivity else ()
