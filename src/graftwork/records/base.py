@@ -7,7 +7,7 @@ databases, models or clocks.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args
@@ -151,6 +151,27 @@ class Figure(Record):
     def about(cls, value: float, *, down: float, up: float, unit: str = "") -> Self:
         """`value` with a range of `value * down` to `value * up`."""
         return cls(value=value, low=value * down, high=value * up, unit=unit)
+
+    @classmethod
+    def total(cls, figures: Iterable[Self], unit: str = "") -> Self:
+        """The sum of figures that move together: the ends of their ranges add up too."""
+        parts = tuple(figures)
+        return cls(
+            value=sum(part.value for part in parts),
+            low=sum(part.low for part in parts),
+            high=sum(part.high for part in parts),
+            unit=unit,
+        )
+
+    def times(self, factor: float, unit: str) -> Self:
+        return self.model_copy(
+            update={
+                "value": self.value * factor,
+                "low": self.low * factor,
+                "high": self.high * factor,
+                "unit": unit,
+            }
+        )
 
     def holds(self, actual: float) -> bool:
         return self.low <= actual <= self.high
