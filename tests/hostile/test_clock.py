@@ -174,6 +174,7 @@ def test_crashes_are_counted_in_their_order_whatever_the_clock_says(tmp_path, cl
         (),
         {
             "run_id": "r",
+            "start_adapter": None,
             "folder": str(tmp_path),
             "plan": type("Plan", (), {"train": {"settings": {}}})(),
             "run": {"max_restarts": 1},

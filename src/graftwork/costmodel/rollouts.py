@@ -115,12 +115,12 @@ def sampling_sizes(load: RolloutLoad, *, recorded: bool) -> SamplingSizes:
     """`recorded` is how a GPU answers: in few sizes, and the prompts of all groups together."""
     sizes = DecoderSizes(padded=recorded)
     rows = min(load.rows_at_once, sizes.most)
-    room = sizes.room(rows, load.longest + load.max_tokens)
+    slots, columns = sizes.room(rows, load.longest + load.max_tokens)
     lengths = sorted({load.longest, round(load.prompt_tokens)})
-    read = {run.columns for length in lengths for run in sizes.token_runs(length, load.max_tokens)}
+    read = {wide for length in lengths for wide, _ in sizes.token_runs(length, load.max_tokens)}
     return SamplingSizes(
-        slots=room.slots,
-        columns=allocated_columns(room.columns),
+        slots=slots,
+        columns=allocated_columns(columns),
         token_rows=sizes.rows(rows),
         recordings=max(len(read), 1) if recorded else 1,
         prompts=tuple(
@@ -262,7 +262,7 @@ def gpu_seconds(
     sizes = DecoderSizes(padded=True)
     rows = sizes.rows(min(load.rows_at_once, sizes.most))
     runs = list(sizes.token_runs(round(load.prompt_tokens), load.max_tokens))
-    columns = sum(run.columns * run.passes for run in runs) / max(sum(run.passes for run in runs), 1)
+    columns = sum(read * passes for read, passes in runs) / max(sum(passes for _, passes in runs), 1)
     reading = weights * weight_bytes + table + cache_bytes(shape, tokens=columns, rows=rows, width=2.0)
     kernels = shape.layers * (TOKEN_SECONDS_A_BLOCK if weight_bytes == 2 else WITH_FEWER_BITS)
     products = rows * 2.0 * weights / rates.half

@@ -22,7 +22,7 @@ from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
 from graftwork.records.units import GIB
 from graftwork.train.checkpoints.store import HostCopies
-from graftwork.train.distributed.strategies import DistributedStrategy, MicroBatch, SingleProcess
+from graftwork.train.distributed.strategies import MicroBatch, SingleProcess
 from graftwork.train.loss import (
     Logits,
     TokenBatch,
@@ -40,14 +40,16 @@ if TYPE_CHECKING:
     from graftwork.model.generate.decoder import TokenPass
 
 
-# The proximal term of FedProx: what is trained is pulled towards its values before the first step.
-# In: parameters with the gradient of the loss. Out: the same gradients with `strength · (now - start)` added.
-# The start is taken when the term is made, before a checkpoint is restored: a resumed run has the same one.
 PROXIMAL_MEASURE = "proximal"
 """The name of the term in a step's measures."""
 
 
 class ProximalTerm:
+    """FedProx: pulls what is trained towards its values before the first step, by `strength · (now - start)`.
+
+    The start is taken when the term is made, before a checkpoint is restored: a resumed run has the same one.
+    """
+
     def __init__(self, parameters: Sequence[nn.Parameter], strength: float) -> None:
         self._parameters, self._strength = list(parameters), strength
         self._start = [parameter.detach().clone() for parameter in self._parameters]
@@ -135,26 +137,26 @@ _CHECKPOINTED = "_graft_recomputes"
 
 def checkpoint_activations(model: Any) -> int:
     """From now on the blocks of this model compute again; how many there are. Twice is as once."""
+
+    def checkpointed(block: Any, forward: Any) -> Any:
+        def compute(*given: Any, **named: Any) -> Any:
+            # Who only reads, keeps nothing; and a cache would be filled a second time.
+            filled = any(hasattr(argument, "get_seq_length") for argument in (*given, *named.values()))
+            if filled or not torch.is_grad_enabled():
+                return forward(*given, **named)
+            # A block in evaluation mode draws nothing by chance: there is no state to be brought back.
+            return checkpoint(
+                forward, *given, use_reentrant=False, preserve_rng_state=bool(block.training), **named
+            )
+
+        return compute
+
     blocks = decoder_parts(model).blocks
     for block in blocks:
         if not getattr(block, _CHECKPOINTED, False):
-            block.forward = _checkpointed(block, block.forward)
+            block.forward = checkpointed(block, block.forward)
             setattr(block, _CHECKPOINTED, True)
     return len(blocks)
-
-
-def _checkpointed(block: Any, forward: Any) -> Any:
-    def compute(*given: Any, **named: Any) -> Any:
-        # Who only reads, keeps nothing; and a cache would be filled a second time.
-        filled = any(hasattr(argument, "get_seq_length") for argument in (*given, *named.values()))
-        if filled or not torch.is_grad_enabled():
-            return forward(*given, **named)
-        # A block in evaluation mode draws nothing by chance: there is no state to be brought back.
-        return checkpoint(
-            forward, *given, use_reentrant=False, preserve_rng_state=bool(block.training), **named
-        )
-
-    return compute
 
 
 OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq", "step")
@@ -219,7 +221,7 @@ class TrainingEngine:
         parameters: Sequence[nn.Parameter],
         *,
         settings: TrainSettings,
-        strategy: DistributedStrategy | None = None,
+        strategy: SingleProcess | None = None,
         progress: Callable[..., None] = lambda *_: None,
         step: StepOptions | None = None,
     ) -> None:
@@ -240,7 +242,9 @@ class TrainingEngine:
         self._overflowed = False
         self._copies = HostCopies()
         self._device = self.strategy.device or str(next(model.parameters()).device)
-        self._names = _parameter_indices(trained_tensors(model), parameters)
+        # By index: a strategy may replace the parameters later.
+        indices = {parameter.data_ptr(): index for index, parameter in enumerate(parameters)}
+        self._names = {name: indices[tensor.data_ptr()] for name, tensor in trained_tensors(model).items()}
         self.trainable = sum(parameter.numel() for parameter in parameters)
         optimizer = torch.optim.AdamW(
             parameters,
@@ -290,7 +294,10 @@ class TrainingEngine:
             total += float(loss.detach())
         self._progress("update")
         total = self.strategy.sum(total)
-        self._unscale_gradients()
+        if self._scaler.factor != 1:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1 / self._scaler.factor)
         pull = self._pull()
         norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         self._overflowed = self._scaler.can_fall and math.isfinite(total) and not math.isfinite(norm)
@@ -343,7 +350,12 @@ class TrainingEngine:
         with eval_mode(self.model):
             if not rows or (self.strategy.size == 1 and not self.strategy.shards):
                 return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
-            return self._shared_loss(rows, batch_rows)
+            total = 0.0
+            ordered = sorted(rows, key=lambda row: len(row.tokens))
+            for portion in self.strategy.micro_batches(ordered, batch_rows):
+                batch = TokenBatch(portion.rows, device=self._device, share_beginning=self._share_beginning)
+                total += float(self.strategy.loss(batch)) * portion.counts
+            return self.strategy.sum(total) / count_trained(rows)
 
     def loss(self, rows: Sequence[Row]) -> float:
         """The loss that a step on these rows would report now. Drops the last gradient, changes no weight."""
@@ -354,24 +366,9 @@ class TrainingEngine:
         self.forget()
         return loss
 
-    def _shared_loss(self, rows: Sequence[Row], batch_rows: int) -> float:
-        ordered = sorted(rows, key=lambda row: len(row.tokens))
-        total = 0.0
-        for portion in self.strategy.micro_batches(ordered, batch_rows):
-            batch = TokenBatch(portion.rows, device=self._device, share_beginning=self._share_beginning)
-            total += float(self.strategy.loss(batch)) * portion.counts
-        return self.strategy.sum(total) / count_trained(rows)
-
     def _pull(self) -> dict[str, float]:
         """Add the proximal term to the gradients, where the settings ask for one; its value by its name."""
         return {} if self._proximal is None else {PROXIMAL_MEASURE: self._proximal.add_gradients()}
-
-    def _unscale_gradients(self) -> None:
-        factor = 1 / self._scaler.factor
-        if factor != 1:
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
 
     def apply(self, rate: float) -> None:
         """Update the weights with the last gradient, unless it overflowed."""
@@ -431,9 +428,3 @@ class TrainingEngine:
         """Restore the weights alone, for the best checkpoint at the end of a run."""
         for name, place in self._names.items():
             self.strategy.assign(self.parameters[place], tensors[f"adapter/{name}"])
-
-
-def _parameter_indices(learned: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, int]:
-    """The parameter of each name, by index: a strategy may replace the parameters later."""
-    places = {parameter.data_ptr(): place for place, parameter in enumerate(parameters)}
-    return {name: places[tensor.data_ptr()] for name, tensor in learned.items()}

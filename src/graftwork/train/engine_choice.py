@@ -6,7 +6,6 @@ step. All engines compute the same loss. Choosing needs no torch; a chosen engin
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -16,116 +15,96 @@ from graftwork.costmodel.which_step import why_plain
 from graftwork.files.disk import read_or_empty
 from graftwork.model.shape import describe_experts, read_shape
 from graftwork.records.dataset import Row
-from graftwork.records.plan import ModelShape, PlainStep, Plan, Precision, StreamedStep, Tuning
+from graftwork.records.plan import ModelShape, Plan, Precision
 from graftwork.records.run import TrainJob
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from graftwork.train.distributed.strategies import DistributedStrategy
+    from graftwork.train.distributed.strategies import SingleProcess
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.loss import Logits, TokenBatch
 
 
-@dataclass(frozen=True)
-class EngineInputs:
-    """A loaded base with what is trained of it, and the rows of the run."""
-
-    job: TrainJob
-    settings: TrainSettings
-    model: Any
-    parameters: "Sequence[nn.Parameter]"
-    rows: Sequence[Row]
-
-
 def make_engine(
-    inputs: EngineInputs,
+    job: TrainJob,
+    settings: TrainSettings,
+    model: Any,
+    parameters: "Sequence[nn.Parameter]",
+    rows: Sequence[Row],
     *,
-    strategy: "DistributedStrategy",
+    strategy: "SingleProcess",
     shares_steps: bool,
     progress: Callable[..., None],
     report: Callable[[str], None],
 ) -> "TrainingEngine":
-    """The engine of a run. A run that shares its steps with others (`shares_steps`) trains eagerly."""
-    from graftwork.train.engine import StepOptions, TrainingEngine
-
-    job, settings = inputs.job, inputs.settings
-    experts = describe_experts(
-        read_shape(Path(job.base_folder)), adapted=settings.experts, four_bits=settings.method == "qlora"
-    )
+    """The engine for a loaded base with what is trained of it, and for the rows of the run. A run that shares
+    its steps with others (`shares_steps`) trains eagerly."""
+    plan, shape = job.plan, read_shape(Path(job.base_folder))
+    experts = describe_experts(shape, adapted=settings.experts, four_bits=settings.method == "qlora")
     if experts is not None:
         report(experts)
-    if job.plan.tuning is not None and not shares_steps:
-        return _gpu_engine(inputs, job.plan.tuning, progress=progress, report=report)
-    if job.plan.streamed is not None:
-        return _streamed_engine(inputs, job.plan.streamed, progress=progress, report=report)
-    planned = job.plan.plain
+    # What an earlier attempt had to change takes precedence over the plan.
+    micro_rows = plan.train.get("micro_rows")
+    if plan.tuning is not None and not shares_steps:
+        from graftwork.train.gpu.engine import GpuEngine
+        from graftwork.train.gpu.load import frozen_weights_of
+
+        packed = GpuEngine(
+            model,
+            parameters,
+            settings=settings,
+            frozen=frozen_weights_of(model),
+            tuning=plan.tuning,
+            shape=shape,
+            progress=progress,
+        )
+        begun = time.perf_counter()
+        description = describe_tuning(packed.settle(rows))
+        done = "compiled and measured" if packed.tuning.compiled else "measured"
+        report(f"{description}; {done} in {time.perf_counter() - begun:.0f} s")
+        return packed
+    if plan.streamed is not None:
+        from graftwork.train.streamed.engine import StreamedEngine
+
+        begun = time.perf_counter()
+        streamed = StreamedEngine(
+            model,
+            parameters,
+            settings=settings,
+            step=plan.streamed.model_copy(update={"micro_rows": micro_rows or plan.streamed.micro_rows}),
+            device=plan.device.kind,
+            progress=progress,
+        )
+        report(f"{describe_streamed(streamed.step)}; set up in {time.perf_counter() - begun:.0f} s")
+        return streamed
+    from graftwork.train.cpu.step import make_cpu_step
+    from graftwork.train.engine import StepOptions, TrainingEngine
+
+    checkpointed = settings.checkpointing == "on"
+    if settings.checkpointing == "auto":
+        checkpointed = plan.plain is not None and plan.plain.checkpointed
+    logits = None if shares_steps else autocast_logits(model, settings, dtype=plan.dtype)
+    on_cpu = plan.device.kind == "cpu" and not shares_steps
+    if on_cpu and why_plain_step(settings, shape, device="cpu", precision=plan.dtype) is None:
+        cpu_step, description = make_cpu_step(
+            model, rows, settings=settings, shape=shape, folder=Path(job.folder)
+        )
+        report(description)
+        logits = cpu_step.logits
     return TrainingEngine(
-        inputs.model,
-        inputs.parameters,
+        model,
+        parameters,
         settings=settings,
         strategy=strategy,
         progress=progress,
         step=StepOptions(
-            # What an earlier attempt had to change takes precedence over the plan.
-            micro_rows=job.plan.train.get("micro_rows") or (planned.micro_rows if planned else None),
-            activation_checkpointing=not shares_steps and _checkpoints_activations(settings, planned),
-            logits=None if shares_steps else _faster_logits(inputs, report),
+            micro_rows=micro_rows or (plan.plain.micro_rows if plan.plain else None),
+            activation_checkpointing=checkpointed and not shares_steps,
+            logits=logits,
         ),
     )
-
-
-def _checkpoints_activations(settings: TrainSettings, planned: PlainStep | None) -> bool:
-    if settings.checkpointing == "auto":
-        return planned is not None and planned.checkpointed
-    return settings.checkpointing == "on"
-
-
-def _gpu_engine(
-    inputs: EngineInputs, tuning: Tuning, *, progress: Callable[..., None], report: Callable[[str], None]
-) -> "TrainingEngine":
-    from graftwork.train.gpu.engine import GpuEngine
-    from graftwork.train.gpu.load import frozen_weights_of
-
-    engine = GpuEngine(
-        inputs.model,
-        inputs.parameters,
-        settings=inputs.settings,
-        frozen=frozen_weights_of(inputs.model),
-        tuning=tuning,
-        shape=read_shape(Path(inputs.job.base_folder)),
-        progress=progress,
-    )
-    begun = time.perf_counter()
-    description = describe_tuning(engine.settle(inputs.rows))
-    done = "compiled and measured" if engine.tuning.compiled else "measured"
-    report(f"{description}; {done} in {time.perf_counter() - begun:.0f} s")
-    return engine
-
-
-def _streamed_engine(
-    inputs: EngineInputs,
-    step: StreamedStep,
-    *,
-    progress: Callable[..., None],
-    report: Callable[[str], None],
-) -> "TrainingEngine":
-    from graftwork.train.streamed.engine import StreamedEngine
-
-    # What an earlier attempt had to change takes precedence over the plan.
-    rows = inputs.job.plan.train.get("micro_rows") or step.micro_rows
-    begun = time.perf_counter()
-    engine = StreamedEngine(
-        inputs.model,
-        inputs.parameters,
-        settings=inputs.settings,
-        step=step.model_copy(update={"micro_rows": rows}),
-        device=inputs.job.plan.device.kind,
-        progress=progress,
-    )
-    report(f"{describe_streamed(engine.step)}; set up in {time.perf_counter() - begun:.0f} s")
-    return engine
 
 
 def streams_layers(settings: TrainSettings) -> bool:
@@ -136,22 +115,6 @@ def streams_layers(settings: TrainSettings) -> bool:
 def starts_on_host(plan: Plan, settings: TrainSettings) -> bool:
     """Whether the weights are read into host memory, from where the engine takes them to the device."""
     return settings.strategy in ("fsdp", "zero3") or plan.tuning is not None or plan.streamed is not None
-
-
-def _faster_logits(inputs: EngineInputs, report: Callable[[str], None]) -> "Logits | None":
-    """A faster forward pass than the model's own, if there is one for this model and device."""
-    from graftwork.train.cpu.step import make_cpu_step
-
-    job, settings, model = inputs.job, inputs.settings, inputs.model
-    if job.plan.device.kind == "cpu":
-        shape = read_shape(Path(job.base_folder))
-        if why_plain_step(settings, shape, device="cpu", precision=job.plan.dtype) is None:
-            cpu_step, description = make_cpu_step(
-                model, inputs.rows, settings=settings, shape=shape, folder=Path(job.folder)
-            )
-            report(description)
-            return cpu_step.logits
-    return autocast_logits(model, settings, dtype=job.plan.dtype)
 
 
 def autocast_logits(model: Any, settings: TrainSettings, *, dtype: str) -> "Logits | None":

@@ -109,8 +109,15 @@ class TrainingLoop:
 
     def run(self) -> Replay | None:
         """Train from the last good checkpoint to the last step; report repeated steps over all attempts."""
+
+        def work_meanwhile() -> None:
+            """While a GPU computes a step: write the line of the one before, and prepare the one after."""
+            self._flush_log()
+            if self._number < self.steps and (rows := self._source.peek(self._number + 1)):
+                self._engine.prefetch(rows)
+
         done = self._resume()
-        self._engine.meanwhile = self._work_meanwhile
+        self._engine.meanwhile = work_meanwhile
         for callback in self._callbacks:
             callback.on_train_begin(self._engine, done=done, steps=self.steps)
         try:
@@ -119,7 +126,15 @@ class TrainingLoop:
             for number in range(done + 1, self.steps + 1):
                 if self.finished:
                     break
-                self._stop_if_asked(number)
+                stop = self._stopped_after(number - 1) if self._stop_requested() else None
+                for callback in self._callbacks:
+                    try:
+                        callback.on_step_begin(number, self.steps)
+                    except StoppedInOrder as stopped:
+                        stop = stop or stopped
+                # All processes stop after the same step.
+                if self._strategy.any_process(stop is not None):
+                    self._leave(number - 1, stop or self._stopped_after(number - 1))
                 self._finish_step(self._step(number))
         finally:
             self._flush_log()
@@ -134,27 +149,19 @@ class TrainingLoop:
         self._take_best()
         return find_replay(read_journal(self._folder))
 
-    def _stop_if_asked(self, number: int) -> None:
-        stop = self._stopped_after(number - 1) if self._stop_requested() else None
-        for callback in self._callbacks:
-            try:
-                callback.on_step_begin(number, self.steps)
-            except StoppedInOrder as stopped:
-                stop = stop or stopped
-        # All processes stop after the same step.
-        if self._strategy.any_process(stop is not None):
-            self._leave(number - 1, stop or self._stopped_after(number - 1))
-
     def _step(self, number: int) -> TrainStep:
         started = time.perf_counter()
         self._number = number
         repeated: tuple[int, ...] = ()
+        before = random_states()
         try:
             rows = self._source.batch(number)
+            measured = self._backward(rows)
         except StepInterrupted:
-            # Nothing has changed yet: what was sampled is in the journal.
+            # No weight has changed, and what was sampled is in the journal.
+            self._engine.forget()
+            restore_random_states(before)
             self._leave(number - 1, self._stopped_after(number - 1))
-        measured = self._measure(number, rows)
         rate = self._rate(number)
         verdicts = [callback.accept_gradient(number, measured, rows) for callback in self._callbacks]
         refused = self._strategy.any_process(not all(verdicts))
@@ -218,16 +225,6 @@ class TrainingLoop:
             self._engine.forget()
         return measured
 
-    def _measure(self, number: int, rows: Sequence[Row]) -> StepResult:
-        """Compute the gradient; if the step is interrupted, restore the state from before it."""
-        before = random_states()
-        try:
-            return self._backward(rows)
-        except StepInterrupted:
-            self._engine.forget()
-            restore_random_states(before)
-            self._leave(number - 1, self._stopped_after(number - 1))
-
     def _digest(self, number: int, step_seconds: float) -> str:
         """A digest of the weights if a checkpoint or an evaluation is due, or if it costs little."""
         every = self._settings.examine.every
@@ -263,7 +260,11 @@ class TrainingLoop:
         score = next((s for callback in self._callbacks if (s := callback.score()) is not None), None)
         wanted = [callback.wants_checkpoint(step) for callback in self._callbacks]
         self.finished = self._strategy.broadcast(self.finished)
-        due = self.finished or self._is_due(step.step) or any(wanted) or self._is_best(score)
+        # The best model must still exist at the end, so it is saved at once.
+        is_best = (
+            score is not None and self._settings.examine.keep_best and is_better(score, self._store.saved)
+        )
+        due = self.finished or self._is_due(step.step) or any(wanted) or is_best
         if self._strategy.broadcast(bool(due)):
             self._save(step.step, score)
         if self.finished:
@@ -275,20 +276,8 @@ class TrainingLoop:
         if problem:
             self._report(problem)
 
-    def _work_meanwhile(self) -> None:
-        """While a GPU computes a step: write the line of the one before, and prepare the one after."""
-        self._flush_log()
-        if self._number < self.steps and (rows := self._source.peek(self._number + 1)):
-            self._engine.prefetch(rows)
-
     def _is_due(self, number: int) -> bool:
         return number == self.steps or number % self._settings.checkpoint_every == 0
-
-    def _is_best(self, score: float | None) -> bool:
-        """The best model must still exist at the end, so it is saved at once."""
-        if score is None or not self._settings.examine.keep_best:
-            return False
-        return is_better(score, self._store.saved)
 
     def _save(self, step: int, score: float | None = None) -> None:
         """Hand the state to the store, which writes it while training continues."""
@@ -364,7 +353,12 @@ class TrainingLoop:
         self._skipped = list(state.get("skipped", ()))
         self._safe = checkpoint.step
         self._report(f"resuming after step {checkpoint.step} of {self.steps}")
-        self._compare_versions(state.get("versions", {}))
+        saved, mine = state.get("versions", {}), self._versions
+        differing = [f"{name} {saved[name]}" for name in mine if saved.get(name, mine[name]) != mine[name]]
+        if differing:
+            self._report(
+                f"the checkpoint was made with {', '.join(differing)}: the last bits may differ from here on"
+            )
         return checkpoint.step
 
     def _seen_by_all(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
@@ -381,14 +375,6 @@ class TrainingLoop:
                 where=str(self._folder),
             )
         return mine
-
-    def _compare_versions(self, saved: dict[str, str]) -> None:
-        mine = self._versions
-        other = [f"{name} {saved[name]}" for name in mine if saved.get(name, mine[name]) != mine[name]]
-        if other:
-            self._report(
-                f"the checkpoint was made with {', '.join(other)}: the last bits may differ from here on"
-            )
 
     def _take_best(self) -> None:
         """Restore the weights of the best evaluation if the last step is not the best."""

@@ -93,6 +93,7 @@ def _weight_identities(model: Any) -> dict[str, tuple[int, int, str]]:
 
 
 LoadBase = Callable[[TrainJob], Any]
+RESUMES = "check the log; progress so far is kept, and the same command resumes from there"
 TrainRun = Callable[[TrainJob, LoadBase, Any], None]
 """Trains one run on the base that the given function has for it, with the given strategy or alone."""
 
@@ -110,7 +111,14 @@ def train_many(batch: TrainBatch, train: TrainRun) -> None:
         begun = time.perf_counter()
         try:
             if len(left) > 1:
-                _train_abreast(left, held, train, begun=batch.begun)
+                from graftwork.train.side_by_side import SideBySide, train_side_by_side
+
+                def work_on(job: TrainJob) -> Callable[[LoadBase, SideBySide], None]:
+                    return lambda load, strategy: _train_one(
+                        job, load, train, begun=batch.begun, strategy=strategy
+                    )
+
+                train_side_by_side(held.take(left[0]), [work_on(each) for each in left])
             else:
                 _train_one(job, held.take, train, begun=batch.begun, on_failure=held.drop)
         finally:
@@ -131,15 +139,6 @@ def free_memory() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _train_abreast(jobs: list[TrainJob], held: BaseCache, train: TrainRun, *, begun: Moment) -> None:
-    from graftwork.train.side_by_side import SideBySide, train_side_by_side
-
-    def work_on(job: TrainJob) -> Callable[[LoadBase, SideBySide], None]:
-        return lambda load, strategy: _train_one(job, load, train, begun=begun, strategy=strategy)
-
-    train_side_by_side(held.take(jobs[0]), [work_on(job) for job in jobs])
-
-
 def _train_one(
     job: TrainJob,
     load: LoadBase,
@@ -152,7 +151,6 @@ def _train_one(
     """The run to its end, or its reason in its folder."""
     try:
         with hold_lock(Path(job.folder)):
-            _require_start(job)
             _require_patience(job, begun=begun)
             train(job, load, strategy)
     except (StoppedInOrder, Interrupted):
@@ -164,23 +162,22 @@ def _train_one(
         # A fault of the program in one run is no reason to leave the others undone.
         sys.excepthook(*sys.exc_info())
         on_failure()
-        _write_failure(job, explain_exhaustion(error) if is_exhaustion(error) else _fault(job, error))
+        failure: GraftError = WorkerFailed(
+            f"the training of run {job.run_id} failed: {type(error).__name__}",
+            why=publish_text(str(error)).splitlines()[0] if str(error) else "it left no message",
+            fix=RESUMES,
+            where=job.folder,
+        )
+        _write_failure(job, explain_exhaustion(error) if is_exhaustion(error) else failure)
 
 
 def _write_failure(job: TrainJob, error: GraftError) -> None:
     write_atomic(Path(job.folder) / ERROR_FILE, json.dumps(error.as_json()))
 
 
-def _fault(job: TrainJob, error: Exception) -> WorkerFailed:
-    return WorkerFailed(
-        f"the training of run {job.run_id} failed: {type(error).__name__}",
-        why=publish_text(str(error)).splitlines()[0] if str(error) else "it left no message",
-        fix="check the log; progress so far is kept, and the same command resumes from there",
-        where=job.folder,
-    )
-
-
-def _require_start(job: TrainJob) -> None:
+def _require_patience(job: TrainJob, *, begun: Moment) -> None:
+    """A run that cannot start is not begun, and one that kills its process again and again does not keep the
+    others from being trained."""
     if job.start_adapter is not None and not Path(job.start_adapter).is_dir():
         raise EnvironmentLacks(
             "the adapter that training should start from is not there",
@@ -189,25 +186,21 @@ def _require_start(job: TrainJob) -> None:
             where=job.start_adapter,
         )
 
+    def when(line: dict[str, Any]) -> float:
+        """In seconds after the command began."""
+        return clock.seconds_between(begun, clock.read_moment(line))
 
-def _require_patience(job: TrainJob, *, begun: Moment) -> None:
-    """A run that kills its process again and again must not keep the others from being trained."""
     folder = Path(job.folder)
-    attempts = [_when(line, begun) for line in Journal(folder / ATTEMPTS).read()]
-    saved = [(_when(line, begun), int(line["step"])) for line in Journal(folder / SAVED).read()]
+    attempts = [when(line) for line in Journal(folder / ATTEMPTS).read()]
+    saved = [(when(line), int(line["step"])) for line in Journal(folder / SAVED).read()]
     crashes = crashes_in_a_row(attempts, saved, begun=0.0)
     if crashes > job_settings(job).run.max_restarts:
         raise WorkerFailed(
             f"the training of run {job.run_id} was killed {crashes} time(s) without progress",
             why="most often the machine ran out of memory",
-            fix="check the log; progress so far is kept, and the same command resumes from there",
+            fix=RESUMES,
             where=job.folder,
         )
-
-
-def _when(line: dict[str, Any], begun: Moment) -> float:
-    """When a line was written, in seconds after the command began."""
-    return clock.seconds_between(begun, clock.read_moment(line))
 
 
 def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int]], *, begun: float) -> int:
@@ -265,16 +258,11 @@ def _wanted(job: TrainJob) -> bool:
         return False
     if settings.get("objective", "sft") != "sft":
         return False
-    if _is_tight(job):
+    plain, tokens = job.plan.plain, job.plan.tokens.value / max(job.plan.steps.value, 1)
+    # Those that share a step take all of their rows together.
+    if plain is not None and (plain.checkpointed or plain.micro_rows < int(settings.get("batch_rows", 1))):
         return False
-    return asked == "on" or (FASTER_ON[job.plan.device.kind] and _tokens_a_step(job) <= SMALL_TOKENS)
-
-
-def _is_tight(job: TrainJob) -> bool:
-    """Whether its own rows do not fit at once: those that share a step take all of theirs together."""
-    plain = job.plan.plain
-    rows = int(job.plan.train["settings"].get("batch_rows", 1))
-    return plain is not None and (plain.checkpointed or plain.micro_rows < rows)
+    return asked == "on" or (FASTER_ON[job.plan.device.kind] and tokens <= SMALL_TOKENS)
 
 
 def _can_share(jobs: Sequence[TrainJob]) -> bool:
@@ -288,7 +276,3 @@ def _can_share(jobs: Sequence[TrainJob]) -> bool:
     # The weights are there once; what each run needs besides them is there for each.
     needed = base + sum(max(job.plan.peak_memory_gib.high - base, 0.0) for job in jobs)
     return needed <= MEMORY_SHARE * last.plan.device.memory_gib
-
-
-def _tokens_a_step(job: TrainJob) -> float:
-    return job.plan.tokens.value / max(job.plan.steps.value, 1)

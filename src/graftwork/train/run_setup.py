@@ -24,7 +24,7 @@ from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.distributed.strategies import DistributedStrategy
+    from graftwork.train.distributed.strategies import SingleProcess
 
 MIRROR_PATIENCE = 600.0
 MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
@@ -139,7 +139,7 @@ def reporting_callbacks(
     settings: TrainSettings,
     *,
     evaluator: TrainingEvaluator | None = None,
-    strategy: "DistributedStrategy | None" = None,
+    strategy: "SingleProcess | None" = None,
     progress: Callable[[], None] = lambda: None,
     report: Callable[[str], None] = lambda _message: None,
     stop_requested: Callable[[], bool] = lambda: False,

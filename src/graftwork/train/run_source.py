@@ -1,12 +1,11 @@
 """Where the rows of a run's steps come from, by its objective.
 
-In: a job, its settings and training rows. Out: the rows that an engine is prepared for, and the batch source
-with its callbacks once the engine exists. Supervised runs take their rows as they are.
+In: a job, its settings and training rows. Out: the rows that an engine is prepared for, and what opens the
+batch source with its callbacks once the engine exists. Supervised runs take their rows as they are.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from graftwork.files.disk import Journal
 from graftwork.grading.rewards import RewardSpec
 from graftwork.grading.score_audit import ScoredReply, audit_scores, require_usable
 from graftwork.model.shape import read_shape
+from graftwork.process.sandbox import SandboxSettings
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import Plan
@@ -50,13 +50,6 @@ if TYPE_CHECKING:
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.rollouts.sampling import RolloutSampler
 
-if TYPE_CHECKING:
-    from graftwork.train.engine import TrainingEngine
-
-
-# Log-probabilities by the model that training starts from, computed once and kept in the run's folder.
-# In: samples, an engine before its first step. Out: the samples with their reference. A resumed run reads the
-# file and computes what is missing: its checkpoint is restored later.
 REFERENCE = "reference.jsonl"
 ROWS_TOGETHER = 16
 
@@ -68,6 +61,11 @@ def add_reference(
     folder: Path,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[TrainingSample]:
+    """The samples with their log-probabilities by the model that training starts from, before the first step.
+
+    They are kept in the run's folder: a resumed run reads them and computes what is missing, before its
+    checkpoint is restored.
+    """
     journal = Journal(folder / REFERENCE)
     known = {line["row"]: tuple(line["values"]) for line in journal.read()}
     rows = list({key_of(sample): sample for sample in samples}.items())
@@ -84,36 +82,6 @@ def add_reference(
             known[key] = tuple(values.float().tolist())
             journal.append({"row": key, "values": list(known[key])})
     return [sample.model_copy(update={"reference": known[key_of(sample)]}) for sample in samples]
-
-
-def open_judged(
-    samples: Sequence[TrainingSample],
-    engine: "TrainingEngine",
-    settings: TrainSettings,
-    *,
-    folder: Path,
-    progress: Callable[..., None],
-) -> JudgedOrder:
-    """The batch source of KTO: replies, and prompts with the replies of others, by the model of the start."""
-
-    def add(rows: Sequence[TrainingSample]) -> list[TrainingSample]:
-        return add_reference(rows, engine, folder=folder, progress=lambda _done, _all: progress("reference"))
-
-    def now(rows: Sequence[TrainingSample]) -> list[float]:
-        found = []
-        for at in range(0, len(rows), ROWS_TOGETHER):
-            values = engine.log_probabilities(rows[at : at + ROWS_TOGETHER])
-            found += [float(value.float().sum()) for value in values]
-        return found
-
-    def start(rows: Sequence[TrainingSample]) -> list[float]:
-        return [sum(known[key_of(row)]) for row in rows]
-
-    judged = add(samples)
-    order = JudgedOrder(judged, settings=settings, now=now, start=start)
-    crossed = [row for step in range(1, order.steps + 1) for row in order.mismatched(step)]
-    known = {key_of(row): row.reference or () for row in add(crossed)}
-    return order
 
 
 class StartWeights:
@@ -146,165 +114,256 @@ def key_of(sample: TrainingSample) -> str:
     return hashlib.sha256(repr((sample.tokens, sample.trained_from)).encode()).hexdigest()[:24]
 
 
-@dataclass(frozen=True)
-class RunMaterial:
-    """What a run is trained on, before the engine exists."""
-
-    settings: TrainSettings
-    rows: Sequence[Row]
-    engine_rows: Sequence[Row]
-    """Every row that an engine may see, or rows of the same beginning and length."""
-    pairs: Sequence[ReplyPair] = ()
-    judged: Sequence[TrainingSample] = ()
-    """Good and bad replies."""
-    prompts: "Mapping[str, tuple[Case, list[int]]]" = field(default_factory=dict)
-    """Cases to answer with the tokens of their prompts, by id."""
-    played: "Mapping[str, Case]" = field(default_factory=dict)
-    """The cases that an environment plays, by id: without what it says first."""
-    audit: "Mapping[str, Case]" = field(default_factory=dict)
-    template: "ChatTemplate | None" = None
-    spec: RewardSpec | None = None
-    environment: Environment | None = None
-    adapter: "Mapping[str, object]" = field(default_factory=dict)
-    """The shape of the adapter, as the plan has it."""
-    base: str = ""
-    notes: Sequence[str] = ()
+OpenSource = Callable[["TrainingEngine"], tuple[BatchSource, Sequence[TrainingCallback]]]
+"""Opens the batch source of a run, with its callbacks, once the engine exists."""
 
 
-@dataclass(frozen=True)
-class RunSource:
-    batches: BatchSource
-    callbacks: Sequence[TrainingCallback] = field(default_factory=tuple)
-
-
-def gather_material(
-    job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case] = ()
-) -> RunMaterial:
-    if settings.objective == "sft":
-        return RunMaterial(settings, rows, rows)
-    if settings.objective == "grpo":
-        return _gather_prompts(job, settings, rows, cases)
-    pairs, audit = make_pairs(rows, make_render(job))
-    if settings.objective == "kto":
-        return _gather_judged(settings, rows, pairs)
-    require_pairs(audit.pairs, rows=len(rows))
-    samples = [row for pair in pairs for row in pair]
-    return RunMaterial(settings, rows, samples, pairs=pairs, notes=[*describe_idle(settings), *audit.notes()])
-
-
-def open_source(
-    material: RunMaterial,
-    engine: "TrainingEngine",
+def prepare_source(
+    job: TrainJob,
+    settings: TrainSettings,
+    rows: Sequence[Row],
+    cases: Sequence[Case],
     *,
-    folder: Path,
     report: Callable[[str], None],
     progress: Callable[..., None],
     stopped: Callable[[], bool],
-) -> RunSource:
-    settings = material.settings
+) -> tuple[Sequence[Row], OpenSource]:
+    """Every row that the engine may see, or rows like them in beginning and length; what opens the source."""
     if settings.objective == "sft":
-        return RunSource(EpochOrder(material.rows, settings=settings))
-    for note in material.notes:
-        report(note)
+        return rows, lambda _engine: (EpochOrder(rows, settings=settings), ())
     if settings.objective == "grpo":
-        return _open_rollouts(
-            material, engine, folder=folder, report=report, progress=progress, stopped=stopped
+        rollouts = _RolloutRun(job, settings, rows, cases)
+        return rollouts.engine_rows, lambda engine: rollouts.open(
+            engine, report=report, progress=progress, stopped=stopped
         )
+    pairs, audit = make_pairs(rows, make_render(job))
     if settings.objective == "kto":
-        return RunSource(open_judged(material.judged, engine, settings, folder=folder, progress=progress))
-    pairs = material.pairs
-    if settings.objective == "dpo":
-        samples = add_reference(
-            [row for pair in pairs for row in pair],
+        return _prepare_judged(job, settings, rows, pairs, report=report, progress=progress)
+    require_pairs(audit.pairs, rows=len(rows))
+    samples = [row for pair in pairs for row in pair]
+
+    def open_pairs(engine: "TrainingEngine") -> tuple[BatchSource, Sequence[TrainingCallback]]:
+        for note in (*describe_idle(settings), *audit.notes()):
+            report(note)
+        if settings.objective == "orpo":
+            return PairOrder(pairs, settings=settings), ()
+        referenced = add_reference(
+            samples,
             engine,
-            folder=folder,
+            folder=Path(job.folder),
             progress=lambda _done, _count: progress("reference"),
         )
-        pairs = [ReplyPair(*samples[at : at + 2]) for at in range(0, len(samples), 2)]
-    return RunSource(PairOrder(pairs, settings=settings))
+        halves = [ReplyPair(*referenced[at : at + 2]) for at in range(0, len(referenced), 2)]
+        return PairOrder(halves, settings=settings), ()
+
+    return samples, open_pairs
 
 
-def _gather_judged(settings: TrainSettings, rows: Sequence[Row], pairs: Sequence[ReplyPair]) -> RunMaterial:
+def _prepare_judged(
+    job: TrainJob,
+    settings: TrainSettings,
+    rows: Sequence[Row],
+    pairs: Sequence[ReplyPair],
+    *,
+    report: Callable[[str], None],
+    progress: Callable[..., None],
+) -> tuple[Sequence[Row], OpenSource]:
+    """KTO: replies, and prompts with the replies of others, by the model of the start."""
     least = settings.preferences.least_score
     notes = list(describe_idle(settings))
     if least is not None:
-        found = audit_scores([ScoredReply.of_row(row) for row in rows if row.reward is not None])
-        require_usable(found)
-        notes.append(found.describe())
+        scores = audit_scores([ScoredReply.of_row(row) for row in rows if row.reward is not None])
+        require_usable(scores)
+        notes.append(scores.describe())
     judged = make_judged(rows, pairs, least_score=least)
     require_both_sides(judged)
     good = sum(row.part == "chosen" for row in judged)
     notes.append(f"{good} good and {len(judged) - good} bad replies")
-    return RunMaterial(settings, rows, judged, judged=judged, notes=notes)
+
+    def open_judged(engine: "TrainingEngine") -> tuple[BatchSource, Sequence[TrainingCallback]]:
+        for note in notes:
+            report(note)
+
+        def add(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+            return add_reference(
+                samples, engine, folder=Path(job.folder), progress=lambda _done, _all: progress("reference")
+            )
+
+        def now(samples: Sequence[TrainingSample]) -> list[float]:
+            sums = []
+            for at in range(0, len(samples), ROWS_TOGETHER):
+                values = engine.log_probabilities(samples[at : at + ROWS_TOGETHER])
+                sums += [float(value.float().sum()) for value in values]
+            return sums
+
+        def start(samples: Sequence[TrainingSample]) -> list[float]:
+            return [sum(known[key_of(sample)]) for sample in samples]
+
+        order = JudgedOrder(add(judged), settings=settings, now=now, start=start)
+        crossed = [sample for step in range(1, order.steps + 1) for sample in order.mismatched(step)]
+        known = {key_of(sample): sample.reference or () for sample in add(crossed)}
+        return order, ()
+
+    return judged, open_judged
 
 
-def _gather_prompts(
-    job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case]
-) -> RunMaterial:
-    template = _open_template(job)
-    settings = with_prompts_at_once(settings, job.plan)
-    limit = settings.rollouts.longest_answer
-    checks = settings.reward_checks
-    spec = RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder})
-    share = checks.audit_share if uses_checks(spec) else 0.0
-    split = {case.id: split_checks(case, share=share, seed=settings.seed) for case in cases}
-    environment = make_environment(job, settings, spec)
-    # An environment or a task set decides by itself what is right: a canary is none of its prompts.
-    decided = environment is not None or settings.rollouts.taskset is not None
-    count = 0 if decided else checks.canaries
-    canaries = make_canaries(cases, count=count, seed=settings.seed)
-    asked = [*(rewarding for rewarding, _ in split.values()), *canaries]
-    played = {} if environment is None else {case.id: case for case in asked}
-    if environment is not None:
-        opened = environment.open(asked)
-        asked = [
-            case.model_copy(update={"messages": add_opening(case, first)})
-            for case, first in zip(asked, opened, strict=True)
+class _RolloutRun:
+    """What reinforcement learning answers and rewards. `engine_rows` are as long as prompts and answers can
+    become."""
+
+    def __init__(
+        self, job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case]
+    ) -> None:
+        self._job = job
+        self._settings = settings = with_prompts_at_once(settings, job.plan)
+        self._template = template = _open_template(job)
+        limit = settings.rollouts.longest_answer
+        checks = settings.reward_checks
+        self._spec = RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder})
+        share = checks.audit_share if uses_checks(self._spec) else 0.0
+        split = {case.id: split_checks(case, share=share, seed=settings.seed) for case in cases}
+        self._environment = None
+        if settings.rollouts.environment is not None:
+            # It has the limits of generated code.
+            sandbox = SandboxSettings.model_validate(self._spec.sandbox)
+            self._environment = Environment(
+                settings.rollouts.environment, folder=Path(job.project_folder), sandbox=sandbox
+            )
+        # An environment or a task set decides by itself what is right: a canary is none of its prompts.
+        decided = self._environment is not None or settings.rollouts.taskset is not None
+        count = 0 if decided else checks.canaries
+        canaries = make_canaries(cases, count=count, seed=settings.seed)
+        asked = [*(rewarding for rewarding, _ in split.values()), *canaries]
+        self._played = {case.id: case for case in asked}
+        if self._environment is not None:
+            opened = self._environment.open(asked)
+            asked = [
+                case.model_copy(update={"messages": add_opening(case, *first)})
+                for case, first in zip(asked, opened, strict=True)
+            ]
+        prompts = {case.id: (case, template.prompt(case.messages)) for case in asked}
+        if not prompts:
+            raise UserMistake(
+                "there are no prompts to answer",
+                why=f"`{settings.rollouts.source}` holds none",
+                fix="set `rl` of the model under `models:` to a share of its rows, or name a JSONL file of "
+                "cases",
+                where="train.rollouts.source",
+            )
+        lengths = {name: len(tokens) for name, (_, tokens) in prompts.items()}
+        positions = read_shape(Path(job.base_folder)).max_positions
+        too_long = find_too_long(lengths, longest_answer=limit, positions=positions)
+        self._prompts = {name: prompt for name, prompt in prompts.items() if name not in set(too_long)}
+        self._notes = list(describe_idle(settings))
+        if too_long:
+            self._notes.append(describe_too_long(too_long, lengths, positions=positions))
+        # As long as prompt and answer can become: an engine is prepared for the longest.
+        longest = [
+            Row.model_construct(
+                id=case.id,
+                origin=case.origin,
+                messages=case.messages,
+                reply="",
+                tokens=(*tokens, *[template.eos] * limit),
+                trained_from=len(tokens),
+                weight=1.0,
+                stage=None,
+            )
+            for case, tokens in self._prompts.values()
         ]
-    prompts = {case.id: (case, template.prompt(case.messages)) for case in asked}
-    if not prompts:
-        raise UserMistake(
-            "there are no prompts to answer",
-            why=f"`{settings.rollouts.source}` holds none",
-            fix="set `rl` of the model under `models:` to a share of its rows, or name a JSONL file of cases",
-            where="train.rollouts.source",
+        self._supervised = rows if settings.mix.sft else ()
+        self._audit = {name: audit for name, (_, audit) in split.items() if audit is not None}
+        self.engine_rows = [*longest, *self._supervised]
+
+    def open(
+        self,
+        engine: "TrainingEngine",
+        *,
+        report: Callable[[str], None],
+        progress: Callable[..., None],
+        stopped: Callable[[], bool],
+    ) -> tuple[BatchSource, Sequence[TrainingCallback]]:
+        from graftwork.grading.reward_runner import RewardRunner
+        from graftwork.train.loop import StepInterrupted
+        from graftwork.train.rollouts.episodes import EpisodeJournal
+        from graftwork.train.rollouts.source import AnswerSampler, RolloutParts, RolloutSource
+
+        settings = self._settings
+
+        def move(doing: str) -> None:
+            progress(doing)
+            if stopped():
+                raise StepInterrupted
+
+        def now(rows: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
+            return [tuple(values.float().tolist()) for values in engine.log_probabilities(rows)]
+
+        for note in self._notes:
+            report(note)
+        start = StartWeights(engine) if settings.method != "full" else None
+        grader = RewardRunner(self._spec)
+        sampler: AnswerSampler
+        sampler = writer = self._open_writer(engine)
+        if self._environment is not None:
+            sampler = EpisodeSampler(
+                writer,
+                self._environment,
+                self._template,
+                settings=settings.rollouts,
+                cases=self._played,
+                seed=settings.seed,
+            )
+        source = RolloutSource(
+            RolloutParts(
+                settings=settings,
+                prompts=self._prompts,
+                sampler=sampler,
+                grader=grader,
+                journal=EpisodeJournal(Path(self._job.folder)),
+                reference=None if start is None else start.log_probabilities,
+                now=now if settings.rollouts.endpoint is not None else None,
+                supervised=self._supervised,
+                audit=self._audit,
+                report=report,
+                progress=move,
+            )
         )
-    lengths = {name: len(tokens) for name, (_, tokens) in prompts.items()}
-    positions = read_shape(Path(job.base_folder)).max_positions
-    too_long = find_too_long(lengths, longest_answer=limit, positions=positions)
-    prompts = {name: known for name, known in prompts.items() if name not in set(too_long)}
-    notes = describe_idle(settings)
-    if too_long:
-        notes = [*notes, describe_too_long(too_long, lengths, positions=positions)]
-    # As long as prompt and answer can become: an engine is prepared for the longest.
-    longest = [
-        Row.model_construct(
-            id=case.id,
-            origin=case.origin,
-            messages=case.messages,
-            reply="",
-            tokens=(*tokens, *[template.eos] * limit),
-            trained_from=len(tokens),
-            weight=1.0,
-            stage=None,
+        return source, (source, _EndsGrader(grader))
+
+    def _open_writer(self, engine: "TrainingEngine") -> "RolloutSampler":
+        """Who writes the answers: the model in training, or an endpoint."""
+        from graftwork.model.adapter_shape import AdapterShape
+        from graftwork.model.adapters.peft import save_adapter
+        from graftwork.train.rollouts.endpoint import EndpointSampler
+        from graftwork.train.rollouts.sampling import RolloutSampler
+
+        job, settings, template = self._job, self._settings, self._template
+        if settings.rollouts.endpoint is None:
+            return RolloutSampler(
+                engine.model,
+                settings=settings.rollouts,
+                seed=settings.seed,
+                end_of_turn=template.eos,
+                decode=template.decode,
+                recorded=next(engine.model.parameters()).is_cuda,
+                token_pass=engine.token_pass(),
+            )
+
+        def save(folder: Path) -> None:
+            """Write the adapter as it is now, in the form that servers load."""
+            shape = AdapterShape.model_validate(job.plan.train["adapter"])
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            save_adapter(engine.model, folder, shape=shape, base=job.plan.base)
+
+        return EndpointSampler(
+            settings.rollouts.endpoint,
+            settings=settings.rollouts,
+            seed=settings.seed,
+            end_of_turn=template.eos,
+            decode=template.decode,
+            folder=Path(job.folder),
+            save=save if settings.method != "full" else None,
         )
-        for case, tokens in prompts.values()
-    ]
-    supervised = rows if settings.mix.sft else ()
-    return RunMaterial(
-        settings,
-        supervised,
-        [*longest, *supervised],
-        prompts=prompts,
-        played=played,
-        audit={name: audit for name, (_, audit) in split.items() if audit is not None},
-        template=template,
-        spec=spec,
-        environment=environment,
-        adapter=job.plan.train.get("adapter", {}),
-        base=job.plan.base,
-        notes=notes,
-    )
 
 
 def with_prompts_at_once(settings: TrainSettings, plan: Plan) -> TrainSettings:
@@ -313,125 +372,6 @@ def with_prompts_at_once(settings: TrainSettings, plan: Plan) -> TrainSettings:
         return settings
     rollouts = settings.rollouts.model_copy(update={"prompts_at_once": plan.prompts_at_once})
     return settings.model_copy(update={"rollouts": rollouts})
-
-
-def _open_rollouts(
-    material: RunMaterial,
-    engine: "TrainingEngine",
-    *,
-    folder: Path,
-    report: Callable[[str], None],
-    progress: Callable[..., None],
-    stopped: Callable[[], bool],
-) -> RunSource:
-    from graftwork.grading.reward_runner import RewardRunner
-    from graftwork.train.loop import StepInterrupted
-    from graftwork.train.rollouts.episodes import EpisodeJournal
-    from graftwork.train.rollouts.source import AnswerSampler, RolloutParts, RolloutSource
-
-    settings, template = material.settings, material.template
-    assert template is not None
-    assert material.spec is not None
-
-    def move(doing: str) -> None:
-        progress(doing)
-        if stopped():
-            raise StepInterrupted
-
-    start = StartWeights(engine) if settings.method != "full" else None
-    grader = RewardRunner(material.spec)
-    sampler: AnswerSampler
-    sampler = writer = _open_writer(material, engine, folder=folder)
-    if material.environment is not None:
-        sampler = EpisodeSampler(
-            writer,
-            material.environment,
-            template,
-            settings=settings.rollouts,
-            cases=material.played,
-            seed=settings.seed,
-        )
-    source = RolloutSource(
-        RolloutParts(
-            settings=settings,
-            prompts=material.prompts,
-            sampler=sampler,
-            grader=grader,
-            journal=EpisodeJournal(folder),
-            reference=None if start is None else start.log_probabilities,
-            now=_log_probabilities_of(engine) if settings.rollouts.endpoint is not None else None,
-            supervised=material.rows,
-            audit=material.audit,
-            report=report,
-            progress=move,
-        )
-    )
-    return RunSource(source, (source, _EndsGrader(grader)))
-
-
-def _open_writer(material: RunMaterial, engine: "TrainingEngine", *, folder: Path) -> "RolloutSampler":
-    """Who writes the answers: the model in training, or an endpoint."""
-    from graftwork.train.rollouts.endpoint import EndpointSampler
-    from graftwork.train.rollouts.sampling import RolloutSampler
-
-    settings, template = material.settings, material.template
-    assert template is not None
-    rollouts, end = settings.rollouts, template.eos
-    if rollouts.endpoint is None:
-        return RolloutSampler(
-            engine.model,
-            settings=rollouts,
-            seed=settings.seed,
-            end_of_turn=end,
-            decode=template.decode,
-            recorded=next(engine.model.parameters()).is_cuda,
-            token_pass=engine.token_pass(),
-        )
-    return EndpointSampler(
-        rollouts.endpoint,
-        settings=rollouts,
-        seed=settings.seed,
-        end_of_turn=end,
-        decode=template.decode,
-        folder=folder,
-        save=_adapter_writer(material, engine),
-    )
-
-
-def _adapter_writer(material: RunMaterial, engine: "TrainingEngine") -> "Callable[[Path], None] | None":
-    """Writes the adapter as it is now, in the form that servers load; None if all weights are trained."""
-    if material.settings.method == "full":
-        return None
-    from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.adapters.peft import save_adapter
-
-    shape = AdapterShape.model_validate(material.adapter)
-
-    def write(folder: Path) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        save_adapter(engine.model, folder, shape=shape, base=material.base)
-
-    return write
-
-
-def _log_probabilities_of(
-    engine: "TrainingEngine",
-) -> "Callable[[Sequence[TrainingSample]], list[tuple[float, ...]]]":
-    def now(rows: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
-        return [tuple(values.float().tolist()) for values in engine.log_probabilities(rows)]
-
-    return now
-
-
-def make_environment(job: TrainJob, settings: TrainSettings, spec: RewardSpec) -> Environment | None:
-    """The environment of the run's episodes; it has the limits of generated code."""
-    named = settings.rollouts.environment
-    if named is None:
-        return None
-    from graftwork.process.sandbox import SandboxSettings
-
-    limits = SandboxSettings.model_validate(spec.sandbox)
-    return Environment(named, folder=Path(job.project_folder), sandbox=limits)
 
 
 class _EndsGrader(TrainingCallback):

@@ -9,7 +9,7 @@ waits for the others; the last to come computes for all.
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def share_weights(model: Any) -> Any:
 class GroupedLinear(nn.Module):
     """One product with the frozen weight for all rows, then each group's own adapter."""
 
-    def __init__(self, layers: dict[int, LoraLinear], groups: "list[RowRange]") -> None:
+    def __init__(self, layers: dict[int, LoraLinear], groups: dict[int, slice]) -> None:
         super().__init__()
         # Outside the module tree: the weights belong to the runs.
         object.__setattr__(self, "_layers", layers)
@@ -47,30 +47,12 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base_layer(x)
         layers: dict[int, LoraLinear] = self._layers  # type: ignore[assignment]
-        groups: list[RowRange] = self._groups  # type: ignore[assignment]
+        groups: dict[int, slice] = self._groups  # type: ignore[assignment]
         parts = []
-        for group in groups:
-            rows = slice(group.first, group.behind)
-            layer = layers.get(group.run)
+        for run, rows in groups.items():
+            layer = layers.get(run)
             parts.append(y[rows] if layer is None else layer.change(x[rows], y[rows], ADAPTER_NAME))
         return torch.cat(parts)
-
-
-@dataclass(frozen=True)
-class RowRange:
-    """The rows of one run within a common batch."""
-
-    run: int
-    first: int
-    behind: int
-
-
-@dataclass
-class _Rendezvous:
-    """What has been brought so far, and what was made of it for each."""
-
-    brought: dict[int, Any] = field(default_factory=dict)
-    made: dict[int, Any] = field(default_factory=dict)
 
 
 class SharedSteps:
@@ -82,12 +64,12 @@ class SharedSteps:
         self._models: dict[int, Any] = {}
         self._here = set(range(count))
         self._lead: Any = None
-        self._groups: list[RowRange] = []
+        self._groups: dict[int, slice] = {}
+        """The rows of each run within the common batch."""
         self._losses: dict[int, Tensor] = {}
-        self._meetings: dict[Work, _Rendezvous] = {
-            self._forward: _Rendezvous(),
-            self._backward: _Rendezvous(),
-        }
+        self._brought: dict[Work, dict[int, Any]] = {self._forward: {}, self._backward: {}}
+        """What has been brought so far, by what is done with it."""
+        self._made: dict[Work, dict[int, Any]] = {self._forward: {}, self._backward: {}}
         self.passes = 0
         """Common batches so far."""
 
@@ -99,9 +81,9 @@ class SharedSteps:
     def leave(self, run: int) -> None:
         """The run has ended: the others no longer wait for it."""
         self._here.discard(run)
-        for work, meeting in self._meetings.items():
-            if meeting.brought and set(meeting.brought) >= self._here:
-                self._hold(work, meeting)
+        for work, brought in self._brought.items():
+            if brought and set(brought) >= self._here:
+                self._hold(work)
 
     def losses(self, run: int, batch: TokenBatch) -> Tensor:
         """This run's summed loss, from a pass over the rows of all; a leaf whose gradient is its weight."""
@@ -113,29 +95,31 @@ class SharedSteps:
         self._meet(self._backward, run, weight)
 
     def _meet(self, work: Work, run: int, brought: Any) -> Any:
-        meeting = self._meetings[work]
-        meeting.brought[run] = brought
-        if set(meeting.brought) >= self._here:
-            self._hold(work, meeting)
-        while run not in meeting.made:
+        self._brought[work][run] = brought
+        if set(self._brought[work]) >= self._here:
+            self._hold(work)
+        while run not in self._made[work]:
             self.turn.wait()
-        made = meeting.made.pop(run)
+        made = self._made[work].pop(run)
         if isinstance(made, BaseException):
             raise made
         return made
 
-    def _hold(self, work: Work, meeting: _Rendezvous) -> None:
-        brought, meeting.brought = dict(sorted(meeting.brought.items())), {}
+    def _hold(self, work: Work) -> None:
+        brought = dict(sorted(self._brought[work].items()))
+        self._brought[work] = {}
         try:
-            meeting.made.update(work(brought))
+            self._made[work].update(work(brought))
         except Exception as error:
             # What went wrong in the common pass went wrong for each of them.
-            meeting.made.update(dict.fromkeys(brought, error))
+            self._made[work].update(dict.fromkeys(brought, error))
         self.turn.notify_all()
 
     def _forward(self, brought: dict[int, Any]) -> dict[int, Any]:
         rows = [row for own in brought.values() for row in own.rows]
-        self._groups[:] = _row_ranges({run: len(own.rows) for run, own in brought.items()})
+        ends = [0, *accumulate(len(own.rows) for own in brought.values())]
+        self._groups.clear()
+        self._groups.update(zip(brought, starmap(slice, pairwise(ends)), strict=True))
         model = self._lead_model()
         batch = TokenBatch(rows, device=str(next(model.parameters()).device), share_beginning=False)
         each = token_losses(eager_logits(model, batch), batch.targets)
@@ -214,11 +198,3 @@ def train_side_by_side(base: Any, works: Sequence[Callable[[Any, SideBySide], No
     if ended:
         raise ended[0]
     return party
-
-
-def _row_ranges(counts: dict[int, int]) -> list[RowRange]:
-    groups, at = [], 0
-    for run, count in counts.items():
-        groups.append(RowRange(run, at, at + count))
-        at += count
-    return groups

@@ -44,7 +44,8 @@ class SearchSpace(NamedTuple):
 def default_space(now: SweepSettings) -> SearchSpace:
     """A third and three times the rate, half and twice the rank, half the batch."""
     return SearchSpace(
-        tuple(_round(now.learning_rate * factor) for factor in (1 / 3, 1.0, 3.0)),
+        # Two digits: more would pretend to a precision that a search has not.
+        tuple(min(float(f"{now.learning_rate * factor:.2g}"), 1.0) for factor in (1 / 3, 1.0, 3.0)),
         tuple(dict.fromkeys((max(now.rank // 2, 1), now.rank, min(now.rank * 2, 512)))),
         tuple(dict.fromkeys((max(now.batch_rows // 2, 1), now.batch_rows))),
     )
@@ -118,8 +119,3 @@ def _largest_first(
 def advance(losses: Sequence[tuple[SweepSettings, float]], count: int) -> tuple[SweepSettings, ...]:
     """The `count` best by loss; of equal ones, those that were tried first."""
     return tuple(settings for settings, _ in sorted(losses, key=lambda pair: pair[1])[:count])
-
-
-def _round(rate: float) -> float:
-    """Two digits: more would pretend to a precision that a search has not."""
-    return min(float(f"{rate:.2g}"), 1.0)

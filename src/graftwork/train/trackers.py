@@ -165,8 +165,8 @@ class Mlflow:
     PACKAGE = "mlflow"
 
     def open_run(self, run_id: str, settings: Mapping[str, Any], folder: Path) -> MlflowRun:
-        for name, value in QUIET_MLFLOW.items():
-            os.environ.setdefault(name, value)
+        for variable, value in QUIET_MLFLOW.items():
+            os.environ.setdefault(variable, value)
         where = os.environ.get("MLFLOW_TRACKING_URI")
         if not where:
             folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,9 @@ class Mlflow:
         from mlflow import MlflowClient
 
         client = MlflowClient(tracking_uri=where)
-        experiment = _find_experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        known = client.get_experiment_by_name(name)
+        experiment = str(known.experiment_id if known else client.create_experiment(name))
         # By name too: a pushed release of this run has the same tag.
         wanted = f"tags.`{MLFLOW_TAG}` = '{run_id}' and attributes.run_name = '{run_id}'"
         found = client.search_runs([experiment], filter_string=wanted, max_results=1)
@@ -185,14 +187,9 @@ class Mlflow:
             client.update_run(run, status="RUNNING")
             return MlflowRun(client, run)
         run = str(client.create_run(experiment, run_name=run_id, tags={MLFLOW_TAG: run_id}).info.run_id)
-        for name, value in _flatten(settings):
-            client.log_param(run, name, str(value)[:LONGEST_VALUE])
+        for setting, given in _flatten(settings):
+            client.log_param(run, setting, str(given)[:LONGEST_VALUE])
         return MlflowRun(client, run)
-
-
-def _find_experiment(client: Any, name: str) -> str:
-    known = client.get_experiment_by_name(name)
-    return str(known.experiment_id if known else client.create_experiment(name))
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import Journal, folder_digest, write_atomic
@@ -21,7 +20,6 @@ from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.process.memory import peak_allocated_gib
 from graftwork.process.worker import run_worker, stop_asked
-from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.report import Case
@@ -37,6 +35,7 @@ from graftwork.train.objectives.epochs import choose_training_rows
 from graftwork.train.run_folder import (
     ADAPTER,
     ATTEMPTS,
+    CHECKPOINTS,
     MESSAGES,
     OUTCOME,
     REPLANNED,
@@ -55,17 +54,14 @@ from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.train.distributed.strategies import DistributedStrategy
+    from graftwork.train.distributed.strategies import SingleProcess
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.loop import TrainingLoop
     from graftwork.train.run_folder import Replay
-    from graftwork.train.run_source import RunSource
 
 # Whether a run adds up in the same order every time: a killed run then resumes to the bytes of a whole one.
-# In: a plan and settings. Out: torch set accordingly, before the first product on a GPU. On a CPU it always
-# is. On a GPU the order of sums differs in the backward pass of attention. Its deterministic version is
-# slower and takes more memory for few heads; what else a step computes has one, too, or is in a fixed order
-# anyway.
+# On a GPU the order of sums differs in the backward pass of attention. Its deterministic version is slower
+# and takes more memory for few heads; what else a step computes has one, too, or is in a fixed order anyway.
 AUTO: Mapping[Literal["streamed", "packed", "plain"], bool] = {
     # Attention is a few percent of a step that trains all weights.
     "streamed": True,
@@ -148,7 +144,7 @@ def train(
     *,
     load: LoadBase = load_for,
     evaluator: TrainingEvaluator | None = None,
-    strategy: "DistributedStrategy | None" = None,
+    strategy: "SingleProcess | None" = None,
     cases: Sequence[Case] = (),
 ) -> None:
     """Train the run to its end. `strategy` is given where several runs share their steps, `cases` are the
@@ -180,41 +176,12 @@ def train(
             heart.beat("done", outcome.steps, outcome.steps)
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What every phase of a run needs."""
-
-    job: TrainJob
-    settings: TrainSettings
-    strategy: "DistributedStrategy"
-    heart: Heart | SilentHeartbeat
-    report: Callable[[str], None]
-    load: LoadBase
-    cases: Sequence[Case] = ()
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.job.folder)
-
-
 FIRST_PHASES = {
     "dpo": "log-probabilities of the start",
     "kto": "log-probabilities of the start",
     "grpo": "sampling the first answers",
 }
 """What an objective does before its first step."""
-
-
-class _Prepared(NamedTuple):
-    """A run that is ready for its first step."""
-
-    engine: "TrainingEngine"
-    source: "RunSource"
-    rows: list[Row]
-    checks: list[Row]
-    shape: "AdapterShape"
-    base_hash: str
-    loss_before: float | None
 
 
 def _train(
@@ -224,16 +191,18 @@ def _train(
     *,
     load: LoadBase,
     evaluator: TrainingEvaluator | None,
-    shared_strategy: "DistributedStrategy | None" = None,
+    shared_strategy: "SingleProcess | None" = None,
     cases: Sequence[Case] = (),
 ) -> TrainOutcome | None:
     """The outcome of the run; None in all processes but the first."""
+    from graftwork.model.threads import guard_spinning, use_threads
     from graftwork.train.distributed.launch import make_strategy
 
     settings, begun = job_settings(job), time.perf_counter()
-    _choose_kernels(job, settings)
+    # The order of sums, on a device and over threads: before the device is first used.
+    use_deterministic_kernels(is_deterministic(job.plan, settings), on_card=job.plan.device.kind != "cpu")
+    guard_spinning(use_threads(settings.threads or threads_per_process()))
     strategy = shared_strategy or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
-    run = _Setting(job, settings, strategy, heart, report, load, cases)
     reporting = reporting_callbacks(
         job,
         settings,
@@ -245,151 +214,182 @@ def _train(
     )
     heart.beat("loading the base model", 0, 1)
     with explain_missing_kernels():
-        prepared = _prepare(run, shares_steps=shared_strategy is not None)
-        loop = _make_loop(run, prepared, reporting)
+        run = _Run(job, settings, strategy, heart, report, load)
+        run.prepare(cases, shares_steps=shared_strategy is not None)
+        loop = run.make_loop(reporting)
         load_seconds = time.perf_counter() - begun
         replay = loop.run()
         heart.beat("loss after training", loop.steps, loop.steps)
-        return _finish(run, prepared, replay, load_seconds=load_seconds)
+        return run.finish(replay, load_seconds=load_seconds)
 
 
-def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
-    """Load and hash the base, attach what is trained, measure the loss before training."""
-    from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.adapters.trainable import make_trainable
-    from graftwork.train.distributed.strategies import SingleProcess
-    from graftwork.train.engine_choice import EngineInputs, make_engine
-    from graftwork.train.loss import mean_loss
-    from graftwork.train.run_source import gather_material, open_source
+class _Run:
+    """A run in this process: `prepare` it for its first step, `make_loop`, and `finish` it after the last."""
 
-    job, settings, strategy = run.job, run.settings, run.strategy
-    model = run.load(job)
-    before = hash_base(job, model, SingleProcess(), first=strategy.rank == 0)
-    rows = _training_rows(job, settings)
-    checks = read_rows(Path(job.dataset_folder), "validation")[: settings.validation_rows]
-    run.heart.beat("loss before training", 0, 1)
-    # A model that an engine still has to place cannot be called before that.
-    bare = strategy.size == 1 and not starts_on_host(job.plan, settings)
-    loss_before = None
-    if bare:
-        device = job.plan.device.kind
-        loss_before = _once(run, lambda: mean_loss(model, checks, batch_rows=8, device=device))
-    shape = AdapterShape.model_validate(job.plan.train["adapter"])
-    start = Path(job.start_adapter) if job.start_adapter else None
-    parameters = make_trainable(model, shape, seed=settings.seed, start=start)
-    move = run.heart.move
-    material = gather_material(job, settings, rows, run.cases)
-    engine = make_engine(
-        EngineInputs(job, settings, model, parameters, material.engine_rows),
-        strategy=strategy,
-        shares_steps=shares_steps,
-        progress=stoppable_progress(move, stop_asked.is_set) if strategy.size == 1 else move,
-        report=run.report,
-    )
-    if not bare:
-        # A fresh adapter changes nothing yet, so this is the loss of what training starts from.
-        loss_before = _once(run, lambda: engine.mean_loss(checks, batch_rows=8))
-    if settings.objective in FIRST_PHASES:
-        run.heart.beat(FIRST_PHASES[settings.objective], 0, 1)
-    source = open_source(
-        material,
-        engine,
-        folder=run.folder,
-        report=run.report,
-        progress=run.heart.move,
-        stopped=stop_asked.is_set,
-    )
-    return _Prepared(engine, source, rows, checks, shape, before, loss_before)
+    def __init__(
+        self,
+        job: TrainJob,
+        settings: TrainSettings,
+        strategy: "SingleProcess",
+        heart: Heart | SilentHeartbeat,
+        report: Callable[[str], None],
+        load: LoadBase,
+    ) -> None:
+        self.job, self.settings, self.strategy = job, settings, strategy
+        self.heart, self.report, self.load = heart, report, load
+        self.folder = Path(job.folder)
+
+    def prepare(self, cases: Sequence[Case], *, shares_steps: bool) -> None:
+        """Load and hash the base, attach what is trained, measure the loss before training."""
+        from graftwork.model.adapter_shape import AdapterShape
+        from graftwork.model.adapters.trainable import make_trainable
+        from graftwork.train.distributed.strategies import SingleProcess
+        from graftwork.train.engine_choice import make_engine
+        from graftwork.train.loss import mean_loss
+        from graftwork.train.run_source import prepare_source
+
+        job, settings, strategy, move = self.job, self.settings, self.strategy, self.heart.move
+        model = self.load(job)
+        self.base_hash = hash_base(job, model, SingleProcess(), first=strategy.rank == 0)
+        dataset = Path(job.dataset_folder)
+        rows = choose_training_rows(read_rows(dataset, "train"), settings=settings)
+        if not rows and settings.needs_rows:
+            raise EnvironmentLacks(
+                "the training split is empty", fix="prepare more data", where=job.dataset_folder
+            )
+        self.rows = len(rows)
+        self.checks = read_rows(dataset, "validation")[: settings.validation_rows]
+        self.heart.beat("loss before training", 0, 1)
+        # A model that an engine still has to place cannot be called before that.
+        bare = strategy.size == 1 and not starts_on_host(job.plan, settings)
+        if bare:
+            device = job.plan.device.kind
+            self.loss_before = self._once(lambda: mean_loss(model, self.checks, batch_rows=8, device=device))
+        self.shape = AdapterShape.model_validate(job.plan.train["adapter"])
+        start = Path(job.start_adapter) if job.start_adapter else None
+        parameters = make_trainable(model, self.shape, seed=settings.seed, start=start)
+        engine_rows, open_source = prepare_source(
+            job, settings, rows, cases, report=self.report, progress=move, stopped=stop_asked.is_set
+        )
+        self.engine = make_engine(
+            job,
+            settings,
+            model,
+            parameters,
+            engine_rows,
+            strategy=strategy,
+            shares_steps=shares_steps,
+            progress=stoppable_progress(move, stop_asked.is_set) if strategy.size == 1 else move,
+            report=self.report,
+        )
+        if not bare:
+            # A fresh adapter changes nothing yet, so this is the loss of what training starts from.
+            self.loss_before = self._once(lambda: self.engine.mean_loss(self.checks, batch_rows=8))
+        if settings.objective in FIRST_PHASES:
+            self.heart.beat(FIRST_PHASES[settings.objective], 0, 1)
+        self.batches, self.source_callbacks = open_source(self.engine)
+
+    def _once(self, compute: Callable[[], float | None]) -> float | None:
+        """A figure that a resumed run reads instead of computing it again."""
+        strategy, path = self.strategy, self.folder / "loss_before"
+        if not strategy.broadcast(path.exists()):
+            figure = repr(compute())
+            if strategy.rank == 0:
+                write_atomic(path, figure)
+        text = strategy.broadcast(path.read_text() if strategy.rank == 0 else "")
+        return None if text == "None" else float(text)
+
+    def make_loop(self, reporting: Sequence[TrainingCallback]) -> "TrainingLoop":
+        from graftwork.train.checkpoints.store import ReadOnlyCheckpointStore
+        from graftwork.train.loop import RunContext, TrainingLoop
+
+        job, settings = self.job, self.settings
+        # Only the first process watches the clock and writes; the others stop when it does.
+        follows = self.strategy.rank > 0
+        deadline = None if follows else deadline_of(job, settings)
+        store = (
+            ReadOnlyCheckpointStore(self.folder / CHECKPOINTS, keep=settings.keep_checkpoints)
+            if follows
+            else open_checkpoint_store(job, settings, deadline=deadline)
+        )
+        context = RunContext(
+            settings,
+            self.folder,
+            report=self.report,
+            stop_requested=stop_asked.is_set,
+            made_for=run_inputs(job),
+            versions=_versions(),
+        )
+        callbacks = guard_callbacks(
+            settings, store, deadline=deadline, peek=self.batches.peek, report=self.report
+        )
+        if isinstance(self.heart, Heart):
+            callbacks.append(HeartbeatCallback(self.heart, self.folder))
+            if settings.run.rehearse_crash:
+                callbacks.append(CrashRehearsal(self.folder, checkpoint_every=settings.checkpoint_every))
+        callbacks = [*callbacks, *self.source_callbacks, *reporting]
+        return TrainingLoop(self.engine, self.batches, context, callbacks=callbacks, store=store)
+
+    def finish(self, replay: "Replay | None", *, load_seconds: float) -> TrainOutcome | None:
+        """Check that the base is unchanged, save what was trained, and describe the outcome."""
+        from graftwork.model.adapters.trainable import save_trained
+        from graftwork.model.base import loadable_name
+
+        job, engine, folder, strategy = self.job, self.engine, self.folder, self.strategy
+        loss_after = engine.mean_loss(self.checks, batch_rows=8)
+        base_hash = hash_base(job, engine.model, strategy, first=strategy.rank == 0)
+        model = gather_model(job, engine, load=self.load, shape=self.shape)
+        strategy.finish()
+        if strategy.rank:
+            return None
+        if base_hash != self.base_hash:
+            raise EnvironmentLacks(
+                "the base weights changed during training",
+                why="an adapter trained on changing weights cannot be served",
+                fix="this is a bug: please report it with the run's folder",
+                where=job.folder,
+            )
+        adapter = folder / ADAPTER
+        save_trained(model, adapter, shape=self.shape, base=loadable_name(job.plan.base))
+        steps, evaluations = read_steps(folder), read_evaluations(folder)
+        busy = sum(step.seconds for step in steps)
+        return TrainOutcome(
+            run_id=job.run_id,
+            adapter_folder=str(adapter),
+            adapter_hash=folder_digest(adapter),
+            base_hash_before=self.base_hash,
+            base_hash_after=base_hash,
+            base_proof="files" if self.shape.kind == "full" else "memory",
+            steps=steps[-1].step,
+            epochs=self.settings.epochs,
+            first_loss=steps[0].loss,
+            final_loss=steps[-1].loss,
+            validation_loss_before=self.loss_before,
+            validation_loss_after=loss_after,
+            seconds=busy,
+            load_seconds=load_seconds,
+            tokens_per_second=sum(step.tokens for step in steps) / busy,
+            peak_memory_gib=engine.peak_memory_gib(),
+            peak_allocated_gib=peak_allocated_gib(),
+            trainable_parameters=engine.trainable,
+            restarts=0,
+            replayed_steps=replay.steps if replay else 0,
+            # Fewer rows at a time add up to the same gradient, but not to its last bit.
+            replay_identical=replay.identical if replay and not (folder / REPLANNED).exists() else None,
+            skipped_steps=sum(step.skipped for step in steps),
+            repeated_steps=sum(len(step.repeated) for step in steps),
+            rows=self.rows,
+            started_from=folder_digest(Path(job.start_adapter)) if job.start_adapter else None,
+            looks=evaluations,
+            best_step=find_best_step(evaluations),
+            measures_first=steps[0].measures,
+            measures_last=mean_measures(steps[-max(len(steps) // 10, 1) :]),
+            versions=_versions(),
+            settings=job.plan.train,
+        )
 
 
-def _make_loop(run: _Setting, prepared: _Prepared, reporting: Sequence[TrainingCallback]) -> "TrainingLoop":
-    from graftwork.train.checkpoints.store import open_read_only_store
-    from graftwork.train.loop import RunContext, TrainingLoop
-
-    job, settings = run.job, run.settings
-    # Only the first process watches the clock and writes; the others stop when it does.
-    follows = run.strategy.rank > 0
-    deadline = None if follows else deadline_of(job, settings)
-    store = (
-        open_read_only_store(run.folder, settings)
-        if follows
-        else open_checkpoint_store(job, settings, deadline=deadline)
-    )
-    context = RunContext(
-        settings,
-        run.folder,
-        report=run.report,
-        stop_requested=stop_asked.is_set,
-        made_for=run_inputs(job),
-        versions=_versions(),
-    )
-    callbacks = guard_callbacks(
-        settings, store, deadline=deadline, peek=prepared.source.batches.peek, report=run.report
-    )
-    if isinstance(run.heart, Heart):
-        callbacks.append(HeartbeatCallback(run.heart, run.folder))
-        if settings.run.rehearse_crash:
-            callbacks.append(CrashRehearsal(run.folder, checkpoint_every=settings.checkpoint_every))
-    callbacks = [*callbacks, *prepared.source.callbacks, *reporting]
-    return TrainingLoop(prepared.engine, prepared.source.batches, context, callbacks=callbacks, store=store)
-
-
-def _finish(
-    run: _Setting, prepared: _Prepared, replay: "Replay | None", *, load_seconds: float
-) -> TrainOutcome | None:
-    """Check that the base is unchanged, save what was trained, and describe the outcome."""
-    from graftwork.model.adapters.trainable import save_trained
-    from graftwork.model.base import loadable_name
-
-    job, engine, folder, strategy = run.job, prepared.engine, run.folder, run.strategy
-    loss_after = engine.mean_loss(prepared.checks, batch_rows=8)
-    after = hash_base(job, engine.model, strategy, first=strategy.rank == 0)
-    model = gather_model(job, engine, load=run.load, shape=prepared.shape)
-    strategy.finish()
-    if strategy.rank:
-        return None
-    require_base_unchanged(prepared.base_hash, after, where=job.folder)
-    adapter = folder / ADAPTER
-    save_trained(model, adapter, shape=prepared.shape, base=loadable_name(job.plan.base))
-    steps, evaluations = read_steps(folder), read_evaluations(folder)
-    busy = sum(step.seconds for step in steps)
-    return TrainOutcome(
-        run_id=job.run_id,
-        adapter_folder=str(adapter),
-        adapter_hash=folder_digest(adapter),
-        base_hash_before=prepared.base_hash,
-        base_hash_after=after,
-        base_proof="files" if prepared.shape.kind == "full" else "memory",
-        steps=steps[-1].step,
-        epochs=run.settings.epochs,
-        first_loss=steps[0].loss,
-        final_loss=steps[-1].loss,
-        validation_loss_before=prepared.loss_before,
-        validation_loss_after=loss_after,
-        seconds=busy,
-        load_seconds=load_seconds,
-        tokens_per_second=sum(step.tokens for step in steps) / busy,
-        peak_memory_gib=engine.peak_memory_gib(),
-        peak_allocated_gib=peak_allocated_gib(),
-        trainable_parameters=engine.trainable,
-        restarts=0,
-        replayed_steps=replay.steps if replay else 0,
-        # Fewer rows at a time add up to the same gradient, but not to its last bit.
-        replay_identical=replay.identical if replay and not (folder / REPLANNED).exists() else None,
-        skipped_steps=sum(step.skipped for step in steps),
-        repeated_steps=sum(len(step.repeated) for step in steps),
-        rows=len(prepared.rows),
-        started_from=folder_digest(Path(job.start_adapter)) if job.start_adapter else None,
-        looks=evaluations,
-        best_step=find_best_step(evaluations),
-        measures_first=steps[0].measures,
-        measures_last=mean_measures(steps[-max(len(steps) // 10, 1) :]),
-        versions=_versions(),
-        settings=job.plan.train,
-    )
-
-
-def hash_base(job: TrainJob, model: Any, strategy: "DistributedStrategy", *, first: bool) -> str:
+def hash_base(job: TrainJob, model: Any, strategy: "SingleProcess", *, first: bool) -> str:
     """A hash of the base: of its weights in memory, or of its files if those in memory are trained."""
     from graftwork.model.load import base_digest, base_files_digest
 
@@ -399,16 +399,6 @@ def hash_base(job: TrainJob, model: Any, strategy: "DistributedStrategy", *, fir
     if full:
         return base_files_digest(Path(job.base_folder))
     return base_digest(model, whole=strategy.gather if strategy.shards else None)
-
-
-def require_base_unchanged(before: str, after: str, *, where: str) -> None:
-    if after != before:
-        raise EnvironmentLacks(
-            "the base weights changed during training",
-            why="an adapter trained on changing weights cannot be served",
-            fix="this is a bug: please report it with the run's folder",
-            where=where,
-        )
 
 
 def gather_model(job: TrainJob, engine: "TrainingEngine", *, load: LoadBase, shape: "AdapterShape") -> Any:
@@ -430,15 +420,6 @@ def gather_model(job: TrainJob, engine: "TrainingEngine", *, load: LoadBase, sha
     return fresh
 
 
-def _choose_kernels(job: TrainJob, settings: TrainSettings) -> None:
-    """The order of sums, on a device and over threads. Comes before the device is first used."""
-    from graftwork.model.threads import guard_spinning, use_threads
-
-    on_card = job.plan.device.kind != "cpu"
-    use_deterministic_kernels(is_deterministic(job.plan, settings), on_card=on_card)
-    guard_spinning(use_threads(settings.threads or threads_per_process()))
-
-
 def job_settings(job: TrainJob) -> TrainSettings:
     """The settings of a job: the plan holds what changes the result, the job the rest."""
     learned = job.plan.train["settings"]
@@ -447,26 +428,6 @@ def job_settings(job: TrainJob) -> TrainSettings:
         rollouts = learned["rollouts"]
         rest["rollouts"] = {**rollouts, "endpoint": {**rollouts["endpoint"], **job.endpoint}}
     return TrainSettings.model_validate({**learned, **rest})
-
-
-def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
-    rows = choose_training_rows(read_rows(Path(job.dataset_folder), "train"), settings=settings)
-    if not rows and settings.needs_rows:
-        raise EnvironmentLacks(
-            "the training split is empty", fix="prepare more data", where=job.dataset_folder
-        )
-    return rows
-
-
-def _once(run: _Setting, compute: Callable[[], float | None]) -> float | None:
-    """A figure that a resumed run reads instead of computing it again."""
-    strategy, path = run.strategy, run.folder / "loss_before"
-    if not strategy.broadcast(path.exists()):
-        figure = repr(compute())
-        if strategy.rank == 0:
-            write_atomic(path, figure)
-    text = strategy.broadcast(path.read_text() if strategy.rank == 0 else "")
-    return None if text == "None" else float(text)
 
 
 def _versions() -> dict[str, str]:

@@ -62,9 +62,9 @@ def test_routers_and_experts_are_no_targets():
         "lm_head.weight": (32, 8),
         "model.embed_tokens.weight": (32, 8),
     }
-    counted = count_tensors(block, tied=True)
-    assert counted.linears == {"q_proj": (8, 8)}
-    assert counted.parameters == 64 + 32 + 128 + 8 + 256
+    linears, _, parameters = count_tensors(block, tied=True)
+    assert linears == {"q_proj": (8, 8)}
+    assert parameters == 64 + 32 + 128 + 8 + 256
     assert count_tensors({"embed.weight": (2, 2)}, tied=False) is None
 
 

@@ -103,8 +103,8 @@ class Allocations:
         read = LeanPass.read
 
         def see_prompts(lean, parts, slots, **choice):
-            ends = [part.start + len(part.tokens) for part in parts]
-            self.passes.add(PromptPass(len(parts), max(len(part.tokens) for part in parts), max(ends)))
+            ends = [start + len(tokens) for _, tokens, start in parts]
+            self.passes.add(PromptPass(len(parts), max(len(tokens) for _, tokens, _ in parts), max(ends)))
             return read(lean, parts, slots, **choice)
 
         monkeypatch.setattr(LeanPass, "read", see_prompts)
@@ -245,18 +245,18 @@ def test_reading_prompts_holds_what_is_planned(heads, groups, inner, read):
 @given(rows=st.integers(1, 400), columns=st.integers(1, 5000), padded=st.booleans())
 def test_buffers_hold_what_is_asked_and_little_more(rows, columns, padded):
     sizes = DecoderSizes(padded=padded)
-    room = sizes.room(rows, columns)
-    assert min(rows, MOST_ROWS) <= room.slots <= max(2 * min(rows, MOST_ROWS) - 1, 1)
-    assert columns <= room.columns <= max(1.5 * columns, 128)
+    slots, reserved = sizes.room(rows, columns)
+    assert min(rows, MOST_ROWS) <= slots <= max(2 * min(rows, MOST_ROWS) - 1, 1)
+    assert columns <= reserved <= max(1.5 * columns, 128)
 
 
 @given(prompt=st.integers(1, 3000), answer=st.integers(1, 2000), padded=st.booleans())
 def test_every_token_pass_reads_all_columns_that_it_needs(prompt, answer, padded):
     sizes, now = DecoderSizes(padded=padded), prompt
-    for run in sizes.token_runs(prompt, answer):
-        assert run.passes >= 1
-        now += run.passes
-        assert now <= run.columns <= sizes.columns(prompt + answer)
+    for columns, passes in sizes.token_runs(prompt, answer):
+        assert passes >= 1
+        now += passes
+        assert now <= columns <= sizes.columns(prompt + answer)
     assert now == prompt + answer - 1
 
 

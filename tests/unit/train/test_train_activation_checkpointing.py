@@ -13,7 +13,6 @@ from graftwork.model.parts import decoder_parts
 from graftwork.records.plan import PlainStep
 from graftwork.train.distributed.strategies import SingleProcess
 from graftwork.train.engine import StepOptions, TrainingEngine
-from graftwork.train.engine_choice import EngineInputs
 from graftwork.train.engine_choice import make_engine as assemble_engine
 
 TARGETS = ("q_proj", "v_proj", "down_proj")
@@ -134,7 +133,11 @@ def test_the_plan_decides_unless_the_settings_do(tiny_base, tmp_path, asked, pla
     # Several processes train eagerly; a single one has the CPU step.
     settings = SETTINGS.model_copy(update={"checkpointing": asked, "strategy": "ddp"})
     engine = assemble_engine(
-        EngineInputs(job, settings, model, learned, make_rows(4)),
+        job,
+        settings,
+        model,
+        learned,
+        make_rows(4),
         strategy=SingleProcess(),
         shares_steps=False,
         progress=lambda *_: None,

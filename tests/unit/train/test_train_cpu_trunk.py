@@ -11,8 +11,8 @@ from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.cpu.layers import (
     FileCache,
     FrozenLayers,
+    HiddenStateCache,
     MemoryCache,
-    NoCache,
     number_rows,
     shared_prefix,
 )
@@ -51,7 +51,7 @@ def places(rows, folder):
     skipped = len(shared_prefix(rows)) + 1
     lengths = tuple(len(tokens) - skipped for tokens in number_rows(rows))
     return {
-        "nowhere": NoCache(),
+        "nowhere": HiddenStateCache(),
         "memory": MemoryCache(),
         "file": FileCache(folder, lengths=lengths, width=64, dtype=torch.float32),
     }
@@ -79,7 +79,7 @@ def run(tiny_base, folder, states):
 @pytest.mark.parametrize("place", ["memory", "file"])
 def test_with_and_without_the_cache_a_run_ends_in_the_same_bytes(tiny_base, tmp_path, place):
     states = places(rows_with_beginning(), tmp_path)[place]
-    assert run(tiny_base, tmp_path / "kept", states) == run(tiny_base, tmp_path / "not", NoCache())
+    assert run(tiny_base, tmp_path / "kept", states) == run(tiny_base, tmp_path / "not", HiddenStateCache())
 
 
 @pytest.mark.parametrize("killed_before", [3, 6, 8, 11])
@@ -99,7 +99,7 @@ def test_the_states_of_a_row_are_a_function_of_the_row_alone(tiny_base):
     torch.set_num_threads(1)
     model, rows = load_base(tiny_base), rows_with_beginning()
     forwards = FrozenLayers(model.model, 1, rows, states=MemoryCache(), packed=True)
-    backwards = FrozenLayers(model.model, 1, rows, states=NoCache(), packed=True)
+    backwards = FrozenLayers(model.model, 1, rows, states=HiddenStateCache(), packed=True)
     first = [forwards.read(row) for row in rows]
     again = [forwards.read(row) for row in rows]
     other = [backwards.read(row) for row in reversed(rows)][::-1]

@@ -96,7 +96,7 @@ def call(name, **arguments):
 
 def test_a_class_with_step_answers_each_reply_in_the_sandbox(environment):
     game = environment(python="envs/game.py:Guess")
-    assert game.open([CASE])[0].text == "The number has 4 letters."
+    assert game.open([CASE])[0][0] == "The number has 4 letters."
     replies = [["a"], ["a", "b"], ["a", "right"]]
     found = game.answer([(CASE, given) for given in replies])
     assert found == [
@@ -132,11 +132,11 @@ def test_characters_that_no_prompt_can_hold_are_replaced_in_what_an_environment_
         'class Odd:\n  def reset(self, case):\n    return "\\ud800\\ue000"\n  def act(self):\n    "\\ue000"\n'
     )
     (tmp_path / "envs" / "game.py").write_text(odd)
-    (opened,) = Environment(
+    ((text, tools),) = Environment(
         EnvironmentSettings(python="envs/game.py:Odd", seconds=60), folder=tmp_path, sandbox=SandboxSettings()
     ).open([CASE])
-    assert opened.text == "?\ufffd"
-    assert opened.tools[0]["function"]["description"] == "\ufffd"
+    assert text == "?\ufffd"
+    assert tools[0]["function"]["description"] == "\ufffd"
 
 
 def test_an_environment_whose_tools_are_no_objects_is_refused(environment, tmp_path):
@@ -149,10 +149,10 @@ def test_an_environment_whose_tools_are_no_objects_is_refused(environment, tmp_p
 
 def test_methods_of_a_class_are_tools_and_wrong_calls_are_answered(environment):
     shop = environment(python="envs/game.py:Shop")
-    (opened,) = shop.open([CASE])
-    assert [tool["function"]["name"] for tool in opened.tools] == ["buy", "price"]
-    assert opened.tools[1]["function"]["parameters"]["required"] == ["item"]
-    prompt = add_opening(CASE, opened)
+    ((text, tools),) = shop.open([CASE])
+    assert [tool["function"]["name"] for tool in tools] == ["buy", "price"]
+    assert tools[1]["function"]["parameters"]["required"] == ["item"]
+    prompt = add_opening(CASE, text, tools)
     assert prompt[0].role == "system"
     assert '"price"' in prompt[0].content
     replies = [
@@ -181,7 +181,7 @@ def test_methods_of_a_class_are_tools_and_wrong_calls_are_answered(environment):
 
 def test_a_command_answers_json_lines_and_its_end_is_named(environment):
     echo = environment(command=("python", "envs/echo.py"), files=("envs/echo.py",))
-    assert echo.open([CASE])[0].text == "begin case0"
+    assert echo.open([CASE])[0][0] == "begin case0"
     found = echo.answer([(CASE, ["a"]), (CASE, ["a", "b"]), (CASE, ["leave"])])
     assert found[:2] == [
         EnvironmentAnswer("A", reward=0.5),

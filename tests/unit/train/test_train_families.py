@@ -14,7 +14,7 @@ from graftwork.model.shape import shape_of, total_parameters
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import Tuning
-from graftwork.train.cpu.layers import NoCache
+from graftwork.train.cpu.layers import HiddenStateCache
 from graftwork.train.cpu.step import CpuStep
 from graftwork.train.gpu.engine import GpuEngine
 from graftwork.train.gpu.load import load_quantized
@@ -99,7 +99,7 @@ def by_the_cpu_step(family, rows, layers):
     parameters = adapted(model, layers)
     assert why_not_written_out(model.config.to_dict()) is None
     batch = TokenBatch(rows, device="cpu")
-    step = CpuStep(model, min(layers), rows, states=NoCache(), packed=True)
+    step = CpuStep(model, min(layers), rows, states=HiddenStateCache(), packed=True)
     loss = weighted_loss(step.logits(batch), batch.targets, None) / batch.trained
     loss.backward()
     return float(loss.detach()), [parameter.grad for parameter in parameters]

@@ -123,7 +123,7 @@ def test_offload_and_clipping_reach_deepspeed():
 )
 def test_incompatible_settings_are_refused_before_a_model_is_loaded(settings, dtype):
     with pytest.raises(UserMistake, match="strategy"):
-        _require_possible(TrainSettings.model_validate(settings), dtype)
+        _require_possible(TrainSettings.model_validate(settings), dtype, on_cpu=True)
 
 
 def test_a_run_continues_with_another_number_of_processes():

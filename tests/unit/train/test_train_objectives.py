@@ -9,7 +9,7 @@ from train_samples import SHAPE, make_rows
 
 from graftwork.model.adapters.peft import attach
 from graftwork.records.plan import ModelShape
-from graftwork.train.cpu.layers import NoCache
+from graftwork.train.cpu.layers import HiddenStateCache
 from graftwork.train.cpu.step import CpuStep
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.gpu.engine import GpuEngine
@@ -85,7 +85,7 @@ def make_engine(kind, objective):
         return engine
     logits = None
     if kind == "cpu":
-        logits = CpuStep(model, 0, make_rows(4), states=NoCache(), packed=False).logits
+        logits = CpuStep(model, 0, make_rows(4), states=HiddenStateCache(), packed=False).logits
     step = StepOptions(logits=logits, objective=objective, micro_rows=3 if kind == "micro" else None)
     return TrainingEngine(model, parameters, settings=SETTINGS, step=step)
 

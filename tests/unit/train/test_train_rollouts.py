@@ -373,7 +373,7 @@ def test_recorded_batches_leave_the_adapter_acting_whatever_happens(tiny_base, m
     calls.clear()
     again, train_again = make_sampler(tiny_base, recorded=True)
     train_again()
-    monkeypatch.setattr("graftwork.process.memory.is_exhaustion", lambda _error: False)
+    monkeypatch.setattr("graftwork.train.rollouts.sampling.is_exhaustion", lambda _error: False)
     with pytest.raises(MemoryError):
         again.sample(0, prompts)
     assert again._decoder is None

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from graftwork.model.generate.attention import ATTENTION_NAME
-from graftwork.model.generate.scheduler import SlotMove
 from graftwork.model.generate.sizes import allocated_columns
 
 
@@ -124,7 +123,7 @@ class SlotCache:
             if target != source:
                 self._room[:, :, target, :, :length] = self._room[:, :, source, :, :length]
 
-    def move(self, moves: list[SlotMove], lengths: list[int]) -> None:
+    def move(self, moves: list[tuple[int, int]], lengths: list[int]) -> None:
         for (source, target), length in zip(moves, lengths, strict=True):
             self._room[:, :, target, :, :length] = self._room[:, :, source, :, :length]
 

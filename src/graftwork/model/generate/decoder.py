@@ -8,7 +8,7 @@ known here, so that it never waits. What a row answers depends on its batch only
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from graftwork.model.generate.constraint import (
     note_own_logprobs,
     note_top_logprobs,
 )
-from graftwork.model.generate.lean import LeanPass, PromptPart
+from graftwork.model.generate.lean import LeanPass
 from graftwork.model.generate.prefix import SlotContents, common_length
 from graftwork.model.generate.recorded import GraphRecorder
 from graftwork.model.generate.requests import GenerationRequest
@@ -32,15 +32,17 @@ from graftwork.model.generate.scheduler import SlotScheduler
 from graftwork.model.generate.sizes import PREFILL_TOKENS, RECORDED_PREFILLS, DecoderSizes, cut_prompts
 
 
-# Passes that end in the middle once nobody waits for what they compute. In: a model, and a question that is
-# asked before each of its modules runs. Out: `Unwanted` where the answer is yes. A long prompt takes a
-# processor seconds: a client that asks and leaves must not hold it up that long.
 class Unwanted(Exception):
     """Everybody who asked for this pass has left."""
 
 
 @contextmanager
 def interrupted_when(model: Any, nobody_waits: Callable[[], bool]) -> Iterator[None]:
+    """Passes end in the middle, with `Unwanted`, once nobody waits for what they compute.
+
+    A long prompt takes a processor seconds: a client that asks and leaves must not hold it up that long.
+    """
+
     def look(_module: Any, _inputs: Any) -> None:
         if nobody_waits():
             raise Unwanted
@@ -70,21 +72,6 @@ class TokenPass(Protocol):
         ...
 
 
-class _Flight(NamedTuple):
-    """Tokens that are being computed, and for whom."""
-
-    requests: list[GenerationRequest | None]
-    tokens: Tensor
-    logprobs: Tensor | None
-    """Of these tokens, if a request asks for them."""
-    arrived: Any
-
-
-class _Chosen(NamedTuple):
-    tokens: Tensor
-    logprobs: Tensor | None
-
-
 class SlotDecoder:
     """Submit requests, then `step` until nothing is left. One thread only.
 
@@ -110,10 +97,13 @@ class SlotDecoder:
         self._padded = recorded
         self._sizes = DecoderSizes(slots, padded=recorded)
         self._lookahead = int(self._on_card) if lookahead is None else lookahead
-        self._scheduler: SlotScheduler[GenerationRequest] = SlotScheduler(slots, group_of=self._group_of)
+        self._scheduler: SlotScheduler[GenerationRequest] = SlotScheduler(
+            slots, group_of=lambda request: weights_of_adapter(model, request.adapter)
+        )
         self._cache = SlotCache(shape, self._device)
         self._contents = SlotContents(slots)
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[tuple[list[GenerationRequest | None], Tensor, Tensor | None, Any]] = deque()
+        """Tokens on their way: for whom, log-probabilities if a request wants them, the event of arrival."""
         self._rows, self._columns = 0, 0
         self._token_pass = token_pass
         # Where passes are not recorded on a card, the model may be sharded: its own modules gather it.
@@ -121,7 +111,16 @@ class SlotDecoder:
         self._lean = LeanPass.of(model) if lean else None
         self._adapters: AdapterRows | None = None
         self._acting: tuple[str | None, bool] | None = None
-        self._make_state(slots)
+        self._tokens, self._positions, self._choice = (
+            torch.zeros(slots, dtype=torch.long, device=self._device) for _ in range(3)
+        )
+        self._slot_numbers = torch.arange(slots, device=self._device)
+        # The inputs of a recorded prefill: one row of each length.
+        self._prefill_inputs = {
+            length: torch.zeros(2, 1, length, dtype=torch.long, device=self._device)
+            for length in RECORDED_PREFILLS
+        }
+        self._prefill_slot = torch.zeros(1, dtype=torch.long, device=self._device)
 
     @property
     def slots(self) -> int:
@@ -217,21 +216,6 @@ class SlotDecoder:
             self._token_pass.update()
         self._contents.forget()
 
-    def _group_of(self, request: GenerationRequest) -> str | None:
-        return weights_of_adapter(self._model, request.adapter)
-
-    def _make_state(self, slots: int) -> None:
-        self._tokens = torch.zeros(slots, dtype=torch.long, device=self._device)
-        self._positions = torch.zeros(slots, dtype=torch.long, device=self._device)
-        self._choice = torch.zeros(slots, dtype=torch.long, device=self._device)
-        self._slot_numbers = torch.arange(slots, device=self._device)
-        # The inputs of a recorded prefill: one row of each length.
-        self._prefill_inputs = {
-            length: torch.zeros(2, 1, length, dtype=torch.long, device=self._device)
-            for length in RECORDED_PREFILLS
-        }
-        self._prefill_slot = torch.zeros(1, dtype=torch.long, device=self._device)
-
     def _ensure(self, slots: int, columns: int) -> None:
         if slots > self._cache.slots or columns > self._cache.columns:
             self._recorder.forget()
@@ -255,14 +239,17 @@ class SlotDecoder:
         for slot, request in admitted:
             request.launched = 1
             self._contents.clear_slot(slot)
-            self._choice[slot] = self._number_of(request)
+            named = request.adapter is not None
+            self._choice[slot] = self._rows_of_adapters().number_of(request.adapter) if named else 0
         try:
             with self._interruptible(admitted):
                 starts = self._share_prefixes(admitted)
         except Unwanted:
             self._drop(admitted)
             return
-        for some in self._cut(admitted, starts):
+        # Prompts of like length together, as many as one pass reads.
+        for places in cut_prompts([len(request.prompt) - starts[slot] for slot, request in admitted]):
+            some = [admitted[place] for place in places]
             try:
                 with self._interruptible(some):
                     self._read_prompts(some, starts)
@@ -300,7 +287,7 @@ class SlotDecoder:
             length = min(length, common) if len(rows) > 1 else min(length, len(prompts[0]) - 1)
             if len(rows) > 1 and common > length:
                 source, length = rows[0][0], common
-                self._pass_prefix(source, rows[0][1], common)
+                self._pass_pieces(source, prompts[0][:common])
             if length:
                 self._cache.copy_prefix(source, [slot for slot, _ in rows], length)
                 starts.update({slot: length for slot, _ in rows})
@@ -325,40 +312,26 @@ class SlotDecoder:
             self._cache.copy_prefix(slots[0], slots[1:], len(prompt) - 1)
         return {slot: len(request.prompt) - 1 for slot, request in rows}
 
-    def _pass_prefix(self, slot: int, request: GenerationRequest, length: int) -> None:
-        self._pass_pieces(slot, request.prompt[:length])
-
-    def _pass_pieces(self, slot: int, tokens: list[int]) -> None:
-        for start in range(0, len(tokens), PREFILL_TOKENS):
+    def _pass_pieces(self, slot: int, tokens: list[int], begin: int = 0) -> None:
+        for start in range(begin, len(tokens), PREFILL_TOKENS):
             self._pass_prompts([(slot, tokens[start : start + PREFILL_TOKENS], start)])
-
-    def _cut(
-        self, admitted: list[tuple[int, GenerationRequest]], starts: dict[int, int]
-    ) -> list[list[tuple[int, GenerationRequest]]]:
-        """Prompts of like length together, as many as one pass reads."""
-        lengths = [len(request.prompt) - starts[slot] for slot, request in admitted]
-        return [[admitted[place] for place in places] for places in cut_prompts(lengths)]
 
     def _read_prompts(self, rows: list[tuple[int, GenerationRequest]], starts: dict[int, int]) -> None:
         """The last pieces of these prompts, and the first token of each answer."""
         begins = dict(starts)
         for slot, request in rows:
-            if len(request.prompt) - begins[slot] > PREFILL_TOKENS:
-                self._pass_long(slot, request, begins)
+            begin, unread = begins[slot], len(request.prompt) - begins[slot]
+            if unread > PREFILL_TOKENS:
+                begins[slot] = begin + (unread - 1) // PREFILL_TOKENS * PREFILL_TOKENS
+                self._pass_pieces(slot, request.prompt[: begins[slot]], begin)
         pieces = [(slot, request.prompt[begins[slot] :], begins[slot]) for slot, request in rows]
         logits = self._pass_prompts(pieces)
         requests: list[GenerationRequest | None] = [request for _, request in rows]
-        chosen = self._choose(logits, requests, [0] * len(rows))
+        chosen, logprobs = self._choose(logits, requests, [0] * len(rows))
         slots = torch.tensor([slot for slot, _ in rows], device=self._device)
-        self._tokens[slots] = chosen.tokens
+        self._tokens[slots] = chosen
         self._positions[slots] = torch.tensor([len(request.prompt) for _, request in rows]).to(self._device)
-        self._send(requests, chosen)
-
-    def _pass_long(self, slot: int, request: GenerationRequest, begins: dict[int, int]) -> None:
-        last = (len(request.prompt) - begins[slot] - 1) // PREFILL_TOKENS * PREFILL_TOKENS + begins[slot]
-        for start in range(begins[slot], last, PREFILL_TOKENS):
-            self._pass_prompts([(slot, request.prompt[start : start + PREFILL_TOKENS], start)])
-        begins[slot] = last
+        self._send(requests, chosen, logprobs)
 
     def _pass_prompts(self, rows: list[tuple[int, list[int], int]]) -> Tensor:
         """Read (slot, tokens, first position) of some rows, padded on the left; logits behind each."""
@@ -366,7 +339,13 @@ class SlotDecoder:
         needed = max(start + len(tokens) for _, tokens, start in rows)
         recorded = self._sizes.recorded_width(len(rows), width)
         if not self._padded and self._lean is not None:
-            return self._read_side_by_side(self._lean, [PromptPart(*row) for row in rows])
+            choice, stacks = self._choice, self._rows_of_adapters() if self._adapted else None
+
+            def choose(slots: Tensor) -> None:
+                if stacks is not None:
+                    stacks.choose(choice[slots])
+
+            return self._lean.read(rows, self._cache, choose=choose)
         width = recorded or width
         inputs = torch.full((2, len(rows), width), self._cache.padding, dtype=torch.long)
         inputs[0] = 0
@@ -391,16 +370,6 @@ class SlotDecoder:
             after=1,
         )
 
-    def _read_side_by_side(self, lean: LeanPass, parts: list[PromptPart]) -> Tensor:
-        """The same without padding."""
-        adapted = self._adapted
-
-        def choose(slots: Tensor) -> None:
-            if adapted:
-                self._rows_of_adapters().choose(self._choice[slots])
-
-        return lean.read(parts, self._cache, choose=choose)
-
     # Tokens
 
     def _launch(self) -> bool:
@@ -410,35 +379,35 @@ class SlotDecoder:
         self._activate()
         self._settle_sizes()
         rows, columns = self._rows, self._columns
-        requests = self._going(rows)
+        # Of the first slots, the requests that want another token.
+        requests = [
+            row if row is not None and row.launched < row.most else None
+            for row in self._scheduler.rows[:rows]
+        ]
+        requests += [None] * (rows - len(requests))
         steps = [0 if request is None else request.launched for request in requests]
         adapted = self._adapted
         key = ("token", rows, columns, adapted, self._scheduler.group)
         logits = self._recorder.run(key, lambda: self._advance(rows, columns, adapted))
         if has_constraint([None if request is None else request.options for request in requests]):
             self._land(0)  # which token may come next depends on the one before
-        chosen = self._choose(logits, requests, steps)
-        self._tokens[:rows].copy_(chosen.tokens)
+        chosen, logprobs = self._choose(logits, requests, steps)
+        self._tokens[:rows].copy_(chosen)
         for request in requests:
             if request is not None:
                 request.launched += 1
-        self._send(requests, chosen)
+        self._send(requests, chosen, logprobs)
         return True
 
     def _choose(
         self, logits: Tensor, requests: Sequence[GenerationRequest | None], steps: list[int]
-    ) -> _Chosen:
+    ) -> tuple[Tensor, Tensor | None]:
+        """A token for each row, and the log-probabilities of all if a request asks for them."""
         samplings = [None if request is None else request.sampling for request in requests]
         options = [None if request is None else request.options for request in requests]
         chosen = choose_tokens(apply_constraints(logits, options), samplings, steps)
         note_top_logprobs(logits, chosen, options)
-        return _Chosen(chosen, chosen_logprobs(logits, chosen, options))
-
-    def _going(self, rows: int) -> list[GenerationRequest | None]:
-        """The requests of the first slots that want another token."""
-        held = self._scheduler.rows[:rows]
-        going = [row if row is not None and row.launched < row.most else None for row in held]
-        return going + [None] * (rows - len(going))
+        return chosen, chosen_logprobs(logits, chosen, options)
 
     def _settle_sizes(self) -> None:
         """How many rows and columns the next pass has. Depends on the batch alone, so that it computes the
@@ -452,7 +421,14 @@ class SlotDecoder:
         elif wanted <= self._rows // 4 and not self._scheduler.waiting:
             left = max(row.most - row.launched for row in running)
             self._rows = wanted if left >= SHRINKING_PAYS else self._rows
-        self._move_rows()
+        moves, rows = self._scheduler.compact(to=self._rows), self._scheduler.rows
+        if moves:
+            self._cache.move(moves, [row.length for _, target in moves if (row := rows[target]) is not None])
+            sources, targets = torch.tensor(moves, device=self._device).T
+            for state in (self._tokens, self._positions, self._choice):
+                state[targets] = state[sources]
+            for source, target in moves:
+                self._contents.move(source, target)
         now = max(row.length for row in running) + 1
         ahead = self._sizes.token_columns(now, max(row.final_length for row in running))
         if not self._padded:
@@ -463,20 +439,6 @@ class SlotDecoder:
             self._ensure(self._rows, self._columns)
         else:
             self._ensure(self._rows, self._columns)
-
-    def _move_rows(self) -> None:
-        moves = self._scheduler.compact(to=self._rows)
-        if not moves:
-            return
-        rows = self._scheduler.rows
-        moved = [row for _, target in moves if (row := rows[target]) is not None]
-        self._cache.move(moves, [row.length for row in moved])
-        sources = torch.tensor([move.source for move in moves], device=self._device)
-        targets = torch.tensor([move.target for move in moves], device=self._device)
-        for state in (self._tokens, self._positions, self._choice):
-            state[targets] = state[sources]
-        for move in moves:
-            self._contents.move(move.source, move.target)
 
     def _advance(self, rows: int, columns: int, adapted: bool) -> Tensor:
         positions = self._positions[:rows]
@@ -522,9 +484,6 @@ class SlotDecoder:
         """Whether each row of a pass has its own adapter."""
         return self._acting is not None and self._acting[1]
 
-    def _number_of(self, request: GenerationRequest) -> int:
-        return self._rows_of_adapters().number_of(request.adapter) if request.adapter is not None else 0
-
     def _rows_of_adapters(self) -> AdapterRows:
         if self._adapters is None:
             self._adapters = AdapterRows(self._model, self._cache.dtype)
@@ -548,16 +507,18 @@ class SlotDecoder:
 
     # Arrivals
 
-    def _send(self, requests: list[GenerationRequest | None], chosen: _Chosen) -> None:
+    def _send(
+        self, requests: list[GenerationRequest | None], tokens: Tensor, logprobs: Tensor | None
+    ) -> None:
         """Begin to bring the tokens here."""
         if not self._on_card:
-            self._flights.append(_Flight(requests, *chosen, None))
+            self._flights.append((requests, tokens, logprobs, None))
             return
-        tokens = _copy_here(chosen.tokens)
-        logprobs = None if chosen.logprobs is None else _copy_here(chosen.logprobs)
+        tokens = _copy_here(tokens)
+        logprobs = None if logprobs is None else _copy_here(logprobs)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        self._flights.append(_Flight(requests, tokens, logprobs, arrived))
+        self._flights.append((requests, tokens, logprobs, arrived))
 
     def _land(self, still_flying: int) -> None:
         """Hand out tokens until so many flights are left; free the slots of rows that ended."""
@@ -569,12 +530,9 @@ class SlotDecoder:
                 note_own_logprobs(logprobs, [None if row is None else row.options for row in requests])
             for request, token in zip(requests, tokens.tolist(), strict=True):
                 if request is not None and request.take(token, self._stop):
-                    self._release(request)
-
-    def _release(self, request: GenerationRequest) -> None:
-        slot = self._scheduler.slot_of(request)
-        if slot is not None:
-            self._scheduler.release(slot)
+                    slot = self._scheduler.slot_of(request)
+                    if slot is not None:
+                        self._scheduler.release(slot)
 
 
 def _copy_here(tensor: Tensor) -> Tensor:

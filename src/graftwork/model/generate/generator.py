@@ -6,8 +6,9 @@ or HTTP.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,19 +25,12 @@ from graftwork.model.generate.requests import Generated, GenerationRequest
 from graftwork.model.generate.sampling import Sampling, choose_tokens
 
 
-# Static batches, for models whose memory does not fit slots: windows of attention, states, other attention.
-# In and out as in `decoder.py`. A batch of waiting requests with one adapter runs to its end; ended rows
-# leave it, and new ones wait.
-class _Prefilled(NamedTuple):
-    """What reading the prompts left behind."""
-
-    cache: Any
-    mask: Tensor
-    logits: Tensor
-
-
 class StaticDecoder:
-    """Submit requests, then `step` until nothing is left; a step answers a whole batch."""
+    """For models whose memory does not fit slots: windows of attention, states, other attention than ours.
+
+    Submit requests, then `step` until nothing is left; a step answers a whole batch of requests with one
+    adapter. Ended rows leave it, since they cost as much as others, and new ones wait.
+    """
 
     def __init__(self, model: Any, *, stop_tokens: Iterable[int], slots: int) -> None:
         self._model = model
@@ -70,7 +64,25 @@ class StaticDecoder:
         self.running = len(batch)
         try:
             activate(self._model, batch[0].adapter)
-            self._walk(batch, self._prefill([request.prompt for request in batch]))
+            cache, mask, logits = self._prefill([request.prompt for request in batch])
+            rows = batch
+            for step in count():
+                options = [row.options for row in rows]
+                allowed = apply_constraints(logits, options)
+                chosen = choose_tokens(allowed, [row.sampling for row in rows], [step] * len(rows))
+                note_logprobs(logits, chosen, options)
+                for row, token in zip(rows, chosen.tolist(), strict=True):
+                    row.take(token, self._stop)
+                keep = [place for place, row in enumerate(rows) if not row.done]
+                if not keep:
+                    return
+                if len(keep) < len(rows):
+                    index = torch.tensor(keep, device=self._device)
+                    cache.batch_select_indices(index)
+                    mask, chosen = mask[index], chosen[index]
+                    rows = [rows[place] for place in keep]
+                mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+                logits = self._forward(chosen[:, None], mask, cache)
         finally:
             self.running = 0
 
@@ -108,29 +120,8 @@ class StaticDecoder:
         self._waiting = kept
         return batch
 
-    def _walk(self, rows: list[GenerationRequest], read: _Prefilled) -> None:
-        """Token by token; ended rows leave the batch, since they cost as much as others."""
-        cache, mask, logits = read
-        for step in count():
-            options = [row.options for row in rows]
-            allowed = apply_constraints(logits, options)
-            chosen = choose_tokens(allowed, [row.sampling for row in rows], [step] * len(rows))
-            note_logprobs(logits, chosen, options)
-            for row, token in zip(rows, chosen.tolist(), strict=True):
-                row.take(token, self._stop)
-            keep = [place for place, row in enumerate(rows) if not row.done]
-            if not keep:
-                return
-            if len(keep) < len(rows):
-                index = torch.tensor(keep, device=self._device)
-                cache.batch_select_indices(index)
-                mask, chosen = mask[index], chosen[index]
-                rows = [rows[place] for place in keep]
-            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-            logits = self._forward(chosen[:, None], mask, cache)
-
-    def _prefill(self, prompts: list[list[int]]) -> _Prefilled:
-        """Read the prompts: their common beginning once, the rest padded on the left."""
+    def _prefill(self, prompts: list[list[int]]) -> tuple[Any, Tensor, Tensor]:
+        """Read the prompts, their common beginning once, the rest padded on the left: cache, mask, logits."""
         from transformers import DynamicCache
 
         shared = common_length(prompts)
@@ -148,7 +139,7 @@ class StaticDecoder:
             tokens[row, width - len(rest) :] = torch.tensor(rest)
             mask[row, shared + width - len(rest) :] = 1
         mask = mask.to(self._device)
-        return _Prefilled(cache, mask, self._forward(tokens.to(self._device), mask, cache))
+        return cache, mask, self._forward(tokens.to(self._device), mask, cache)
 
     def _forward(self, tokens: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Logits behind the last token of each row."""
@@ -224,7 +215,13 @@ class Generator:
         self.decoder.forget_prefixes()
         self.decoder.reserve(len(prompts), max(map(len, prompts)) + sampling.max_new_tokens)
         requests = [
-            GenerationRequest(prompt, sampling, row=row, adapter=adapter, on_token=_listener(on_token, row))
+            GenerationRequest(
+                prompt,
+                sampling,
+                row=row,
+                adapter=adapter,
+                on_token=None if on_token is None else partial(on_token, row),
+            )
             for row, prompt in enumerate(prompts)
         ]
         for request in requests:
@@ -235,9 +232,3 @@ class Generator:
             self.decoder.reset()
             raise
         return [request.result for request in requests]
-
-
-def _listener(on_token: OnToken | None, row: int) -> Callable[[int], bool] | None:
-    if on_token is None:
-        return None
-    return lambda token: on_token(row, token)

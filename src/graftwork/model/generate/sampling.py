@@ -62,32 +62,6 @@ def choose_tokens(logits: Tensor, rows: Sequence[RowSampling | None], steps: Seq
     drawn = [row for row in rows if row is not None and not row.is_greedy]
     if not drawn:
         return likeliest
-    columns = _columns(logits, rows, steps)
-    probabilities = torch.softmax(logits.float() / columns.temperature, dim=-1)
-    chosen = likeliest
-    if not all(row.is_restricted for row in drawn):
-        chosen = torch.where(columns.is_drawn, _draw(probabilities, columns.numbers), chosen)
-    if any(row.is_restricted for row in drawn):
-        kept, tokens = _likeliest(probabilities, columns)
-        place = _draw(kept, columns.numbers)
-        chosen = torch.where(columns.is_restricted, tokens.gather(1, place[:, None]).squeeze(1), chosen)
-    return chosen
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """One value for each row; all but the flags are [rows, 1]."""
-
-    temperature: Tensor
-    top_p: Tensor
-    top_k: Tensor
-    numbers: Tensor
-    is_drawn: Tensor
-    is_restricted: Tensor
-    has_top_k: bool
-
-
-def _columns(logits: Tensor, rows: Sequence[RowSampling | None], steps: Sequence[int]) -> _Columns:
     vocabulary = logits.shape[1]
     table = []
     for row, step in zip(rows, steps, strict=True):
@@ -95,17 +69,24 @@ def _columns(logits: Tensor, rows: Sequence[RowSampling | None], steps: Sequence
             table.append([1.0, 1.0, vocabulary, 0.0, 0.0, 0.0])
             continue
         sampling = row.sampling
-        top_k = min(sampling.top_k or vocabulary, vocabulary)
+        most = min(sampling.top_k or vocabulary, vocabulary)
         number = row.random_number(step)
-        table.append([sampling.temperature, sampling.top_p, top_k, number, 1.0, float(row.is_restricted)])
+        table.append([sampling.temperature, sampling.top_p, most, number, 1.0, float(row.is_restricted)])
     values = torch.tensor(table, dtype=torch.float32)
-    has_top_k = any(line[2] < vocabulary for line in table)
     if logits.is_cuda:
         values = values.pin_memory().to(logits.device, non_blocking=True)
-    temperature, top_p, top_k, numbers, drawn, restricted = values.T[:, :, None]
-    return _Columns(
-        temperature, top_p, top_k, numbers, drawn.squeeze(1) > 0, restricted.squeeze(1) > 0, has_top_k
-    )
+    temperature, top_p, top_k, numbers, drawn_flags, restricted_flags = values.T[:, :, None]
+    is_restricted = restricted_flags.squeeze(1) > 0
+    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
+    chosen = likeliest
+    if not all(row.is_restricted for row in drawn):
+        chosen = torch.where(drawn_flags.squeeze(1) > 0, _draw(probabilities, numbers), chosen)
+    if any(row.is_restricted for row in drawn):
+        bounded = any(line[2] < vocabulary for line in table)
+        kept, tokens = _likeliest(probabilities, top_p, top_k if bounded else None, is_restricted)
+        place = _draw(kept, numbers)
+        chosen = torch.where(is_restricted, tokens.gather(1, place[:, None]).squeeze(1), chosen)
+    return chosen
 
 
 def _draw(kept: Tensor, numbers: Tensor) -> Tensor:
@@ -116,7 +97,9 @@ def _draw(kept: Tensor, numbers: Tensor) -> Tensor:
     return place.clamp(max=kept.shape[1] - 1).squeeze(1)
 
 
-def _likeliest(probabilities: Tensor, columns: _Columns) -> tuple[Tensor, Tensor]:
+def _likeliest(
+    probabilities: Tensor, top_p: Tensor, top_k: Tensor | None, is_restricted: Tensor
+) -> tuple[Tensor, Tensor]:
     """The smallest set of tokens whose probability reaches top_p, at most top_k, the others 0; the first
     always stays."""
     if probabilities.is_cuda:
@@ -125,24 +108,26 @@ def _likeliest(probabilities: Tensor, columns: _Columns) -> tuple[Tensor, Tensor
     else:
         few = min(FEW_TOKENS, probabilities.shape[1])
         ordered, tokens = probabilities.topk(few, dim=-1)
-        enough = ordered.sum(dim=-1, keepdim=True) >= columns.top_p
-        enough |= (columns.top_k <= few) | ~columns.is_restricted[:, None]
+        enough = (ordered.sum(dim=-1, keepdim=True) >= top_p) | ~is_restricted[:, None]
+        if top_k is not None:
+            enough |= top_k <= few
         if few < probabilities.shape[1] and not bool(enough.all()):
             ordered, tokens = probabilities.sort(dim=-1, descending=True)
     with any_order(ordered):
-        outside = ordered.cumsum(dim=-1) - ordered >= columns.top_p
-    if columns.has_top_k:
-        outside |= torch.arange(ordered.shape[1], device=ordered.device) >= columns.top_k
+        outside = ordered.cumsum(dim=-1) - ordered >= top_p
+    if top_k is not None:
+        outside |= torch.arange(ordered.shape[1], device=ordered.device) >= top_k
     outside[:, 0] = False
     return ordered.masked_fill(outside, 0.0), tokens
 
 
-# An exception from deterministic kernels, for what needs none: drawing a token. Where a process asks for
-# kernels that add up in the same order every time, torch refuses all others. On a GPU the cumulative sum is
-# one of them.
 @contextmanager
 def any_order(operand: Tensor) -> Iterator[None]:
-    """Operations on this tensor that may add up in any order are allowed within."""
+    """Operations on this tensor may add up in any order within, which is all that drawing a token needs.
+
+    Where a process asks for kernels that add up in the same order every time, torch refuses all others. On a
+    GPU the cumulative sum is one of them.
+    """
     if not operand.is_cuda or not torch.are_deterministic_algorithms_enabled():
         yield
         return

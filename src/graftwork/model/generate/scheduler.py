@@ -7,14 +7,9 @@ other weights. Knows neither tokens nor tensors.
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 R = TypeVar("R")
-
-
-class SlotMove(NamedTuple):
-    source: int
-    target: int
 
 
 class SlotScheduler(Generic[R]):
@@ -89,13 +84,13 @@ class SlotScheduler(Generic[R]):
     def slot_of(self, request: R) -> int | None:
         return next((slot for slot, row in enumerate(self._rows) if row is request), None)
 
-    def compact(self, *, to: int | None = None) -> list[SlotMove]:
-        """Move the last rows into free slots before them, until all are among the first `to`."""
+    def compact(self, *, to: int | None = None) -> list[tuple[int, int]]:
+        """Move the last rows into free slots until all are in the first `to`: from where, and to where."""
         limit = self.running if to is None else max(to, self.running)
-        moves: list[SlotMove] = []
+        moves: list[tuple[int, int]] = []
         while (used := self.used) > limit:
             target = next(slot for slot, row in enumerate(self._rows) if row is None)
-            moves.append(SlotMove(used - 1, target))
+            moves.append((used - 1, target))
             self._rows[target], self._rows[used - 1] = self._rows[used - 1], None
         return moves
 

@@ -6,7 +6,6 @@ generator asks here before it allocates and the plan asks here before it runs, s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from graftwork.model.generate.memory import MOST_ROWS
 
@@ -17,18 +16,6 @@ RECORDED_PREFILLS = (32, 64, 128, 256, 512)
 FEWEST_COLUMNS = 128
 COLUMNS = 64
 """The columns of a cache come in multiples of this."""
-
-
-class CacheRoom(NamedTuple):
-    slots: int
-    columns: int
-
-
-class TokenRun(NamedTuple):
-    """Token passes in a row that read the same number of columns."""
-
-    columns: int
-    passes: int
 
 
 @dataclass(frozen=True)
@@ -50,21 +37,22 @@ class DecoderSizes:
         bucket = power * 3 // 4 if columns <= power * 3 // 4 else power
         return max(bucket, FEWEST_COLUMNS)
 
-    def room(self, rows: int, columns: int) -> CacheRoom:
+    def room(self, rows: int, columns: int) -> tuple[int, int]:
         """Slots and columns that are reserved for so many rows of this length."""
-        return CacheRoom(self.rows(min(rows, self.most)), self.columns(columns))
+        return self.rows(min(rows, self.most)), self.columns(columns)
 
     def token_columns(self, now: int, final: int) -> int:
         """Columns of the next token passes, where `now` are needed and `final` will be."""
         return self.columns(min(final, 2 * now))
 
-    def token_runs(self, prompt: int, answer: int) -> Iterator[TokenRun]:
-        """The token passes of rows with this prompt. The first token comes from reading the prompt."""
+    def token_runs(self, prompt: int, answer: int) -> Iterator[tuple[int, int]]:
+        """The token passes of rows with this prompt: how many in a row read how many columns. The first token
+        comes from reading the prompt."""
         now, last, final = prompt + 1, prompt + answer - 1, prompt + answer
         while now <= last:
             columns = self.token_columns(now, final) if self.padded else now
             end = min(columns, last)
-            yield TokenRun(columns, end - now + 1)
+            yield columns, end - now + 1
             now = end + 1
 
     def recorded_width(self, rows: int, width: int) -> int | None:

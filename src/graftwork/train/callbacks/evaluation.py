@@ -166,7 +166,10 @@ class EvaluationCallback(TrainingCallback):
         strategy = self._running().strategy
         found = find_evaluation(self._folder, step) if strategy.rank == 0 else None
         known = strategy.broadcast(found is not None)
-        evaluation = self._history.add(self._share(found if known else self._evaluate(step.step)))
+        mine = found if known else self._evaluate(step.step)
+        # The first process's evaluation, for all processes, so that they make the same decisions.
+        shared = strategy.broadcast(mine.model_dump() if mine else None)
+        evaluation = self._history.add(TrainingEvaluation.model_validate(shared))
         if strategy.rank == 0 and not known:
             log_evaluation(self._folder, evaluation, step)
         self.latest = evaluation
@@ -193,7 +196,8 @@ class EvaluationCallback(TrainingCallback):
         """Evaluate the model over the cases that all evaluations share."""
         begun = time.perf_counter()
         if self._settings.metric == LOSS:
-            value, cases = self._measure_loss()
+            loss = self._running().mean_loss(self._rows, batch_rows=ROWS_TOGETHER)
+            value, cases = math.nan if loss is None else loss, len(self._rows)
         elif self._running().strategy.rank == 0:
             value, cases = self._grade_answers(step)
         else:
@@ -202,16 +206,6 @@ class EvaluationCallback(TrainingCallback):
         return TrainingEvaluation(
             step=step, metric=self._settings.metric, value=value, cases=cases, seconds=seconds
         )
-
-    def _share(self, evaluation: TrainingEvaluation | None) -> TrainingEvaluation:
-        """The first process's evaluation, for all processes, so that they make the same decisions."""
-        return TrainingEvaluation.model_validate(
-            self._running().strategy.broadcast(evaluation.model_dump() if evaluation else None)
-        )
-
-    def _measure_loss(self) -> tuple[float, int]:
-        loss = self._running().mean_loss(self._rows, batch_rows=ROWS_TOGETHER)
-        return math.nan if loss is None else loss, len(self._rows)
 
     def _grade_answers(self, step: int) -> tuple[float, int]:
         """The mean grade over the counted cases."""

@@ -74,7 +74,8 @@ class DivergenceCallback(TrainingCallback):
         self._rows = rows
         if measured.is_finite:
             return True
-        fault = describe_fault(measured)
+        loss_fails = not math.isfinite(measured.loss)
+        fault = f"the loss is {measured.loss}" if loss_fails else f"the gradient is {measured.gradient_norm}"
         self._in_a_row += 1
         if self._in_a_row > self._settings.tolerate:
             raise self._diverged(number, fault)
@@ -88,8 +89,14 @@ class DivergenceCallback(TrainingCallback):
     def on_step_end(self, step: TrainStep, steps: int) -> None:
         if step.skipped:
             return
-        fault = self._find_spike(step)
-        if fault is not None:
+        fault = ""
+        if step.gradient_norm > self._settings.gradient:
+            fault = f"the gradient exploded to {step.gradient_norm:.3g}"
+        elif self._compares and len(self._usual) >= LEAST_KNOWN:
+            usual = median(loss for _, loss in self._usual)
+            if step.loss > self._limit(usual):
+                fault = f"the loss jumped to {step.loss:.3g} from about {usual:.3g}"
+        if fault:
             self._in_a_row += 1
             if self._in_a_row <= self._settings.tolerate:
                 return
@@ -104,16 +111,6 @@ class DivergenceCallback(TrainingCallback):
         usual = ((int(step), float(loss)) for step, loss in state.get("usual", ()))
         self._usual = deque(usual, maxlen=self._settings.window)
         self._in_a_row = int(state.get("in_a_row", 0))
-
-    def _find_spike(self, step: TrainStep) -> str | None:
-        if step.gradient_norm > self._settings.gradient:
-            return f"the gradient exploded to {step.gradient_norm:.3g}"
-        if not self._compares or len(self._usual) < LEAST_KNOWN:
-            return None
-        usual = median(loss for _, loss in self._usual)
-        if step.loss > self._limit(usual):
-            return f"the loss jumped to {step.loss:.3g} from about {usual:.3g}"
-        return None
 
     def _limit(self, loss: float) -> float:
         return max(loss * self._settings.spike, loss + LEAST_RISE)
@@ -141,12 +138,6 @@ class DivergenceCallback(TrainingCallback):
             f"({self._settings.tolerate})",
             where=name_rows(self._rows),
         )
-
-
-def describe_fault(measured: "StepResult") -> str:
-    if not math.isfinite(measured.loss):
-        return f"the loss is {measured.loss}"
-    return f"the gradient is {measured.gradient_norm}"
 
 
 def name_rows(rows: Sequence[Row]) -> str:
@@ -193,7 +184,8 @@ class DeadlineCallback(TrainingCallback):
     def seconds_needed(self, number: int) -> float:
         """Seconds for step `number`, a checkpoint after it, and a margin."""
         step = STEP_ALLOWANCE * max(self._steps, default=0.0) + self._evaluation_seconds(number)
-        return step + SAVE_ALLOWANCE * self._save() + self._margin
+        known = [seconds for seconds in (self._save_seconds(), self._known_save) if seconds is not None]
+        return step + SAVE_ALLOWANCE * max(known, default=UNKNOWN_SAVE_SECONDS) + self._margin
 
     def on_step_begin(self, number: int, steps: int) -> None:
         now = self._clock()
@@ -226,11 +218,6 @@ class DeadlineCallback(TrainingCallback):
     def restore(self, state: dict[str, Any]) -> None:
         self._steps = deque(state.get("steps", ()), maxlen=REMEMBERED)
         self._known_save = state.get("save")
-
-    def _save(self) -> float:
-        measured = self._save_seconds()
-        known = [seconds for seconds in (measured, self._known_save) if seconds is not None]
-        return max(known, default=UNKNOWN_SAVE_SECONDS)
 
 
 STEPS_BEFORE_CRASH = 3

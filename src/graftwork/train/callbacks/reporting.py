@@ -46,11 +46,17 @@ class HeartbeatCallback(TrainingCallback):
     def on_step_end(self, step: TrainStep, steps: int) -> None:
         self._here += 1
         self._recent.append(step.seconds)
+        # Estimated from the steps of this process alone.
+        seconds_left, now = None, time.perf_counter()
+        if self._first is None:
+            self._first, self._begun = step.step, now
+        else:
+            seconds_left = (now - self._begun) / (step.step - self._first) * (steps - step.step)
         self._heart.beat(
             "training",
             step.step,
             steps,
-            seconds_left=self._seconds_left(step.step, steps),
+            seconds_left=seconds_left,
             loss=step.loss,
             gradient_norm=step.gradient_norm,
             tokens_per_second=step.tokens / step.seconds,
@@ -72,14 +78,6 @@ class HeartbeatCallback(TrainingCallback):
 
     def on_train_end(self) -> None:
         self._heart.move()
-
-    def _seconds_left(self, step: int, steps: int) -> float | None:
-        """Estimated from the steps of this process alone."""
-        now = time.perf_counter()
-        if self._first is None:
-            self._first, self._begun = step, now
-            return None
-        return (now - self._begun) / (step - self._first) * (steps - step)
 
 
 SECRETS = (

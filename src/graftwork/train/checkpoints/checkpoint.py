@@ -1,7 +1,8 @@
-"""Which checkpoints stay: the newest few and the best one. Pure: the caller removes the rest.
+"""Checkpoints on disk: written and verified, read again, and which of them stay.
 
-In: the step and score of every checkpoint, and which one was just verified. Out: the steps that stay.
-The verified one always does, so the last good checkpoint is never lost to tidiness.
+In: the state of a run. Out: a folder with a manifest of hashes; the newest or the best intact one. The newest
+few and the best one stay, and always the one that was just verified, so that the last good checkpoint is
+never lost to tidiness.
 """
 
 import hashlib
@@ -137,10 +138,23 @@ def write_checkpoint(
 ) -> Path:
     """Write, verify, and only then let old ones go, except those that are still being read (`spare`)."""
     path = folder / step_name(checkpoint.step)
-    if not _is_there(path):
+    if path.exists():
+        try:
+            # Stopped right after a resume: this step is safe already, and a good one is never removed.
+            verify_checkpoint(path)
+        except Damaged:
+            shutil.rmtree(path)
+    if not path.exists():
         make_folder(folder)
         with atomic_folder(path) as temporary:
-            write_atomic(temporary / MANIFEST, _write_content(temporary, checkpoint).to_json())
+            # The hashes are of what memory holds, not of what the disk has.
+            digest, length = write_tensors(temporary / TENSORS, checkpoint.tensors)
+            hashes, sizes = {TENSORS: digest}, {TENSORS: length}
+            for name, data in ((STATE, json.dumps(checkpoint.state).encode()), (JOURNAL, checkpoint.journal)):
+                write_atomic(temporary / name, data)
+                hashes[name], sizes[name] = hashlib.sha256(data).hexdigest(), len(data)
+            manifest = CheckpointManifest(checkpoint.step, sha256=hashes, sizes=sizes, score=checkpoint.score)
+            write_atomic(temporary / MANIFEST, manifest.to_json())
         verify_checkpoint(path)
     remove_others(folder, verified=checkpoint.step, keep=keep, spare=spare)
     return path
@@ -246,31 +260,6 @@ def make_folder(folder: Path) -> None:
     disk.make_folder(folder)
     for path in missing:
         sync_folder(path.parent)
-
-
-def _write_content(folder: Path, checkpoint: Checkpoint) -> CheckpointManifest:
-    """Every file but the manifest. The hashes are of what memory holds, not of what the disk has."""
-    import hashlib
-
-    digest, length = write_tensors(folder / TENSORS, checkpoint.tensors)
-    hashes, lengths = {TENSORS: digest}, {TENSORS: length}
-    for name, data in ((STATE, json.dumps(checkpoint.state).encode()), (JOURNAL, checkpoint.journal)):
-        write_atomic(folder / name, data)
-        hashes[name], lengths[name] = hashlib.sha256(data).hexdigest(), len(data)
-    return CheckpointManifest(step=checkpoint.step, sha256=hashes, sizes=lengths, score=checkpoint.score)
-
-
-def _is_there(path: Path) -> bool:
-    """Whether a good one has the name already; a damaged one is of no use to anyone and goes."""
-    if not path.exists():
-        return False
-    try:
-        verify_checkpoint(path)
-    except Damaged:
-        shutil.rmtree(path)
-        return False
-    # Stopped right after a resume: this step is safe already, and a good one is never removed.
-    return True
 
 
 def _manifests(folder: Path) -> list[tuple[SavedCheckpoint, Path]]:

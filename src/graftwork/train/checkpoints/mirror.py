@@ -54,18 +54,21 @@ class FsspecMirror:
 
     @property
     def in_use(self) -> frozenset[int]:
+        """Steps whose folders are being read."""
         return self._in_use
 
     @property
     def seconds(self) -> float:
+        """The longest time that copying a checkpoint has taken."""
         return self._seconds
 
     def messages(self) -> Iterator[str]:
+        """Problems since the last call."""
         while not self._messages.empty():
             yield self._messages.get()
 
     def send(self, path: Path, step: int) -> None:
-        """Notify the thread of a new checkpoint."""
+        """Copy the checkpoint soon, in a thread; never waits."""
         with self._change:
             self._folder = path.parent
             self._dirty = True
@@ -95,7 +98,12 @@ class FsspecMirror:
             except Exception as error:  # whatever a network library may raise
                 self._messages.put(f"the mirror cannot be read: {self._say(error)}")
                 if attempt == LAST_TRIES:
-                    raise _unreadable(error, self._url) from error
+                    raise EnvironmentLacks(
+                        f"the mirror cannot be read: {self._say(error)}",
+                        why="there is no checkpoint on disk; without the mirror the run would start over",
+                        fix="make the mirror readable, or remove `train.run.mirror` to start over",
+                        where="train.run.mirror",
+                    ) from error
                 time.sleep(pause * 2**attempt)
             else:
                 return
@@ -130,7 +138,15 @@ class FsspecMirror:
         make_folder(folder)
         try:
             with atomic_folder(folder / step_name(step)) as temporary:
-                self._download(step, temporary)
+                try:
+                    manifest = self._manifest(step)
+                    for name in CONTENT:
+                        source = self._files.path(name_of_copy(step, name, manifest))
+                        self._files.system.get_file(source, str(temporary / name))
+                except FileNotFoundError as missing:
+                    raise Damaged("one of its files is missing", why=self._say(missing)) from missing
+                (temporary / MANIFEST).write_text(manifest.to_json())
+                verify_checkpoint(temporary)
                 # Only a damaged one can be there.
                 shutil.rmtree(folder / step_name(step), ignore_errors=True)
         except Damaged as damage:
@@ -138,17 +154,6 @@ class FsspecMirror:
             self._messages.put(f"checkpoint {step_name(step)} of the mirror is passed over: {damage.what}")
             return False
         return True
-
-    def _download(self, step: int, folder: Path) -> None:
-        try:
-            manifest = self._manifest(step)
-            for name in CONTENT:
-                source = self._files.path(name_of_copy(step, name, manifest))
-                self._files.system.get_file(source, str(folder / name))
-        except FileNotFoundError as missing:
-            raise Damaged("one of its files is missing", why=self._say(missing)) from missing
-        (folder / MANIFEST).write_text(manifest.to_json())
-        verify_checkpoint(folder)
 
     def _work(self) -> None:
         failures = 0
@@ -163,7 +168,16 @@ class FsspecMirror:
             except Exception as error:  # whatever a network library may raise
                 failures += 1
                 self._messages.put(f"the mirror failed {failures} time(s): {self._say(error)}; trying again")
-                self._pause(failures)
+                # Longer after each failure; briefly if the run waits for the mirror.
+                pause = min(self._first_pause * 2 ** min(failures - 1, 20), LONGEST_PAUSE)
+                with self._change:
+                    self._dirty, self._busy = True, False
+                    self._last_tries += 1
+                    self._change.notify_all()
+                    if not self._hurry:
+                        self._change.wait_for(lambda: self._hurry, timeout=pause)
+                if self._hurry:
+                    time.sleep(min(self._first_pause, 1.0))
             else:
                 failures = 0
                 with self._change:
@@ -173,20 +187,8 @@ class FsspecMirror:
     def _is_done(self) -> bool:
         return not self._dirty and not self._busy
 
-    def _pause(self, failures: int) -> None:
-        """Wait longer after each failure; briefly if the run waits for the mirror."""
-        pause = min(self._first_pause * 2 ** min(failures - 1, 20), LONGEST_PAUSE)
-        with self._change:
-            self._dirty, self._busy = True, False
-            self._last_tries += 1
-            self._change.notify_all()
-            if not self._hurry:
-                self._change.wait_for(lambda: self._hurry, timeout=pause)
-        if self._hurry:
-            time.sleep(min(self._first_pause, 1.0))
-
     def _copy(self, folder: Path) -> None:
-        """Copy the newest checkpoint, then the best one."""
+        """Copy the newest checkpoint, then the best one; then remove old ones."""
         here = list_saved(folder)
         if not here:
             return
@@ -201,7 +203,16 @@ class FsspecMirror:
                     raise
             finally:
                 self._in_use = frozenset()
-        self._remove_old(newest.step)
+        # By the same policy as on disk. Later steps are not known to be bad, so they stay.
+        there = self._steps()
+        stay = steps_to_keep(self._look_at(there), verified=newest.step, newest=self._keep)
+        for step in sorted(there - stay):
+            if step < newest.step:
+                remote = self._files.path(step_name(step))
+                if self._files.size(f"{step_name(step)}/{MANIFEST}") is not None:
+                    self._files.system.rm_file(f"{remote}/{MANIFEST}")
+                if self._files.system.exists(remote):
+                    self._files.system.rm(remote, recursive=True)
 
     def _upload(self, path: Path, saved: SavedCheckpoint) -> None:
         begun = time.perf_counter()
@@ -217,19 +228,6 @@ class FsspecMirror:
         self._known[saved.step] = saved
         self._distrusted.discard(saved.step)
         self._seconds = max(self._seconds, time.perf_counter() - begun)
-
-    def _remove_old(self, verified: int) -> None:
-        """Remove by the same policy as on disk. Later steps are not known to be bad, so they stay."""
-        there = self._steps()
-        known = self._look_at(there)
-        stay = steps_to_keep(known, verified=verified, newest=self._keep)
-        for step in sorted(there - stay):
-            if step < verified:
-                folder, manifest = step_name(step), f"{step_name(step)}/{MANIFEST}"
-                if self._files.size(manifest) is not None:
-                    self._files.system.rm_file(self._files.path(manifest))
-                if self._files.system.exists(self._files.path(folder)):
-                    self._files.system.rm(self._files.path(folder), recursive=True)
 
     def _look_at(self, there: set[int]) -> list[SavedCheckpoint]:
         """Step and score of each checkpoint; each manifest is read once."""
@@ -261,12 +259,3 @@ class FsspecMirror:
 def name_of_copy(step: int, name: str, manifest: CheckpointManifest) -> str:
     """It contains the hash, so a file of full length is the right one."""
     return f"{step_name(step)}/{name}.{manifest.sha256[name][:16]}"
-
-
-def _unreadable(error: Exception, url: str) -> EnvironmentLacks:
-    return EnvironmentLacks(
-        f"the mirror cannot be read: {redact_login(error, url)}",
-        why="there is no checkpoint on disk; without the mirror the run would start over",
-        fix="make the mirror readable, or remove `train.run.mirror` to start over",
-        where="train.run.mirror",
-    )

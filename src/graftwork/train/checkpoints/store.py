@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import GraftError
@@ -23,41 +23,11 @@ from graftwork.train.checkpoints.checkpoint import (
     remove_partial,
     write_checkpoint,
 )
-from graftwork.train.run_folder import CHECKPOINTS
-from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class CheckpointMirror(Protocol):
-    """A second place for checkpoints."""
-
-    def send(self, path: Path, step: int) -> None:
-        """Copy the checkpoint soon; never waits."""
-
-    def fetch(self, folder: Path) -> None:
-        """Copy the newest good checkpoint into `folder`, if there is one.
-
-        Raises EnvironmentLacks if the mirror cannot be read.
-        """
-
-    def restore(self, path: Path) -> bool:
-        """Replace a damaged checkpoint here by its copy; False if that cannot be had."""
-
-    def messages(self) -> Iterator[str]:
-        """Problems since the last call."""
-
-    def finish(self, seconds: float) -> None:
-        """Wait until the last checkpoint is copied, at most this long."""
-
-    @property
-    def in_use(self) -> frozenset[int]:
-        """Steps whose folders are being read."""
-
-    @property
-    def seconds(self) -> float:
-        """The longest time that copying a checkpoint has taken."""
+    from graftwork.train.checkpoints.mirror import FsspecMirror
 
 
 class CheckpointStore:
@@ -66,7 +36,7 @@ class CheckpointStore:
         folder: Path,
         *,
         keep: int,
-        mirror: CheckpointMirror | None = None,
+        mirror: "FsspecMirror | None" = None,
         patience: Callable[[], float] = lambda: 600.0,
     ) -> None:
         self._folder = folder
@@ -188,10 +158,6 @@ class ReadOnlyCheckpointStore(CheckpointStore):
 
     def save(self, checkpoint: Checkpoint) -> None:
         del checkpoint
-
-
-def open_read_only_store(folder: Path, settings: TrainSettings) -> ReadOnlyCheckpointStore:
-    return ReadOnlyCheckpointStore(folder / CHECKPOINTS, keep=settings.keep_checkpoints)
 
 
 ALIGNED = 64

@@ -1,31 +1,32 @@
-"""Products with frozen weights on a CPU, and their adapters, with a custom backward.
+"""Blocks of a decoder on a CPU: products with frozen weights and their adapters, attention, frozen layers.
 
-In: a linear layer, with or without an adapter. Out: a function of [tokens, width]. The weight never
-changes, so it is laid out once as oneDNN's kernels want it: at the few dozen tokens of a row that is
-a third faster than laying it out at every product. Packed copies cost memory; the caller decides.
+In: blocks of a transformers model. Out: functions of [tokens, width]. A frozen weight never changes, so it is
+laid out once as oneDNN's kernels want it: at the few dozen tokens of a row that is a third faster than laying
+it out at every product. Packed copies cost memory; the caller decides. States of frozen layers can be kept.
 """
 
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from graftwork.files.disk import make_folder
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.model.blocks import (
+    PACKED_FOR,
     AttentionRule,
     RotaryPositions,
     activate,
     attention_rule,
     find_activation,
+    has_onednn_products,
     layout_of,
+    look_back,
     pairs_to_halves,
     rotate,
 )
@@ -33,30 +34,16 @@ from graftwork.model.families.family import BlockLayout
 from graftwork.records.dataset import Row
 from graftwork.train.objectives.epochs import shared_tokens
 
-PACKED_FOR = 64
-"""Tokens that the layout is made for; measured, it is as good at 30 as at 1,000."""
-
 Product = Callable[[Tensor], Tensor]
 
 
 def pack_product(weight: Tensor, bias: Tensor | None, *, packed: bool) -> Product:
     """x -> x Wᵀ + bias."""
-    if not (packed and can_pack()):
+    if not (packed and has_onednn_products()):
         return lambda x: nn.functional.linear(x, weight, bias)
     laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
     multiply = torch.ops.mkldnn._linear_pointwise
     return lambda x: multiply(x, laid_out, bias, "none", [], "")
-
-
-def can_pack() -> bool:
-    """Whether this build of torch lays weights out: tried on a small product."""
-    try:
-        weight, x = torch.ones(4, 3), torch.ones(2, 3)
-        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
-        y = torch.ops.mkldnn._linear_pointwise(x, laid_out, None, "none", [], "")
-    except (AttributeError, RuntimeError):
-        return False
-    return torch.equal(y, torch.full((2, 4), 3.0))
 
 
 def frozen_product(layer: Any, *, packed: bool) -> Product:
@@ -72,7 +59,11 @@ def trainable_product(layer: Any, *, packed: bool) -> Product:
     if type(base) is not nn.Linear:
         return layer  # type: ignore[no-any-return]
     forward = pack_product(base.weight, base.bias, packed=packed)
-    back = pack_product(base.weight.t().contiguous(), None, packed=True) if packed and can_pack() else None
+    back = (
+        pack_product(base.weight.t().contiguous(), None, packed=True)
+        if packed and has_onednn_products()
+        else None
+    )
     turned = back if back is not None else lambda g: g @ base.weight
     if base is layer:
         return lambda x: _apply(_FrozenProduct, x, forward, turned)
@@ -124,10 +115,6 @@ class _LoraProduct(torch.autograd.Function):
         return for_x, thin.t() @ x, (low.t() @ g).t().mul(ctx.scale), None, None, None
 
 
-SMALL_MASK = 2**16
-"""Places of a mask that is kept for the next layer; larger ones are cheaper made than held."""
-
-
 @dataclass(frozen=True)
 class KeysValues:
     """[tokens, groups, width] each."""
@@ -142,7 +129,7 @@ class CpuBlock:
     def __init__(self, layer: Any, layout: BlockLayout, *, turn: int = 0, learns: bool, packed: bool) -> None:
         self._layer, self._layout = layer, layout
         self._attention = layer.self_attn
-        self._width = int(self._attention.head_dim)
+        self._width, self._groups = int(self._attention.head_dim), self._attention.config.num_key_value_heads
         self.turn, self.rule = turn, attention_rule(layer)
         self._residual = float(getattr(layer, "residual_multiplier", 1.0))
         self._activation = find_activation(layer)
@@ -156,7 +143,8 @@ class CpuBlock:
         """What queries are made of, and keys and values of all tokens."""
         asking = self._norm(self._layout.before_attention, x)
         if len(self._layout.qkv) == 1:
-            asking, keys, values = self._split(self._product[self._layout.qkv[0]](asking))
+            qkv, kv = self._product[self._layout.qkv[0]](asking), self._groups * self._width
+            asking, keys, values = qkv.split_with_sizes((qkv.shape[1] - 2 * kv, kv, kv), dim=1)
         else:
             keys, values = (self._product[path](asking) for path in self._layout.qkv[1:])
         return asking, KeysValues(self._turned(keys, "k_norm", turn), self._heads(values))
@@ -170,16 +158,13 @@ class CpuBlock:
         layout = self._layout
         attended = self._norm(layout.after_attention, self._product[layout.out](mixed.flatten(1)))
         middle = x + self._scaled(attended)
-        added = self._mlp(self._norm(layout.before_mlp, x if layout.parallel else middle))
-        return middle + self._scaled(self._norm(layout.after_mlp, added))
-
-    def _mlp(self, normed: Tensor) -> Tensor:
-        layout = self._layout
+        normed = self._norm(layout.before_mlp, x if layout.parallel else middle)
         given = [self._product[path](normed) for path in layout.gate_up]
         if layout.gated and len(given) == 1:
             given = list(given[0].chunk(2, dim=1))
         lifted = activate(given[0], self._activation)
-        return self._product[layout.down](lifted * given[1] if layout.gated else lifted)
+        added = self._product[layout.down](lifted * given[1] if layout.gated else lifted)
+        return middle + self._scaled(self._norm(layout.after_mlp, added))
 
     def _norm(self, path: str | None, x: Tensor) -> Tensor:
         normed: Tensor = x if path is None else self._layer.get_submodule(path)(x)
@@ -187,11 +172,6 @@ class CpuBlock:
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self._residual == 1 else x * self._residual
-
-    def _split(self, qkv: Tensor) -> list[Tensor]:
-        config = self._attention.config
-        kv = config.num_key_value_heads * self._width
-        return list(qkv.split_with_sizes((qkv.shape[1] - 2 * kv, kv, kv), dim=1))
 
     def _turned(self, x: Tensor, norm: str, turn: tuple[Tensor, Tensor]) -> Tensor:
         own = getattr(self._attention, norm, None)
@@ -217,55 +197,20 @@ def attend(
         keys, values = own.keys, own.values
         if shared is not None:
             keys, values = torch.cat((shared.keys, keys)), torch.cat((shared.values, values))
-        mixed.append(_attend_row(query, keys, values, rule))
+        mixed.append(look_back(query, keys.transpose(0, 1), values.transpose(0, 1), rule))
     return torch.cat(mixed)
 
 
-def _attend_row(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
-    """Heads that share keys ask together, so that keys and values need not be copied for each."""
-    asking, heads, width = query.shape
-    groups = keys.shape[1]
-    together = (
-        query.view(asking, groups, heads // groups, width).permute(1, 2, 0, 3).reshape(groups, -1, width)
-    )
-    look_back = _look_back if asking * keys.shape[0] <= SMALL_MASK else _look_back.__wrapped__
-    window = None if rule.window is None or rule.window >= keys.shape[0] else rule.window
-    mask = look_back(asking, keys.shape[0], heads // groups, query.dtype, window)
-    keys, values = keys.transpose(0, 1), values.transpose(0, 1)
-    if rule.cap is None:
-        mixed = scaled_dot_product_attention(
-            together[None], keys[None], values[None], attn_mask=mask, scale=rule.scale
-        )[0]
-    else:
-        scale = width**-0.5 if rule.scale is None else rule.scale
-        scores = torch.tanh(together @ keys.transpose(1, 2) * (scale / rule.cap)) * rule.cap
-        mixed = torch.softmax(scores + mask[0], dim=-1) @ values
-    return mixed.view(groups, -1, asking, width).permute(2, 0, 1, 3).reshape(asking, heads, width)
+class HiddenStateCache:
+    """Keeps nothing; subclasses keep the states of rows by number."""
 
-
-@lru_cache(maxsize=64)
-def _look_back(asking: int, seen: int, times: int, dtype: torch.dtype, window: int | None) -> Tensor:
-    """0 where a query may look, -inf where not; the queries are the last of the tokens."""
-    forbidden = torch.full((asking, seen), float("-inf"), dtype=dtype).triu(seen - asking + 1)
-    if window is not None:
-        forbidden += torch.full((asking, seen), float("-inf"), dtype=dtype).tril(seen - asking - window)
-    return forbidden.repeat(times, 1)[None, None]
-
-
-class HiddenStateCache(Protocol):
-    def get(self, number: int) -> Tensor | None: ...
-
-    def put(self, number: int, state: Tensor) -> None: ...
-
-
-class NoCache:
     def get(self, number: int) -> Tensor | None:
         return None
 
     def put(self, number: int, state: Tensor) -> None: ...
 
 
-class MemoryCache:
+class MemoryCache(HiddenStateCache):
     def __init__(self) -> None:
         self._states: dict[int, Tensor] = {}
 
@@ -276,7 +221,7 @@ class MemoryCache:
         self._states[number] = state
 
 
-class FileCache:
+class FileCache(HiddenStateCache):
     """A mapped file that has no name any more: whatever ends the process also frees the disk."""
 
     def __init__(self, folder: Path, *, lengths: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
@@ -319,7 +264,9 @@ class FrozenLayers:
         begins_alike = row.tokens[: len(self._beginning)] == self._beginning
         if not begins_alike:
             return self._pass(row.tokens[:-1], None)[0]
-        beginning, known = self._shared()
+        if self._read_beginning is None:
+            self._read_beginning = self._pass(self._beginning, None)
+        beginning, known = self._read_beginning
         number = self._numbers.get(row.tokens)
         rest = None if number is None else self._states.get(number)
         if rest is None:
@@ -327,11 +274,6 @@ class FrozenLayers:
             if number is not None:
                 self._states.put(number, rest)
         return torch.cat((beginning, rest))
-
-    def _shared(self) -> tuple[Tensor, list[KeysValues]]:
-        if self._read_beginning is None:
-            self._read_beginning = self._pass(self._beginning, None)
-        return self._read_beginning
 
     @torch.no_grad()
     def _pass(

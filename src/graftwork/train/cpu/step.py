@@ -1,7 +1,8 @@
-"""The tokens of a batch side by side: the shared beginning once, then every row's rest, no padding.
+"""The training step on a CPU: frozen layers read once, adapted ones written out, no padding.
 
-In: rows. Out: the position of each token, and the positions that predict a reply token. The last
-token of a row predicts nothing that is trained, so it is not read at all.
+In: a batch of rows. Out: logits of the trained tokens. The tokens of a batch lie side by side: the shared
+beginning once, then every row's rest. The last token of a row predicts nothing that is trained, so it is not
+read at all.
 """
 
 import shutil
@@ -33,7 +34,6 @@ from graftwork.train.cpu.layers import (
     HiddenStateCache,
     KeysValues,
     MemoryCache,
-    NoCache,
     attend,
     number_rows,
     shared_prefix,
@@ -88,16 +88,6 @@ class CpuStep:
         """The logits of the trained tokens, equal to those of the eager forward pass up to rounding."""
         layout = layout_tokens(batch.rows)
         x = self._enter(batch.rows, layout)
-        logits = self._head(self._norm(self._climb(x, layout)))
-        return logits if self._ending.plain else self._ending.of(logits)
-
-    def _enter(self, rows: Sequence[Row], layout: TokenLayout) -> Tensor:
-        """What enters the first adapted block. The shared beginning is that of the first row."""
-        states = [self._trunk.read(row) for row in rows]
-        return torch.cat([states[0][: layout.shared], *(state[layout.shared :] for state in states)])
-
-    def _climb(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """Through the adapted blocks; the output is at the positions that predict a reply."""
         turns = self._rotary.of(x, layout.positions())
         for block in self._blocks[:-1]:
             turn = turns[block.turn]
@@ -108,14 +98,20 @@ class CpuStep:
             if shared is not None:
                 mixed = torch.cat((attend(queries[:1], [shared], None, block.rule), mixed))
             x = block.finish(x, mixed)
+        # The output of the last block is at the positions that predict a reply.
         last = self._blocks[-1]
         turn = turns[last.turn]
         normed, known = last.read(x, turn)
         shared, own = _cut(known, layout)
         asked = last.query(_pick(normed, layout), (_pick(turn[0], layout), _pick(turn[1], layout)))
-        return last.finish(
-            _pick(x, layout), attend(asked.split_with_sizes(layout.predicting), own, shared, last.rule)
-        )
+        mixed = attend(asked.split_with_sizes(layout.predicting), own, shared, last.rule)
+        logits = self._head(self._norm(last.finish(_pick(x, layout), mixed)))
+        return logits if self._ending.plain else self._ending.of(logits)
+
+    def _enter(self, rows: Sequence[Row], layout: TokenLayout) -> Tensor:
+        """What enters the first adapted block. The shared beginning is that of the first row."""
+        states = [self._trunk.read(row) for row in rows]
+        return torch.cat([states[0][: layout.shared], *(state[layout.shared :] for state in states)])
 
 
 def _cut(known: KeysValues, layout: TokenLayout) -> tuple[KeysValues | None, list[KeysValues]]:
@@ -173,7 +169,7 @@ def make_cpu_step(
     elif kept == "nowhere":
         why = f"{size} are too many to keep, or as fast computed again"
     if kept == "nowhere":
-        states = NoCache()
+        states = HiddenStateCache()
     if kept == "file":
         why = f"{size} are more than memory allows"
         lengths = tuple(len(tokens) - skipped for tokens in numbers)

@@ -8,6 +8,7 @@ import atexit
 import os
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 from graftwork.process.pool import count_cores
@@ -15,7 +16,7 @@ from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.distributed.strategies import DistributedStrategy
+    from graftwork.train.distributed.strategies import SingleProcess
 
 LAUNCHER = "graftwork.train.distributed.torchrun"
 DEFAULT_PORT = 29400
@@ -108,26 +109,24 @@ class SilentHeartbeat:
     def move(self, *_doing: object) -> None: ...
 
 
-def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "DistributedStrategy":
+def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "SingleProcess":
     """Join the process group; alone if no other process was started."""
     from graftwork.train.distributed.strategies import SingleProcess
 
-    on_cpu = device == "cpu"
     if settings.strategy == "single" or "RANK" not in os.environ:
         return SingleProcess()
-    _require_devices(on_cpu=on_cpu)
+    on_cpu = device == "cpu"
+    _require_possible(settings, dtype, on_cpu=on_cpu)
     if settings.strategy == "ddp":
         from graftwork.train.distributed.strategies import DataParallel
 
         return DataParallel(on_cpu=on_cpu)
-    _require_possible(settings, dtype)
     if settings.strategy == "fsdp":
         from graftwork.train.distributed.strategies import FullyShardedDataParallel
 
         return FullyShardedDataParallel(on_cpu=on_cpu, offload=settings.offload)
     from graftwork.train.distributed.zero import ZeroStrategy
 
-    _require_deepspeed()
     return ZeroStrategy(
         stage=int(settings.strategy[-1]),
         on_cpu=on_cpu,
@@ -140,41 +139,32 @@ SHARE_VARIABLE = "GRAFT_SHARE_CARD"
 """Set, several processes may share a card, by gloo: to try a strategy out where there is only one."""
 
 
-def _require_devices(*, on_cpu: bool) -> None:
-    if on_cpu or os.environ.get(SHARE_VARIABLE):
-        return
-    import torch
-
-    wanted, there = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
-    if wanted > there:
-        raise UserMistake(
-            f"{wanted} processes are to share this machine's {there} GPU(s)",
-            why="each process needs its own GPU",
-            fix=f"set `train.processes: {there}`",
-        )
-
-
-def _require_possible(settings: TrainSettings, dtype: str) -> None:
+def _require_possible(settings: TrainSettings, dtype: str, *, on_cpu: bool) -> None:
     """Say now what could not work later."""
-    strategy, cut_up = settings.strategy, settings.strategy in ("fsdp", "zero3")
-    if dtype == "float16" and strategy in ("zero2", "zero3"):
+    strategy, is_zero = settings.strategy, settings.strategy in ("zero2", "zero3")
+    if not on_cpu and not os.environ.get(SHARE_VARIABLE):
+        import torch
+
+        wanted, there = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        if wanted > there:
+            raise UserMistake(
+                f"{wanted} processes are to share this machine's {there} GPU(s)",
+                why="each process needs its own GPU",
+                fix=f"set `train.processes: {there}`",
+            )
+    if dtype == "float16" and is_zero:
         raise UserMistake(
             f"`strategy: {strategy}` does not work with float16 here",
             why="its gradients are scaled by DeepSpeed, out of the reach of our own scaling",
             fix="use `strategy: ddp` or `fsdp` on this device, or `train.precision: float32`",
         )
-    if settings.method == "qlora" and cut_up:
+    if settings.method == "qlora" and strategy in ("fsdp", "zero3"):
         raise UserMistake(
-            f"`method: qlora` cannot be cut up by `strategy: {settings.strategy}`",
+            f"`method: qlora` cannot be cut up by `strategy: {strategy}`",
             why="4-bit weights and their scales must stay together",
             fix="use `strategy: ddp` or `zero2` with qlora, or `method: lora` with this strategy",
         )
-
-
-def _require_deepspeed() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("deepspeed") is None:
+    if is_zero and find_spec("deepspeed") is None:
         raise EnvironmentLacks(
             "the package deepspeed is not installed",
             why="`train.strategy` asks for it",

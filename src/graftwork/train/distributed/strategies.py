@@ -1,16 +1,18 @@
-"""Assign the rows of a step to the processes that share it. Pure: rows in, portions out.
+"""How processes share a run: one alone, each with the whole model (DDP), or each with a part of it (FSDP).
 
-Every process gets as many portions as every other, because those that hold only a part of the model
-must call it equally often. Long rows are assigned first, each to the process with the fewest tokens.
+In: rows of a step, a loss, an optimizer. Out: the portions of each process, and gradients and updates that
+are those of all of them. Every process gets as many portions as every other, because those that hold only a
+part of the model must call it equally often.
 """
 
 import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -37,11 +39,19 @@ def split_into_micro_batches(
     most = max(len(hand) for hand in hands)
     rounds = -(-most // max(micro_rows or most, 1))
     spare = min(rows, key=lambda row: len(row.tokens))
-    return [_micro_batches([rows[at] for at in hand], rounds, spare) for hand in hands]
+    portions: list[list[MicroBatch]] = []
+    for hand in hands:
+        # As many as there are rounds, none larger than needed.
+        bounds = [len(hand) * number // rounds for number in range(rounds + 1)]
+        parts = [[rows[at] for at in hand[begin:end]] for begin, end in pairwise(bounds)]
+        portions.append([MicroBatch(part or (spare,), counts=bool(part), last=False) for part in parts])
+        portions[-1][-1] = replace(portions[-1][-1], last=True)
+    return portions
 
 
 def balance_rows(lengths: Sequence[int], *, size: int) -> list[list[int]]:
-    """Row numbers for each of `size`, in their order, so that the tokens are about even."""
+    """Row numbers for each of `size`, in their order, so that the tokens are about even: long rows first,
+    each to the process with the fewest tokens."""
     hands: list[list[int]] = [[] for _ in range(size)]
     tokens = [0] * size
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
@@ -51,26 +61,18 @@ def balance_rows(lengths: Sequence[int], *, size: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
-def _micro_batches(rows: Sequence[Row], rounds: int, spare: Row) -> list[MicroBatch]:
-    """As many portions as there are rounds, none larger than needed."""
-    bounds = [len(rows) * number // rounds for number in range(rounds + 1)]
-    portions = []
-    for number in range(rounds):
-        some = rows[bounds[number] : bounds[number + 1]]
-        portions.append(MicroBatch(some or (spare,), counts=bool(some), last=number == rounds - 1))
-    return portions
-
-
 OptimizerState = dict[str, Tensor]
 """What the optimizer holds of one parameter, by its own names."""
 
 
-class DistributedStrategy(Protocol):
-    rank: int
-    size: int
-    shards: bool
+class SingleProcess:
+    """Trains alone. Subclasses share the work of a step, or hold weights and optimizer in another way."""
+
+    rank = 0
+    size = 1
+    shards = False
     """No process holds the whole model: it can be called only together, and on the plain path."""
-    device: str | None
+    device: str | None = None
     """Where this process works; None: where the model is."""
 
     def prepare(
@@ -81,85 +83,33 @@ class DistributedStrategy(Protocol):
         loss: Callable[[Any], Tensor],
     ) -> list[nn.Parameter]:
         """Take the model over; the parameters as they are from now on, in the same order."""
-
-    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
-        """The portions of a step that this process works on, one forward and backward each."""
-
-    def loss(self, batch: Any) -> Tensor:
-        """The function given to `join`, on the model as this strategy holds it."""
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add this portion's gradient; after the last one it is that of all processes."""
-
-    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
-        """The sum over all processes of a number that each of them has."""
-
-    def clip_gradients(self, most: float) -> float:
-        """The length of the whole gradient; if it is longer than `most`, it is shortened to that."""
-
-    def step(self, rate: float) -> None:
-        """Take the step that the gradient points to, and forget it."""
-
-    def zero_grad(self) -> None:
-        """Drop the gradient."""
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        """All of a parameter or of what belongs to it, wherever its parts are."""
-
-    def assign(self, parameter: Tensor, whole: Tensor) -> None:
-        """Give a parameter other values."""
-
-    def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
-        """What the optimizer holds of it, whole; empty before the first step."""
-
-    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
-        """Give the optimizer back what it held."""
-
-    def any_process(self, flag: bool) -> bool:
-        """Whether any process says so."""
-
-    def broadcast(self, value: Any) -> Any:
-        """What the first process says (anything that JSON can hold), for all."""
-
-    def finish(self) -> None:
-        """The work is done: wait for the others and let them go."""
-
-
-class SingleProcess:
-    rank = 0
-    size = 1
-    shards = False
-    device: str | None = None
-
-    def prepare(
-        self,
-        model: Any,
-        parameters: Sequence[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any], Tensor],
-    ) -> list[nn.Parameter]:
         del model
         self._parameters, self._optimizer, self._loss = list(parameters), optimizer, loss
         return self._parameters
 
     def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+        """The portions of a step that this process works on, one forward and backward each."""
         return split_into_micro_batches(rows, size=1, micro_rows=micro_rows)[0]
 
     def loss(self, batch: Any) -> Tensor:
+        """The function given to `prepare`, on the model as this strategy holds it."""
         return self._loss(batch)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this portion's gradient; after the last one it is that of all processes."""
         del last
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
-        del parameters
+    def sum(self, value: float) -> float:
+        """The sum over all processes of a number that each of them has."""
         return value
 
     def clip_gradients(self, most: float) -> float:
+        """The length of the whole gradient; if it is longer than `most`, it is shortened to that."""
         return float(nn.utils.clip_grad_norm_(self._parameters, most))
 
     def step(self, rate: float) -> None:
+        """Take the step that the gradient points to, and forget it."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -173,6 +123,7 @@ class SingleProcess:
         self._optimizer.zero_grad(set_to_none=True)
 
     def gather(self, tensor: Tensor) -> Tensor:
+        """All of a parameter or of what belongs to it, wherever its parts are."""
         return tensor
 
     @torch.no_grad()
@@ -180,6 +131,7 @@ class SingleProcess:
         parameter.copy_(whole)
 
     def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
+        """What the optimizer holds of it, whole; empty before the first step."""
         return dict(self._optimizer.state.get(parameter, {}))
 
     def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
@@ -187,13 +139,15 @@ class SingleProcess:
         self._optimizer.state[parameter] = {key: held[key].to(parameter.device) for key in held}
 
     def any_process(self, flag: bool) -> bool:
+        """Whether any process says so."""
         return flag
 
     def broadcast(self, value: Any) -> Any:
+        """What the first process says (anything that JSON can hold), for all."""
         return value
 
     def finish(self) -> None:
-        """A single process has no group to leave."""
+        """The work is done: wait for the others and let them go."""
 
 
 SYNC_TIMEOUT = timedelta(hours=1)
@@ -273,8 +227,7 @@ class DataParallel(SingleProcess):
         with waiting:
             self.accelerator.backward(loss * self.size)
 
-    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
-        del parameters
+    def sum(self, value: float) -> float:
         total = torch.tensor(value, dtype=torch.float64)
         distributed.all_reduce(total, group=self._words)
         return float(total)
@@ -334,15 +287,12 @@ class FullyShardedDataParallel(DataParallel):
         blocks = decoder_parts(model).blocks
         self._plugin.transformer_cls_names_to_wrap = sorted({type(block).__name__ for block in blocks})
         if self._on_cpu:
-            self._also_on_processors()
+            # accelerate turns to FSDP only where it sees an accelerator; torch's own works on both.
+            from accelerate.utils import DistributedType
+
+            self.accelerator.state.distributed_type = DistributedType.FSDP
+            self.accelerator.state.fsdp_plugin = self._plugin
         return super().prepare(model, parameters, optimizer, loss)
-
-    def _also_on_processors(self) -> None:
-        """accelerate turns to FSDP only where it sees an accelerator; torch's own works on both."""
-        from accelerate.utils import DistributedType
-
-        self.accelerator.state.distributed_type = DistributedType.FSDP
-        self.accelerator.state.fsdp_plugin = self._plugin
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         # Added up at every portion: whole gradients would need the memory that the parts save.

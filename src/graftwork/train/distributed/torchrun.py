@@ -41,7 +41,7 @@ def main_node_leaves_last(machines: NodeGroup) -> Iterator[None]:
         yield
         return
     # Separate from torchrun's own, which shares its server with all code in this process.
-    held = _store(machines, timeout=STORE_TIMEOUT) if machines.rank == 0 else None
+    held = _store(machines) if machines.rank == 0 else None
     yield
     if held is not None:
         _wait_for_the_others(held, machines.count)
@@ -49,14 +49,14 @@ def main_node_leaves_last(machines: NodeGroup) -> Iterator[None]:
         _report_departure(machines)
 
 
-def _store(machines: NodeGroup, *, timeout: timedelta) -> "TCPStore":
+def _store(machines: NodeGroup) -> "TCPStore":
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(
         machines.address,
         machines.port,
         is_master=machines.rank == 0,
-        timeout=timeout,
+        timeout=STORE_TIMEOUT,
         wait_for_workers=False,
         multi_tenant=True,
     )
@@ -75,18 +75,13 @@ def _wait_for_the_others(store: "TCPStore", count: int) -> None:
 def _report_departure(machines: NodeGroup) -> None:
     from torch.distributed import DistError
 
-    # A store would try for longer than this machine is given to leave, and report at length that it failed.
-    if _can_connect(machines):
-        with contextlib.suppress(DistError):
-            _store(machines, timeout=STORE_TIMEOUT).set(_departure_key(machines.rank), "")
-
-
-def _can_connect(machines: NodeGroup) -> bool:
     try:
+        # A store would try for longer than this machine has to leave, and report at length that it failed.
         socket.create_connection((machines.address, machines.port), timeout=CONNECT_SECONDS).close()
     except OSError:
-        return False
-    return True
+        return
+    with contextlib.suppress(DistError):
+        _store(machines).set(_departure_key(machines.rank), "")
 
 
 def _departure_key(rank: int) -> str:

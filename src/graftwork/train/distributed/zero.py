@@ -5,6 +5,7 @@ gradient within its step; the length is asked before, so that a bad gradient can
 Checkpoints hold whole tensors under the same names as those of one process.
 """
 
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ class ZeroStrategy(DataParallel):
     def plugins(self) -> dict[str, Any]:
         from accelerate.utils import DeepSpeedPlugin
 
-        _quieten()
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         self._plugin = DeepSpeedPlugin(hf_ds_config=self._config)
         return {"deepspeed_plugin": self._plugin}
 
@@ -67,26 +68,30 @@ class ZeroStrategy(DataParallel):
         loss: Callable[[Any], Tensor],
     ) -> list[nn.Parameter]:
         if self._on_cpu:
-            self._also_on_processors()
+            # accelerate turns to DeepSpeed only where it sees an accelerator; DeepSpeed knows processors.
+            import deepspeed
+            from accelerate.utils import DistributedType
+
+            # An operator for a kind of sum that training never takes would be compiled for minutes.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            state = self.accelerator.state
+            self._plugin.select(_from_accelerator_state=True)
+            state.deepspeed_plugins = self._plugin
+            state.distributed_type = DistributedType.DEEPSPEED
         if self._stage == 3:
-            _gather_by_block(model)
+            # A block is gathered whole, as with FSDP: its parts read each other's weights.
+            from deepspeed.utils import set_z3_leaf_modules
+
+            set_z3_leaf_modules(
+                model, sorted({type(block) for block in decoder_parts(model).blocks}, key=str)
+            )
+            # A block whose input asks for no gradient would be dropped before it has gone back.
+            model.get_input_embeddings().register_forward_hook(lambda _module, _in, out: out.requires_grad_())
         parameters = super().prepare(model, parameters, optimizer, loss)
         _load_as_ever()
         self._engine = self._run
         self._zero = self._engine.optimizer
         return list(parameters)
-
-    def _also_on_processors(self) -> None:
-        """accelerate turns to DeepSpeed only where it sees an accelerator; DeepSpeed knows processors."""
-        import deepspeed
-        from accelerate.utils import DistributedType
-
-        # An operator for a kind of sum that training never takes would be compiled for minutes.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        state = self.accelerator.state
-        self._plugin.select(_from_accelerator_state=True)
-        state.deepspeed_plugins = self._plugin
-        state.distributed_type = DistributedType.DEEPSPEED
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_boundary=last)
@@ -187,23 +192,8 @@ class ZeroStrategy(DataParallel):
         return [state["step"] for state in self._zero.optimizer.state.values() if "step" in state]
 
 
-def _gather_by_block(model: Any) -> None:
-    """A block is gathered whole, as with FSDP: its parts read each other's weights."""
-    from deepspeed.utils import set_z3_leaf_modules
-
-    set_z3_leaf_modules(model, sorted({type(block) for block in decoder_parts(model).blocks}, key=str))
-    # A block whose input asks for no gradient would be dropped before it has gone back.
-    model.get_input_embeddings().register_forward_hook(lambda _module, _in, out: out.requires_grad_())
-
-
 def _load_as_ever() -> None:
     """transformers loads models sharded once it detects ZeRO-3; ours are verified whole, then sharded."""
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
-
-
-def _quieten() -> None:
-    import logging
-
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

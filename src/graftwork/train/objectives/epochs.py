@@ -21,35 +21,48 @@ WORTH_SHARING = 8
 """A shorter common prefix costs more in bookkeeping than it saves."""
 
 
-class EpochOrder:
-    """The batch source of supervised fine-tuning."""
+class PlannedOrder:
+    """A batch source whose steps are known from the start, as numbers of the rows or pairs that it orders."""
 
-    def __init__(self, rows: Sequence[Row], *, settings: TrainSettings) -> None:
-        self._rows = rows
-        self._batches = plan_steps(rows, settings=settings)
+    def __init__(self, steps: Sequence[Sequence[int]], *, rows_each: int = 1) -> None:
+        self._steps, self._rows_each = steps, rows_each
 
     @property
     def steps(self) -> int:
-        return len(self._batches)
-
-    def batch(self, step: int) -> list[Row]:
-        return [self._rows[at] for at in self._batches[step - 1]]
-
-    def peek(self, step: int) -> list[Row]:
-        return self.batch(step)
+        return len(self._steps)
 
     def measures(self, step: int) -> dict[str, float]:
         return {}
 
     def rows_before(self, step: int) -> int:
-        return sum(len(batch) for batch in self._batches[:step])
+        return sum(self._rows_each * len(batch) for batch in self._steps[:step])
+
+    def mark(self, number: int) -> object:
+        """What tells one from the others: another order is another run."""
+        raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """Which rows, of what length, in which step: another order is another run."""
         digest = hashlib.sha256()
-        for batch in self._batches:
-            digest.update(repr([(self._rows[at].id, len(self._rows[at].tokens)) for at in batch]).encode())
+        for batch in self._steps:
+            digest.update(repr([self.mark(number) for number in batch]).encode())
         return {"steps": self.steps, "order": digest.hexdigest()[:16]}
+
+
+class EpochOrder(PlannedOrder):
+    """The batch source of supervised fine-tuning."""
+
+    def __init__(self, rows: Sequence[Row], *, settings: TrainSettings) -> None:
+        super().__init__(plan_steps(rows, settings=settings))
+        self._rows = rows
+
+    def batch(self, step: int) -> list[Row]:
+        return [self._rows[at] for at in self._steps[step - 1]]
+
+    def peek(self, step: int) -> list[Row]:
+        return self.batch(step)
+
+    def mark(self, number: int) -> object:
+        return self._rows[number].id, len(self._rows[number].tokens)
 
 
 def plan_steps(rows: Sequence[Row], *, settings: TrainSettings) -> tuple[tuple[int, ...], ...]:
@@ -85,8 +98,17 @@ def plan_batches(
     A row is in an epoch as often as its weight says: once where no weights are given.
     """
     steps: list[tuple[int, ...]] = []
-    ranks = _rank_stages(stages) if stages is not None else [0] * len(lengths)
-    phases = _draw_phases(weights, seed=seed) if weights is not None else []
+    ranks = [0] * len(lengths)
+    if stages is not None:
+        # Rows without a stage get the last rank.
+        by_rank = {stage: rank for rank, stage in enumerate(sorted({s for s in stages if s is not None}))}
+        last = max(len(by_rank) - 1, 0)
+        ranks = [last if stage is None else by_rank[stage] for stage in stages]
+    # Only fractional weights have a phase: in steps of 2⁻³², so that adding an epoch's share loses nothing.
+    phases = [
+        int.from_bytes(hashlib.sha256(f"{seed}/{row}".encode()).digest()[:4]) / 2**32 if weight % 1 else 0.0
+        for row, weight in enumerate(weights or ())
+    ]
     for epoch in range(epochs):
         chance = random.Random(f"{seed}/{epoch}")
         by_stage: list[list[int]] = [[] for _ in range(max(ranks, default=-1) + 1)]
@@ -97,18 +119,15 @@ def plan_batches(
             chance.shuffle(rows)
             # Sorting is stable: rows of the same length stay shuffled among themselves.
             rows.sort(key=lambda row: lengths[row])
-            steps.extend(_mix_lengths(rows, batches=-(-len(rows) // batch_rows), chance=chance))
+            batches = -(-len(rows) // batch_rows)
+            mixed: list[list[int]] = [[] for _ in range(batches)]
+            # Each batch gets one row of each band of similar lengths.
+            for first in range(0, len(rows), batches or 1):
+                band = rows[first : first + batches]
+                for batch, row in zip(chance.sample(range(batches), len(band)), band, strict=True):
+                    mixed[batch].append(row)
+            steps.extend(map(tuple, mixed))
     return tuple(steps)
-
-
-def _mix_lengths(rows: Sequence[int], *, batches: int, chance: random.Random) -> list[tuple[int, ...]]:
-    """Assign sorted rows to batches: each batch gets one row of each band of similar lengths."""
-    mixed: list[list[int]] = [[] for _ in range(batches)]
-    for first in range(0, len(rows), batches or 1):
-        band = rows[first : first + batches]
-        for batch, row in zip(chance.sample(range(batches), len(band)), band, strict=True):
-            mixed[batch].append(row)
-    return [tuple(batch) for batch in mixed]
 
 
 def count_visits(weight: float, *, epoch: int, phase: float) -> int:
@@ -146,23 +165,6 @@ def shared_tokens(rows: Sequence[Row]) -> int:
         (at for at in range(limit) if any(row.tokens[at] != first[at] for row in rows)), max(limit, 0)
     )
     return count if count >= WORTH_SHARING and len(rows) > 1 else 0
-
-
-def _rank_stages(stages: Sequence[int | None]) -> list[int]:
-    """The rank of each row's stage among those that occur; rows without a stage get the last rank."""
-    ranks = {stage: rank for rank, stage in enumerate(sorted({s for s in stages if s is not None}))}
-    last = max(len(ranks) - 1, 0)
-    return [last if stage is None else ranks[stage] for stage in stages]
-
-
-def _draw_phases(weights: Sequence[float], *, seed: int) -> list[float]:
-    """The phase of each row; only fractional weights have one."""
-    return [0.0 if weight % 1 == 0 else _uniform(f"{seed}/{row}") for row, weight in enumerate(weights)]
-
-
-def _uniform(text: str) -> float:
-    """A number between 0 and 1 in steps of 2⁻³², so that adding an epoch's share loses nothing."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) / 2**32
 
 
 def learning_rate(step: int, *, steps: int, highest: float, warmup_share: float) -> float:

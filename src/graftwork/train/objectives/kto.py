@@ -5,10 +5,9 @@ estimated on prompts with the replies of other rows. Out: a weight for each toke
 baseline is decided already weigh little.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.train.objective_settings import PreferenceSettings
-from graftwork.train.objectives.epochs import plan_batches
+from graftwork.train.objectives.epochs import PlannedOrder, plan_batches
 from graftwork.train.objectives.pairs import ReplyPair
 from graftwork.train.objectives.samples import LOSS_MEASURE, TrainingSample, make_sample
 from graftwork.train.settings import TrainSettings
@@ -93,7 +92,7 @@ def require_both_sides(samples: Sequence[TrainingSample]) -> None:
         )
 
 
-class JudgedOrder:
+class JudgedOrder(PlannedOrder):
     """The batch source of KTO: `batch_rows` replies per step, in the order of epochs."""
 
     def __init__(
@@ -104,8 +103,7 @@ class JudgedOrder:
         now: SumLogProbabilities,
         start: SumLogProbabilities,
     ) -> None:
-        self._samples = samples
-        self._steps = plan_batches(
+        steps = plan_batches(
             tuple(len(row.tokens) for row in samples),
             batch_rows=settings.batch_rows,
             epochs=settings.epochs,
@@ -113,12 +111,10 @@ class JudgedOrder:
             stages=[row.stage for row in samples],
             weights=[row.weight for row in samples],
         )
+        super().__init__(steps)
+        self._samples = samples
         self._now, self._start = now, start
         self._baseline = 0.0
-
-    @property
-    def steps(self) -> int:
-        return len(self._steps)
 
     def mismatched(self, step: int) -> list[TrainingSample]:
         return mismatch([self._samples[at] for at in self._steps[step - 1]], self._samples)
@@ -140,14 +136,8 @@ class JudgedOrder:
     def measures(self, step: int) -> dict[str, float]:
         return {"baseline": self._baseline}
 
-    def rows_before(self, step: int) -> int:
-        return sum(map(len, self._steps[:step]))
-
-    def identity(self) -> dict[str, Any]:
-        digest = hashlib.sha256()
-        for batch in self._steps:
-            digest.update(repr([(self._samples[at].tokens, self._samples[at].part) for at in batch]).encode())
-        return {"steps": self.steps, "order": digest.hexdigest()[:16]}
+    def mark(self, number: int) -> object:
+        return self._samples[number].tokens, self._samples[number].part
 
 
 def mismatch(rows: Sequence[TrainingSample], samples: Sequence[TrainingSample]) -> list[TrainingSample]:

@@ -4,17 +4,16 @@ In: rows with a `rejected` reply, a way to render it. Out: samples in pairs, wha
 pairs of each step.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.text.words import normalise
-from graftwork.train.objectives.epochs import plan_batches
+from graftwork.train.objectives.epochs import PlannedOrder, plan_batches
 from graftwork.train.objectives.samples import TrainingSample, make_sample, scale_pairs
 from graftwork.train.settings import TrainSettings
 
@@ -93,7 +92,10 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Pa
     """The pairs that are trained on, and what was left out."""
     from graftwork.model.chat.renderer import CannotProve
 
-    texts = [(_prompt_of(row), normalise(row.reply), normalise(row.rejected or "")) for row in rows]
+    texts = []
+    for row in rows:
+        prompt = "\0".join(f"{message.role}:{message.content}" for message in row.messages)
+        texts.append((prompt, normalise(row.reply), normalise(row.rejected or "")))
     # Rows were cut to `data.max_tokens`; a rejected reply beyond the longest of them was not planned for.
     longest = max((len(row.tokens) for row in rows), default=0)
     given = Counter(text for row, text in zip(rows, texts, strict=True) if row.rejected)
@@ -149,16 +151,12 @@ def require_pairs(pairs: int, *, rows: int) -> None:
         )
 
 
-class PairOrder:
+class PairOrder(PlannedOrder):
     """The batch source of preferences: `batch_rows` pairs per step, in the order of epochs."""
 
     def __init__(self, pairs: Sequence[ReplyPair], *, settings: TrainSettings) -> None:
+        super().__init__(plan_pair_steps(pairs, settings=settings), rows_each=2)
         self._pairs = pairs
-        self._steps = plan_pair_steps(pairs, settings=settings)
-
-    @property
-    def steps(self) -> int:
-        return len(self._steps)
 
     def batch(self, step: int) -> list[TrainingSample]:
         # A pair of weight 2 can be in a step twice: its rows differ by their unit.
@@ -171,17 +169,8 @@ class PairOrder:
     def peek(self, step: int) -> Sequence[Row]:
         return self.batch(step)
 
-    def measures(self, step: int) -> dict[str, float]:
-        return {}
-
-    def rows_before(self, step: int) -> int:
-        return sum(2 * len(batch) for batch in self._steps[:step])
-
-    def identity(self) -> dict[str, Any]:
-        digest = hashlib.sha256()
-        for batch in self._steps:
-            digest.update(repr([[row.tokens for row in self._pairs[at]] for at in batch]).encode())
-        return {"steps": self.steps, "order": digest.hexdigest()[:16]}
+    def mark(self, number: int) -> object:
+        return [row.tokens for row in self._pairs[number]]
 
 
 def plan_pair_steps(pairs: Sequence[ReplyPair], *, settings: TrainSettings) -> tuple[tuple[int, ...], ...]:
@@ -193,7 +182,3 @@ def plan_pair_steps(pairs: Sequence[ReplyPair], *, settings: TrainSettings) -> t
         stages=[pair.chosen.stage for pair in pairs],
         weights=[pair.chosen.weight for pair in pairs],
     )
-
-
-def _prompt_of(row: Row) -> str:
-    return "\0".join(f"{message.role}:{message.content}" for message in row.messages)

@@ -71,37 +71,36 @@ class EndpointSampler(RolloutSampler):
     def write(
         self, groups: Sequence[Sequence[AskedReply]], *, progress: Callable[[], None]
     ) -> list[list[WrittenReply]]:
-        asked = [reply for group in groups for reply in group]
-        with ThreadPoolExecutor(self._endpoint.concurrency, thread_name_prefix="rollouts") as pool:
-            found = []
-            for reply in pool.map(self._ask, asked):
-                found.append(reply)
-                progress()
-        replies = iter(found)
-        return [[next(replies) for _ in group] for group in groups]
+        def ask(asked: AskedReply) -> WrittenReply:
+            body = {
+                "model": self._served,
+                "prompt": asked.tokens,
+                "max_tokens": asked.max_tokens,
+                "temperature": 1.0,
+                "top_p": 1.0,
+                # A server may have other defaults from the model's folder: the trainer knows none of these.
+                "top_k": -1,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                # The trainer's sampler ends a reply at one token only.
+                "ignore_eos": True,
+                "seed": asked.seed % 2**31,
+                "logprobs": 0,
+                "stop_token_ids": [self._end],
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+            }
+            return read_choice(json.loads(self._post("completions", body)), end=self._end)
 
-    def _ask(self, asked: AskedReply) -> WrittenReply:
-        body = {
-            "model": self._served,
-            "prompt": asked.tokens,
-            "max_tokens": asked.max_tokens,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            # A server may have other defaults from the model's folder: the trainer knows none of these.
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            # The trainer's sampler ends a reply at one token only.
-            "ignore_eos": True,
-            "seed": asked.seed % 2**31,
-            "logprobs": 0,
-            "stop_token_ids": [self._end],
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-        }
-        return read_choice(json.loads(self._post("completions", body)), end=self._end)
+        with ThreadPoolExecutor(self._endpoint.concurrency, thread_name_prefix="rollouts") as pool:
+            replies = []
+            for reply in pool.map(ask, [asked for group in groups for asked in group]):
+                replies.append(reply)
+                progress()
+        in_order = iter(replies)
+        return [[next(in_order) for _ in group] for group in groups]
 
     def _post(self, path: str, body: dict[str, Any]) -> bytes:
         headers, key = {"Content-Type": "application/json"}, ""
@@ -187,13 +186,10 @@ def correct_mismatch(
             left_out += not is_kept
             factors.append(factor * math.exp(gap) if is_kept else 0.0)
         corrected.append(row.model_copy(update={"factors": tuple(factors)}))
+    bounded = [max(min(gap, 20.0), -20.0) for gap in gaps]
     measures = {
         "mismatch": fmean(map(abs, gaps)) if gaps else 0.0,
-        "mismatch_kl": fmean(math.expm1(gap) - gap for gap in map(_bounded, gaps)) if gaps else 0.0,
+        "mismatch_kl": fmean(math.expm1(gap) - gap for gap in bounded) if gaps else 0.0,
         "masked": left_out / max(len(gaps), 1),
     }
     return corrected, measures
-
-
-def _bounded(gap: float) -> float:
-    return max(min(gap, 20.0), -20.0)

@@ -7,7 +7,6 @@ beginning, so an environment must be deterministic, and a crash costs its own ep
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +23,6 @@ MOST_TEXT = 20_000
 """Characters of one answer of an environment."""
 
 
-class OpenedCase(NamedTuple):
-    """What an environment says before the first reply."""
-
-    text: str
-    tools: tuple[dict[str, Any], ...]
-
-
 class EnvironmentAnswer(NamedTuple):
     text: str = ""
     done: bool = False
@@ -45,19 +37,11 @@ class Environment:
     def __init__(self, settings: EnvironmentSettings, *, folder: Path, sandbox: SandboxSettings) -> None:
         self._settings = settings
         self._folder = folder
-        self._sandbox = sandbox.model_copy(update={"seconds": settings.seconds})
+        self._limits = sandbox.model_copy(update={"seconds": settings.seconds})
+        self._sandbox: Sandbox | None = None
 
-    @cached_property
-    def _box(self) -> Sandbox:
-        return open_sandbox(self._sandbox)
-
-    @cached_property
-    def _files(self) -> tuple[tuple[str, str], ...]:
-        names = environment_files(self._settings)
-        return tuple((name, read_inner(self._folder, name)) for name in names)
-
-    def open(self, cases: Sequence[Case]) -> list[OpenedCase]:
-        """The first message and the tools of each case; UserMistake where the environment does not start."""
+    def open(self, cases: Sequence[Case]) -> list[tuple[str, tuple[dict[str, Any], ...]]]:
+        """What it says first, and its tools, for each case; UserMistake where it does not start."""
         found = []
         for case, result in zip(cases, self._run([(case, ()) for case in cases]), strict=True):
             why = describe_failure(result)
@@ -73,7 +57,7 @@ class Environment:
                     "`evaluate.sandbox.packages` can be imported",
                     where="train.rollouts.environment",
                 )
-            found.append(OpenedCase(clean_text(given.get("text") or ""), tools))
+            found.append((clean_text(given.get("text") or ""), tools))
         return found
 
     def answer(self, episodes: Sequence[tuple[Case, Sequence[str]]]) -> list[EnvironmentAnswer]:
@@ -81,34 +65,30 @@ class Environment:
         return [read_answer(result) for result in self._run(episodes)]
 
     def _run(self, episodes: Sequence[tuple[Case, Sequence[str]]]) -> list[SandboxResult]:
-        jobs = [
-            BatchJob(f"import {PRELUDE}\n{PRELUDE}.main({self._ask(case, replies)!r})\n", self._files)
-            for case, replies in episodes
-        ]
-        return run_batch(jobs, sandbox=self._box, prelude=Prelude(PRELUDE, inside_source(), MODULES))
-
-    def _ask(self, case: Case, replies: Sequence[str]) -> str:
         settings = self._settings
         file, _, name = (settings.python or "").partition(":")
-        asked: dict[str, Any] = {
-            "command": list(settings.command),
-            "file": file,
-            "name": name,
-            "case": {
+        environment = {"command": list(settings.command), "file": file, "name": name}
+        if self._sandbox is None:
+            names = environment_files(settings)
+            self._files = tuple((path, read_inner(self._folder, path)) for path in names)
+            self._sandbox = open_sandbox(self._limits)
+        jobs = []
+        for case, replies in episodes:
+            described = {
                 "id": case.id,
                 "messages": [message.model_dump() for message in case.messages],
                 "reference": case.reference,
                 "checks": list(case.checks),
-            },
-            "replies": [_describe_reply(text) for text in replies],
-        }
-        return json.dumps(asked)
-
-
-def _describe_reply(text: str) -> dict[str, Any]:
-    """A reply with the calls in it; `broken` if one of them cannot be read."""
-    calls = read_calls(text)
-    return {"text": text, "calls": [call._asdict() for call in calls or ()], "broken": calls is None}
+            }
+            spoken = []
+            for text in replies:
+                calls = read_calls(text)
+                # `broken`: one of the calls cannot be read.
+                listed = [call._asdict() for call in calls or ()]
+                spoken.append({"text": text, "calls": listed, "broken": calls is None})
+            given = json.dumps({**environment, "case": described, "replies": spoken})
+            jobs.append(BatchJob(f"import {PRELUDE}\n{PRELUDE}.main({given!r})\n", self._files))
+        return run_batch(jobs, sandbox=self._sandbox, prelude=Prelude(PRELUDE, inside_source(), MODULES))
 
 
 def environment_files(settings: EnvironmentSettings) -> list[str]:

@@ -85,12 +85,11 @@ def describe_extremes(groups: Sequence[Sequence[GradedAnswer]]) -> str:
     found = find_extremes(groups)
     if found is None:
         return "no answer was graded"
-    shown = [f"{verdict.reward:.2f} {answer.prompt} {_shorten(answer.text)!r}" for answer, verdict in found]
-    return f"best {shown[0]}; worst {shown[1]}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+    lines = []
+    for answer, verdict in found:
+        text = answer.text if len(answer.text) <= MOST_SHOWN else f"{answer.text[: MOST_SHOWN - 1]}…"
+        lines.append(f"{verdict.reward:.2f} {answer.prompt} {text!r}")
+    return f"best {lines[0]}; worst {lines[1]}"
 
 
 class FailureMessages:

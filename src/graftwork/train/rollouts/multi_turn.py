@@ -7,13 +7,13 @@ environment are marked as given, so that they are not trained.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from graftwork.records.interaction import Message, Role
 from graftwork.records.report import Case
 from graftwork.text.tool_calls import add_tools
 from graftwork.train.objective_settings import EnvironmentSettings, RolloutSettings
-from graftwork.train.rollouts.environment import EnvironmentAnswer, OpenedCase
+from graftwork.train.rollouts.environment import EnvironmentAnswer
 from graftwork.train.rollouts.episodes import EpisodeTurn, SampledAnswer
 from graftwork.train.rollouts.groups import seed_of
 from graftwork.train.rollouts.sampling import AskedPrompt, AskedReply, WrittenReply
@@ -103,7 +103,21 @@ class EpisodeSampler:
             waiting = [episode for episode in episodes if not episode.ended]
             if not waiting:
                 break
-            self._reply(batch, turn, waiting, progress)
+            groups: dict[str, list[_OpenEpisode]] = {}
+            for episode in waiting:
+                groups.setdefault(episode.prompt.id, []).append(episode)
+            replies = self._writer.write(
+                [[self._ask(batch, turn, episode) for episode in group] for group in groups.values()],
+                progress=progress,
+            )
+            for group, written in zip(groups.values(), replies, strict=True):
+                for episode, reply in zip(group, written, strict=True):
+                    text = self._renderer.decode(list(reply.spoken))
+                    episode.turns.append(EpisodeTurn(by="model", text=text))
+                    episode.tokens += reply.tokens
+                    episode.logprobs += reply.logprobs
+                    # The environment sees a reply that was cut, and the episode ends with it.
+                    episode.truncated = not reply.ended
             asked = [(self._cases[episode.prompt.id], episode.replies) for episode in waiting]
             for episode, answer in zip(waiting, self._environment.answer(asked), strict=True):
                 self._follow(episode, answer)
@@ -112,23 +126,6 @@ class EpisodeSampler:
             # The limit of turns was reached before the environment was done.
             episode.truncated |= not episode.ended
         return [episode.to_answer() for episode in episodes]
-
-    def _reply(
-        self, batch: int, turn: int, episodes: Sequence[_OpenEpisode], progress: Callable[[], None]
-    ) -> None:
-        groups: dict[str, list[_OpenEpisode]] = {}
-        for episode in episodes:
-            groups.setdefault(episode.prompt.id, []).append(episode)
-        asked = [[self._ask(batch, turn, episode) for episode in group] for group in groups.values()]
-        written = self._writer.write(asked, progress=progress)
-        for group, replies in zip(groups.values(), written, strict=True):
-            for episode, reply in zip(group, replies, strict=True):
-                episode.tokens += reply.tokens
-                episode.logprobs += reply.logprobs
-                text = self._renderer.decode(list(reply.tokens[:-1] if reply.ended else reply.tokens))
-                episode.turns.append(EpisodeTurn(by="model", text=text))
-                # The environment sees a reply that was cut, and the episode ends with it.
-                episode.truncated = not reply.ended
 
     def _ask(self, batch: int, turn: int, episode: _OpenEpisode) -> AskedReply:
         room = self._limits.max_tokens - len(episode.tokens)
@@ -162,11 +159,11 @@ class EpisodeSampler:
         episode.given.append((begin, begin + len(tokens)))
 
 
-def add_opening(case: Case, opened: OpenedCase) -> tuple[Message, ...]:
-    """The prompt with the tools of the environment and its first message."""
-    messages = list(add_tools(case.messages, opened.tools))
-    if opened.text and messages[-1].role == "user":
-        messages[-1] = Message(role="user", content=f"{messages[-1].content}\n\n{opened.text}")
-    elif opened.text:
-        messages.append(Message(role="user", content=opened.text))
+def add_opening(case: Case, text: str, tools: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
+    """The prompt with the tools of the environment and what it says first."""
+    messages = list(add_tools(case.messages, tools))
+    if text and messages[-1].role == "user":
+        messages[-1] = Message(role="user", content=f"{messages[-1].content}\n\n{text}")
+    elif text:
+        messages.append(Message(role="user", content=text))
     return tuple(messages)

@@ -119,14 +119,13 @@ def describe_too_long(found: Sequence[str], lengths: Mapping[str, int], *, posit
 
 def make_canaries(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
     """Prompts without a right answer: it was replaced by a secret. A reward for one is an alarm."""
-    chosen = sorted(cases, key=lambda case: uniform(seed, "canary", case.id))[:count]
-    return [_make_canary(case, seed) for case in chosen]
-
-
-def _make_canary(case: Case, seed: int) -> Case:
-    secret = f"secret-{uniform(seed, 'secret', case.id):.15f}"
-    checks = tuple(_with_secret(check, secret) for check in case.checks)
-    return case.model_copy(update={"id": f"{CANARY}{case.id}", "reference": secret, "checks": checks})
+    canaries = []
+    for case in sorted(cases, key=lambda case: uniform(seed, "canary", case.id))[:count]:
+        secret = f"secret-{uniform(seed, 'secret', case.id):.15f}"
+        checks = tuple(_with_secret(check, secret) for check in case.checks)
+        changed = {"id": f"{CANARY}{case.id}", "reference": secret, "checks": checks}
+        canaries.append(case.model_copy(update=changed))
+    return canaries
 
 
 def _with_secret(check: dict[str, object], secret: str) -> dict[str, object]:
@@ -151,18 +150,16 @@ def split_checks(case: Case, *, share: float, seed: int) -> tuple[Case, Case | N
 
     Calls of one check are split too. The split depends on seed, case and check alone.
     """
-    units = [(number, at) for number, check in enumerate(case.checks) for at in range(_count_calls(check))]
+    units = []
+    for number, check in enumerate(case.checks):
+        calls = check.get("python_calls")
+        units += [(number, at) for at in range(len(calls) if isinstance(calls, list) else 1)]
     held = round(share * len(units))
     if not held or held == len(units):
         return case, None
     ordered = sorted(units, key=lambda unit: uniform(seed, "audit", case.id, *unit))
     audit = set(ordered[:held])
     return _keep_checks(case, set(units) - audit), _keep_checks(case, audit)
-
-
-def _count_calls(check: dict[str, object]) -> int:
-    calls = check.get("python_calls")
-    return len(calls) if isinstance(calls, list) else 1
 
 
 def _keep_checks(case: Case, kept: set[tuple[int, int]]) -> Case:

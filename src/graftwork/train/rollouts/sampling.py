@@ -8,7 +8,7 @@ passes, which stay from batch to batch and read the adapter's latest weights.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.process.memory import release_free_memory
+from graftwork.process.memory import is_exhaustion, release_free_memory
 from graftwork.train.objective_settings import RolloutSettings
 from graftwork.train.rollouts.episodes import SampledAnswer
 from graftwork.train.rollouts.groups import seed_of
@@ -39,6 +39,10 @@ class WrittenReply(NamedTuple):
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     ended: bool
+
+    @property
+    def spoken(self) -> tuple[int, ...]:
+        return self.tokens[:-1] if self.ended else self.tokens
 
 
 class RolloutSampler:
@@ -78,7 +82,15 @@ class RolloutSampler:
         ]
         written = self.write(asked, progress=progress)
         return [
-            self._answer(prompt, number, reply)
+            SampledAnswer(
+                prompt=prompt.id,
+                answer=number,
+                tokens=reply.tokens,
+                logprobs=reply.logprobs,
+                text=self._decode(list(reply.spoken)),
+                truncated=not reply.ended,
+                canary=prompt.canary,
+            )
             for prompt, replies in zip(prompts, written, strict=True)
             for number, reply in enumerate(replies)
         ]
@@ -94,51 +106,68 @@ class RolloutSampler:
         from graftwork.model.adapters.rows import active_adapter
         from graftwork.model.load import eval_mode
 
+        def read(request: "GenerationRequest") -> WrittenReply:
+            assert request.options is not None
+            ended = request.result.finish_reason == "stop"
+            tokens = [*request.result.tokens, self._end] if ended else request.result.tokens
+            noted = [token.logprob for token in request.options.noted][: len(tokens)]
+            return WrittenReply(tuple(tokens), tuple(noted), ended)
+
         adapter = active_adapter(self._model)
         with eval_mode(self._model):
             try:
-                found = self._write_recorded(groups, adapter, progress) if self._recorded else None
-                if found is None:
-                    found = self._write(groups, adapter, progress)
+                try:
+                    requests = self._write(groups, adapter, progress)
+                except Exception as error:
+                    if not (self._recorded and is_exhaustion(error)):
+                        raise
+                    # Recorded passes keep their memory between batches, others give it back.
+                    self._give_back()
+                    self._recorded, self._token_pass = False, None
+                    requests = self._write(groups, adapter, progress)
             except BaseException:
                 self._give_back()
                 raise
             finally:
                 # Where each row has its own adapter, the model's acts no longer.
                 activate(self._model, adapter)
-        return [[self._read(request) for request in requests] for requests in found]
-
-    def _write_recorded(
-        self, groups: Sequence[Sequence[AskedReply]], adapter: str | None, progress: Callable[[], None]
-    ) -> "list[list[GenerationRequest]] | None":
-        """None if memory ran out: recorded passes keep theirs between batches, others give it back."""
-        from graftwork.process.memory import is_exhaustion
-
-        try:
-            return self._write(groups, adapter, progress)
-        except Exception as error:
-            if not is_exhaustion(error):
-                raise
-        self._give_back()
-        self._recorded, self._token_pass = False, None
-        return None
+        return [[read(request) for request in group] for group in requests]
 
     def _write(
         self, groups: Sequence[Sequence[AskedReply]], adapter: str | None, progress: Callable[[], None]
     ) -> "list[list[GenerationRequest]]":
+        from graftwork.model.generate.constraint import TokenOptions
+        from graftwork.model.generate.generator import Sampling, open_decoder, use_grouped_attention
+        from graftwork.model.generate.memory import MOST_ROWS
+        from graftwork.model.generate.requests import GenerationRequest
+
         settings = self._settings
         # The activations of the last step: without this, the cache of answers comes on top of them.
         release_free_memory()
         found: list[list[GenerationRequest]] = []
         # Canaries come on top of the prompts that were planned for: they are answered behind them.
         at_once = settings.prompts_at_once or settings.prompts
-        decoder = self._open()
+        use_grouped_attention(self._model)
+        if self._decoder is None:
+            self._decoder = open_decoder(
+                self._model,
+                stop_tokens=[self._end],
+                slots=MOST_ROWS,
+                recorded=self._recorded,
+                token_pass=self._token_pass,
+            )
+        decoder = self._decoder
+        decoder.update_adapters()
         longest = max(len(asked.tokens) + asked.max_tokens for group in groups for asked in group)
         decoder.reserve(min(at_once, len(groups)) * settings.answers, longest)
         for number, group in enumerate(groups, 1):
-            found.append([self._request(asked, adapter) for asked in group])
-            for request in found[-1]:
-                decoder.submit(request)
+            found.append([])
+            for asked in group:
+                # The loss is that of answers sampled at temperature 1.
+                sampling = Sampling(max_new_tokens=asked.max_tokens, temperature=1.0, seed=asked.seed)
+                options = TokenOptions(logprobs=0)
+                found[-1].append(GenerationRequest(asked.tokens, sampling, adapter=adapter, options=options))
+                decoder.submit(found[-1][-1])
             if not self._recorded or len({tuple(asked.tokens) for asked in group}) > 1:
                 # The group that joins alone reads what its answers share once. A card reads the prompts of
                 # all groups in one pass, where each group has a single one.
@@ -154,51 +183,8 @@ class RolloutSampler:
             self._give_back()
         return found
 
-    def _request(self, asked: AskedReply, adapter: str | None) -> "GenerationRequest":
-        from graftwork.model.generate.constraint import TokenOptions
-        from graftwork.model.generate.generator import Sampling
-        from graftwork.model.generate.requests import GenerationRequest
-
-        # The loss is that of answers sampled at temperature 1.
-        sampling = Sampling(max_new_tokens=asked.max_tokens, temperature=1.0, seed=asked.seed)
-        return GenerationRequest(asked.tokens, sampling, adapter=adapter, options=TokenOptions(logprobs=0))
-
-    def _open(self) -> "Decoder":
-        from graftwork.model.generate.generator import open_decoder, use_grouped_attention
-        from graftwork.model.generate.memory import MOST_ROWS
-
-        use_grouped_attention(self._model)
-        if self._decoder is None:
-            self._decoder = open_decoder(
-                self._model,
-                stop_tokens=[self._end],
-                slots=MOST_ROWS,
-                recorded=self._recorded,
-                token_pass=self._token_pass,
-            )
-        self._decoder.update_adapters()
-        return self._decoder
-
     def _give_back(self) -> None:
         """A decoder's cache would wait for the garbage collector, and batches of them would pile up."""
         if self._decoder is not None:
             self._decoder.reset()
             self._decoder = None
-
-    def _read(self, request: Any) -> WrittenReply:
-        ended = request.result.finish_reason == "stop"
-        tokens = [*request.result.tokens, self._end] if ended else request.result.tokens
-        noted = [token.logprob for token in request.options.noted][: len(tokens)]
-        return WrittenReply(tuple(tokens), tuple(noted), ended)
-
-    def _answer(self, prompt: AskedPrompt, number: int, reply: WrittenReply) -> SampledAnswer:
-        text = reply.tokens[:-1] if reply.ended else reply.tokens
-        return SampledAnswer(
-            prompt=prompt.id,
-            answer=number,
-            tokens=reply.tokens,
-            logprobs=reply.logprobs,
-            text=self._decode(list(text)),
-            truncated=not reply.ended,
-            canary=prompt.canary,
-        )

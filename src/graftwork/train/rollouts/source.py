@@ -52,15 +52,20 @@ from graftwork.train.rollouts.sampling import AskedPrompt
 from graftwork.train.settings import TrainSettings
 
 
-# Judges that compare the answers to one prompt: asked only where the other rewards tie. In: answers and their
-# verdicts. Out: verdicts with another reward. A group whose gate failed, or whose rewards differ already,
-# costs no judge; a group that was ranked before a crash is not ranked again.
-class GroupJudge(Protocol):
+class RewardGrader(Protocol):
+    def grade_all(self, questions: Sequence[RewardQuestion]) -> Iterator[GradedParts]: ...
+
     def rank(self, metric: str, case: Case, texts: Sequence[str]) -> RankedGroup: ...
 
 
 class GroupRanking:
-    def __init__(self, rewards: Sequence[RewardSettings], judge: GroupJudge) -> None:
+    """Judges that compare the answers to one prompt: asked only where the other rewards tie.
+
+    A group whose gate failed, or whose rewards differ already, costs no judge; a group that was ranked before
+    a crash is not ranked again.
+    """
+
+    def __init__(self, rewards: Sequence[RewardSettings], judge: RewardGrader) -> None:
         self._judges = [reward for reward in rewards if reward.metric.startswith(RANK)]
         self._others = sum(abs(reward.weight) for reward in rewards if not reward.metric.startswith(RANK))
         self._judge = judge
@@ -81,7 +86,12 @@ class GroupRanking:
             groups.setdefault(answer.prompt, []).append(answer)
         for prompt, group in groups.items():
             known = [verdicts[answer.key] for answer in group]
-            if group[0].canary or not self._is_asked(known):
+            rewards = [verdict.reward for verdict in known]
+            ranked = [_is_ranked(verdict) for verdict in known]
+            if group[0].canary or any(verdict.failed for verdict in known) or all(ranked):
+                continue
+            alone = not self._others and None in rewards
+            if not (any(ranked) or alone or (is_dead(rewards) and all(rewards))):
                 continue
             # What a killed run ranked already stays; so does the 0 of an answer that was cut off.
             open_places = [
@@ -98,25 +108,14 @@ class GroupRanking:
                     )
                     continue
                 for at in open_places:
-                    known[at] = _add(known[at], judge, found.grades[at], weight=weight)
+                    grade = found.grades[at]
+                    # `weight` is that of everything that is in the reward already.
+                    total = weight * (known[at].reward or 0.0) + judge.weight * grade
+                    parts = {**known[at].parts, judge.metric: grade}
+                    reward = total / (weight + abs(judge.weight))
+                    known[at] = known[at].model_copy(update={"reward": reward, "parts": parts})
                 weight += abs(judge.weight)
             yield from (known[at] for at in open_places if _is_ranked(known[at]))
-
-    def _is_asked(self, verdicts: Sequence[AnswerVerdict]) -> bool:
-        if any(verdict.failed for verdict in verdicts) or all(_is_ranked(verdict) for verdict in verdicts):
-            return False
-        if any(_is_ranked(verdict) for verdict in verdicts):
-            return True
-        rewards = [verdict.reward for verdict in verdicts]
-        alone = not self._others and any(reward is None for reward in rewards)
-        return alone or (is_dead(rewards) and all(reward for reward in rewards))
-
-
-def _add(verdict: AnswerVerdict, judge: RewardSettings, grade: float, *, weight: float) -> AnswerVerdict:
-    """`weight` is that of everything that is in the reward already."""
-    before = verdict.reward or 0.0
-    reward = (weight * before + judge.weight * grade) / (weight + abs(judge.weight))
-    return verdict.model_copy(update={"reward": reward, "parts": {**verdict.parts, judge.metric: grade}})
 
 
 def _is_ranked(verdict: AnswerVerdict) -> bool:
@@ -127,12 +126,6 @@ class AnswerSampler(Protocol):
     def sample(
         self, batch: int, prompts: Sequence[AskedPrompt], *, progress: Callable[[], None] = ...
     ) -> list[SampledAnswer]: ...
-
-
-class RewardGrader(Protocol):
-    def grade_all(self, questions: Sequence[RewardQuestion]) -> Iterator[GradedParts]: ...
-
-    def rank(self, metric: str, case: Case, texts: Sequence[str]) -> RankedGroup: ...
 
 
 ReferenceValues = Callable[[Sequence[TrainingSample]], list[tuple[float, ...]]]
@@ -218,7 +211,12 @@ class RolloutSource(TrainingCallback):
         self._has_signal = bool(kept) or (self._epochs is not None and sft > 0)
         rows = [row for group in kept or groups[:1] for row in self._samples(number, group)]
         rows = self._correct(rows, number)
-        rows = self._add_reference(rows)
+        if self._parts.reference is not None and rows:
+            # The start's log-probabilities: of every row where KL is in the loss, else of one row a group.
+            first = {row.unit: row for row in reversed(rows)}
+            asked = rows if self._settings.policy.kl else list(first.values())
+            values = dict(zip([row.id for row in asked], self._parts.reference(asked), strict=True))
+            rows = [row.model_copy(update={"reference": values.get(row.id)}) for row in rows]
         scaled: list[TrainingSample] = scale_policy(
             rows,
             how=self._settings.policy.normalize,
@@ -330,8 +328,19 @@ class RolloutSource(TrainingCallback):
         begun = time.perf_counter()
         if answers is None:
             self._parts.progress("rollouts")
+            chosen = choose_prompts(
+                [name for name in self._parts.prompts if not name.startswith(CANARY)],
+                self._history,
+                count=self._rollouts.prompts,
+                seed=self._settings.seed,
+                batch=number,
+            )
+            asked = [AskedPrompt(name, self._parts.prompts[name][1]) for name in chosen]
+            if number == 1:
+                canaries = (name for name in self._parts.prompts if name.startswith(CANARY))
+                asked += [AskedPrompt(name, self._parts.prompts[name][1], canary=True) for name in canaries]
             answers = self._parts.sampler.sample(
-                number, self._choose(number), progress=lambda: self._parts.progress("rollouts")
+                number, asked, progress=lambda: self._parts.progress("rollouts")
             )
             self._parts.journal.write_answers(number, answers)
             self._has_sampled = True
@@ -343,22 +352,17 @@ class RolloutSource(TrainingCallback):
         for answer in answers:
             groups.setdefault(answer.prompt, []).append((answer, verdicts[answer.key]))
         self._held = number, list(groups.values())
-        self._remember(number, self._held[1])
+        if number > self._until:
+            self._until = number
+            for answer in answers:
+                if answer.canary:
+                    continue
+                record = self._history.setdefault(answer.prompt, PromptRecord())
+                reward = verdicts[answer.key].reward
+                if reward is not None:
+                    record.answers += 1
+                    record.solved += reward >= SOLVED
         return self._held[1]
-
-    def _choose(self, number: int) -> list[AskedPrompt]:
-        chosen = choose_prompts(
-            [name for name in self._parts.prompts if not name.startswith(CANARY)],
-            self._history,
-            count=self._rollouts.prompts,
-            seed=self._settings.seed,
-            batch=number,
-        )
-        asked = [AskedPrompt(name, self._parts.prompts[name][1]) for name in chosen]
-        if number == 1:
-            canaries = (name for name in self._parts.prompts if name.startswith(CANARY))
-            asked += [AskedPrompt(name, self._parts.prompts[name][1], canary=True) for name in canaries]
-        return asked
 
     def _grade(self, number: int, answers: Sequence[SampledAnswer]) -> dict[str, AnswerVerdict]:
         """The verdict of each answer; those in the journal are not asked for again."""
@@ -367,17 +371,14 @@ class RolloutSource(TrainingCallback):
             # The run stopped here, as with a judge that is down: a run that is resumed asks it again.
             verdicts = {}
         missing = [answer for answer in answers if answer.key not in verdicts]
-        questions = [
-            RewardQuestion(
-                answer.key,
-                self._parts.prompts[answer.prompt][0],
-                answer.text,
-                truncated=answer.truncated,
-                evidence=_evidence_of(answer),
-            )
+        questions = [_question(answer, self._parts.prompts[answer.prompt][0]) for answer in missing]
+        # The grades by the checks that never reward.
+        audited = [
+            _question(answer, case)
             for answer in missing
+            if (case := self._parts.audit.get(answer.prompt)) is not None
         ]
-        audits = self._audit(missing)
+        audits = {graded.key: graded.reward for graded in self._parts.grader.grade_all(audited)}
         failures = FailureMessages(number, self._parts.report)
         for graded in self._parts.grader.grade_all(questions):
             self._parts.progress("rewards")
@@ -401,30 +402,6 @@ class RolloutSource(TrainingCallback):
             self._parts.journal.write_verdict(number, changed, last=True)
             verdicts[changed.key] = changed
         return verdicts
-
-    def _audit(self, answers: Sequence[SampledAnswer]) -> dict[str, float | None]:
-        """The grades by the checks that never reward."""
-        questions = [
-            RewardQuestion(
-                answer.key, case, answer.text, truncated=answer.truncated, evidence=_evidence_of(answer)
-            )
-            for answer in answers
-            if (case := self._parts.audit.get(answer.prompt)) is not None
-        ]
-        return {graded.key: graded.reward for graded in self._parts.grader.grade_all(questions)}
-
-    def _remember(self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]) -> None:
-        if number <= self._until:
-            return
-        self._until = number
-        for group in groups:
-            if group[0][0].canary:
-                continue
-            record = self._history.setdefault(group[0][0].prompt, PromptRecord())
-            for _, verdict in group:
-                if verdict.reward is not None:
-                    record.answers += 1
-                    record.solved += verdict.reward >= SOLVED
 
     def _samples(
         self, number: int, group: Sequence[tuple[SampledAnswer, AnswerVerdict]]
@@ -463,19 +440,12 @@ class RolloutSource(TrainingCallback):
         self._measures |= measures
         return corrected
 
-    def _add_reference(self, rows: list[TrainingSample]) -> list[TrainingSample]:
-        """The start's log-probabilities: of every row where KL is in the loss, else of one row a group."""
-        if self._parts.reference is None or not rows:
-            return rows
-        first = {row.unit: row for row in reversed(rows)}
-        asked = rows if self._settings.policy.kl else list(first.values())
-        values = dict(zip([row.id for row in asked], self._parts.reference(asked), strict=True))
-        return [row.model_copy(update={"reference": values.get(row.id)}) for row in rows]
 
-
-def _evidence_of(answer: SampledAnswer) -> dict[str, Any]:
-    """What a reward may know of an episode besides its last reply."""
-    if not answer.turns:
-        return {}
-    turns = [turn.model_dump() for turn in answer.turns]
-    return {ENVIRONMENT: {"reward": answer.environment_reward, "failed": answer.failed}, "turns": turns}
+def _question(answer: SampledAnswer, case: Case) -> RewardQuestion:
+    evidence: dict[str, Any] = {}
+    if answer.turns:
+        # What a reward may know of an episode besides its last reply.
+        turns = [turn.model_dump() for turn in answer.turns]
+        episode = {"reward": answer.environment_reward, "failed": answer.failed}
+        evidence = {ENVIRONMENT: episode, "turns": turns}
+    return RewardQuestion(answer.key, case, answer.text, truncated=answer.truncated, evidence=evidence)
