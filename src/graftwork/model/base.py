@@ -74,7 +74,15 @@ def find_base(
     Of a model of the Hub only the config and the tokenizer are fetched unless `weights` are needed.
     """
     if name == EMBEDDED:
-        return _embedded()
+        converted = models_folder() / EMBEDDED
+        while not is_ready(EMBEDDED):
+            # Another process may be converting it.
+            with suppress(Busy), hold_lock(models_folder() / f".{EMBEDDED}.lock"):
+                if not (converted / "config.json").exists():
+                    _convert_in_child(converted)
+                return _describe(EMBEDDED, converted)
+            time.sleep(_WAIT_SECONDS)
+        return _describe(EMBEDDED, converted)
     folder = (project_folder / name).expanduser()
     if folder.is_dir():
         return _describe(name, folder)
@@ -174,18 +182,6 @@ def verify_base(base: BaseFolder) -> None:
         )
 
 
-def _embedded() -> BaseFolder:
-    folder = models_folder() / EMBEDDED
-    while not is_ready(EMBEDDED):
-        # Another process may be converting it.
-        with suppress(Busy), hold_lock(models_folder() / f".{EMBEDDED}.lock"):
-            if not (folder / "config.json").exists():
-                _convert_in_child(folder)
-            return _describe(EMBEDDED, folder)
-        time.sleep(_WAIT_SECONDS)
-    return _describe(EMBEDDED, folder)
-
-
 def _convert_in_child(folder: Path) -> None:
     """A process of its own: the control side never loads torch."""
     command = [sys.executable, "-m", "graftwork.model.base", str(folder)]
@@ -215,23 +211,17 @@ def _describe(name: str, folder: Path) -> BaseFolder:
             fix="convert it: `model.save_pretrained(folder)` writes safetensors",
             where=str(folder),
         )
-    files = _remembered_hashes(folder)
-    return BaseFolder(name=name, folder=str(folder), revision=fingerprint(files), files=files)
-
-
-def _remembered_hashes(folder: Path) -> dict[str, str]:
-    """Hash once; ask again only when a size or a time of change differs."""
+    # Hashed once, and again only when a size or a time of change differs.
     stamp = {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in _files(folder)}
     remembered = folder / FINGERPRINT_FILE
-    if remembered.exists():
-        known = json.loads(remembered.read_text())
-        if known["stamp"] == stamp:
-            hashes: dict[str, str] = known["files"]
-            return hashes
-    files = _hash_files(folder)
-    if os.access(folder, os.W_OK):
-        write_atomic(remembered, json.dumps({"stamp": stamp, "files": files}, indent=2))
-    return files
+    known = json.loads(remembered.read_text()) if remembered.exists() else {"stamp": None}
+    if known["stamp"] == stamp:
+        files: dict[str, str] = known["files"]
+    else:
+        files = _hash_files(folder)
+        if os.access(folder, os.W_OK):
+            write_atomic(remembered, json.dumps({"stamp": stamp, "files": files}, indent=2))
+    return BaseFolder(name=name, folder=str(folder), revision=fingerprint(files), files=files)
 
 
 def _hash_files(folder: Path) -> dict[str, str]:

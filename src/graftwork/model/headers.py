@@ -4,11 +4,11 @@ In: a folder. Out: sizes by name; of those, the linear layers of a block and how
 are. Works for any decoder whose blocks are numbered. Needs no torch.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from graftwork.files.safetensors import read_header
 from graftwork.records.errors import Damaged
@@ -18,12 +18,10 @@ ROUTERS = ("gate", "router", "shared_expert_gate")
 """Small linear layers that choose between experts: an adapter there unsettles the choice."""
 
 
-class TensorCounts(NamedTuple):
-    """`linears` are those of the top block, by the end of their path; `block` its parameters."""
-
-    linears: dict[str, tuple[int, int]]
-    parameters: int
-    block: int
+def count_layers(folder: Path) -> int:
+    """Blocks, as the folder's config states them."""
+    config = json.loads((folder / "config.json").read_text())
+    return int(next((config[key] for key in ("num_hidden_layers", "n_layer") if key in config), 0))
 
 
 def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -42,8 +40,10 @@ def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def count_tensors(
     sizes: Mapping[str, tuple[int, ...]], *, tied: bool, transposed: bool = False
-) -> TensorCounts | None:
-    """The parts of a decoder among its tensors; None where no blocks are numbered.
+) -> tuple[dict[str, tuple[int, int]], int, int] | None:
+    """Of a decoder's tensors: (inputs, outputs) of the linear layers of its top block, by the shortest end of
+    the path that says which one is meant; the parameters of that block; all parameters. None where no blocks
+    are numbered.
 
     `transposed`: its weights are kept as [in, out], as those of GPT-2.
     """
@@ -59,26 +59,17 @@ def count_tensors(
     if not blocks:
         return None
     top = blocks[max(blocks)]
-    return TensorCounts(
-        linears=_linears(top, transposed),
-        parameters=total,
-        block=sum(math.prod(shape) for shape in top.values()),
-    )
-
-
-def _linears(block: Mapping[str, tuple[int, ...]], transposed: bool) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) by the shortest end of the path that says which layer is meant."""
     # Experts are one tensor in memory, and no linear layers.
     weights = {
         path.removesuffix(".weight"): shape
-        for path, shape in block.items()
+        for path, shape in top.items()
         if path.endswith(".weight") and len(shape) == 2 and not {"experts", "router"} & set(path.split("."))
     }
     leaves = [path.rsplit(".", 1)[-1] for path in weights]
-    found: dict[str, tuple[int, int]] = {}
+    linears: dict[str, tuple[int, int]] = {}
     for path, shape in sorted(weights.items()):
         leaf = path.rsplit(".", 1)[-1]
         if leaf not in ROUTERS:
             inputs, outputs = shape if transposed else (shape[1], shape[0])
-            found[leaf if leaves.count(leaf) == 1 else path] = (inputs, outputs)
-    return found
+            linears[leaf if leaves.count(leaf) == 1 else path] = (inputs, outputs)
+    return linears, sum(map(math.prod, top.values())), total

@@ -14,7 +14,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -249,28 +248,21 @@ def _list_files(name: HubName, commit: str, place: HubPlace) -> dict[str, HubFil
             where=f"{name.repository}@{commit[:12]}",
         )
     if _INDEX in small:
-        weights = _take_indexed(name, commit, weights, listed, place)
+        # The shards that the index names: repositories may hold the same weights twice.
+        _fetch_files(name, commit, {_INDEX: listed[_INDEX]}, place._replace(announce=lambda _text: None))
+        index = json.loads((_folder_of(name, commit, place) / _INDEX).read_text())
+        named = set(index.get("weight_map", {}).values()) if isinstance(index, dict) else set()
+        if not named or not named <= weights:
+            raise Damaged(
+                f"the index of the weights of {name} names files that are not there",
+                why=f"{_INDEX} and the files of the commit disagree",
+                fix="name another revision",
+                where=f"{name.repository}@{commit[:12]}",
+            )
+        weights = named
     elif _SINGLE in weights:
         weights = {_SINGLE}
     return small | {file: listed[file] for file in sorted(weights)}
-
-
-def _take_indexed(
-    name: HubName, commit: str, weights: set[str], listed: dict[str, HubFile], place: HubPlace
-) -> set[str]:
-    """Return the shards that the index names; repositories may hold the same weights twice."""
-    _fetch_files(name, commit, {_INDEX: listed[_INDEX]}, place._replace(announce=lambda _text: None))
-    folder = _folder_of(name, commit, place)
-    index = json.loads((folder / _INDEX).read_text())
-    named = set(index.get("weight_map", {}).values()) if isinstance(index, dict) else set()
-    if not named or not named <= weights:
-        raise Damaged(
-            f"the index of the weights of {name} names files that are not there",
-            why=f"{_INDEX} and the files of the commit disagree",
-            fix="name another revision",
-            where=f"{name.repository}@{commit[:12]}",
-        )
-    return named
 
 
 def _fetch_files(
@@ -283,14 +275,41 @@ def _fetch_files(
     total = sum(about.size for about in missing.values())
     if not missing:
         return checked
-    _require_room(name, total, place)
+    cache = Path(_cache_folder() or Path.home() / ".cache")
+    while not cache.exists():
+        cache = cache.parent
+    free = place.free_bytes(cache)
+    if free < total + _SPARE_BYTES:
+        raise EnvironmentLacks(
+            f"the disk has no room for {name}",
+            why=f"{total / 1e9:,.1f} GB are needed, and {free / 1e9:,.1f} GB are free",
+            fix="`graft model remove` frees space; HF_HOME names another disk",
+            where=str(cache),
+        )
     host = re.sub(r"^https?://", "", os.environ.get(ENDPOINT) or "huggingface.co")
     what = "the weights" if any(map(_is_weight, missing)) else "the config and the tokenizer"
     place.announce(f"fetching {what} of {name} from {host}: {total / 1e6:,.1f} MB at {commit[:12]}")
+    from huggingface_hub import hf_hub_download
+
     done = 0
     for file, about in missing.items():
-        report = partial(_report, place.progress, name.repository, done, total)
-        path = _download(name, commit, file, about, report)
+
+        def report(arrived: int, before: int = done) -> None:
+            place.progress(f"fetch {name.repository}", before + arrived, total)
+
+        if about.sha256 is not None:
+            _fetch_blob(name, commit, file, about, report)
+        path = Path(
+            hf_hub_download(
+                name.repository,
+                file,
+                revision=commit,
+                endpoint=os.environ.get(ENDPOINT) or None,
+                token=os.environ.get(TOKEN) or None,
+                cache_dir=_cache_folder(),
+                tqdm_class=_counting_bar(report),
+            )
+        )
         done += about.size
         place.progress(f"fetch {name.repository}", done, total)
         checked[file] = _check(name, file, about, path)
@@ -298,31 +317,6 @@ def _fetch_files(
         link.unlink(missing_ok=True)
         link.symlink_to(path)
     return checked
-
-
-def _report(
-    progress: Callable[[str, int, int], None], repository: str, before: int, total: int, arrived: int
-) -> None:
-    progress(f"fetch {repository}", before + arrived, total)
-
-
-def _download(name: HubName, commit: str, file: str, about: HubFile, report: Callable[[int], None]) -> Path:
-    """Fetch one file through the client into its cache; `report` gets the bytes that have arrived."""
-    from huggingface_hub import hf_hub_download
-
-    if about.sha256 is not None:
-        _fetch_blob(name, commit, file, about, report)
-    return Path(
-        hf_hub_download(
-            name.repository,
-            file,
-            revision=commit,
-            endpoint=os.environ.get(ENDPOINT) or None,
-            token=os.environ.get(TOKEN) or None,
-            cache_dir=_cache_folder(),
-            tqdm_class=_counting_bar(report),
-        )
-    )
 
 
 def _fetch_blob(name: HubName, commit: str, file: str, about: HubFile, report: Callable[[int], None]) -> None:
@@ -403,20 +397,6 @@ def _other_hash(name: HubName, file: str) -> Damaged:
         fix="run the same command again; if it stays so, check the mirror",
         where=os.environ.get(ENDPOINT) or "huggingface.co",
     )
-
-
-def _require_room(name: HubName, size: int, place: HubPlace) -> None:
-    cache = Path(_cache_folder() or Path.home() / ".cache")
-    while not cache.exists():
-        cache = cache.parent
-    free = place.free_bytes(cache)
-    if free < size + _SPARE_BYTES:
-        raise EnvironmentLacks(
-            f"the disk has no room for {name}",
-            why=f"{size / 1e9:,.1f} GB are needed, and {free / 1e9:,.1f} GB are free",
-            fix="`graft model remove` frees space; HF_HOME names another disk",
-            where=str(cache),
-        )
 
 
 def _require_online(name: HubName) -> None:

@@ -82,8 +82,12 @@ def dequantize(weight: Nf4Weight, dtype: torch.dtype) -> Tensor:
         whole = torch.empty(outputs, 2 * half, dtype=dtype, device=weight.codes.device)
         dequantize_into(weight, _levels(weight.codes.device), whole)
         return whole
-    pairs = _pairs(weight.codes.device).index_select(0, weight.codes.reshape(-1).int())
-    elements = pairs.view(torch.float32).reshape(outputs, -1, BLOCK)
+    # The two levels of each possible byte, side by side in one number: looked up in one go.
+    levels = _levels(weight.codes.device)
+    pairs = torch.stack([levels[:, None].expand(16, 16), levels[None].expand(16, 16)], dim=-1)
+    table = pairs.contiguous().view(torch.int64).reshape(-1)
+    found = table.index_select(0, weight.codes.reshape(-1).int())
+    elements = found.view(torch.float32).reshape(outputs, -1, BLOCK)
     return elements.mul_(scales_of(weight)[..., None]).to(dtype).reshape(outputs, 2 * half)
 
 
@@ -172,10 +176,3 @@ def _quantize_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @lru_cache
 def _levels(device: torch.device) -> Tensor:
     return torch.tensor(LEVELS, device=device)
-
-
-def _pairs(device: torch.device) -> Tensor:
-    """The two levels of each possible byte, side by side in one number: looked up in one go."""
-    levels = torch.tensor(LEVELS, device=device)
-    pairs = torch.stack([levels[:, None].expand(16, 16), levels[None].expand(16, 16)], dim=-1)
-    return pairs.contiguous().view(torch.int64).reshape(-1)

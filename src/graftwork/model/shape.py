@@ -118,9 +118,7 @@ def read_shape(folder: Path) -> ModelShape:
     )
     transposed = config.get("model_type") == "gpt2"
     counted = count_tensors(read_sizes(folder), tied=shape.tied_embeddings, transposed=transposed)
-    if counted is None:
-        return shape_of(config, name=shape.name)
-    return _with_counts(shape, linears=counted.linears, block=counted.block, parameters=counted.parameters)
+    return shape_of(config, name=shape.name) if counted is None else _with_counts(shape, *counted)
 
 
 def read_config_shape(file: Path) -> ConfigShape:
@@ -139,23 +137,18 @@ def shape_of(config: Mapping[str, Any], *, name: str, where: Path | None = None)
     """The shape of a decoder by its config alone: linear layers, biases and norms are its family's."""
     whole = _with_names_of_today(config)
     shape = _stated_shape(whole, name=name, where=where)
-    stated = count_stated(
+    linears, block, outside = count_stated(
         whole,
         q=shape.heads * shape.head_dim,
         kv=shape.kv_heads * shape.head_dim,
         head_dim=shape.head_dim,
     )
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
-    return _with_counts(
-        shape,
-        linears=stated.linears,
-        block=stated.block,
-        parameters=embeddings + shape.layers * stated.block + stated.outside,
-    )
+    return _with_counts(shape, linears, block, embeddings + shape.layers * block + outside)
 
 
 def _with_counts(
-    shape: ModelShape, *, linears: dict[str, tuple[int, int]], block: int, parameters: int
+    shape: ModelShape, linears: dict[str, tuple[int, int]], block: int, parameters: int
 ) -> ModelShape:
     """The shape with what differs from a Llama of its sizes."""
     shape = shape.model_copy(update={"linears": linears if linears != linear_sizes(shape) else {}})
@@ -215,7 +208,12 @@ def _with_names_of_today(stated: Mapping[str, Any]) -> dict[str, Any]:
 def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -> ModelShape:
     _check_sizes(config, where=str(where or name))
     family = find_family(config.get("model_type"))
+    experts: dict[str, int] = {}
     try:
+        if count := next((config[key] for key in EXPERTS if config.get(key)), 0):
+            used = config.get("num_experts_per_tok") or count
+            inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+            experts = {"experts": count, "experts_used": used, "expert_inner": inner}
         heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -230,7 +228,7 @@ def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -
             vocab_size=config["vocab_size"],
             tied_embeddings=config.get("tie_word_embeddings", family.tied if family else "n_embd" in config),
             max_positions=config.get("max_position_embeddings", 2048),
-            **_experts_of(config),
+            **experts,
             architecture=config["model_type"] if family and family.block not in LLAMA_LIKE else "",
             remembered=remembered_positions(
                 config, layers=config["num_hidden_layers"], position_values=2 * kv_heads * head_dim
@@ -259,16 +257,6 @@ def _check_sizes(config: Mapping[str, Any], *, where: str) -> None:
                 fix="fetch the file again, or use another base",
                 where=where,
             )
-
-
-def _experts_of(config: Mapping[str, Any]) -> dict[str, int]:
-    """The experts of a block, where the config names some."""
-    count = next((config[key] for key in EXPERTS if config.get(key)), 0)
-    if not count:
-        return {}
-    used = config.get("num_experts_per_tok") or count
-    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    return {"experts": count, "experts_used": used, "expert_inner": inner}
 
 
 def expert_parameters(shape: ModelShape) -> int:

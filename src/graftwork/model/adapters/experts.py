@@ -53,7 +53,14 @@ class LoraExperts(nn.Module):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         if self.active is None or self.active not in self.scales:
             return self.base_layer(*arguments, **named)
-        changed = {stack: self._changed(stack, self.active) for stack in self.adapted(self.active)}
+        changed = {}
+        for stack in self.adapted(self.active):
+            weight = self.stacks[stack]
+            a, b = (tensor.to(weight.dtype) for tensor in self.pair(self.active, stack))
+            experts = weight.shape[0]
+            low = a.view(experts, -1, a.shape[1])
+            high = b.view(b.shape[0], -1, experts).permute(2, 0, 1)
+            changed[stack] = torch.baddbmm(weight, high, low, alpha=self.scales[self.active])
         return functional_call(self.base_layer, changed, arguments, named)
 
     def adapted(self, name: str) -> tuple[str, ...]:
@@ -65,14 +72,6 @@ class LoraExperts(nn.Module):
         a: Any = self.lora_A[name]
         b: Any = self.lora_B[name]
         return a[stack], b[stack]
-
-    def _changed(self, stack: str, name: str) -> Tensor:
-        weight = self.stacks[stack]
-        a, b = (tensor.to(weight.dtype) for tensor in self.pair(name, stack))
-        experts = weight.shape[0]
-        low = a.view(experts, -1, a.shape[1])
-        high = b.view(b.shape[0], -1, experts).permute(2, 0, 1)
-        return torch.baddbmm(weight, high, low, alpha=self.scales[name])
 
     def named_pairs(self, name: str) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         """(what PEFT puts behind the module's path, A, B): it wraps a module once for each stack, the last

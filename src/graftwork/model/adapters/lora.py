@@ -70,27 +70,16 @@ class LoraLinear(nn.Module):
         return stretch.to(y.dtype) * (y - bias + change) + bias
 
     def stretch_of(self, name: str) -> Tensor:
-        """What DoRA multiplies each output with."""
-        stretch: Tensor = self.lora_magnitude_vector[name] / self._length(name)
-        return stretch
+        """What DoRA multiplies each output with: m / |W + scale · B A| a row.
 
-    @torch.no_grad()
-    def base_lengths(self) -> Tensor:
-        """The length of each row of W: a fresh adapter's magnitudes."""
-        if self._squares is None:
-            self._squares = weight_matrix(self.base_layer).float().square().sum(dim=1)
-        return self._squares.sqrt()
-
-    def _length(self, name: str) -> Tensor:
-        """|W + scale · B A| a row; by the rule of DoRA no gradient flows through it.
-
-        Multiplied out, so that no second matrix of the size of W is built. Who only reads, reads it
-        again and again: then it is kept as long as A and B stay what they are.
+        By the rule of DoRA no gradient flows through the length. It is multiplied out, so that no second
+        matrix of the size of W is built. Who only reads, reads it again and again: then it is kept as long as
+        A and B stay what they are.
         """
-        a, b = self.lora_A[name], self.lora_B[name]
+        magnitude, a, b = self.lora_magnitude_vector[name], self.lora_A[name], self.lora_B[name]
         state = (a._version, b._version, a.data_ptr(), b.data_ptr())
         if not torch.is_grad_enabled() and name in self._lengths and self._lengths[name][0] == state:
-            return self._lengths[name][1]
+            return magnitude / self._lengths[name][1]
         with torch.no_grad():
             scale, squares = self.scales[name], self.base_lengths().square()
             crossed = (weight_matrix(self.base_layer).float() @ a.T * b).sum(dim=1)
@@ -98,7 +87,14 @@ class LoraLinear(nn.Module):
             length: Tensor = (squares + 2 * scale * crossed + scale * scale * own).clamp(min=0).sqrt()
         if not torch.is_grad_enabled():
             self._lengths[name] = (state, length)
-        return length
+        return magnitude / length
+
+    @torch.no_grad()
+    def base_lengths(self) -> Tensor:
+        """The length of each row of W: a fresh adapter's magnitudes."""
+        if self._squares is None:
+            self._squares = weight_matrix(self.base_layer).float().square().sum(dim=1)
+        return self._squares.sqrt()
 
 
 def weight_matrix(layer: Any) -> Tensor:

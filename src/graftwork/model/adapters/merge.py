@@ -5,22 +5,22 @@ files as the base's, of which only the adapted weights differ. Each is merged in
 in the type that the base has on disk. Does not know what the model is for.
 """
 
-import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from graftwork.files.safetensors import TYPE_NAMES, TensorEntry, encode_header, in_file_order
-from graftwork.model.adapter_shape import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, from_peft
+from graftwork.model.adapter_shape import CONFIG_FILE, WEIGHTS_FILE, from_peft
 from graftwork.model.adapters.full_weights import FULL_WEIGHTS_FILE, holds_full_weights
 from graftwork.model.adapters.peft import PREFIX, read_config
 from graftwork.model.base import FINGERPRINT_FILE
+from graftwork.model.headers import count_layers
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import Agreement
@@ -33,13 +33,26 @@ Change = Callable[[str, Tensor], Tensor]
 
 def merge_into(base: Path, adapter: Path, folder: Path) -> int:
     """Fill `folder` with the merged model; how many weights differ from the base's."""
-    merged = merged_weights(base, adapter)
+    change, names = merged_weights(base, adapter)
     for path in sorted(base.iterdir()):
         if path.suffix in COPIED and path.name != FINGERPRINT_FILE:
             shutil.copyfile(path, folder / path.name)
+    kinds = {name: getattr(torch, kind) for kind, name in TYPE_NAMES.items()}
     for path in sorted(base.glob("*.safetensors")):
-        _rewrite(path, folder / path.name, merged.change)
-    return len(merged.names)
+        # The same file with changed weights. Header first, then one weight after the other.
+        handle, entries = _opened(path), []
+        for name in _names(handle):
+            part = handle.get_slice(name)
+            shape, dtype = part.get_shape(), part.get_dtype()
+            width = kinds[dtype].itemsize
+            entries.append(TensorEntry(name, dtype, shape, width, math.prod(shape) * width))
+        entries = in_file_order(entries)
+        with (folder / path.name).open("wb") as out:
+            out.write(encode_header(entries, handle.metadata() or {"format": "pt"}))
+            for entry in entries:
+                weight = change(entry.name, handle.get_tensor(entry.name)).contiguous()
+                out.write(weight.reshape(-1).view(torch.uint8).numpy().data)
+    return len(names)
 
 
 def merge_weight(
@@ -52,30 +65,32 @@ def merge_weight(
     return (whole.T if transposed else whole).to(weight.dtype)
 
 
-class MergedWeights(NamedTuple):
-    """What becomes of each weight, and the names of those that it concerns."""
+def merged_weights(base: Path, adapter: Path) -> tuple[Change, set[str]]:
+    """What becomes of each weight, and the names of those that it concerns: by LoRA, DoRA or full weights.
 
-    change: Change
-    names: set[str]
+    Refused where the base lacks a weight that would change.
+    """
+    if not (adapter / CONFIG_FILE).exists() and holds_full_weights(adapter):
+        replacing = _opened(adapter / FULL_WEIGHTS_FILE)
+        names = set(_names(replacing))
 
+        def change(name: str, weight: Tensor) -> Tensor:
+            return replacing.get_tensor(name).to(weight.dtype) if name in names else weight
 
-def merged_weights(base: Path, adapter: Path) -> MergedWeights:
-    """LoRA, DoRA or full weights; refused where the base lacks a weight that would change."""
-    merged = _changes(base, adapter)
+    else:
+        change, names = _low_rank_changes(base, adapter)
     known = {name for path in base.glob("*.safetensors") for name in _names(_opened(path))}
-    if missing := merged.names - known:
+    if missing := names - known:
         raise UserMistake(
             f"the base has no weight {min(missing)}",
             why="the weight names in its files differ from those of the loaded model",
             fix="save it once with `model.save_pretrained(folder)` and name that folder as the base",
             where=str(base),
         )
-    return merged
+    return change, names
 
 
-def _changes(base: Path, adapter: Path) -> MergedWeights:
-    if not (adapter / CONFIG_FILE).exists() and holds_full_weights(adapter):
-        return _replaced(adapter / FULL_WEIGHTS_FILE)
+def _low_rank_changes(base: Path, adapter: Path) -> tuple[Change, set[str]]:
     config = read_config(adapter)
     if config.get("target_parameters"):
         raise UserMistake(
@@ -86,50 +101,26 @@ def _changes(base: Path, adapter: Path) -> MergedWeights:
         )
     handle = _opened(adapter / WEIGHTS_FILE)
     paths = {key.removeprefix(PREFIX).partition(".lora_")[0] for key in _names(handle)}
-    shape = from_peft(config, layers=_count_layers(base), paths=paths, where=str(adapter))
-    transposed = bool(config.get("fan_in_fan_out"))
+    shape = from_peft(config, layers=count_layers(base), paths=paths, where=str(adapter))
 
     def change(name: str, weight: Tensor) -> Tensor:
         path = name.removesuffix(".weight")
         if path not in paths:
             return weight
-        return _merge(weight, path, handle, shape, transposed=transposed)
+        # PEFT writes magnitudes without the `.weight` that A and B have.
+        magnitudes = [
+            key for key in _names(handle) if key.startswith(f"{PREFIX}{path}.lora_magnitude_vector")
+        ]
+        return merge_weight(
+            weight,
+            handle.get_tensor(f"{PREFIX}{path}.lora_A.weight"),
+            handle.get_tensor(f"{PREFIX}{path}.lora_B.weight"),
+            shape.scale_of(path),
+            magnitude=handle.get_tensor(magnitudes[0]) if shape.kind == "dora" and magnitudes else None,
+            transposed=bool(config.get("fan_in_fan_out")),
+        )
 
-    return MergedWeights(change, {f"{path}.weight" for path in paths})
-
-
-def _merge(weight: Tensor, path: str, handle: Any, shape: AdapterShape, *, transposed: bool) -> Tensor:
-    def part(name: str) -> Tensor:
-        tensor: Tensor = handle.get_tensor(f"{PREFIX}{path}.{name}")
-        return tensor
-
-    # PEFT writes magnitudes without the `.weight` that A and B have.
-    names = [key for key in _names(handle) if key.startswith(f"{PREFIX}{path}.lora_magnitude_vector")]
-    magnitude = handle.get_tensor(names[0]) if shape.kind == "dora" and names else None
-    return merge_weight(
-        weight,
-        part("lora_A.weight"),
-        part("lora_B.weight"),
-        shape.scale_of(path),
-        magnitude=magnitude,
-        transposed=transposed,
-    )
-
-
-def _replaced(path: Path) -> MergedWeights:
-    """Fully trained weights replace those of the base."""
-    handle = _opened(path)
-    names = set(_names(handle))
-
-    def change(name: str, weight: Tensor) -> Tensor:
-        return handle.get_tensor(name).to(weight.dtype) if name in names else weight
-
-    return MergedWeights(change, names)
-
-
-def _count_layers(base: Path) -> int:
-    config = json.loads((base / "config.json").read_text())
-    return int(next((config[key] for key in ("num_hidden_layers", "n_layer") if key in config), 0))
+    return change, {f"{path}.weight" for path in paths}
 
 
 def _names(handle: Any) -> list[str]:
@@ -139,26 +130,6 @@ def _names(handle: Any) -> list[str]:
 
 def _opened(path: Path) -> Any:
     return safe_open(path, framework="pt")
-
-
-def _rewrite(source: Path, target: Path, change: Change) -> None:
-    """The same file with changed weights. Header first, then one weight after the other."""
-    handle = _opened(source)
-    entries = in_file_order(_entries(handle))
-    with target.open("wb") as out:
-        out.write(encode_header(entries, handle.metadata() or {"format": "pt"}))
-        for entry in entries:
-            weight = change(entry.name, handle.get_tensor(entry.name)).contiguous()
-            out.write(weight.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _entries(handle: Any) -> Iterator[TensorEntry]:
-    kinds = {name: getattr(torch, kind) for kind, name in TYPE_NAMES.items()}
-    for name in _names(handle):
-        part = handle.get_slice(name)
-        shape, dtype = part.get_shape(), part.get_dtype()
-        width = kinds[dtype].itemsize
-        yield TensorEntry(name, dtype, shape, width, math.prod(shape) * width)
 
 
 MOST_TOKENS = 512

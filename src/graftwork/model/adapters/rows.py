@@ -4,7 +4,6 @@ In: a model with adapters, the names of those that take part. Out: their matrice
 that all rows cost two thin products whatever adapters they have; a mask keeps each row to its own part.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -101,24 +100,17 @@ def _stack(layer: LoraLinear, numbers: dict[str, int], dtype: torch.dtype) -> _S
         return None
     parts = [(layer.lora_A[name], layer.lora_B[name] * layer.scales[name]) for name in names]
     layout = tuple(numbers[name] for name in names for _ in range(layer.lora_A[name].shape[0]))
+    stretch = None
+    if stretched := [name for name in names if name in layer.lora_magnitude_vector]:
+        stretch = torch.ones(len(numbers) + 1, layer.out_features, dtype=dtype, device=layer.device)
+        for name in stretched:
+            stretch[numbers[name]] = layer.stretch_of(name).detach().to(dtype)
     return _Stack(
         a=torch.cat([a for a, _ in parts]).detach().to(dtype),
         b=torch.cat([b for _, b in parts], dim=1).detach().to(dtype).contiguous(),
         layout=layout,
-        stretch=_stretch(layer, names, numbers, dtype),
+        stretch=stretch,
     )
-
-
-def _stretch(
-    layer: LoraLinear, names: Sequence[str], numbers: dict[str, int], dtype: torch.dtype
-) -> Tensor | None:
-    stretched = [name for name in names if name in layer.lora_magnitude_vector]
-    if not stretched:
-        return None
-    table = torch.ones(len(numbers) + 1, layer.out_features, dtype=dtype, device=layer.device)
-    for name in stretched:
-        table[numbers[name]] = layer.stretch_of(name).detach().to(dtype)
-    return table
 
 
 def active_adapter(model: Any) -> str | None:

@@ -36,7 +36,14 @@ def make_trainable(
     """The parameters to train: fresh, or as an earlier run left them in the folder `start`."""
     if shape.kind == "full":
         if start is not None:
-            _require_full(start)
+            if not holds_full_weights(start):
+                raise UserMistake(
+                    "there are no full weights to start from",
+                    why="`method: full` starts from full weights; an adapter is something else",
+                    fix="merge the adapter first (`graft release export run --format merged`), or set "
+                    "`train.method: lora`",
+                    where=str(start),
+                )
             start_from_full(model, start)
         return unfreeze_weights(model, shape.layers)
     parameters = attach(model, shape, seed=seed)
@@ -99,7 +106,10 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
 def _require_same(theirs: AdapterShape, ours: AdapterShape, folder: Path) -> None:
     """Training goes on only with what was trained before: same layers, ranks and strength."""
     names = {"kind": "method", "stabilised": "rank_stabilised", "ranks": "modules", "alphas": "modules"}
-    one, other = (_in_order(shape) for shape in (theirs, ours))
+    one, other = (
+        shape.model_dump() | {"targets": sorted(shape.targets), "layers": sorted(shape.layers)}
+        for shape in (theirs, ours)
+    )
     differing = [key for key in one if one[key] != other[key]]
     if differing:
         key = differing[0]
@@ -108,24 +118,6 @@ def _require_same(theirs: AdapterShape, ours: AdapterShape, folder: Path) -> Non
             why="; ".join(f"{k}: it has {one[k]}, the settings have {other[k]}" for k in differing),
             fix=f"give `train.{names.get(key, 'upper_layers' if key == 'layers' else key)}` its value, "
             "or start without it",
-            where=str(folder),
-        )
-
-
-def _in_order(shape: AdapterShape) -> dict[str, Any]:
-    values = shape.model_dump()
-    values["targets"] = sorted(shape.targets)
-    values["layers"] = sorted(shape.layers)
-    return values
-
-
-def _require_full(folder: Path) -> None:
-    if not holds_full_weights(folder):
-        raise UserMistake(
-            "there are no full weights to start from",
-            why="`method: full` starts from full weights; an adapter is something else",
-            fix="merge the adapter first (`graft release export run --format merged`), or set "
-            "`train.method: lora`",
             where=str(folder),
         )
 

@@ -82,7 +82,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             _check_format(left)
         if isinstance(left, int) and isinstance(right, int):
-            _check_number(operator, left, right)
+            bits = left.bit_length() + right.bit_length()
+            if operator == "**":
+                bits = left.bit_length() * max(right, 0)
+            if operator in ("*", "**") and bits > MOST_BITS:
+                _refuse("it computes with a number of thousands of digits")
         elif operator == "*":
             _check_size(_size(left) * _size(right))
         elif operator == "+":
@@ -150,12 +154,6 @@ def _check_replacement(text: Any, old: Any = "", new: Any = "", *_rest: Any) -> 
 def _check_format(text: Any, *_rest: Any) -> None:
     if _WIDE.search(str(text)):
         _refuse("it asks for a text of millions of characters")
-
-
-def _check_number(operator: str, left: int, right: int) -> None:
-    bits = left.bit_length() * max(right, 0) if operator == "**" else left.bit_length() + right.bit_length()
-    if operator in ("*", "**") and bits > MOST_BITS:
-        _refuse("it computes with a number of thousands of digits")
 
 
 def _check_arguments(arguments: Iterable[Any]) -> None:

@@ -169,7 +169,11 @@ class ChatRenderer:
         if spoken is not None:
             # White space at the edges of a turn is the template's.
             if self.tool_form.read(turn.body) != spoken._replace(text=spoken.text.strip()):
-                raise _calls_do_not_survive()
+                raise CannotProve(
+                    "the chat template does not write these tool calls so that they can be read back",
+                    why="some templates write one call a turn only, or no text before a call",
+                    fix="drop the row",
+                )
         elif not _is_reply(turn.body, reply, asked="".join(turn.asked)):
             raise not_a_plain_turn()
         return turn
@@ -271,12 +275,13 @@ class ChatRenderer:
                 why="no tokenizer can read it",
                 fix="fix the encoding of the log, or drop the row",
             )
-        return [(m.role, self._disarmed(m.content)) for m in messages]
-
-    def _disarmed(self, content: str) -> str:
-        while (guarded := self._forged.sub(_guard, content)) != content:
-            content = guarded  # once more: what is left may spell a shorter control token
-        return content
+        guarded = []
+        for message in messages:
+            content, before = message.content, None
+            while content != before:  # once more: what is left may spell a shorter control token
+                content, before = self._forged.sub(_split_control_token, content), content
+            guarded.append((message.role, content))
+        return guarded
 
     def _pieces(self, text: str) -> list[str]:
         return [piece.replace(GUARD, "") for piece in self.control.split(text)]
@@ -299,14 +304,6 @@ def _to_message(spoken: TextAndCalls) -> dict[str, Any]:
         for call in spoken.calls
     ]
     return {"role": "assistant", "content": spoken.text, "tool_calls": calls}
-
-
-def _calls_do_not_survive() -> CannotProve:
-    return CannotProve(
-        "the chat template does not write these tool calls so that they can be read back",
-        why="some templates write one call a turn only, or no text before a call",
-        fix="drop the row",
-    )
 
 
 def _is_reply(body: str, reply: str, *, asked: str) -> bool:
@@ -336,7 +333,7 @@ def _any_of(texts: Iterable[str]) -> str:
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
 
 
-def _guard(found: re.Match[str]) -> str:
+def _split_control_token(found: re.Match[str]) -> str:
     text = found.group()
     if len(text) == 1 and not found.lastindex:
         raise CannotProve(
@@ -376,9 +373,11 @@ class Skeleton(NamedTuple):
     body: list[str | int]
     end: str
 
-    def fill(self, contents: Sequence[str]) -> tuple[list[str], str]:
-        """The pieces up to the answer, and the answer, with the contents in their places."""
-        return [_fill(parts, contents) for parts in self.asked], _fill(self.body, contents)
+    def fill(self, contents: Sequence[str]) -> RenderedTurn:
+        """The turn with the contents in their places."""
+        return RenderedTurn(
+            [_fill(parts, contents) for parts in self.asked], _fill(self.body, contents), self.end
+        )
 
 
 class ContentChecks:
@@ -393,7 +392,15 @@ class ContentChecks:
         self.copies_only = not any(_speaks_of_content(part.node) for part in parts)
         self._equal = frozenset(text for node in syntax.find_all(nodes.Compare) for text in _texts(node))
         self._edges = frozenset("".join(_find_arguments(syntax, stripping=True)))
-        inside = {text for text in (*_find_arguments(syntax, stripping=False), *_find_sought(syntax)) if text}
+        inside = set(_find_arguments(syntax, stripping=False))
+        # What is looked for by `in`, and literals with a name, which may be used in any way.
+        for node in syntax.find_all(nodes.Compare):
+            if any(operand.op in ("in", "notin") for operand in node.ops):
+                inside |= set(_texts(node.expr))
+        for assigned in syntax.find_all(nodes.Assign):
+            if isinstance(assigned.node, nodes.Const):
+                inside |= set(_texts(assigned.node))
+        inside.discard("")
         self._inside = re.compile("|".join(map(re.escape, inside))) if inside else None
 
     def overlooks(self, content: str) -> bool:
@@ -493,16 +500,6 @@ def _find_arguments(syntax: nodes.Template, *, stripping: bool) -> Iterator[str]
             if (used.name in _CHANGES_EDGES) == stripping:
                 for argument in (*used.args, *used.kwargs):
                     yield from _texts(argument)
-
-
-def _find_sought(syntax: nodes.Template) -> Iterator[str]:
-    """What is looked for by `in`, and literals with a name, which may be used in any way."""
-    for node in syntax.find_all(nodes.Compare):
-        if any(operand.op in ("in", "notin") for operand in node.ops):
-            yield from _texts(node.expr)
-    for assigned in syntax.find_all(nodes.Assign):
-        if isinstance(assigned.node, nodes.Const):
-            yield from _texts(assigned.node)
 
 
 def _speaks_of_content(node: nodes.Node) -> bool:

@@ -25,6 +25,7 @@ from graftwork.model.chat.renderer import (
     CannotProve,
     ChatRenderer,
     RenderedTokens,
+    RenderedTurn,
     SkeletonCache,
     does_not_survive,
     not_a_plain_turn,
@@ -106,13 +107,6 @@ def write_tagged_template(source: str) -> str:
 
 Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-class _Draft(NamedTuple):
-    """A row before its text is encoded: plain text at even places, control tokens at odd ones."""
-
-    pieces: list[str]
-    body: str
 
 
 class TemplateTexts(NamedTuple):
@@ -328,7 +322,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], reply: str) -> RenderedTokens:
         """Prompt, reply and end of turn, proven: by the template and the tokenizer themselves."""
         draft = self._draft_for_real(messages, reply)
-        encoded = self._segments.encode_for_real((*draft.pieces[::2], draft.body), prove=(draft.body,))
+        encoded = self._segments.encode_for_real((*draft.asked[::2], draft.body), prove=(draft.body,))
         row = self._finish(draft, encoded)
         if isinstance(row, CannotProve):
             raise row
@@ -340,8 +334,8 @@ class ChatTemplate:
         Tokens come as arrays of 32-bit integers, whose bytes can be put into an Arrow column.
         """
         drafts = [self._draft(messages, reply) for messages, reply in conversations]
-        good = [draft for draft in drafts if isinstance(draft, _Draft)]
-        texts = {text for draft in good for text in draft.pieces[::2]}
+        good = [draft for draft in drafts if isinstance(draft, RenderedTurn)]
+        texts = {text for draft in good for text in draft.asked[::2]}
         bodies = {draft.body for draft in good}
         encoded = self._segments.encode(texts | bodies, prove=bodies)
         return [d if isinstance(d, CannotProve) else self._finish(d, encoded) for d in drafts]
@@ -371,7 +365,7 @@ class ChatTemplate:
         answer = self._turns.tool_form.read(text) if "{" in text else None
         return text if answer is None else write_calls(answer)
 
-    def _draft(self, messages: Sequence[Message], reply: str) -> _Draft | CannotProve:
+    def _draft(self, messages: Sequence[Message], reply: str) -> RenderedTurn | CannotProve:
         """The row by a skeleton if there is one for it, else by the template itself."""
         messages = self._turns.fit_roles(messages)
         contents = [message.content for message in messages]
@@ -381,7 +375,7 @@ class ChatTemplate:
         skeleton = None if tooled else self._skeletons.find(roles, contents)
         drafted = None
         if skeleton is not None and skeleton.end == self._end_of_turn:
-            drafted = _Draft(*skeleton.fill(contents))
+            drafted = skeleton.fill(contents)
             self._drafted += 1
             if self._drafted % self.CHECKED_EVERY != 1:
                 return drafted
@@ -394,16 +388,16 @@ class ChatTemplate:
             self._skeletons.trusted = False
         return real
 
-    def _draft_for_real(self, messages: Sequence[Message], reply: str) -> _Draft:
+    def _draft_for_real(self, messages: Sequence[Message], reply: str) -> RenderedTurn:
         turn = self._turns.answer(messages, reply)
         if turn.end != self._end_of_turn:
             raise not_a_plain_turn()
-        return _Draft(turn.asked, turn.body)
+        return turn
 
-    def _finish(self, draft: _Draft, encoded: EncodedTexts) -> RenderedTokens | CannotProve:
+    def _finish(self, draft: RenderedTurn, encoded: EncodedTexts) -> RenderedTokens | CannotProve:
         if draft.body in encoded.lost:
             return does_not_survive()
-        tokens = self._join(draft.pieces, encoded.tokens)
+        tokens = self._join(draft.asked, encoded.tokens)
         trained_from = len(tokens)
         tokens.frombytes(encoded.tokens[draft.body])
         tokens.append(self.eos)
@@ -413,7 +407,10 @@ class ChatTemplate:
         """Control tokens as themselves, everything between them as plain text in one piece."""
         joined = array("i")
         for place, piece in enumerate(pieces):
-            joined.frombytes(self._special_bytes[piece] if place % 2 else tokens[piece])
+            if place % 2:
+                joined.append(self._special[piece])
+            else:
+                joined.frombytes(tokens[piece])
         return joined
 
     @cached_property
@@ -440,10 +437,6 @@ class ChatTemplate:
         return {token["content"]: token["id"] for token in added if token["special"]}
 
     @cached_property
-    def _special_bytes(self) -> dict[str, bytes]:
-        return {name: array("i", [token]).tobytes() for name, token in self._special.items()}
-
-    @cached_property
     def _special_ids(self) -> frozenset[int]:
         return frozenset(self._special.values())
 
@@ -451,22 +444,18 @@ class ChatTemplate:
     def _tokenizer(self) -> "Tokenizer":
         with needs_extra("train"):
             from tokenizers import Tokenizer
-        tokenizer: Tokenizer = Tokenizer.from_str(self._definition_between_control_tokens())
+        definition, pre = self._tokenizer_json, self._definition.get("pre_tokenizer") or {}
+        spaced = pre.get("type") == "Metaspace" and pre.get("prepend_scheme") == "first"
+        if spaced and not self._turns.ask((Message(role="user", content="x"),))[0]:
+            # A space is put before the first word; behind a control token no word is the first.
+            without = {**pre, "prepend_scheme": "never"}
+            definition = json.dumps({**self._definition, "pre_tokenizer": without})
+        tokenizer: Tokenizer = Tokenizer.from_str(definition)
         tokenizer.no_padding()
         tokenizer.no_truncation()
         # Special tokens are read as plain text: only the template may write them.
         tokenizer.encode_special_tokens = True
         return tokenizer
-
-    def _definition_between_control_tokens(self) -> str:
-        """Some tokenizers put a space before the first word; behind a control token no word is the first."""
-        pre = self._definition.get("pre_tokenizer") or {}
-        if pre.get("type") != "Metaspace" or pre.get("prepend_scheme") != "first":
-            return self._tokenizer_json
-        begins = self._turns.ask((Message(role="user", content="x"),))[0]
-        if begins:
-            return self._tokenizer_json
-        return json.dumps({**self._definition, "pre_tokenizer": {**pre, "prepend_scheme": "never"}})
 
     @cached_property
     def _segments(self) -> TextEncoder:

@@ -6,6 +6,7 @@ The calls themselves must be JSON with a name and arguments, one by one or as a 
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,16 +16,11 @@ from graftwork.text.tool_calls import CLOSE, OPEN, TextAndCalls, ToolCall
 _PROBE_TEXT = "I look it up."
 _FIRST = ToolCall("find_station", {"city": "Bern", "count": 2})
 _SECOND = ToolCall("read_clock", {})
+_BRACKET = re.compile(r"[{\[]")
 _ARGUMENTS = ("arguments", "parameters")
 
 WriteTurn = Callable[[TextAndCalls], str]
 """The body of an assistant's turn as the template writes it. Raises where the template refuses."""
-
-
-class _FoundCall(NamedTuple):
-    start: int
-    end: int
-    calls: tuple[ToolCall, ...]
 
 
 class ToolForm(NamedTuple):
@@ -38,13 +34,13 @@ class ToolForm(NamedTuple):
     def read(self, body: str) -> TextAndCalls | None:
         """Read a turn back; None if it holds no calls in this form."""
         found = _find_calls(body)
-        if not found or body[found[-1].end :].strip() != self.behind.strip():
+        if not found or body[found[-1][1] :].strip() != self.behind.strip():
             return None
-        for one, other in pairwise(found):
-            if self.between is None or body[one.end : other.start].strip() != self.between.strip():
+        for (_, end, _), (start, _, _) in pairwise(found):
+            if self.between is None or body[end:start].strip() != self.between.strip():
                 return None
-        calls = tuple(call for part in found for call in part.calls)
-        head = body[: found[0].start]
+        calls = tuple(call for _, _, part in found for call in part)
+        head = body[: found[0][0]]
         if head.strip() == self.alone.strip():
             return TextAndCalls("", calls)
         if self.before is None or not head.rstrip().endswith(self.before.strip()):
@@ -63,31 +59,30 @@ def learn_form(write: WriteTurn, refused: type[Exception]) -> ToolForm | None:
         TextAndCalls(_PROBE_TEXT, (_FIRST,)),
         TextAndCalls("", (_FIRST, _SECOND)),
     )
-    bodies = [_try(write, probe, refused) for probe in probes]
+    bodies: list[str | None] = []
+    for probe in probes:
+        try:
+            bodies.append(write(probe))
+        except refused:
+            bodies.append(None)
     alone, texted, several = (None if body is None else _find_calls(body) for body in bodies)
     if not alone or bodies[0] is None:
         return None
-    form = ToolForm(bodies[0][: alone[0].start], None, None, bodies[0][alone[-1].end :])
-    if texted and bodies[1] is not None and _PROBE_TEXT in (head := bodies[1][: texted[0].start]):
+    form = ToolForm(bodies[0][: alone[0][0]], None, None, bodies[0][alone[-1][1] :])
+    if texted and bodies[1] is not None and _PROBE_TEXT in (head := bodies[1][: texted[0][0]]):
         form = form._replace(before=head.partition(_PROBE_TEXT)[2])
     if several and bodies[2] is not None and len(several) > 1:
-        form = form._replace(between=bodies[2][several[0].end : several[1].start])
+        form = form._replace(between=bodies[2][several[0][1] : several[1][0]])
     return form if form.read(bodies[0]) == probes[0] else None
 
 
-def _try(write: WriteTurn, probe: TextAndCalls, refused: type[Exception]) -> str | None:
-    try:
-        return write(probe)
-    except refused:
-        return None
-
-
-def _find_calls(body: str) -> list[_FoundCall]:
-    """Find the JSON values in a text that are calls, or lists of calls."""
+def _find_calls(body: str) -> list[tuple[int, int, tuple[ToolCall, ...]]]:
+    """Find the JSON values in a text that are calls, or lists of calls: start, end, the calls."""
     decoder = json.JSONDecoder()
-    found: list[_FoundCall] = []
+    found: list[tuple[int, int, tuple[ToolCall, ...]]] = []
     place = 0
-    while (start := _next_bracket(body, place)) is not None:
+    while (bracket := _BRACKET.search(body, place)) is not None:
+        start = bracket.start()
         try:
             value, end = decoder.raw_decode(body, start)
         except (ValueError, RecursionError):
@@ -95,16 +90,11 @@ def _find_calls(body: str) -> list[_FoundCall]:
             continue
         calls = _to_calls(value)
         if calls:
-            found.append(_FoundCall(start, end, calls))
+            found.append((start, end, calls))
             place = end
         else:
             place = start + 1
     return found
-
-
-def _next_bracket(body: str, place: int) -> int | None:
-    starts = [start for mark in "{[" if (start := body.find(mark, place)) >= 0]
-    return min(starts) if starts else None
 
 
 def _to_calls(value: Any) -> tuple[ToolCall, ...]:

@@ -6,10 +6,8 @@ To add one, write its `ModelFamily` here, into `FAMILIES`, and a test.
 from graftwork.model.families.family import (
     QKV,
     BlockLayout,
-    Linears,
     ModelFamily,
     PlainRecipe,
-    Widths,
     query_key_value,
 )
 
@@ -36,51 +34,6 @@ NORMS_AFTER = BlockLayout(
     after_mlp="post_feedforward_layernorm",
 )
 COHERE = BlockLayout(before_mlp="input_layernorm", norm="layer", parallel=True, interleaved=True)
-
-
-def _starcoder2(w: Widths) -> Linears:
-    return {
-        **query_key_value(w),
-        "o_proj": (w.q, w.hidden),
-        "c_fc": (w.hidden, w.inner),
-        "c_proj": (w.inner, w.hidden),
-    }
-
-
-def _phi(w: Widths) -> Linears:
-    return {
-        **query_key_value(w),
-        "dense": (w.q, w.hidden),
-        "fc1": (w.hidden, w.inner),
-        "fc2": (w.inner, w.hidden),
-    }
-
-
-def _phi3(w: Widths) -> Linears:
-    return {
-        "qkv_proj": (w.hidden, w.q + 2 * w.kv),
-        "o_proj": (w.q, w.hidden),
-        "gate_up_proj": (w.hidden, 2 * w.inner),
-        "down_proj": (w.inner, w.hidden),
-    }
-
-
-def _gpt_neox(w: Widths) -> Linears:
-    return {
-        "query_key_value": (w.hidden, 3 * w.hidden),
-        "dense": (w.hidden, w.hidden),
-        "dense_h_to_4h": (w.hidden, w.inner),
-        "dense_4h_to_h": (w.inner, w.hidden),
-    }
-
-
-def _gpt2(w: Widths) -> Linears:
-    return {
-        "c_attn": (w.hidden, 3 * w.hidden),
-        "attn.c_proj": (w.hidden, w.hidden),
-        "c_fc": (w.hidden, w.inner),
-        "mlp.c_proj": (w.inner, w.hidden),
-    }
 
 
 FAMILIES = (
@@ -171,7 +124,12 @@ FAMILIES = (
     # StarCoder 2: layer norms and linear layers with biases, no gate in the MLP.
     ModelFamily(
         "starcoder2",
-        linears=_starcoder2,
+        linears=lambda w: {
+            **query_key_value(w),
+            "o_proj": (w.q, w.hidden),
+            "c_fc": (w.hidden, w.inner),
+            "c_proj": (w.inner, w.hidden),
+        },
         norm_bias=True,
         biased=(*QKV, "o_proj", "c_fc", "c_proj"),
         bias_switch="use_bias",
@@ -187,11 +145,26 @@ FAMILIES = (
     ),
     # Phi (one norm in front of attention and MLP, no gate) and Phi 3 (fused products).
     ModelFamily(
-        "phi", linears=_phi, norms=1, norm_bias=True, biased=(*QKV, "dense", "fc1", "fc2"), head_bias=True
+        "phi",
+        linears=lambda w: {
+            **query_key_value(w),
+            "dense": (w.q, w.hidden),
+            "fc1": (w.hidden, w.inner),
+            "fc2": (w.inner, w.hidden),
+        },
+        norms=1,
+        norm_bias=True,
+        biased=(*QKV, "dense", "fc1", "fc2"),
+        head_bias=True,
     ),
     ModelFamily(
         "phi3",
-        linears=_phi3,
+        linears=lambda w: {
+            "qkv_proj": (w.hidden, w.q + 2 * w.kv),
+            "o_proj": (w.q, w.hidden),
+            "gate_up_proj": (w.hidden, 2 * w.inner),
+            "down_proj": (w.inner, w.hidden),
+        },
         recipe=PlainRecipe(fused=True),
         block=BlockLayout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
         plain_logits=True,
@@ -199,14 +172,24 @@ FAMILIES = (
     # GPT-2 and GPT-NeoX: fused queries, keys and values, no gate in the MLP.
     ModelFamily(
         "gpt_neox",
-        linears=_gpt_neox,
+        linears=lambda w: {
+            "query_key_value": (w.hidden, 3 * w.hidden),
+            "dense": (w.hidden, w.hidden),
+            "dense_h_to_4h": (w.hidden, w.inner),
+            "dense_4h_to_h": (w.inner, w.hidden),
+        },
         norm_bias=True,
         biased=("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
         plain_logits=True,
     ),
     ModelFamily(
         "gpt2",
-        linears=_gpt2,
+        linears=lambda w: {
+            "c_attn": (w.hidden, 3 * w.hidden),
+            "attn.c_proj": (w.hidden, w.hidden),
+            "c_fc": (w.hidden, w.inner),
+            "mlp.c_proj": (w.inner, w.hidden),
+        },
         norm_bias=True,
         biased=("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"),
         positions=True,

@@ -6,7 +6,7 @@ reading weights.
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.model.families.definitions import FAMILIES
 from graftwork.model.families.family import QKV, Linears, ModelFamily, Widths, separate_projections
@@ -19,14 +19,6 @@ ROTARY = ("default", "llama3", "linear", "yarn")
 """Kinds of rotary positions that depend on nothing but the position."""
 LIKE_LLAMA = ModelFamily("")
 """What a decoder of an unknown family is counted as."""
-
-
-class StatedParameters(NamedTuple):
-    """The linear layers of a block, and parameters: of a block, and outside blocks and tables."""
-
-    linears: Linears
-    block: int
-    outside: int
 
 
 @cache
@@ -93,14 +85,25 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults, **{key: value for key, value in whole.items() if value is not None}}
 
 
-def count_stated(config: Mapping[str, Any], *, q: int, kv: int, head_dim: int) -> StatedParameters:
-    """What a decoder of these sizes has, by its family; as Llama where the family is unknown."""
+def count_stated(config: Mapping[str, Any], *, q: int, kv: int, head_dim: int) -> tuple[Linears, int, int]:
+    """The linear layers of a block, its parameters, and those outside of blocks and tables: by the family, as
+    Llama where that is unknown."""
     family = family_or_llama(config.get("model_type"))
     h, i = config["hidden_size"], config["intermediate_size"]
     linears = family.linears(Widths(h, i, q, kv))
     norm = (2 if family.norm_bias else 1) * h
     block = sum(a * b for a, b in linears.values()) + family.norms * norm
-    block += sum(linears[name][1] for name in _biased(config, family, linears))
+    # Layers with a bias: the family's, and those that the config asks for.
+    biased = list(family.biased)
+    if config.get("attention_bias") and family.linears is separate_projections:
+        biased += [*QKV, "o_proj"]
+    if config.get("use_qkv_bias"):
+        biased += QKV
+    if config.get("mlp_bias"):
+        biased += ["gate_proj", "up_proj", "down_proj"]
+    if family.bias_switch and config.get(family.bias_switch) is False:
+        biased = []
+    block += sum(linears[name][1] for name in dict.fromkeys(biased) if name in linears)
     if family.head_norms == "head":
         block += 2 * head_dim
     if family.head_norms == "width":
@@ -115,18 +118,4 @@ def count_stated(config: Mapping[str, Any], *, q: int, kv: int, head_dim: int) -
     outside = norm if family.final_norm else 0
     outside += config["vocab_size"] if family.head_bias else 0
     outside += config.get("max_position_embeddings", 0) * h if family.positions else 0
-    return StatedParameters(linears, block, outside)
-
-
-def _biased(config: Mapping[str, Any], family: ModelFamily, linears: Linears) -> list[str]:
-    """Layers with a bias: the family's, and those that the config asks for."""
-    named = list(family.biased)
-    if config.get("attention_bias") and family.linears is separate_projections:
-        named += [*QKV, "o_proj"]
-    if config.get("use_qkv_bias"):
-        named += QKV
-    if config.get("mlp_bias"):
-        named += ["gate_proj", "up_proj", "down_proj"]
-    if family.bias_switch and config.get(family.bias_switch) is False:
-        named = []
-    return [name for name in dict.fromkeys(named) if name in linears]
+    return linears, block, outside

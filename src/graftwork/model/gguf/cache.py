@@ -57,6 +57,14 @@ def _converted(name: str, write: Callable[[Path], None]) -> Path:
             os.utime(path)  # when it was last used
         return path
     try:
+        most_bytes = float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT_GIB)) * GIB
+    except ValueError as error:
+        raise UserMistake(
+            f"{LIMIT_VARIABLE} is no number",
+            why="it limits the converted files that are kept, in GiB",
+            fix=f"export {LIMIT_VARIABLE}={DEFAULT_LIMIT_GIB:g}",
+        ) from error
+    try:
         make_folder(folder)
         descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".gguf")
     except OSError as error:
@@ -67,7 +75,7 @@ def _converted(name: str, write: Callable[[Path], None]) -> Path:
         # Of several processes that convert the same model, each puts the same content here.
         Path(temporary).replace(path)
         sync_folder(folder)
-        remove_unused(folder, most_bytes=_limit_bytes())
+        remove_unused(folder, most_bytes=most_bytes)
     except OSError as error:
         raise explain_os_error(error, path) from error
     finally:
@@ -97,14 +105,3 @@ def remove_unused(folder: Path, *, most_bytes: float, now: float | None = None) 
             removed.append(path)
             total -= size
     return removed
-
-
-def _limit_bytes() -> float:
-    try:
-        return float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT_GIB)) * GIB
-    except ValueError as error:
-        raise UserMistake(
-            f"{LIMIT_VARIABLE} is no number",
-            why="it limits the converted files that are kept, in GiB",
-            fix=f"export {LIMIT_VARIABLE}={DEFAULT_LIMIT_GIB:g}",
-        ) from error

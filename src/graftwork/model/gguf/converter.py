@@ -4,7 +4,6 @@ In: a folder, the path of a file. Out: the file, and what it says of itself. The
 ours and is only run where the user has it: as a child process, with the same Python.
 """
 
-import json
 import math
 import os
 import shutil
@@ -13,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from graftwork.model.headers import read_sizes
+from graftwork.model.headers import count_layers, read_sizes
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks
 
 CONVERTER = "convert_hf_to_gguf.py"
@@ -67,7 +66,8 @@ def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
     reader: Any = GGUFReader(str(target))
     architecture = str(_field(reader, "general.architecture"))
     elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    count, weights, layers = _count_weights(folder)
+    sizes = read_sizes(folder)
+    weights, layers = sum(map(math.prod, sizes.values())), count_layers(folder)
     blocks = int(_field(reader, f"{architecture}.block_count") or 0)
     found: dict[str, str | int | float] = {
         "architecture": architecture,
@@ -83,7 +83,7 @@ def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
         raise AnswerIsNo(
             "the GGUF file does not hold the model that was converted",
             why=f"{elements} weights in {len(reader.tensors)} tensors and {blocks} blocks; the model has "
-            f"{weights} in {count} and {layers}",
+            f"{weights} in {len(sizes)} and {layers}",
             fix="use a converter that knows this kind of model",
             where=str(target),
         )
@@ -93,15 +93,6 @@ def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
 def _field(reader: Any, name: str) -> Any:
     field = reader.get_field(name)
     return None if field is None else field.contents()
-
-
-def _count_weights(folder: Path) -> tuple[int, int, int]:
-    """Tensors, their elements, and blocks, as the folder's headers and config say."""
-    sizes = read_sizes(folder)
-    elements = sum(math.prod(shape) for shape in sizes.values())
-    config = json.loads((folder / "config.json").read_text())
-    layers = next((config[key] for key in ("num_hidden_layers", "n_layer") if key in config), 0)
-    return len(sizes), elements, int(layers)
 
 
 def _lacks(why: str) -> EnvironmentLacks:

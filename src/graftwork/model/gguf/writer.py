@@ -6,7 +6,7 @@ and written one at a time. Only merging needs torch. What cannot be written exac
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,8 @@ class GgufArchitecture:
     """The layout of one base."""
 
     def __init__(self, config: Mapping[str, Any], *, where: str) -> None:
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
         self.config = complete_config(config)
         family = FAMILIES.get(str(self.config.get("model_type")))
         if family is None:
@@ -65,7 +67,8 @@ class GgufArchitecture:
         self.kv_heads = int(self.config.get("num_key_value_heads") or self.heads)
         self.head_dim = int(self.config.get("head_dim") or self.config["hidden_size"] // self.heads)
         self.tied = bool(self.config.get("tie_word_embeddings"))
-        self._names = _name_map(self.name, self.layers)
+        kind = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == self.name)
+        self._names: Any = get_tensor_name_map(kind, self.layers)
         self._rope = _rope_settings(self.config)
 
     def metadata(self) -> dict[str, int | float | str]:
@@ -130,13 +133,6 @@ class GgufArchitecture:
             fix="serve it with the embedded engine or vLLM",
             where=self._where,
         )
-
-
-def _name_map(architecture: str, layers: int) -> Any:
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
-    kind = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    return get_tensor_name_map(kind, layers)
 
 
 def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,8 +278,21 @@ def write_base(
         **architecture.metadata(),
         **read_vocabulary(folder, size=size),
     }
+
+    def plan(tensor: StoredTensor) -> _PlannedTensor:
+        path = tensor.name.rpartition(".")[0]
+        kind: str = precision if len(tensor.shape) > 1 else "f32"
+        if kind.startswith("q") and tensor.shape[-1] % 32:
+            kind = "f16"  # rows that cannot be cut into the blocks of a quantized type
+        return _PlannedTensor(
+            architecture.tensor_name(tensor.name),
+            tensor.shape,
+            kind,
+            lambda: architecture.arrange(path, change(tensor.name, tensor.read())),
+        )
+
     tensors = [
-        _plan_weight(tensor, architecture, precision, change)
+        plan(tensor)
         for tensor in stored_tensors(folder)
         if not (architecture.tied and tensor.name == "lm_head.weight")
     ]
@@ -305,7 +314,10 @@ def write_adapter(folder: Path, target: Path, *, base: Path) -> None:
         if name == "output.weight" and architecture.tied:
             raise _refuse("an adapter on the head of a base whose head is its embedding", folder)
         a, b = tensors[f"{_PREFIX}{path}.lora_A.weight"], tensors[f"{_PREFIX}{path}.lora_B.weight"]
-        scaled = _scaled(b, path, shape.scale_of(path), architecture)
+
+        def scaled(path: str = path, b: StoredTensor = b) -> Array:
+            return architecture.arrange(path, b.read()) * np.float32(shape.scale_of(path))
+
         planned.append(_PlannedTensor(f"{name}.lora_a", a.shape, "f32", a.read))
         planned.append(_PlannedTensor(f"{name}.lora_b", b.shape, "f32", scaled))
     metadata = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 0.0}
@@ -318,18 +330,14 @@ def write_merged(base: Path, adapter: Path, target: Path, *, precision: GgufPrec
 
     from graftwork.model.adapters.merge import merged_weights
 
-    merged = merged_weights(base, adapter)
+    change_tensor, _ = merged_weights(base, adapter)
 
     def change(name: str, weight: Array) -> Array:
         # Files are mapped read-only; what is merged is another tensor.
-        changed: Array = merged.change(name, torch.from_numpy(np.array(weight))).numpy()
+        changed: Array = change_tensor(name, torch.from_numpy(np.array(weight))).numpy()
         return changed
 
     write_base(base, target, precision=precision, change=change)
-
-
-def _scaled(b: StoredTensor, path: str, scale: float, architecture: GgufArchitecture) -> Callable[[], Array]:
-    return lambda: architecture.arrange(path, b.read()) * np.float32(scale)
 
 
 def _read_shape(folder: Path, *, layers: int, paths: list[str]) -> AdapterShape:
@@ -350,21 +358,6 @@ def _refuse(what: str, folder: Path) -> UserMistake:
         why="llama.cpp adds a low-rank product to a weight of the base, and nothing else",
         fix="serve it with the embedded engine, or export it merged: `graft release export --format ollama`",
         where=str(folder),
-    )
-
-
-def _plan_weight(
-    tensor: StoredTensor, architecture: GgufArchitecture, precision: str, change: Change
-) -> _PlannedTensor:
-    path = tensor.name.rpartition(".")[0]
-    kind = precision if len(tensor.shape) > 1 else "f32"
-    if kind.startswith("q") and tensor.shape[-1] % 32:
-        kind = "f16"  # rows that cannot be cut into the blocks of a quantized type
-    return _PlannedTensor(
-        architecture.tensor_name(tensor.name),
-        tensor.shape,
-        kind,
-        lambda: architecture.arrange(path, change(tensor.name, tensor.read())),
     )
 
 
@@ -395,23 +388,20 @@ def _write(target: Path, architecture: str, metadata: dict[str, Any], tensors: l
 
 def stored_tensors(folder: Path) -> list[StoredTensor]:
     """Every tensor of the folder's safetensors files, by name."""
-    found = [tensor for path in sorted(folder.glob("*.safetensors")) for tensor in _in_file(path)]
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        header: dict[str, Any] = read_header(path, fix="fetch the weights again")
+        start = 8 + header_length(path)
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            if entry["dtype"] not in _NUMPY_TYPES:
+                raise UserMistake(
+                    f"the tensor {name} is of the type {entry['dtype']}",
+                    why=f"only {', '.join(_NUMPY_TYPES)} can be converted",
+                    fix="use a base that is not quantized",
+                    where=str(path),
+                )
+            shape, offset = tuple(entry["shape"]), start + int(entry["data_offsets"][0])
+            found.append(StoredTensor(name, path, entry["dtype"], shape, offset))
     return sorted(found, key=lambda tensor: tensor.name)
-
-
-def _in_file(path: Path) -> Iterator[StoredTensor]:
-    header: dict[str, Any] = read_header(path, fix="fetch the weights again")
-    start = 8 + header_length(path)
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        if entry["dtype"] not in _NUMPY_TYPES:
-            raise UserMistake(
-                f"the tensor {name} is of the type {entry['dtype']}",
-                why=f"only {', '.join(_NUMPY_TYPES)} can be converted",
-                fix="use a base that is not quantized",
-                where=str(path),
-            )
-        yield StoredTensor(
-            name, path, entry["dtype"], tuple(entry["shape"]), start + int(entry["data_offsets"][0])
-        )
