@@ -35,19 +35,16 @@ def make_engine(
     rows: Sequence[Row],
     *,
     strategy: "SingleProcess",
-    shares_steps: bool,
     progress: Callable[..., None],
-    report: Callable[[str], None],
-) -> "TrainingEngine":
-    """The engine for a loaded base with what is trained of it, and for the rows of the run. A run that shares
-    its steps with others (`shares_steps`) trains eagerly."""
+) -> tuple["TrainingEngine", list[str]]:
+    """The engine for a loaded base with what is trained of it and for the rows of the run, and what a reader
+    should know of it. A run that shares its steps with others trains eagerly."""
     plan, shape = job.plan, read_shape(Path(job.base_folder))
     experts = describe_experts(shape, adapted=settings.experts, four_bits=settings.method == "qlora")
-    if experts is not None:
-        report(experts)
+    notes = [] if experts is None else [experts]
     # What an earlier attempt had to change takes precedence over the plan.
     micro_rows = plan.train.get("micro_rows")
-    if plan.tuning is not None and not shares_steps:
+    if plan.tuning is not None and not strategy.shares_steps:
         from graftwork.train.gpu.engine import GpuEngine
         from graftwork.train.gpu.load import frozen_weights_of
 
@@ -63,8 +60,8 @@ def make_engine(
         begun = time.perf_counter()
         description = describe_tuning(packed.settle(rows))
         done = "compiled and measured" if packed.tuning.compiled else "measured"
-        report(f"{description}; {done} in {time.perf_counter() - begun:.0f} s")
-        return packed
+        notes.append(f"{description}; {done} in {time.perf_counter() - begun:.0f} s")
+        return packed, notes
     if plan.streamed is not None:
         from graftwork.train.streamed.engine import StreamedEngine
 
@@ -77,23 +74,23 @@ def make_engine(
             device=plan.device.kind,
             progress=progress,
         )
-        report(f"{describe_streamed(streamed.step)}; set up in {time.perf_counter() - begun:.0f} s")
-        return streamed
+        notes.append(f"{describe_streamed(streamed.step)}; set up in {time.perf_counter() - begun:.0f} s")
+        return streamed, notes
     from graftwork.train.cpu.step import make_cpu_step
     from graftwork.train.engine import StepOptions, TrainingEngine
 
     checkpointed = settings.checkpointing == "on"
     if settings.checkpointing == "auto":
         checkpointed = plan.plain is not None and plan.plain.checkpointed
-    logits = None if shares_steps else autocast_logits(model, settings, dtype=plan.dtype)
-    on_cpu = plan.device.kind == "cpu" and not shares_steps
+    logits = None if strategy.shares_steps else autocast_logits(model, settings, dtype=plan.dtype)
+    on_cpu = plan.device.kind == "cpu" and not strategy.shares_steps
     if on_cpu and why_plain_step(settings, shape, device="cpu", precision=plan.dtype) is None:
         cpu_step, description = make_cpu_step(
             model, rows, settings=settings, shape=shape, folder=Path(job.folder)
         )
-        report(description)
+        notes.append(description)
         logits = cpu_step.logits
-    return TrainingEngine(
+    engine = TrainingEngine(
         model,
         parameters,
         settings=settings,
@@ -101,10 +98,11 @@ def make_engine(
         progress=progress,
         step=StepOptions(
             micro_rows=micro_rows or (plan.plain.micro_rows if plan.plain else None),
-            activation_checkpointing=checkpointed and not shares_steps,
+            activation_checkpointing=checkpointed and not strategy.shares_steps,
             logits=logits,
         ),
     )
+    return engine, notes
 
 
 def streams_layers(settings: TrainSettings) -> bool:

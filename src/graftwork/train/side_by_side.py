@@ -157,6 +157,8 @@ class SharedSteps:
 class SideBySide(SingleProcess):
     """A strategy of one process that shares its passes with other runs."""
 
+    shares_steps = True
+
     def __init__(self, party: SharedSteps, run: int) -> None:
         self._party = party
         self._run = run

@@ -215,7 +215,7 @@ def _train(
     heart.beat("loading the base model", 0, 1)
     with explain_missing_kernels():
         run = _Run(job, settings, strategy, heart, report, load)
-        run.prepare(cases, shares_steps=shared_strategy is not None)
+        run.prepare(cases)
         loop = run.make_loop(reporting)
         load_seconds = time.perf_counter() - begun
         replay = loop.run()
@@ -239,7 +239,7 @@ class _Run:
         self.heart, self.report, self.load = heart, report, load
         self.folder = Path(job.folder)
 
-    def prepare(self, cases: Sequence[Case], *, shares_steps: bool) -> None:
+    def prepare(self, cases: Sequence[Case]) -> None:
         """Load and hash the base, attach what is trained, measure the loss before training."""
         from graftwork.model.adapter_shape import AdapterShape
         from graftwork.model.adapters.trainable import make_trainable
@@ -271,17 +271,17 @@ class _Run:
         engine_rows, open_source = prepare_source(
             job, settings, rows, cases, report=self.report, progress=move, stopped=stop_asked.is_set
         )
-        self.engine = make_engine(
+        self.engine, notes = make_engine(
             job,
             settings,
             model,
             parameters,
             engine_rows,
             strategy=strategy,
-            shares_steps=shares_steps,
             progress=stoppable_progress(move, stop_asked.is_set) if strategy.size == 1 else move,
-            report=self.report,
         )
+        for note in notes:
+            self.report(note)
         if not bare:
             # A fresh adapter changes nothing yet, so this is the loss of what training starts from.
             self.loss_before = self._once(lambda: self.engine.mean_loss(self.checks, batch_rows=8))

@@ -132,16 +132,14 @@ def test_the_plan_decides_unless_the_settings_do(tiny_base, tmp_path, asked, pla
     job = SimpleNamespace(plan=plan, folder=str(tmp_path), base_folder=str(tiny_base))
     # Several processes train eagerly; a single one has the CPU step.
     settings = SETTINGS.model_copy(update={"checkpointing": asked, "strategy": "ddp"})
-    engine = assemble_engine(
+    engine, _ = assemble_engine(
         job,
         settings,
         model,
         learned,
         make_rows(4),
         strategy=SingleProcess(),
-        shares_steps=False,
         progress=lambda *_: None,
-        report=lambda _: None,
     )
     passes = 2 if plain else 1
     assert count_products(engine) == passes * (2 if expected else 1)

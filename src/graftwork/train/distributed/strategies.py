@@ -72,6 +72,8 @@ class SingleProcess:
     size = 1
     shards = False
     """No process holds the whole model: it can be called only together, and on the plain path."""
+    shares_steps = False
+    """Whether several runs have their steps in common batches."""
     device: str | None = None
     """Where this process works; None: where the model is."""
 

@@ -38,7 +38,7 @@ class PlannedOrder:
         return sum(self._rows_each * len(batch) for batch in self._steps[:step])
 
     def mark(self, number: int) -> object:
-        """What tells one from the others: another order is another run."""
+        """What makes one different from the others: another order is another run."""
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
