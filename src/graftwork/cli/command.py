@@ -56,6 +56,19 @@ Engine = Annotated[
 ]
 
 
+def has_subcommand(context: typer.Context) -> bool:
+    """Whether a command of the group follows. Options of the group before it would be ignored: refused."""
+    if context.invoked_subcommand is None:
+        return False
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"{parameter.opts[0]} stands before the command: give it after `{context.invoked_subcommand}`"
+            )
+    return True
+
+
 @contextmanager
 def reporting(
     project: Path | None, model: str | None = None, *, tables: bool = False, engine: EngineName | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, cast, get_
 
 import typer
 
-from graftwork.cli.command import Engine, Folder, opened, print_record, reporting
+from graftwork.cli.command import Engine, Folder, has_subcommand, opened, print_record, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
@@ -685,7 +685,7 @@ def export_captures(
 
     Example:  graft data captures --out logs/captured.jsonl --since 2026-11-01 --feedback positive
     """
-    if context.invoked_subcommand is not None:
+    if has_subcommand(context):
         return
     if out is None:
         raise typer.BadParameter("name the file to write", param_hint="--out")

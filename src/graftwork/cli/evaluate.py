@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from graftwork.cli.command import Engine, Folder, Model, opened_with_progress, print_record, reporting
+from graftwork.cli.command import (
+    Engine,
+    Folder,
+    Model,
+    has_subcommand,
+    opened_with_progress,
+    print_record,
+    reporting,
+)
 from graftwork.cli.output import Json, print_json, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, AnswerIsNo
 from graftwork.views.document import quote
@@ -61,7 +69,7 @@ def evaluate(
     Example:  graft eval --subject base --subject release:champion --subject log
     Example:  graft eval --savings --json | jq .saved_usd_per_month
     """
-    if context.invoked_subcommand is not None:
+    if has_subcommand(context):
         return
     if savings:
         if subject or cases is not None or limit is not None or shards != 1 or again or engine is not None:

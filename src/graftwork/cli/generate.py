@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli.command import Folder
+from graftwork.cli.command import Folder, has_subcommand
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import UserMistake
 from graftwork.text.wording import plural
@@ -75,7 +75,7 @@ def generate(
 
     Example:  graft generate --spec converter.tiki --engine recorded:answers.jsonl --out generated
     """
-    if context.invoked_subcommand is not None:
+    if has_subcommand(context):
         return
     from graftwork.components.project import ComponentRequest, generate_components
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from graftwork.cli.command import Folder, Model, opened, print_record, reporting
+from graftwork.cli.command import Folder, Model, has_subcommand, opened, print_record, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
@@ -841,7 +841,7 @@ def plan(
     Example:  graft plan --json | jq .minutes,.run.minutes
     Example:  graft plan --past 20 --json | jq '.biases[] | select(.figure == "minutes").off'
     """
-    if context.invoked_subcommand is not None:
+    if has_subcommand(context):
         return
     if past is not None:
         if model is not None:

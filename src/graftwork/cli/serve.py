@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graftwork.cli.command import Folder, opened
+from graftwork.cli.command import Folder, has_subcommand, opened
 from graftwork.cli.output import Json, print_json, stdout
 from graftwork.records.errors import UserMistake
 from graftwork.views.document import quote
@@ -72,7 +72,7 @@ def serve(
     Example:  graft serve --challenger challenger --share 0.1
     Example:  graft serve --engine llamacpp
     """
-    if context.invoked_subcommand is not None:
+    if has_subcommand(context):
         return
     if reload:
         if _given(

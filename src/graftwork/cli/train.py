@@ -13,6 +13,7 @@ from graftwork.cli.command import (
     EngineName,
     Folder,
     Model,
+    has_subcommand,
     print_record,
     reporting,
     start_detached,
@@ -76,7 +77,7 @@ def train(
     Example:  graft train --detach
     Example:  graft train --router 0.95 -C examples/seven_models
     """
-    if context.invoked_subcommand is not None:
+    if has_subcommand(context):
         return
     if everything and (model is not None or detach):
         raise typer.BadParameter("--all cannot be combined with --model or --detach")

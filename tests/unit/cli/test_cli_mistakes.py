@@ -338,3 +338,13 @@ def test_verbs_that_need_a_project_say_so_in_their_help(graft):
     for verb in (["plan", "probe"], ["doctor"]):
         _, out, _ = graft(*verb, "--help")
         assert "project" in " ".join(out.split()).partition("Options")[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["plan", "--json", "catalog"], ["train", "--detach", "export"], ["serve", "--port", "1", "keys"]],
+)
+def test_an_option_before_the_command_of_a_group_is_refused_instead_of_ignored(graft, arguments):
+    code, _, err = graft(*arguments)
+    assert code == 2
+    assert f"{arguments[1]} stands before the command" in err
