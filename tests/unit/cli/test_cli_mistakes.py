@@ -342,7 +342,7 @@ def test_verbs_that_need_a_project_say_so_in_their_help(graft):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["plan", "--json", "catalog"], ["train", "--detach", "export"], ["serve", "--port", "1", "keys"]],
+    [["plan", "--json", "catalog"], ["train", "--detach", "sweep"], ["serve", "--port", "1", "keys"]],
 )
 def test_an_option_before_the_command_of_a_group_is_refused_instead_of_ignored(graft, arguments):
     code, _, err = graft(*arguments)
