@@ -177,23 +177,18 @@ def post(
     address: str, body: bytes, *, pauses: tuple[float, ...] = WEBHOOK_PAUSES, seconds: float = WEBHOOK_SECONDS
 ) -> str:
     """Why it failed after all tries, or nothing. Refused for good (4xx) it is not tried again."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(address, data=body, headers=headers, method="POST")
     failure = ""
-    for pause in (*pauses, None):
-        failure, again = _post_once(address, body, seconds)
-        if not failure or not again or pause is None:
-            break
+    for pause in (0.0, *pauses):
         threading.Event().wait(pause)
+        try:
+            with HttpClient(longest=LONGEST_ANSWER).send(request, seconds=seconds) as answer:
+                if answer.status < 300:
+                    return ""
+                failure = f"answered with status {answer.status}"
+                if not may_pass(answer.status):
+                    break
+        except NoAnswer as error:
+            failure = f"could not be reached: {error}"
     return failure
-
-
-def _post_once(address: str, body: bytes, seconds: float) -> tuple[str, bool]:
-    request = urllib.request.Request(
-        address, data=body, headers={"Content-Type": "application/json"}, method="POST"
-    )
-    try:
-        with HttpClient(longest=LONGEST_ANSWER).send(request, seconds=seconds) as answer:
-            if answer.status < 300:
-                return "", False
-            return f"answered with status {answer.status}", may_pass(answer.status)
-    except NoAnswer as error:
-        return f"could not be reached: {error}", True

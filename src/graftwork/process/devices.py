@@ -18,15 +18,9 @@ from graftwork.records.units import GIB
 Probe = Callable[[], tuple[DeviceVitals, ...]]
 
 QUERY = (
-    "index",
-    "uuid",
-    "name",
-    "utilization.gpu",
-    "memory.used",
-    "memory.total",
-    "temperature.gpu",
+    "index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu",
     "power.draw",
-)
+)  # fmt: skip
 PATIENCE_SECONDS = 5.0
 COLD_DRIVER_SECONDS = 20.0
 """A driver's first answer after the machine has started takes long."""
@@ -38,7 +32,14 @@ def find_probe() -> Probe | None:
     nvml = _nvml_probe()
     if nvml is not None:
         return _resting(nvml)
-    return _resting(_ask_command) if shutil.which("nvidia-smi") else None
+
+    def ask_command() -> tuple[DeviceVitals, ...]:
+        printed = ask_nvidia_smi(QUERY)
+        if printed is None:
+            raise OSError("nvidia-smi failed")
+        return parse_smi(printed, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    return _resting(ask_command) if shutil.which("nvidia-smi") else None
 
 
 def parse_smi(printed: str, *, visible: str | None = None) -> tuple[DeviceVitals, ...]:
@@ -103,13 +104,6 @@ def list_gpus() -> tuple[DeviceVitals, ...]:
     """The devices that this process may use; none where there are none to ask."""
     probe = find_probe()
     return probe() if probe is not None else ()
-
-
-def _ask_command() -> tuple[DeviceVitals, ...]:
-    printed = ask_nvidia_smi(QUERY)
-    if printed is None:
-        raise OSError("nvidia-smi failed")
-    return parse_smi(printed, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _nvml_probe() -> Probe | None:

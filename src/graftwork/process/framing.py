@@ -26,21 +26,14 @@ def encode(message: bytes, framing: Framing) -> bytes:
 
 def read_messages(stream: BinaryIO, framing: Framing, *, longest: int = LONGEST_MESSAGE) -> Iterator[bytes]:
     """Messages until the stream ends. A message that is cut off by the end is dropped."""
-    return _read_packets(stream, longest) if framing == "packet4" else _read_lines(stream, longest)
-
-
-def _read_lines(stream: BinaryIO, longest: int) -> Iterator[bytes]:
-    while line := stream.readline(longest + 1):
+    while framing == "lines" and (line := stream.readline(longest + 1)):
         if not line.endswith(b"\n"):
             if len(line) > longest:
                 raise FramingError(f"a line is longer than {longest:,} bytes")
             return
         if text := line.strip():
             yield text
-
-
-def _read_packets(stream: BinaryIO, longest: int) -> Iterator[bytes]:
-    while len(head := _read_exactly(stream, _HEAD)) == _HEAD:
+    while framing == "packet4" and len(head := _read_exactly(stream, _HEAD)) == _HEAD:
         length = int.from_bytes(head)
         if length > longest:
             raise FramingError(f"a message of {length:,} bytes; the most is {longest:,}")

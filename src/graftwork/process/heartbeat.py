@@ -73,7 +73,15 @@ class Sampler:
         self._resident.append((now, resident))
         while now - self._resident[0][0] > GROWTH_WINDOW_SECONDS:
             self._resident.popleft()
-        cores, swapped = self._rates(now)
+        # Cores kept busy and MiB swapped a second, since the sample before.
+        used, pages = time.process_time(), memory.swapped_pages()
+        before, self._last = self._last, (now, used, pages)
+        cores = swapped = None
+        if before is not None and now > before[0]:
+            seconds = now - before[0]
+            cores = (used - before[1]) / seconds
+            if pages is not None and before[2] is not None:
+                swapped = (pages - before[2]) * resource.getpagesize() / MIB / seconds
         self.latest = Vitals(
             at=time.time(),
             memory_gib=resident,
@@ -88,30 +96,12 @@ class Sampler:
             data_share=data_share,
             devices=self._probe() if self._probe else (),
         )
-        self._keep(self.latest, now)
-        return self.latest
-
-    def _rates(self, now: float) -> tuple[float | None, float | None]:
-        """Cores kept busy and MiB swapped a second, since the sample before."""
-        used, pages = time.process_time(), memory.swapped_pages()
-        before, self._last = self._last, (now, used, pages)
-        if before is None or now <= before[0]:
-            return None, None
-        seconds = now - before[0]
-        swapped = None
-        if pages is not None and before[2] is not None:
-            swapped = (pages - before[2]) * resource.getpagesize() / MIB / seconds
-        return (used - before[1]) / seconds, swapped
-
-    def _keep(self, vitals: Vitals, now: float) -> None:
-        if now - self._written < seconds_between_lines(now - self._begun, every=self._every):
-            return
-        self._written = now
-        try:
-            self._journal.append(vitals.model_dump(mode="json", exclude_none=True))
-        except GraftError:
+        if now - self._written >= seconds_between_lines(now - self._begun, every=self._every):
+            self._written = now
             # A full disk is the work's own trouble, and it will say so.
-            return
+            with suppress(GraftError):
+                self._journal.append(self.latest.model_dump(mode="json", exclude_none=True))
+        return self.latest
 
 
 def seconds_between_lines(elapsed: float, *, every: float = SAMPLE_SECONDS) -> float:
@@ -223,11 +213,9 @@ class Heart:
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
             self._sample()
-            try:
+            # The disk may have room again the next time; the work itself will say it if not.
+            with suppress(GraftError):
                 self._write()
-            except GraftError:
-                # The disk may have room again the next time; the work itself will say it if not.
-                continue
 
     def _sample(self) -> None:
         if self._sampler is None or not self._sampler.due():
@@ -286,6 +274,11 @@ DATA_SHARE = 0.5
 HOT_C = 86.0
 
 INSIDE_A_STEP = ("data", "forward", "backward", "update")
+FROZEN = {
+    "T": "the process was stopped by a signal; `kill -CONT` resumes it",
+    "D": "the process waits for a disk or a driver that does not answer",
+}
+"""By the letter that the system gives to its state."""
 
 
 class Patience(Record):
@@ -331,12 +324,16 @@ def assess_health(
         why = f"process {beat.pid} is not running; it last did: {_what(beat)}"
         return HealthReport(health="gone", reason=why, **times)
     if age > patience.silent_seconds:
-        why = f"no heartbeat for {age:.0f} s: {_frozen(process_state)}"
+        frozen = FROZEN.get(process_state.upper(), "the process is frozen or starved")
+        why = f"no heartbeat for {age:.0f} s: {frozen}"
         return HealthReport(health="stuck", reason=why, **times)
     found = evidence(beat)
     because = "; ".join(found) or "nothing in the machine's figures explains it"
     still = _number(beat, "seconds_since_move") or 0.0
-    expected = _expected_now(beat, expected_seconds)
+    # How long what is being done now should take at most before it moves.
+    settled = (_number(beat, "steps_here") or 0.0) >= FEW_STEPS
+    in_a_step = beat.phase == "training" and beat.doing in INSIDE_A_STEP and settled
+    expected = expected_seconds if in_a_step else max(expected_seconds, BETWEEN_STEPS_SECONDS)
     for health, factor, least in (
         ("stuck", STUCK_FACTOR, patience.stuck_seconds),
         ("slow", SLOW_FACTOR, patience.slow_seconds),
@@ -364,8 +361,7 @@ def evidence(beat: Beat) -> tuple[str, ...]:
         share = f" ({100 * vitals.data_share:.0f} % of the time)" if vitals and vitals.data_share else ""
         found.append(f"it waits for data{share}")
     if vitals is not None and beat.phase == "training":
-        found += _of_devices(vitals)
-        found += _of_processor(vitals)
+        found += _of_devices(vitals) if vitals.devices else _of_cores(vitals)
     return tuple(found)
 
 
@@ -399,9 +395,9 @@ def _of_devices(vitals: Vitals) -> list[str]:
     return found
 
 
-def _of_processor(vitals: Vitals) -> list[str]:
+def _of_cores(vitals: Vitals) -> list[str]:
     """Others take the cores, or nothing is computed at all. With a device its use says more."""
-    if vitals.processor_cores is None or vitals.devices:
+    if vitals.processor_cores is None:
         return []
     if vitals.load is not None and vitals.load > 2 * vitals.cores:
         return [f"others use the processor too (load {vitals.load:.0f} on {vitals.cores} cores)"]
@@ -410,24 +406,8 @@ def _of_processor(vitals: Vitals) -> list[str]:
     return []
 
 
-def _expected_now(beat: Beat, step_seconds: float) -> float:
-    """How long what is being done now should take at most before it moves."""
-    settled = (_number(beat, "steps_here") or 0.0) >= FEW_STEPS
-    if beat.phase == "training" and beat.doing in INSIDE_A_STEP and settled:
-        return step_seconds
-    return max(step_seconds, BETWEEN_STEPS_SECONDS)
-
-
 def _what(beat: Beat) -> str:
     return f"{beat.phase} ({beat.doing})" if beat.doing else beat.phase
-
-
-def _frozen(state: str) -> str:
-    if state in ("T", "t"):
-        return "the process was stopped by a signal; `kill -CONT` resumes it"
-    if state == "D":
-        return "the process waits for a disk or a driver that does not answer"
-    return "the process is frozen or starved"
 
 
 def _number(beat: Beat, name: str) -> float | None:

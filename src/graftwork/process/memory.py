@@ -53,11 +53,18 @@ def process_peak_gib(pid: int) -> float | None:
 def machine_memory() -> dict[str, float]:
     """`limit`, `free` and `swap_used` as far as they are known; a container's limit where it is lower."""
     found = parse_meminfo(read_or_empty(PROC / "meminfo"))
-    limit, used = _container()
-    if limit is not None and limit < found.get("limit", _NO_LIMIT):
-        found["limit"] = limit
+    # Limit and use of the control group, without the file cache that the kernel would give back.
+    if group := _own_group():
+        names = ("memory.max", "memory.current", "inactive_file")
+    else:
+        group = CGROUPS / "memory"
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    most, used = _number(group / names[0]), _number(group / names[1])
+    cache = parse_counts(read_or_empty(group / "memory.stat")).get(names[2], 0)
+    if most is not None and most < _NO_LIMIT and most / GIB < found.get("limit", _NO_LIMIT):
+        limit = found["limit"] = most / GIB
         if used is not None:
-            found["free"] = min(found.get("free", limit), max(limit - used, 0.0))
+            found["free"] = min(found.get("free", limit), max(limit - max(used - cache, 0) / GIB, 0.0))
     return found
 
 
@@ -92,21 +99,6 @@ def parse_counts(text: str) -> dict[str, int]:
     """Lines of a name and a number."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def _container() -> tuple[float | None, float | None]:
-    """Limit and use of the control group, without the file cache that the kernel would give back."""
-    group = _own_group()
-    if group is not None:
-        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-        cache = parse_counts(read_or_empty(group / "memory.stat")).get("inactive_file", 0)
-    else:
-        old = CGROUPS / "memory"
-        limit, used = _number(old / "memory.limit_in_bytes"), _number(old / "memory.usage_in_bytes")
-        cache = parse_counts(read_or_empty(old / "memory.stat")).get("total_inactive_file", 0)
-    if limit is None or limit >= _NO_LIMIT:
-        return None, None
-    return limit / GIB, max(used - cache, 0) / GIB if used is not None else None
 
 
 def _own_group() -> Path | None:

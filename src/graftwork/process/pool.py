@@ -58,8 +58,12 @@ def work_in_order(
         initializer=_begin,
         initargs=(os.getpid(), prepare, with_arguments),
     )
+    left = chain(first, waiting)
     try:
-        yield from _keep_busy(pool, chain(first, waiting), work, most=count * WAITING_PER_PROCESS)
+        running = deque(_submit(pool, work, piece) for piece in islice(left, count * WAITING_PER_PROCESS))
+        while running:
+            yield running.popleft().result()
+            running.extend(_submit(pool, work, piece) for piece in islice(left, 1))
     except BrokenProcessPool as error:
         raise EnvironmentLacks(
             "a worker process was killed",
@@ -68,15 +72,6 @@ def work_in_order(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _keep_busy(
-    pool: ProcessPoolExecutor, pieces: Iterator[Piece], work: Callable[[Piece], Result], *, most: int
-) -> Iterator[Result]:
-    running: deque[Future[Result]] = deque(_submit(pool, work, piece) for piece in islice(pieces, most))
-    while running:
-        yield running.popleft().result()
-        running.extend(_submit(pool, work, piece) for piece in islice(pieces, 1))
 
 
 def _submit(pool: ProcessPoolExecutor, work: Callable[[Piece], Result], piece: Piece) -> Future[Result]:

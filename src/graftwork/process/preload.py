@@ -121,15 +121,10 @@ class PreloadedWorkers:
             ours, theirs = socket.socketpair()
             ours.settimeout(PATIENCE_SECONDS)
             self._environment = dict(environment)
+            modules = json.dumps([list(self._modules), list(further)])
             with theirs:
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        __name__,
-                        str(theirs.fileno()),
-                        json.dumps([list(self._modules), list(further)]),
-                    ],
+                    [sys.executable, "-m", __name__, str(theirs.fileno()), modules],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -161,8 +156,8 @@ class PreloadedWorkers:
         }
         exits, report = os.pipe()
         try:
-            given = [] if stdin is None else [stdin]
-            pid = self._ask(json.dumps(request).encode(), [log.fileno(), report, *given])
+            files = [log.fileno(), report, *([] if stdin is None else [stdin])]
+            pid = self._ask(json.dumps(request).encode(), files)
         finally:
             os.close(report)
         if pid is None:
@@ -303,16 +298,10 @@ _SERVER = os.getpid()
 
 
 def _can_fork() -> bool:
-    """A second thread would be missing in the worker, and an open card does not survive a fork."""
+    """A second thread would be missing in the worker, and an open GPU does not survive a fork."""
     threads = len(list(Path("/proc/self/task").iterdir()))
-    return threads == 1 and not any(_opens_card(link) for link in Path("/proc/self/fd").iterdir())
-
-
-def _opens_card(link: Path) -> bool:
-    try:
-        return link.readlink().name == "nvidia-uvm"
-    except OSError:
-        return False
+    opened = (link.resolve().name for link in Path("/proc/self/fd").iterdir())
+    return threads == 1 and "nvidia-uvm" not in opened
 
 
 def _become(request: dict[str, Any], log: int, stdin: Sequence[int]) -> NoReturn:
@@ -355,20 +344,17 @@ def _run(module: str) -> int:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
-        code = _exit_code(ended)
+        if ended.code is None or isinstance(ended.code, int):
+            code = (ended.code or 0) & 0xFF
+        else:
+            print(ended.code, file=sys.stderr)
+            code = 1
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     return code
-
-
-def _exit_code(ended: SystemExit) -> int:
-    if ended.code is None or isinstance(ended.code, int):
-        return (ended.code or 0) & 0xFF
-    print(ended.code, file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

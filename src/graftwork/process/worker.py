@@ -112,17 +112,17 @@ def tie_to_parent(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True, name="parent watch").start()
+
+        def watch() -> None:
+            pause = threading.Event()
+            while os.getppid() == parent:
+                pause.wait(1.0)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=watch, daemon=True, name="parent watch").start()
     if os.getppid() != parent:
         # It died before the tie was made.
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _watch(parent: int) -> None:
-    pause = threading.Event()
-    while os.getppid() == parent:
-        pause.wait(1.0)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 ERROR_FILE = "error.json"
@@ -159,7 +159,12 @@ def run_worker(
             try:
                 work(job)
             except ModuleNotFoundError as missing:
-                return _leave(folder, _lacks(missing))
+                lacking = EnvironmentLacks(
+                    f"the package {missing.name} is not installed",
+                    why="models run only where it is",
+                    fix=f"{pip_install('train')}; the extra `serve` in its place serves too",
+                )
+                return _leave(folder, lacking)
             except GraftError as error:
                 return _leave(folder, error)
             except Exception as error:
@@ -180,14 +185,6 @@ def _leave(folder: Path, error: GraftError) -> int:
     """Say what is wrong where the parent looks for it."""
     write_atomic(folder / ERROR_FILE, json.dumps(error.as_json()))
     return error.exit_code
-
-
-def _lacks(missing: ModuleNotFoundError) -> GraftError:
-    return EnvironmentLacks(
-        f"the package {missing.name} is not installed",
-        why="models run only where it is",
-        fix=f"{pip_install('train')}; the extra `serve` in its place serves too",
-    )
 
 
 def set_in_handler(event: threading.Event) -> None:

@@ -139,5 +139,4 @@ def test_a_piece_that_is_begun_again_is_counted_as_repeated(tmp_path, monkeypatc
     for number, head, node in ((0, "a", "h1"), (1, "b", "h2"), (0, "a", "h2")):
         work_on({**order, "piece": f"{number:08d}", "node": node}, pack(str(tmp_path)), pack(head))
     assert sorted(path.name for path in tmp_path.glob("*.done")) == ["a.done", "b.done"]
-    report = read_journals(tmp_path)
-    assert (report.nodes, report.repeated) == ({"h1": 1, "h2": 2}, 1)
+    assert read_journals(tmp_path) == ({"h1": 1, "h2": 2}, 1)

@@ -121,23 +121,8 @@ def _note(order: dict[str, str], node: str, state: str) -> None:
     Journal(path).append({"piece": order["piece"], "node": node, "state": state, "at": time.time()})
 
 
-@dataclass(frozen=True)
-class MapReport:
-    """How the pieces were divided."""
-
-    nodes: dict[str, int]
-    """Pieces that each node finished."""
-    repeated: int
-    """Pieces that were begun more than once."""
-
-    def __str__(self) -> str:
-        shares = ", ".join(f"{node} {count}" for node, count in sorted(self.nodes.items()))
-        again = f", {self.repeated} repeated" if self.repeated else ""
-        return f"{sum(self.nodes.values())} pieces on {len(self.nodes)} node(s): {shares}{again}"
-
-
-def read_journals(folder: Path) -> MapReport:
-    """Sum up the journals of all processes."""
+def read_journals(folder: Path) -> tuple[dict[str, int], int]:
+    """The pieces that each node finished, and how many pieces were begun more than once."""
     nodes: dict[str, int] = {}
     begun: dict[str, int] = {}
     for path in sorted((folder / JOURNALS).glob("*.jsonl")):
@@ -146,7 +131,7 @@ def read_journals(folder: Path) -> MapReport:
                 nodes[line["node"]] = nodes.get(line["node"], 0) + 1
             else:
                 begun[line["piece"]] = begun.get(line["piece"], 0) + 1
-    return MapReport(nodes, sum(count > 1 for count in begun.values()))
+    return nodes, sum(count > 1 for count in begun.values())
 
 
 _prepared: dict[str, tuple[Callable[..., None], Context]] = {}
@@ -214,7 +199,8 @@ class MapEngine:
     """Shared with all nodes; each map has a folder of its own in it."""
     processes: int | None = None
     say: Callable[[str], None] = log.info
-    reports: list[MapReport] = field(default_factory=list)
+    reports: list[tuple[dict[str, int], int]] = field(default_factory=list)
+    """Of each map: the pieces of each node, and how many were begun more than once."""
 
     def map(self, pieces: Iterable[Piece], work: MapWork[Piece, Result]) -> Iterator[Result]:
         """Yield the results in the order of the pieces."""
@@ -240,7 +226,12 @@ class MapEngine:
             for _ in done:
                 result = remote.collect(taken[0])
                 if result is None:
-                    raise _not_shared(self.runner.name, folder)
+                    raise EnvironmentLacks(
+                        f"a node of {self.runner.name} finished a piece, and its file is not here",
+                        why="the project's folder is not the same on all nodes",
+                        fix="put the project on a file system that all nodes share, under the same path",
+                        where=str(folder),
+                    )
                 taken.popleft()
                 yield result
         except EngineLost as lost:
@@ -248,7 +239,14 @@ class MapEngine:
             yield from self._here(chain(taken, left), work)
         finally:
             done.close()
-            self._report(folder)
+            nodes, repeated = read_journals(folder)
+            if nodes:
+                self.reports.append((nodes, repeated))
+                shares = ", ".join(f"{node} {count}" for node, count in sorted(nodes.items()))
+                again = f", {repeated} repeated" if repeated else ""
+                pieces_done = f"{sum(nodes.values())} pieces on {len(nodes)} node(s)"
+                self.say(f"{self.runner.name}: {pieces_done}: {shares}{again}")
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _here(self, pieces: Iterable[Piece], work: MapWork[Piece, Result]) -> Iterator[Result]:
         return work_in_order(
@@ -258,19 +256,3 @@ class MapEngine:
             with_arguments=work.with_arguments,
             processes=self.processes,
         )
-
-    def _report(self, folder: Path) -> None:
-        report = read_journals(folder)
-        if report.nodes:
-            self.reports.append(report)
-            self.say(f"{self.runner.name if self.runner else 'local'}: {report}")
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _not_shared(name: str, folder: Path) -> EnvironmentLacks:
-    return EnvironmentLacks(
-        f"a node of {name} finished a piece, and its file is not here",
-        why="the project's folder is not the same on all nodes",
-        fix="put the project on a file system that all nodes share, under the same path",
-        where=str(folder),
-    )

@@ -46,52 +46,43 @@ def open_events() -> Callable[..., None]:
 
 def main() -> int:
     say = open_events()
-    try:
-        _drive(read_messages(sys.stdin.buffer, "packet4", longest=LONGEST_PIECE), say)
-    except GraftError as error:
-        say(**error.as_json())
-    return 0
-
-
-def _drive(messages: Iterator[bytes], say: Any) -> None:
     import ray
 
+    messages = read_messages(sys.stdin.buffer, "packet4", longest=LONGEST_PIECE)
     message = next(messages, None)
     if message is None:
-        return
+        return 0
     order, (shared,) = unpack(message)
     if (fault := connect(ray, order["address"])) is not None:
         say(lost=fault)
-        return
+        return 0
     try:
         check_nodes(ray, order["stamp"], order["folder"])
         say(cpus=int(ray.cluster_resources().get("CPU", 1)))
         _Tasks(ray, order, shared, say).run(messages)
+    except GraftError as error:
+        say(**error.as_json())
     finally:
         ray.shutdown()
+    return 0
 
 
 def connect(ray: Any, address: str) -> str | None:
     """Connect to the cluster; why it cannot be reached, or None."""
     try:
-        # Ray itself tries for minutes.
-        for host, port in _list_heads(address):
-            socket.create_connection((host, port), timeout=HEAD_SECONDS).close()
+        head = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
+        if head == "auto":
+            # What Ray noted on this machine.
+            head = CURRENT_CLUSTER.read_text().strip() if CURRENT_CLUSTER.is_file() else ""
+        host, _, port = head.rpartition(":")
+        if host and port.isdigit():
+            # Ray itself tries for minutes.
+            socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="WARNING", namespace="graft")
     except Exception as error:  # Ray raises many kinds
         first = (str(error).splitlines() or ["no message"])[0]
         return f"the cluster cannot be reached: {type(error).__name__}: {first[:200]}"
     return None
-
-
-def _list_heads(address: str) -> list[tuple[str, int]]:
-    """Host and port of the head, where they are known; `auto` is what Ray noted on this machine."""
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", "auto")
-    if address == "auto":
-        address = CURRENT_CLUSTER.read_text().strip() if CURRENT_CLUSTER.is_file() else ""
-    host, _, port = address.rpartition(":")
-    return [(host.strip("[]"), int(port))] if host and port.isdigit() else []
 
 
 def check_nodes(ray: Any, stamp: str, folder: str) -> None:
@@ -187,14 +178,15 @@ class _Tasks:
 
     def run(self, messages: Iterator[bytes]) -> None:
         """Until the command closes the stream: it is done, or gone."""
-        threading.Thread(target=self._listen, args=(messages,), daemon=True).start()
+
+        def listen() -> None:
+            for message in messages:
+                self._arrived.put(message)
+            self._arrived.put(None)
+
+        threading.Thread(target=listen, daemon=True).start()
         while self._take(wait=not self._running) and self._collect():
             pass
-
-    def _listen(self, messages: Iterator[bytes]) -> None:
-        for message in messages:
-            self._arrived.put(message)
-        self._arrived.put(None)
 
     def _take(self, *, wait: bool) -> bool:
         """Start what has arrived; False once no more will come."""
@@ -214,9 +206,11 @@ class _Tasks:
         """Report what is done; False if nothing can come any more."""
         # Pieces that arrive are started between two calls.
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=WAIT_SECONDS)
-        if not ready and not self._has_nodes():
-            self._say(lost="no node is left")
-            return False
+        if not ready and time.monotonic() - self._asked >= NODES_SECONDS:
+            self._asked = time.monotonic()
+            if not any(node["Alive"] and node["Resources"].get("CPU") for node in self._ray.nodes()):
+                self._say(lost="no node is left")
+                return False
         for reference in ready:
             number = self._running.pop(reference)
             try:
@@ -229,12 +223,6 @@ class _Tasks:
                 return False
             self._say(piece=number)
         return True
-
-    def _has_nodes(self) -> bool:
-        if time.monotonic() - self._asked < NODES_SECONDS:
-            return True
-        self._asked = time.monotonic()
-        return any(node["Alive"] and node["Resources"].get("CPU") for node in self._ray.nodes())
 
 
 if __name__ == "__main__":

@@ -72,7 +72,10 @@ def _run(ray: Any, order: dict[str, Any], say: Any) -> int:
     waiting, failed = list(parts), False
     while waiting:
         ready, waiting = ray.wait(waiting, num_returns=1)
-        code = _code_of(ray, ready[0])
+        try:
+            code = int(ray.get(ready[0]))
+        except Exception:  # its node died, or it was cancelled
+            code = LOST
         say(rank=parts[ready[0]], code=code)
         if code and not failed:
             failed = True
@@ -81,13 +84,6 @@ def _run(ray: Any, order: dict[str, Any], say: Any) -> int:
                 ray.cancel(reference, force=True)
     remove_placement_group(group)
     return 0
-
-
-def _code_of(ray: Any, reference: Any) -> int:
-    try:
-        return int(ray.get(reference))
-    except Exception:  # its node died, or it was cancelled
-        return LOST
 
 
 def _own_address() -> str:

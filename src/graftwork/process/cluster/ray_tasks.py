@@ -73,32 +73,27 @@ class RayTasks:
         order |= {"address": self.address, "cpus": str(self.cpus), "gpus": str(self.gpus)}
         with _Driver(order, shared, folder, self.environment) as driver:
             self._driver = driver
+            sent, next_out, more = 0, 0, True
+            done: set[int] = set()
             with suppress(_Stopped):
-                yield from _in_order(driver, pieces, most=driver.room)
+                while True:
+                    while more and sent - next_out < driver.room:
+                        piece = next(pieces, None)
+                        more = piece is not None
+                        if piece is not None:
+                            driver.send({"piece": str(sent)}, piece)
+                            sent += 1
+                    if next_out == sent:
+                        return
+                    done.add(driver.next_done())
+                    while next_out in done:
+                        done.discard(next_out)
+                        next_out += 1
+                        yield
 
     def stop(self) -> None:
         if self._driver is not None:
             self._driver.stop()
-
-
-def _in_order(driver: "_Driver", pieces: Iterator[bytes], *, most: int) -> Generator[None, None, None]:
-    sent, next_out = 0, 0
-    done: set[int] = set()
-    more = True
-    while True:
-        while more and sent - next_out < most:
-            piece = next(pieces, None)
-            more = piece is not None
-            if piece is not None:
-                driver.send({"piece": str(sent)}, piece)
-                sent += 1
-        if next_out == sent:
-            return
-        done.add(driver.next_done())
-        while next_out in done:
-            done.discard(next_out)
-            next_out += 1
-            yield
 
 
 class _Stopped(Exception):

@@ -46,15 +46,25 @@ def list_views(packages: tuple[str, ...] = ()) -> tuple[View, ...]:
             views.append(View("folder", name, name))
     folders = [Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib"]
     folders.append(Path(sysconfig.get_path("stdlib")))
-    views += _not_yet_seen(folders, views)
-    views += _withheld(views)
+    for path in (folder.resolve() for folder in folders):
+        if path.is_dir() and not any(
+            view.kind == "folder" and path.is_relative_to(view.target) for view in views
+        ):
+            views.append(View("folder", str(path), str(path)))
+    # Packages that happen to be installed anywhere below a mounted folder are withheld.
+    for view in [view for view in views if view.kind == "folder"]:
+        for pattern in ("python*/site-packages", "python*/dist-packages", "site-packages"):
+            installed = sorted(Path(view.source).glob(pattern))
+            views += [View("empty", "", str(path)) for path in installed if not path.is_symlink()]
     views.append(View("file", interpreter(), interpreter()))
     if Path("/etc/ld.so.cache").is_file():
         views.append(View("file", "/etc/ld.so.cache", "/etc/ld.so.cache"))
     views += [View("device", name, name) for name in _DEVICES if Path(name).exists()]
     views += [View("folder", source, shown) for source, shown in places_of(packages).items()]
-    links = [place for place in ("/tmp", "/dev/shm") if not any(_lies_in(view, place) for view in views)]
-    views += [View("link", FOLDER, place) for place in links]
+    for place in ("/tmp", "/dev/shm"):
+        # An interpreter may be installed in the temporary folder.
+        if not any(Path(view.target).is_relative_to(place) for view in views):
+            views.append(View("link", FOLDER, place))
     return tuple(dict.fromkeys(views))
 
 
@@ -62,32 +72,6 @@ def places_of(packages: tuple[str, ...]) -> dict[str, str]:
     """Where a folder of packages is, and where it is mounted: inside, its name reveals nothing."""
     found = dict.fromkeys(str(Path(package).resolve()) for package in packages)
     return {source: f"/packages/{number}" for number, source in enumerate(found)}
-
-
-def _lies_in(view: View, place: str) -> bool:
-    """An interpreter may be installed in the temporary folder."""
-    return Path(view.target).is_relative_to(place)
-
-
-def _not_yet_seen(folders: list[Path], views: list[View]) -> list[View]:
-    shown = [Path(view.target) for view in views if view.kind == "folder"]
-    found: list[View] = []
-    for folder in folders:
-        path = folder.resolve()
-        if path.is_dir() and not any(path.is_relative_to(above) for above in shown):
-            shown.append(path)
-            found.append(View("folder", str(path), str(path)))
-    return found
-
-
-def _withheld(views: list[View]) -> list[View]:
-    """Installed packages anywhere below a mounted folder."""
-    found = []
-    for view in views:
-        if view.kind == "folder":
-            for pattern in ("python*/site-packages", "python*/dist-packages", "site-packages"):
-                found += [View("empty", "", str(path)) for path in sorted(Path(view.source).glob(pattern))]
-    return [view for view in found if not Path(view.target).is_symlink()]
 
 
 def shut_by_bubblewrap(
@@ -111,31 +95,21 @@ def shut_by_bubblewrap(
     command += ["--clearenv"]
     for name, value in environment.items():
         command += ["--setenv", name, value]
-    for folder in _folders_above([view.target for view in views] + list(shown.values())):
+    targets = {*(view.target for view in views), *shown.values()}
+    above = {str(folder) for path in targets for folder in PurePosixPath(path).parents}
+    for folder in sorted(above - {"/"} - targets):
         # Bubblewrap would shut those for others whose originals are shut: /root above an interpreter.
         command += ["--perms", "0755", "--dir", folder]
-    for view in views:
-        command += _as_option(view)
+    for kind, source, target in views:
+        if kind == "empty":
+            command += ["--perms", "0755", "--size", "4096", "--tmpfs", target, "--remount-ro", target]
+        else:
+            option = {"link": "--symlink", "device": "--dev-bind"}.get(kind, "--ro-bind")
+            command += [option, source, target]
     for source, target in shown.items():
         command += ["--ro-bind", source, target]
     command += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", FOLDER]
     return [*command, "--remount-ro", "/", "--chdir", FOLDER, "--"]
-
-
-def _as_option(view: View) -> list[str]:
-    if view.kind == "link":
-        return ["--symlink", view.source, view.target]
-    if view.kind == "empty":
-        return ["--perms", "0755", "--size", "4096", "--tmpfs", view.target, "--remount-ro", view.target]
-    if view.kind == "device":
-        return ["--dev-bind", view.source, view.target]
-    return ["--ro-bind", view.source, view.target]
-
-
-def _folders_above(paths: Sequence[str]) -> list[str]:
-    """The outermost first."""
-    above = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
-    return sorted(above - {"/"} - set(paths))
 
 
 INSIDE = Path(__file__).with_name("inside")
@@ -161,41 +135,31 @@ MOST_JOBS = 256
 """Of one sandbox: each has the user id behind that of the one before."""
 
 
-class Pipes(NamedTuple):
-    """The far ends, as the child knows them."""
-
-    channel: int
-    status: int
-
-
-class BatchShape(NamedTuple):
-    """How many jobs one sandbox runs, and what each of them may take."""
-
-    jobs: int
-    seconds: float
-    output_bytes: int
-
-
 def command_for(
     kind: SandboxKind,
-    pipes: Pipes,
+    pipes: tuple[int, int],
     *,
     limits: Limits,
     folder: str,
     packages: tuple[str, ...] = (),
-    batch: BatchShape | None = None,
+    jobs: int = 0,
+    job_limits: Limits | None = None,
 ) -> list[str]:
-    """`folder` is the code's own: a place on this machine for those ways that can make none of their own."""
+    """`pipes` are the far ends of channel and status, as the child knows them. `folder` is the code's own:
+    a place on this machine for those ways that can make none of their own.
+
+    With `job_limits` the sandbox runs so many jobs, each of which may take so much.
+    """
     views, places = list_views(packages), places_of(packages)
     described = {
         "way": str(kind.value),
         "parent": os.getpid(),
-        "channel": pipes.channel,
-        "status": pipes.status,
+        "channel": pipes[0],
+        "status": pipes[1],
         "uid": choose_uid() if kind is not SandboxKind.OFF else None,
-        "limits": limits.model_dump() | ({"job_output_bytes": batch.output_bytes} if batch else {}),
-        "batch": batch.jobs if batch else 0,
-        "seconds": batch.seconds if batch else 0.0,
+        "limits": limits.model_dump(),
+        "job_limits": job_limits.model_dump() if job_limits is not None else None,
+        "batch": jobs,
         "folder": folder,
         "search": list(places.values() if folder == FOLDER else places),
         "views": [tuple(view) for view in views] if kind is not SandboxKind.BUBBLEWRAP else [],

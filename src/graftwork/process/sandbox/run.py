@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -37,8 +37,6 @@ from graftwork.process.pool import count_cores
 from graftwork.process.sandbox.command import (
     FOLDER,
     MOST_JOBS,
-    BatchShape,
-    Pipes,
     choose_uid,
     command_for,
     scrubbed_environment,
@@ -56,8 +54,16 @@ _PROC = Path("/proc")
 def memory_of_tree(root: int, *, most: int) -> int:
     """At most a quick look; only when it seems to be more than `most`, the exact one."""
     tree = processes_below(root)
-    resident = sum(_resident(number) for number in tree)
-    return resident if resident <= most else sum(_proportional(number) for number in tree)
+    used = sum(_resident(number) for number in tree)
+    if used <= most:
+        return used
+    used = 0
+    for number in tree:
+        # Shared pages divided by those who share them; everything where that may not be read.
+        rollup = read_or_empty(_PROC / str(number) / "smaps_rollup")
+        shared = re.search(r"^Pss:\s+(\d+) kB", rollup, re.M)
+        used += int(shared[1]) * 1024 if shared else _resident(number)
+    return used
 
 
 def processes_below(root: int) -> list[int]:
@@ -67,27 +73,15 @@ def processes_below(root: int) -> list[int]:
     while waiting:
         number = waiting.pop()
         found.append(number)
-        for thread in _threads(number):
-            waiting += [int(child) for child in read_or_empty(thread / "children").split()]
+        with suppress(OSError):
+            for thread in list((_PROC / str(number) / "task").iterdir()):
+                waiting += [int(child) for child in read_or_empty(thread / "children").split()]
     return found[1:]
-
-
-def _threads(number: int) -> list[Path]:
-    try:
-        return list((_PROC / str(number) / "task").iterdir())
-    except OSError:
-        return []
 
 
 def _resident(number: int) -> int:
     parts = read_or_empty(_PROC / str(number) / "statm").split()
     return int(parts[1]) * _PAGE if len(parts) > 1 else 0
-
-
-def _proportional(number: int) -> int:
-    """Shared pages divided by those who share them; everything where that may not be read."""
-    found = re.search(r"^Pss:\s+(\d+) kB", read_or_empty(_PROC / str(number) / "smaps_rollup"), re.M)
-    return int(found[1]) * 1024 if found else _resident(number)
 
 
 _HEAD = struct.Struct("!I")
@@ -99,18 +93,17 @@ _LONGEST_STATUS = 65536
 _LOOK_EVERY = 0.05
 
 
-@dataclass
 class Talk:
     """The messages so far. `asked` is called with each message of the sandbox and may return an answer."""
 
-    channel: socket.socket
-    asked: Callable[[bytes], bytes | None]
-    outgoing: bytearray = field(default_factory=bytearray)
-    incoming: bytearray = field(default_factory=bytearray)
-    heard: dict[str, bytearray] = field(default_factory=dict)
-    messages: int = 0
-    reason: Reason = ""
-    peak_bytes: int = 0
+    def __init__(
+        self, channel: socket.socket, asked: Callable[[bytes], bytes | None], *, outgoing: bytearray
+    ) -> None:
+        self.channel, self.asked = channel, asked
+        self.outgoing, self.incoming = outgoing, bytearray()
+        self.heard: dict[str, bytearray] = {}
+        self.messages = self.peak_bytes = 0
+        self.reason: Reason = ""
 
 
 def frame(message: bytes) -> bytes:
@@ -234,11 +227,6 @@ class BoxNotMade(Exception):
     """This way does not work here, and why."""
 
 
-class Batch(NamedTuple):
-    shape: BatchShape
-    tasks: tuple[dict[str, Any], ...]
-
-
 @dataclass(frozen=True)
 class Sandbox:
     """A way that works on this machine, and what each run in it may use."""
@@ -249,13 +237,13 @@ class Sandbox:
 
     def run(self, source: str, *, files: dict[str, str] | None = None) -> SandboxResult:
         """As `python file.py` would."""
-        return self._in_box({"action": "run", "name": "main.py", "source": source, "files": files or {}})
+        return self.in_box({"action": "run", "name": "main.py", "source": source, "files": files or {}})
 
     def compile(self, source: str) -> SandboxResult:
         """Whether it is Python at all; nothing of it is run."""
         messages: list[bytes] = []
         task = {"action": "compile", "name": "answer.py", "source": source, "files": {}}
-        result = self._in_box(task, asked=messages.append)
+        result = self.in_box(task, asked=messages.append)
         return result if messages == [b"compiled"] else _without_nonce(result)
 
     def test(self, source: str, tests: str, *, files: dict[str, str] | None = None) -> SandboxResult:
@@ -274,17 +262,22 @@ class Sandbox:
         task = {"action": "test", "name": "answer.py", "source": source, "files": files or {}}
         # One more: the process of the tests is not the answer's.
         own = self.limits.model_copy(update={"processes": self.limits.processes + 1})
-        result = replace(self, limits=own)._in_box(task, asked=answer)
+        result = replace(self, limits=own).in_box(task, asked=answer)
         if len(messages) == 2 and messages[1].startswith(UNSUPPORTED):
             why = messages[1].removeprefix(UNSUPPORTED).decode(errors="replace")
             return result.model_copy(update={"ok": False, "reason": "unsupported", "stderr": why})
         return result if messages == [b"ready", nonce.encode()] else _without_nonce(result)
 
-    def _in_box(
-        self, task: dict[str, Any], *, asked: Callable[[bytes], bytes | None] = lambda _message: None
+    def in_box(
+        self,
+        task: dict[str, Any],
+        *,
+        asked: Callable[[bytes], bytes | None] = lambda _message: None,
+        jobs: Sequence[dict[str, Any]] = (),
+        job_limits: Limits | None = None,
     ) -> SandboxResult:
         try:
-            return run_in_box(task, kind=self.kind, limits=self.limits, packages=self.packages, asked=asked)
+            return run_in_box(self, task, asked=asked, jobs=jobs, job_limits=job_limits)
         except BoxNotMade as error:
             raise EnvironmentLacks(
                 f"the sandbox ({self.kind}) could not be made: {error}",
@@ -294,21 +287,26 @@ class Sandbox:
 
 
 def run_in_box(
+    sandbox: Sandbox,
     task: dict[str, Any],
     *,
-    kind: SandboxKind,
-    limits: Limits,
-    packages: tuple[str, ...],
-    asked: Callable[[bytes], bytes | None],
-    batch: Batch | None = None,
+    asked: Callable[[bytes], bytes | None] = lambda _message: None,
+    jobs: Sequence[dict[str, Any]] = (),
+    job_limits: Limits | None = None,
 ) -> SandboxResult:
     """BoxNotMade where the walls could not be put up; then nothing was run.
 
-    With a `batch`, `task` is its prelude: code of ours that is loaded once for all jobs.
+    With `jobs`, each within `job_limits`, `task` is their prelude: code of ours that is loaded once for all.
     """
-    tasks = (task, *(batch.tasks if batch is not None else ()))
-    for each in tasks:
-        _require_inner_names(each["files"])
+    kind, limits, tasks = sandbox.kind, sandbox.limits, (task, *jobs)
+    for name in (name for each in tasks for name in each["files"]):
+        path = PurePosixPath(name)
+        if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+            raise UserMistake(
+                f"{name!r} is no name of a file within the sandbox",
+                why="files are written into the code's own folder alone",
+                fix="give a relative name without ..",
+            )
     begun = time.monotonic()
     with ExitStack() as stack:
         near, far = socket.socketpair()
@@ -318,11 +316,16 @@ def run_in_box(
         with os.fdopen(status_near, "rb") as status, far:
             if kind in _ON_THIS_MACHINE:
                 folder = stack.enter_context(_own_folder())
-            pipes = Pipes(channel=far.fileno(), status=status_far)
+            pipes = (far.fileno(), status_far)
             try:
-                shape = batch.shape if batch is not None else None
                 command = command_for(
-                    kind, pipes, limits=limits, folder=folder, packages=packages, batch=shape
+                    kind,
+                    pipes,
+                    limits=limits,
+                    folder=folder,
+                    packages=sandbox.packages,
+                    jobs=len(jobs),
+                    job_limits=job_limits,
                 )
                 _give_to_user(folder, uid_of(command), kind)
                 process = _start(command, pipes, folder=folder)
@@ -331,11 +334,14 @@ def run_in_box(
             far.close()
             outgoing = bytearray(b"".join(frame(marshal.dumps(each)) for each in tasks))
             talk = Talk(near, asked, outgoing=outgoing)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            outputs = {"stdout": process.stdout.fileno(), "stderr": process.stderr.fileno()}
             try:
                 follow(
                     talk,
                     process.pid,
-                    pipes=_outputs(process, status.fileno()),
+                    pipes={**outputs, "status": status.fileno()},
                     deadline=begun + limits.wall_seconds,
                     limits=limits,
                     folder=folder if kind in _ON_THIS_MACHINE else None,
@@ -377,7 +383,7 @@ def _give_to_user(folder: str, uid: int | None, kind: SandboxKind) -> None:
             raise BoxNotMade(f"the code cannot run as a separate user: {error.strerror}") from error
 
 
-def _start(command: list[str], pipes: Pipes, *, folder: str) -> "subprocess.Popen[bytes]":
+def _start(command: list[str], pipes: tuple[int, int], *, folder: str) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(
             command,
@@ -393,12 +399,6 @@ def _start(command: list[str], pipes: Pipes, *, folder: str) -> "subprocess.Pope
         )
     except OSError as error:
         raise BoxNotMade(f"{Path(command[0]).name} does not start: {error.strerror}") from error
-
-
-def _outputs(process: "subprocess.Popen[bytes]", status: int) -> dict[str, int]:
-    assert process.stdout is not None
-    assert process.stderr is not None
-    return {"stdout": process.stdout.fileno(), "stderr": process.stderr.fileno(), "status": status}
 
 
 def _end(process: "subprocess.Popen[bytes]", kind: SandboxKind) -> None:
@@ -421,15 +421,37 @@ def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
     stdout, stderr, status = (
         bytes(talk.heard[name]).decode(errors="replace") for name in ("stdout", "stderr", "status")
     )
-    report = _read_status(status)
-    if report.failed:
-        raise BoxNotMade(report.failed)
-    if not report.started and not talk.reason:
+    # What the first process of the sandbox reported; it alone holds the pipe.
+    report = {word: rest for word, _, rest in (line.partition(" ") for line in status.splitlines())}
+    if "failed" in report:
+        raise BoxNotMade(report["failed"] or "it does not say why")
+    if "started" not in report and not talk.reason:
         raise BoxNotMade((stderr.strip().splitlines() or ["it ended without a message"])[-1])
     # Without one although it had started: the box itself was killed, by a machine that ran out of memory.
-    exit_code = None if talk.reason else report.exit_code
-    spent = report.cpu_seconds >= limits.cpu_seconds * _NEARLY
-    reason = talk.reason or reason_of(exit_code, stderr, spent=spent)
+    code, peak, spent = report.get("ended", "none 0 0").split()
+    return _result(
+        talk.reason,
+        None if talk.reason or code == "none" else int(code),
+        stdout,
+        stderr,
+        seconds=seconds,
+        peak_bytes=max(talk.peak_bytes, int(peak)),
+        spent=float(spent) >= limits.cpu_seconds * _NEARLY,
+    )
+
+
+def _result(
+    reason: Reason,
+    exit_code: int | None,
+    stdout: str,
+    stderr: str,
+    *,
+    seconds: float,
+    peak_bytes: int,
+    spent: bool,
+) -> SandboxResult:
+    """`spent`: nearly all of the processor time that it may take."""
+    reason = reason or reason_of(exit_code, stderr, spent=spent)
     return SandboxResult(
         ok=not reason,
         exit_code=exit_code,
@@ -437,32 +459,8 @@ def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
         stderr=stderr,
         reason=reason,
         seconds=seconds,
-        peak_bytes=max(talk.peak_bytes, report.peak_bytes),
+        peak_bytes=peak_bytes,
     )
-
-
-class _Status(NamedTuple):
-    """What the first process of the sandbox reported; it alone holds the pipe."""
-
-    started: bool = False
-    failed: str = ""
-    exit_code: int | None = None
-    peak_bytes: int = 0
-    cpu_seconds: float = 0.0
-
-
-def _read_status(text: str) -> _Status:
-    report = _Status()
-    for line in text.splitlines():
-        word, _, rest = line.partition(" ")
-        if word == "started":
-            report = report._replace(started=True)
-        elif word == "failed":
-            report = report._replace(failed=rest or "it does not say why")
-        elif word == "ended":
-            code, peak, spent = rest.split()
-            report = report._replace(exit_code=int(code), peak_bytes=int(peak), cpu_seconds=float(spent))
-    return report
 
 
 def reason_of(exit_code: int | None, stderr: str, *, spent: bool) -> Reason:
@@ -480,17 +478,6 @@ def reason_of(exit_code: int | None, stderr: str, *, spent: bool) -> Reason:
 def _without_nonce(result: SandboxResult) -> SandboxResult:
     """It did not get to the end, whatever its exit code says."""
     return result.model_copy(update={"ok": False, "reason": result.reason or "no_nonce"})
-
-
-def _require_inner_names(files: dict[str, str]) -> None:
-    for name in files:
-        path = PurePosixPath(name)
-        if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
-            raise UserMistake(
-                f"{name!r} is no name of a file within the sandbox",
-                why="files are written into the code's own folder alone",
-                fix="give a relative name without ..",
-            )
 
 
 class CodeJob(NamedTuple):
@@ -579,18 +566,13 @@ def why_not(kind: SandboxKind, limits: Limits = _USUAL, packages: tuple[str, ...
     if kind in (SandboxKind.NAMESPACES, SandboxKind.LANDLOCK) and os.geteuid() != 0:
         return "needs root"
     task = {"action": "run", "name": "main.py", "source": _TRIAL, "files": {}}
+    patient = {"wall_seconds": _TRIAL_SECONDS, "cpu_seconds": int(_TRIAL_SECONDS)}
     try:
-        patient = limits.model_copy(
-            update={"wall_seconds": _TRIAL_SECONDS, "cpu_seconds": int(_TRIAL_SECONDS)}
-        )
-        result = run_in_box(task, kind=kind, limits=patient, packages=packages, asked=lambda _message: None)
+        result = run_in_box(Sandbox(kind, limits.model_copy(update=patient), packages), task)
     except BoxNotMade as error:
         return str(error)
-    return (
-        ""
-        if result.ok and result.stdout == "found\n"
-        else f"a trial ended with {result.reason}: {result.stderr}"
-    )
+    works = result.ok and result.stdout == "found\n"
+    return "" if works else f"a trial ended with {result.reason}: {result.stderr}"
 
 
 START_SECONDS = 10.0
@@ -622,8 +604,18 @@ def run_batch(
     size = max(1, min(JOBS_PER_BOX, MOST_JOBS, -(-len(jobs) // count))) if can_share(sandbox) else 1
     parts = [range(first, min(first + size, len(jobs))) for first in range(0, len(jobs), size)]
     found: dict[int, SandboxResult] = {}
+
+    def run_part(part: range) -> dict[int, SandboxResult]:
+        """What a job does to the whole sandbox is not held against the others: those run again, alone."""
+        together = [jobs[number] for number in part] if can_share(sandbox) else []
+        shared = dict(_run_box(together, sandbox, prelude)) if together else {}
+        return {
+            number: shared[place] if place in shared else _run_alone(jobs[number], sandbox, prelude)
+            for place, number in enumerate(part)
+        }
+
     with ThreadPoolExecutor(count, thread_name_prefix="sandbox") as pool:
-        for results in pool.map(lambda part: _run_part(jobs, part, sandbox, prelude), parts):
+        for results in pool.map(run_part, parts):
             found.update(results)
     return [found[number] for number in range(len(jobs))]
 
@@ -631,20 +623,6 @@ def run_batch(
 def can_share(sandbox: Sandbox) -> bool:
     """Whether one sandbox can run several jobs apart from each other."""
     return sandbox.kind in _WITH_USERS and choose_uid() is not None
-
-
-def _run_part(
-    jobs: Sequence[BatchJob], part: range, sandbox: Sandbox, prelude: Prelude
-) -> dict[int, SandboxResult]:
-    """What a job does to the whole sandbox is not held against the others: those run again, alone."""
-    if not can_share(sandbox):
-        return {number: _run_alone(jobs[number], sandbox, prelude) for number in part}
-    found = dict(_run_box([jobs[number] for number in part], sandbox, prelude))
-    results = {number: found[place] for place, number in enumerate(part) if place in found}
-    for number in part:
-        if number not in results:
-            results[number] = _run_alone(jobs[number], sandbox, prelude)
-    return results
 
 
 def _run_alone(job: BatchJob, sandbox: Sandbox, prelude: Prelude) -> SandboxResult:
@@ -663,52 +641,30 @@ def _run_alone(job: BatchJob, sandbox: Sandbox, prelude: Prelude) -> SandboxResu
 
 def _run_box(jobs: list[BatchJob], sandbox: Sandbox, prelude: Prelude) -> Iterator[tuple[int, SandboxResult]]:
     limits = sandbox.limits
-    shape = BatchShape(len(jobs), limits.wall_seconds, limits.output_bytes)
-    tasks = tuple(
+    tasks = [
         {"action": "job", "name": "main.py", "source": job.source, "files": dict(job.files)} for job in jobs
-    )
-    first = {"action": "prelude", "files": {}, **prelude._asdict()}
-    try:
-        whole = run_in_box(
-            first,
-            kind=sandbox.kind,
-            limits=_limits_of_box(limits, len(jobs)),
-            packages=sandbox.packages,
-            asked=lambda _message: None,
-            batch=Batch(shape, tasks),
-        )
-    except BoxNotMade as error:
-        raise EnvironmentLacks(
-            f"the sandbox ({sandbox.kind}) could not be made: {error}",
-            why="generated code runs nowhere else",
-            fix="docs/sandbox.md says what each way needs of the machine",
-        ) from error
+    ]
+    # The jobs run one after the other: memory and files are those of one, time and output of all. The output
+    # is hexadecimal, and both outputs.
+    wall = min(3600.0, limits.wall_seconds * len(jobs) + START_SECONDS)
+    output = (limits.output_bytes * 2 + 4096) * 2 * len(jobs)
+    box = replace(sandbox, limits=limits.model_copy(update={"wall_seconds": wall, "output_bytes": output}))
+    loaded = {"action": "prelude", "files": {}, **prelude._asdict()}
+    whole = box.in_box(loaded, jobs=tasks, job_limits=limits)
     for line in whole.stdout.split("\n")[:-1]:
         ended = marshal.loads(bytes.fromhex(line))
-        yield ended["number"], _conclude_shared(ended, limits)
+        yield (
+            ended["number"],
+            _result(
+                ended["reason"],
+                None if ended["reason"] else ended["exit_code"],
+                ended["stdout"].decode(errors="replace"),
+                ended["stderr"].decode(errors="replace"),
+                seconds=ended["seconds"],
+                peak_bytes=ended["peak_bytes"],
+                spent=ended["cpu_seconds"] >= limits.cpu_seconds * _NEARLY,
+            ),
+        )
     # Ended from outside: the job that was running is the next one, and is blamed only if it was alone.
     if len(jobs) == 1 and not whole.stdout.endswith("\n"):
         yield 0, whole.model_copy(update={"ok": False, "stdout": "", "reason": whole.reason or "signal"})
-
-
-def _limits_of_box(limits: Limits, jobs: int) -> Limits:
-    """The jobs run one after the other: memory and files are those of one, time and output of all."""
-    wall = min(3600.0, limits.wall_seconds * jobs + START_SECONDS)
-    # Hexadecimal, and both outputs.
-    output = (limits.output_bytes * 2 + 4096) * 2 * jobs
-    return limits.model_copy(update={"wall_seconds": wall, "output_bytes": output})
-
-
-def _conclude_shared(ended: dict[str, Any], limits: Limits) -> SandboxResult:
-    stdout, stderr = (ended[name].decode(errors="replace") for name in ("stdout", "stderr"))
-    spent = ended["cpu_seconds"] >= limits.cpu_seconds * 0.5
-    reason = ended["reason"] or reason_of(ended["exit_code"], stderr, spent=spent)
-    return SandboxResult(
-        ok=not reason,
-        exit_code=None if ended["reason"] else ended["exit_code"],
-        stdout=stdout,
-        stderr=stderr,
-        reason=reason,
-        seconds=ended["seconds"],
-        peak_bytes=ended["peak_bytes"],
-    )

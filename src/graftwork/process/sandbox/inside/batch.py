@@ -26,10 +26,10 @@ from graftwork.process.sandbox.inside.init import (
     become,
     enter,
     error_name,
-    exit_code_of,
-    print_raised,
+    raise_failure,
     receive,
     run_task,
+    run_to_end,
     shut_in,
 )
 
@@ -45,8 +45,12 @@ def main() -> NoReturn:
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     try:
         enter(box)
+        # Our own code and what it imports, loaded once for all jobs.
         prelude = marshal.loads(receive(box["channel"]))
-        _load(prelude)
+        for name in prelude["modules"]:
+            __import__(name)
+        module = sys.modules[prelude["name"]] = type(sys)(prelude["name"])
+        exec(compile(prelude["source"], f"{prelude['name']}.py", "exec", dont_inherit=True), vars(module))
         # What is never collected is not copied into every job either.
         gc.collect()
         gc.freeze()
@@ -62,15 +66,6 @@ def main() -> NoReturn:
     os._exit(FAILED)
 
 
-def _load(prelude: dict[str, Any]) -> None:
-    """Our own code and what it imports, loaded once for all jobs."""
-    for name in prelude["modules"]:
-        __import__(name)
-    module = type(sys)(prelude["name"])
-    sys.modules[prelude["name"]] = module
-    exec(compile(prelude["source"], f"{prelude['name']}.py", "exec", dont_inherit=True), vars(module))
-
-
 def _run_one(box: dict[str, Any], number: int) -> dict[str, Any]:
     uid = box["uid"] + number
     report_read, report_write = os.pipe()
@@ -83,13 +78,11 @@ def _run_one(box: dict[str, Any], number: int) -> dict[str, Any]:
     os.close(report_write)
     for _, write in outputs:
         os.close(write)
-    failure = b""
-    while piece := os.read(report_read, 4096):
-        failure += piece
-    os.close(report_read)
-    if failure:
-        raise OSError(0, failure.decode())
-    ended, heard = _follow(child, [read for read, _ in outputs], box["limits"], begun + box["seconds"])
+    raise_failure(report_read)
+    limits = box["job_limits"]
+    ended, heard = _follow(
+        child, [read for read, _ in outputs], limits["output_bytes"], begun + limits["wall_seconds"]
+    )
     clean_up(uid, box["folder"])
     code, peak, spent = _reap(child)
     return {
@@ -104,9 +97,7 @@ def _run_one(box: dict[str, Any], number: int) -> dict[str, Any]:
     }
 
 
-def _follow(
-    child: int, pipes: list[int], limits: dict[str, Any], deadline: float
-) -> tuple[str, list[bytearray]]:
+def _follow(child: int, pipes: list[int], most_output: int, deadline: float) -> tuple[str, list[bytearray]]:
     """Until the job's own process ends or a limit is reached. Leftovers may hold the pipes open."""
     heard, reason = [bytearray(), bytearray()], ""
     ends = os.pidfd_open(child)
@@ -118,24 +109,20 @@ def _follow(
             break
         ready = select.select(list(waiting), [], [], left)[0]
         for number in ready:
-            if number != ends:
-                reason = _hear(number, heard[pipes.index(number)], limits, waiting) or reason
+            if number == ends:
+                continue
+            output, piece = heard[pipes.index(number)], os.read(number, _PIECE)
+            output += piece
+            if not piece:
+                waiting.discard(number)
+            if len(output) > most_output:
+                del output[most_output:]
+                reason = "output"
         if ends in ready and ready == [ends]:
             break
     for number in (*pipes, ends):
         os.close(number)
     return reason, heard
-
-
-def _hear(number: int, heard: bytearray, limits: dict[str, Any], waiting: set[int]) -> str:
-    piece = os.read(number, _PIECE)
-    heard += piece
-    if not piece:
-        waiting.discard(number)
-    if len(heard) > limits["job_output_bytes"]:
-        del heard[limits["job_output_bytes"] :]
-        return "output"
-    return ""
 
 
 def clean_up(uid: int, folder: str) -> None:
@@ -189,7 +176,6 @@ def _reap(child: int) -> tuple[int, int, float]:
 
 
 def _be_the_job(box: dict[str, Any], number: int, report_write: int, outputs: list[int]) -> NoReturn:
-    code = FAILED
     folder = os.path.join(box["folder"], str(number))
     try:
         os.setsid()
@@ -206,18 +192,8 @@ def _be_the_job(box: dict[str, Any], number: int, report_write: int, outputs: li
         os._exit(FAILED)
     os.closerange(3, max(report_write, box["channel"], *outputs, 64) + 1)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-    try:
-        code = run_task(task, box["channel"], folder=folder, search=box["search"])
-    except SystemExit as leaving:
-        code = exit_code_of(leaving)
-    except BaseException:
-        code = 1
-        print_raised()
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """As the interpreter ends, without taking itself apart, which takes longer than a small job."""
+    code = run_to_end(lambda: run_task(task, box["channel"], folder=folder, search=box["search"]))
+    # As the interpreter ends, without taking itself apart, which takes longer than a small job.
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()

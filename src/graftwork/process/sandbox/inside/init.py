@@ -45,6 +45,7 @@ from graftwork.process.sandbox.inside.walls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 _HEAD = struct.Struct("!I")
@@ -52,13 +53,13 @@ READY = b"ready"
 COMPILED = b"compiled"
 
 
-def run_code(channel: int, *, folder: str, search: list[str]) -> int:
-    """The exit code. Leaves through an exception where the code raises one."""
-    return run_task(marshal.loads(receive(channel)), channel, folder=folder, search=search)
-
-
 def run_task(task: dict[str, Any], channel: int, *, folder: str, search: list[str]) -> int:
-    _write_files(task["files"], folder)
+    """The exit code. Leaves through an exception where the code raises one."""
+    for name, text in task["files"].items():
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "x", encoding="utf-8", newline="") as file:
+            file.write(text)
     for name in [name for name in sys.modules if name.partition(".")[0] == "graftwork"]:
         del sys.modules[name]
     sys.path[:] = [folder, *sys.path, *search]
@@ -109,7 +110,12 @@ def _run_tested(channel: int, task: dict[str, Any], folder: str) -> NoReturn:
         # A process that does not keep to the form finds nobody to wait for.
         os.close(ask_write)
         os.close(reply_read)
-        _end_as(child)
+        # As the answer's process has ended, so that the reason of both is the same.
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code < 0:
+            _signal.signal(-code, _signal.SIG_DFL) if -code != walls.SIGKILL else None
+            os.kill(os.getpid(), -code)
+        os._exit(code)
     _send(channel, second["nonce"].encode())
     sys.stdout.flush()
     os._exit(0)
@@ -135,15 +141,6 @@ def _be_the_answer(task: dict[str, Any], peer: Peer) -> NoReturn:
     os._exit(code)
 
 
-def _end_as(child: int) -> NoReturn:
-    """As the answer's process has ended, so that the reason of both is the same."""
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code < 0:
-        _signal.signal(-code, _signal.SIG_DFL) if -code != walls.SIGKILL else None
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
 def _module(name: str) -> dict[str, Any]:
     """A module that the code runs in, so that dataclasses and the like find it by its name."""
     module = types.ModuleType(name)
@@ -151,24 +148,14 @@ def _module(name: str) -> dict[str, Any]:
     return vars(module)
 
 
-def _write_files(files: dict[str, str], folder: str) -> None:
-    for name, text in files.items():
-        path = os.path.join(folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "x", encoding="utf-8", newline="") as file:
-            file.write(text)
-
-
 def receive(channel: int) -> bytes:
-    wanted, parts = 4, b""
-    while len(parts) < wanted:
-        piece = os.read(channel, wanted - len(parts))
-        if not piece:
-            raise EOFError
-        parts += piece
-    wanted, parts = _HEAD.unpack(parts)[0], b""
-    while len(parts) < wanted:
-        piece = os.read(channel, wanted - len(parts))
+    return _read_exactly(channel, _HEAD.unpack(_read_exactly(channel, _HEAD.size))[0])
+
+
+def _read_exactly(channel: int, count: int) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        piece = os.read(channel, count - len(parts))
         if not piece:
             raise EOFError
         parts += piece
@@ -257,18 +244,22 @@ def _start_code(box: dict[str, Any]) -> int:
         _be_the_code(box, report_write)
     os.close(report_write)
     os.close(box["channel"])
-    failure = b""
-    while piece := os.read(report_read, 4096):
-        failure += piece
-    os.close(report_read)
-    if failure:
-        raise OSError(0, failure.decode())
+    raise_failure(report_read)
     os.write(box["status"], b"started\n")
     return child
 
 
+def raise_failure(report: int) -> None:
+    """What a child that could not shut itself in reports, once it has closed the pipe."""
+    failure = b""
+    while piece := os.read(report, 4096):
+        failure += piece
+    os.close(report)
+    if failure:
+        raise OSError(0, failure.decode())
+
+
 def _be_the_code(box: dict[str, Any], report_write: int) -> NoReturn:
-    code = FAILED
     try:
         # A signal to its own group then reaches only itself.
         os.setsid()
@@ -278,15 +269,23 @@ def _be_the_code(box: dict[str, Any], report_write: int) -> NoReturn:
         os._exit(FAILED)
     os.close(report_write)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-    try:
-        code = run_code(box["channel"], folder=box["folder"], search=box["search"])
-    except SystemExit as leaving:
-        code = exit_code_of(leaving)
-    except BaseException:
-        code = 1
-        print_raised()
+    channel = box["channel"]
+    code = run_to_end(
+        lambda: run_task(marshal.loads(receive(channel)), channel, folder=box["folder"], search=box["search"])
+    )
     # As the interpreter itself would: threads are waited for, what is written is flushed.
     sys.exit(code)
+
+
+def run_to_end(work: Callable[[], int]) -> int:
+    """The exit code, also of code that raises."""
+    try:
+        return work()
+    except SystemExit as leaving:
+        return exit_code_of(leaving)
+    except BaseException:
+        print_raised()
+        return 1
 
 
 def shut_in(box: dict[str, Any]) -> None:
@@ -312,12 +311,8 @@ def shut_in(box: dict[str, Any]) -> None:
     set_limits(limits, processes=limits["processes"] + ours)
     if not install_filter() and way == "landlock":
         raise OSError(0, "no filter of system calls is known for this machine")
-    _require_readable(box["search"])
-
-
-def _require_readable(folders: list[str]) -> None:
-    """Code that cannot import anything fails through no fault of its own."""
-    for path in (os.__file__, *folders):
+    # Code that cannot import anything fails through no fault of its own.
+    for path in (os.__file__, *box["search"]):
         try:
             os.close(os.open(path, os.O_RDONLY))
         except OSError as error:
@@ -378,7 +373,10 @@ def _end_leftovers(box: dict[str, Any]) -> None:
     elif box["way"] == "off":
         while below := _descendants(os.getpid()):
             for number in below:
-                _kill(number)
+                try:
+                    os.kill(number, walls.SIGKILL)
+                except ProcessLookupError:
+                    continue
             while _reap(os.WNOHANG):
                 pass
 
@@ -408,13 +406,6 @@ def _descendants(root: int) -> list[int]:
         found += below
         waiting += below
     return found
-
-
-def _kill(number: int) -> None:
-    try:
-        os.kill(number, walls.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _reap(how: int) -> bool:

@@ -65,13 +65,9 @@ _values: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
 
 
 def _parts_and_maker(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    if not _values:
-        _values.update(_list_values())
-    return _values[name]
-
-
-def _list_values() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
     """Values of the standard library that travel by content: how they are taken apart and made again."""
+    if _values:
+        return _values[name]
     import collections
     import datetime
     import decimal
@@ -82,7 +78,7 @@ def _list_values() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]
     def parts_of(delta: Any) -> tuple[int, int, int]:
         return delta.days, delta.seconds, delta.microseconds
 
-    return {
+    _values.update({
         "decimal.Decimal": (str, decimal.Decimal),
         "fractions.Fraction": (str, fractions.Fraction),
         "datetime.date": (datetime.date.isoformat, datetime.date.fromisoformat),
@@ -99,7 +95,8 @@ def _list_values() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]
         "builtins.range": (lambda r: (r.start, r.stop, r.step), lambda parts: range(*parts)),
         "builtins.slice": (lambda s: (s.start, s.stop, s.step), lambda parts: slice(*parts)),
         "numpy.ndarray": (_array_parts, _make_array),
-    }
+    })  # fmt: skip
+    return _values[name]
 
 
 _VALUES = frozenset(
@@ -135,10 +132,6 @@ def _value_name(value: object) -> str:
         return "numpy.ndarray" if value.dtype.kind in "biufcSU" else ""
     name = f"{kind.__module__.replace('pathlib._local', 'pathlib')}.{kind.__qualname__}"
     return name if name in _VALUES else ""
-
-
-def _is_builtin(value: Any) -> bool:
-    return vars(builtins).get(value.__name__) is value
 
 
 def _special(kind: type, name: str) -> Any:
@@ -195,7 +188,11 @@ class _Writer:
             self._write_class(value, depth)
         elif issubclass(kind, Remote):
             self._tag(b"y", object.__getattribute__(value, "_number"))
-        elif self._peer.guards and kind is types.BuiltinFunctionType and _is_builtin(value):
+        elif (
+            self._peer.guards
+            and kind is types.BuiltinFunctionType
+            and vars(builtins).get(value.__name__) is value
+        ):
             # The other process has the same; a call of it then needs nothing of this one.
             self._bytes(b"n", value.__name__.encode())
         elif self._peer.guards and kind is types.ModuleType:
@@ -419,10 +416,6 @@ def _forward(name: str) -> Callable[..., Any]:
     return method
 
 
-def _class_of(base: str) -> property:
-    return property(lambda _self: vars(builtins)[base])
-
-
 class Peer:
     """One end. `guards`: this one runs the tests, and grants the other no more than it needs."""
 
@@ -571,7 +564,7 @@ class Peer:
                 if mask >> place & 1 and special not in vars(Remote):
                     inner[special] = _forward(special)
             if base:
-                inner["__class__"] = _class_of(base)
+                inner["__class__"] = property(lambda _self: vars(builtins)[base])
             self._kinds[key] = type(name, (Remote,), inner)
         return self._kinds[key]
 
