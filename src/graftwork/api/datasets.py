@@ -141,9 +141,9 @@ def count_groups(project: Project, name: str = "") -> dict[str, dict[Split, int]
     """How many rows of each role are in each split."""
     folder = _find(project, name)
     found: dict[str, Counter[Split]] = {}
-    for columns in scan_columns(folder, read_manifest(folder), columns=("group",)):
-        for group in columns.batch.column(0).to_pylist():
-            found.setdefault(group or "", Counter())[columns.split] += 1
+    for split, _, batch in scan_columns(folder, read_manifest(folder), columns=("group",)):
+        for group in batch.column(0).to_pylist():
+            found.setdefault(group or "", Counter())[split] += 1
     return {group: dict(counts) for group, counts in sorted(found.items())}
 
 
@@ -244,9 +244,9 @@ def _select(folder: Path, dataset: Dataset, split: Split, group: str) -> list[in
     if not group:
         return list(range(dataset.splits[split].rows if split in dataset.splits else 0))
     found = []
-    for columns in scan_columns(folder, dataset, columns=("group",), splits=(split,)):
-        values = columns.batch.column(0).to_pylist()
-        found += [columns.first + place for place, value in enumerate(values) if value == group]
+    for _, first, batch in scan_columns(folder, dataset, columns=("group",), splits=(split,)):
+        values = batch.column(0).to_pylist()
+        found += [first + place for place, value in enumerate(values) if value == group]
     return found
 
 

@@ -170,8 +170,12 @@ def set_values(text: str, at: Sequence[str], values: Mapping[str, Plain], *, whe
     changed = text
     for key, value in values.items():
         changed = _set(changed, (*at, key), value, where=where)
-    expected = parse_yaml(text, where=where).content or {}
-    _put(expected, at, values)
+    expected = below = parse_yaml(text, where=where).content or {}
+    for key in at:
+        inner = below.get(key)
+        below[key] = inner = dict(inner) if isinstance(inner, dict) else {}
+        below = inner
+    below.update(values)
     if parse_yaml(changed, where=where).content != expected:
         raise UserMistake(
             f"{'.'.join(at)} cannot be changed in place",
@@ -180,14 +184,6 @@ def set_values(text: str, at: Sequence[str], values: Mapping[str, Plain], *, whe
             where=where,
         )
     return changed
-
-
-def _put(content: dict[str, Any], at: Sequence[str], values: Mapping[str, Plain]) -> None:
-    for key in at:
-        below = content.get(key)
-        content[key] = below = dict(below) if isinstance(below, dict) else {}
-        content = below
-    content.update(values)
 
 
 def _set(text: str, path: Sequence[str], value: Plain, *, where: str) -> str:
@@ -235,24 +231,18 @@ def _add(text: str, node: yaml.MappingNode, path: Sequence[str], value: Plain) -
         begin = node.start_mark.index + 1
         comma = ", " if node.value else ""
         return f"{text[:begin]}{path[0]}: {_flow(path[1:], value)}{comma}{text[begin:]}"
-    first = node.value[0][0]
-    column = first.start_mark.column
-    last = node.value[-1][1]
-    end = _line_end(text, last, column)
+    column = node.value[0][0].start_mark.column
+    last: yaml.Node = node.value[-1][1]
+    while isinstance(last, yaml.CollectionNode) and not last.flow_style and last.value:
+        inner = last.value[-1]
+        last = inner[1] if isinstance(inner, tuple) else inner
+    end = last.end_mark.index
+    # A block of text ends at the start of the line behind it.
+    if not (isinstance(last, yaml.ScalarNode) and last.style in ("|", ">")):
+        line_end = text.find("\n", end)
+        end = len(text) if line_end < 0 else line_end + 1
     lead = "" if text[:end].endswith("\n") else "\n"
     return f"{text[:end]}{lead}{_block(path, value, column)}{text[end:]}"
-
-
-def _line_end(text: str, node: yaml.Node, column: int) -> int:
-    """Behind the last line that belongs to the node."""
-    while isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-        last = node.value[-1]
-        node = last[1] if isinstance(last, tuple) else last
-    end = text.find("\n", node.end_mark.index)
-    if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
-        # A block of text ends at the start of the line behind it.
-        return node.end_mark.index
-    return len(text) if end < 0 else end + 1
 
 
 def _block(path: Sequence[str], value: Plain, column: int) -> str:

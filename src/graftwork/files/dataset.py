@@ -6,8 +6,9 @@ pyarrow only when rows are touched.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import ValidationError
@@ -27,9 +28,7 @@ from graftwork.records.interaction import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 MANIFEST = "manifest.json"
 DROPS = "drops.parquet"
@@ -74,7 +73,7 @@ def iterate_rows(folder: Path, split: Split) -> Iterator[Row]:
     """The rows of one split one after the other; each shard is checked before its first row."""
     summary = read_manifest(folder).splits.get(split)
     for shard in summary.shards if summary else ():
-        for values in _iterate_shard(folder, shard):
+        for values in _iterate_values(folder, shard):
             try:
                 yield row_from_values(values)
             except (ValidationError, ValueError, KeyError) as error:
@@ -84,7 +83,7 @@ def iterate_rows(folder: Path, split: Split) -> Iterator[Row]:
 def iterate_drops(folder: Path) -> Iterator[Drop]:
     """Every row that was left out, in the order of the logs."""
     shard = read_manifest(folder).drops
-    for values in _iterate_shard(folder, shard) if shard else ():
+    for values in _iterate_values(folder, shard) if shard else ():
         origin = Origin(file=values["file"], line=values["line"])
         yield Drop(
             origin=origin, step=values["step"], reason=values["reason"], input_hash=values["input_hash"]
@@ -168,7 +167,9 @@ def write_table(path: Path, table: "pa.Table", *, durable: bool = True) -> None:
     write_atomic(path, sink.getvalue().to_pybytes(), durable=durable)
 
 
-def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
+@contextmanager
+def _open_shard(folder: Path, shard: Shard, *, otherwise: str) -> "Iterator[pq.ParquetFile]":
+    """The file, once it has the bytes that the manifest names; `otherwise` is what is wrong with it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,12 +177,17 @@ def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
     require_digest(path, shard.sha256)
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-                yield from batch.to_pylist()
+            yield file
     except OSError as error:
         raise explain_os_error(error, path) from error
-    except pa.ArrowException as error:
-        raise _damaged(path, "it does not read as Parquet") from error
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise _damaged(path, otherwise) from error
+
+
+def _iterate_values(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
+    with _open_shard(folder, shard, otherwise="it does not read as Parquet") as file:
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+            yield from batch.to_pylist()
 
 
 def row_from_values(values: dict[str, Any]) -> Row:
@@ -205,25 +211,18 @@ def _damaged(path: Path, why: str) -> Damaged:
 BATCH = ROWS_AT_ONCE * 16
 
 
-class ColumnBatch(NamedTuple):
-    """Some columns of consecutive rows; `first` is the number of the first of them."""
-
-    split: Split
-    first: int
-    batch: "pa.RecordBatch"
-
-
 def scan_columns(
     folder: Path, dataset: Dataset, *, columns: Sequence[str], splits: Collection[Split] | None = None
-) -> Iterator[ColumnBatch]:
-    """The named columns of all rows, split by split, in the order of the rows."""
+) -> Iterator[tuple[Split, int, "pa.RecordBatch"]]:
+    """The named columns of all rows, split by split, in the order of the rows; each batch with its split and
+    the number of its first row there."""
     for split, summary in dataset.splits.items():
         if splits is not None and split not in splits:
             continue
         first = 0
         for shard in summary.shards:
             for batch in _scan_shard(folder, shard, columns=columns):
-                yield ColumnBatch(split, first, batch)
+                yield split, first, batch
                 first += batch.num_rows
 
 
@@ -249,50 +248,23 @@ def fetch_rows(
 
 
 def _scan_shard(folder: Path, shard: Shard, *, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = folder / shard.file
-    require_digest(path, shard.sha256)
-    try:
-        with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=BATCH, columns=list(columns))
-    except OSError as error:
-        raise explain_os_error(error, path) from error
-    except pa.ArrowException as error:
-        raise _unreadable(path) from error
+    with _open_shard(folder, shard, otherwise="it does not read as rows") as file:
+        yield from file.iter_batches(batch_size=BATCH, columns=list(columns))
 
 
 def _fetch_from_shard(folder: Path, shard: Shard, *, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
     if not numbers:
         return
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    path = folder / shard.file
-    require_digest(path, shard.sha256)
-    try:
-        with pq.ParquetFile(path) as file:
-            first = 0
-            for group in range(file.num_row_groups):
-                size = file.metadata.row_group(group).num_rows
-                inside = [number for number in numbers if first <= number < first + size]
-                if inside:
-                    wanted = pa.array([number - first for number in inside])
-                    values: list[dict[str, Any]] = file.read_row_group(group).take(wanted).to_pylist()
-                    for number, value in zip(inside, values, strict=True):
-                        yield number, row_from_values(value)
-                first += size
-    except OSError as error:
-        raise explain_os_error(error, path) from error
-    except (pa.ArrowException, ValueError, KeyError) as error:
-        raise _unreadable(path) from error
-
-
-def _unreadable(path: Path) -> Damaged:
-    return Damaged(
-        f"{path.name} is damaged",
-        why="it does not read as rows",
-        fix="run `graft data prepare` again",
-        where=str(path),
-    )
+    with _open_shard(folder, shard, otherwise="it does not read as rows") as file:
+        first = 0
+        for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            inside = [number for number in numbers if first <= number < first + size]
+            if inside:
+                wanted = pa.array([number - first for number in inside])
+                values: list[dict[str, Any]] = file.read_row_group(group).take(wanted).to_pylist()
+                for number, value in zip(inside, values, strict=True):
+                    yield number, row_from_values(value)
+            first += size

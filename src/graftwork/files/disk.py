@@ -144,21 +144,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             elif entry.is_file():
                 with entry.open("rb") as handle:
                     os.fsync(handle.fileno())
-        _rename_folder(temporary, path)
+        try:
+            temporary.rename(path)
+        except OSError as error:
+            # Of several who make the same folder at once, the first gives it its content.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        sync_folder(path.parent)
     except OSError as error:
         raise explain_os_error(error, path) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _rename_folder(temporary: Path, path: Path) -> None:
-    """Of several who make the same folder at once, the first gives it its content."""
-    try:
-        temporary.rename(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

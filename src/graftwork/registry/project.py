@@ -463,10 +463,10 @@ def _lines_of(folder: Path, dataset: Dataset) -> dict[str, dict[str, list[int]]]
     from graftwork.files.dataset import scan_columns
 
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for columns in scan_columns(folder, dataset, columns=("file", "line")):
-        files, numbers = (columns.batch.column(name).to_pylist() for name in ("file", "line"))
+    for split, _, batch in scan_columns(folder, dataset, columns=("file", "line")):
+        files, numbers = (batch.column(name).to_pylist() for name in ("file", "line"))
         for file, number in zip(files, numbers, strict=True):
-            found[file][columns.split].append(number)
+            found[file][split].append(number)
     return found
 
 

@@ -29,14 +29,15 @@ class SeenRow(NamedTuple):
 def read_row_keys(folder: Path, dataset: Dataset) -> dict[RowKey, SeenRow]:
     rows: dict[RowKey, SeenRow] = {}
     repeats: Counter[str] = Counter()
-    for columns in scan_columns(folder, dataset, columns=("id", "tokens", "trained_from", "weight")):
-        lists = columns.batch.column("tokens")
+    names = ("id", "tokens", "trained_from", "weight")
+    for split, first, batch in scan_columns(folder, dataset, columns=names):
+        lists = batch.column("tokens")
         values, ends = lists.values.to_numpy(), lists.offsets.to_numpy()
-        rest = (columns.batch.column(name).to_pylist() for name in ("id", "trained_from", "weight"))
+        rest = (batch.column(name).to_pylist() for name in ("id", "trained_from", "weight"))
         for place, (row_id, trained_from, weight) in enumerate(zip(*rest, strict=True)):
             seen = hashlib.blake2b(f"{trained_from} {weight}\n".encode(), digest_size=8)
             seen.update(values[ends[place] : ends[place + 1]].tobytes())
-            rows[row_id, repeats[row_id]] = SeenRow(columns.split, columns.first + place, seen.digest())
+            rows[row_id, repeats[row_id]] = SeenRow(split, first + place, seen.digest())
             repeats[row_id] += 1
     return rows
 

@@ -154,10 +154,10 @@ def find_row_id(folder: Path, dataset: Dataset, row_id: str) -> dict[Split, list
 def iterate_ids(
     folder: Path, dataset: Dataset, accept: Callable[[str], bool]
 ) -> Iterator[tuple[Split, int, str]]:
-    for columns in scan_columns(folder, dataset, columns=("id",)):
-        for offset, one in enumerate(columns.batch.column(0).to_pylist()):
+    for split, first, batch in scan_columns(folder, dataset, columns=("id",)):
+        for offset, one in enumerate(batch.column(0).to_pylist()):
             if accept(one):
-                yield columns.split, columns.first + offset, one
+                yield split, first + offset, one
 
 
 def _no_such_row(dataset: Dataset, *, split: Split, row_id: str | None) -> UserMistake:

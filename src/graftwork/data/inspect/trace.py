@@ -211,13 +211,11 @@ def _find_origins(tracer: _Tracer, origins: Iterable[Origin]) -> dict[Split, lis
     places: dict[Split, list[int]] = {}
     if not wanted:
         return places
-    for columns in scan_columns(tracer.folder, tracer.dataset, columns=("file", "line")):
-        for offset in _offsets_of(columns.batch.column("line"), lines):
-            if (
-                columns.batch.column("file")[offset].as_py(),
-                columns.batch.column("line")[offset].as_py(),
-            ) in wanted:
-                places.setdefault(columns.split, []).append(columns.first + offset)
+    for split, first, batch in scan_columns(tracer.folder, tracer.dataset, columns=("file", "line")):
+        for offset in _offsets_of(batch.column("line"), lines):
+            origin = (batch.column("file")[offset].as_py(), batch.column("line")[offset].as_py())
+            if origin in wanted:
+                places.setdefault(split, []).append(first + offset)
     return places
 
 
