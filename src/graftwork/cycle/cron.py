@@ -28,20 +28,14 @@ LONGEST_DAYS = 366 * 9
 _PART = re.compile(r"(?P<first>\*|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d+))?")
 
 
-class _Field(NamedTuple):
-    name: str
-    low: int
-    high: int
-    names: tuple[str, ...] = ()
-
-
-FIELDS = (
-    _Field("minute", 0, 59),
-    _Field("hour", 0, 23),
-    _Field("day of the month", 1, 31),
-    _Field("month", 1, 12, ("", *MONTHS)),
-    _Field("day of the week", 0, 7, WEEKDAYS),
+FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
+    ("minute", 0, 59, ()),
+    ("hour", 0, 23, ()),
+    ("day of the month", 1, 31, ()),
+    ("month", 1, 12, ("", *MONTHS)),
+    ("day of the week", 0, 7, WEEKDAYS),
 )
+"""Name, lowest and highest value, and words for values, counted from 0."""
 
 
 class CronSchedule(NamedTuple):
@@ -82,9 +76,8 @@ class CronSchedule(NamedTuple):
             for minute in self.minutes:
                 local = datetime.combine(day, time(hour, minute), zone)
                 early = local.timestamp()
-                skipped = datetime.fromtimestamp(early, zone).replace(tzinfo=None) != local.replace(
-                    tzinfo=None
-                )
+                shown = datetime.fromtimestamp(early, zone).replace(tzinfo=None)
+                skipped = shown != local.replace(tzinfo=None)
                 if not (skipped and self.any_hour):
                     yield early
                 if self.any_hour and not skipped:
@@ -101,7 +94,7 @@ def parse_cron(expression: str) -> CronSchedule:
             f"a cron expression has five fields (minute, hour, day, month, weekday), {expression!r} has "
             f"{len(fields)}"
         )
-    values = [_values(field, given) for field, given in zip(FIELDS, fields, strict=True)]
+    values = [_values(*field, given) for field, given in zip(FIELDS, fields, strict=True)]
     minutes, hours, days, months, weekdays = values
     schedule = CronSchedule(
         minutes=tuple(sorted(minutes)),
@@ -120,28 +113,27 @@ def parse_cron(expression: str) -> CronSchedule:
     return schedule
 
 
-def _values(field: _Field, text: str) -> set[int]:
-    found: set[int] = set()
+def _values(name: str, lowest: int, highest: int, words: tuple[str, ...], text: str) -> set[int]:
+    def number_of(part: str) -> int:
+        number = words.index(part) if part and part in words else -1
+        if part.isdecimal() and part.isascii():
+            number = int(part)
+        if not lowest <= number <= highest:
+            raise ValueError(f"the {name} must be {lowest} to {highest}, not {part}")
+        return number
+
+    values: set[int] = set()
     for part in text.lower().split(","):
         match = _PART.fullmatch(part)
         if match is None:
-            raise ValueError(f"the {field.name} {part!r} cannot be read; write 5, 1-5, */10 or 1,3")
+            raise ValueError(f"the {name} {part!r} cannot be read; write 5, 1-5, */10 or 1,3")
         step = int(match["step"] or 1)
         if match["first"] == "*":
-            low, high = field.low, field.high
+            low, high = lowest, highest
         else:
-            low = _number(field, match["first"])
-            high = _number(field, match["last"]) if match["last"] else field.high if match["step"] else low
+            low = number_of(match["first"])
+            high = number_of(match["last"]) if match["last"] else highest if match["step"] else low
         if step < 1 or low > high:
-            raise ValueError(f"the {field.name} {part!r} is empty")
-        found |= set(range(low, high + 1, step))
-    return found
-
-
-def _number(field: _Field, text: str) -> int:
-    number = field.names.index(text) if text and text in field.names else -1
-    if text.isdecimal() and text.isascii():
-        number = int(text)
-    if not field.low <= number <= field.high:
-        raise ValueError(f"the {field.name} must be {field.low} to {field.high}, not {text}")
-    return number
+            raise ValueError(f"the {name} {part!r} is empty")
+        values |= set(range(low, high + 1, step))
+    return values

@@ -71,10 +71,17 @@ def next_action(
         return _in_cycle(state.open_cycle, settings, now=now, place=place)
     if state.queue:
         return Begin(state.queue[0], state.queue_cause)
-    cause = find_cause(state, settings, facts, now=now)
-    if cause:
+    if cause := find_cause(state, settings, facts, now=now):
         return Begin("", cause)
-    return _until_due(state, settings, now=now)
+    due = next_scheduled(state, settings, now=now)
+    if settings.when.is_set:
+        checked = max(now + CHECK_SECONDS, rests_until(state, settings))
+        return Rest(min(checked, due) if due is not None else checked, "nothing is due")
+    if due is None:
+        due, why = now + FAR_AWAY, "nothing starts a cycle automatically: set cycle.schedule or cycle.when"
+    else:
+        why = "waiting for the schedule"
+    return Rest(due, why)
 
 
 def find_cause(state: CoordinatorState, settings: CycleSettings, facts: CycleFacts, *, now: float) -> str:
@@ -114,18 +121,6 @@ def next_date(settings: CycleSettings, *, after: float) -> float | None:
     return parse_cron(settings.schedule).next_after(after, ZoneInfo(settings.timezone))
 
 
-def _until_due(state: CoordinatorState, settings: CycleSettings, *, now: float) -> Rest:
-    checked = max(now + CHECK_SECONDS, rests_until(state, settings))
-    due = next_scheduled(state, settings, now=now)
-    if not settings.when.is_set:
-        if due is None:
-            return Rest(
-                now + FAR_AWAY, "nothing starts a cycle automatically: set cycle.schedule or cycle.when"
-            )
-        return Rest(due, "waiting for the schedule")
-    return Rest(min(checked, due) if due is not None else checked, "nothing is due")
-
-
 def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, place: str) -> Action:
     step = cycle.current
     if step is None:
@@ -137,7 +132,11 @@ def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, place: 
     if needs_approval(cycle, step, settings):
         return AwaitApproval(step.name)
     if step.status == "waiting" and step.not_before > now:
-        return Rest(step.not_before, _why_waiting(step))
+        why = f"{step.name}: {step.summary.get('why', 'waiting')}"
+        if step.failures:
+            what = step.error.get("what", "")
+            why = f"{step.name} failed {step.failures} time(s): {what}; trying again"
+        return Rest(step.not_before, why)
     return DoStep(step.name)
 
 
@@ -178,12 +177,6 @@ def _close(cycle: CycleState) -> Close:
     return Close("promoted", f"release {release} is live")
 
 
-def _why_waiting(step: CycleStepState) -> str:
-    if step.failures:
-        return f"{step.name} failed {step.failures} time(s): {step.error.get('what', '')}; trying again"
-    return f"{step.name}: {step.summary.get('why', 'waiting')}"
-
-
 STUCK = ("failed", "refused")
 
 
@@ -195,7 +188,11 @@ def find_notices(
     if cycle is None:
         return ()
     known = before.cycle if before.cycle is not None and before.cycle.number == cycle.number else None
-    found = [*_of_steps(known, cycle, now), *_of_end(known, cycle, now)]
+    found = _of_steps(known, cycle, now)
+    if not cycle.is_open and (known is None or known.is_open):
+        kind = "failed" if cycle.outcome in STUCK else "finished"
+        what = f"cycle {cycle.number} ended: {cycle.outcome.replace('_', ' ')}"
+        found.append(_notice(kind, cycle, now, what, key="end", why=cycle.reason, fix="graft up status"))
     if after.paused is not None and before.paused is None and after.paused.who == COORDINATOR:
         found.append(_notice("paused", cycle, now, "the coordinator paused itself", why=after.paused.why))
     return tuple(notice for notice in found if notice.kind in settings.notify.kinds)
@@ -239,14 +236,6 @@ def _of_steps(known: CycleState | None, cycle: CycleState, now: float) -> list[N
             key = f"{step.name}-{step.failures}"
             found.append(_notice("failed", cycle, now, what, key=key, why=str(step.error.get("why", ""))))
     return found
-
-
-def _of_end(known: CycleState | None, cycle: CycleState, now: float) -> list[Notice]:
-    if cycle.is_open or (known is not None and not known.is_open):
-        return []
-    kind = "failed" if cycle.outcome in STUCK else "finished"
-    what = f"cycle {cycle.number} ended: {cycle.outcome.replace('_', ' ')}"
-    return [_notice(kind, cycle, now, what, key="end", why=cycle.reason, fix="graft up status")]
 
 
 def _describe_gate(cycle: CycleState) -> str:

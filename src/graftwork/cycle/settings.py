@@ -1,29 +1,18 @@
 """The `cycle` section of graft.yaml: when to train again, where, who is asked and who is notified."""
 
 from typing import Annotated, Any, Literal, Self, get_args
-from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from graftwork.cycle.cron import parse_cron
 from graftwork.records.base import NotSecret, Record, SecretLink, SecretText
+from graftwork.records.week import ZoneName
 
 COLLECT, CANARY, PROMOTE, DELIVER, REPORT = "collect", "canary", "promote", "deliver", "report"
 CYCLE_STEPS = (
-    COLLECT,
-    "audit",
-    "prepare",
-    "plan",
-    "train",
-    "evaluate",
-    "gate",
-    "release",
-    "try",
-    CANARY,
-    PROMOTE,
-    DELIVER,
-    REPORT,
-)
+    COLLECT, "audit", "prepare", "plan", "train", "evaluate", "gate", "release", "try", CANARY, PROMOTE,
+    DELIVER, REPORT,
+)  # fmt: skip
 """The steps of a cycle in their order: those of `graft run`, with what comes before and after."""
 
 NoticeKind = Literal[
@@ -37,14 +26,6 @@ QUIET: tuple[NoticeKind, ...] = ("finished",)
 def _require_cron(expression: str) -> str:
     parse_cron(expression)
     return expression
-
-
-def _require_zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
-        raise ValueError(f"there is no time zone {name!r}; write one like Europe/Berlin") from None
-    return name
 
 
 class TriggerSettings(Record):
@@ -131,9 +112,7 @@ class CycleSettings(Record):
     schedule: Annotated[str, AfterValidator(_require_cron)] | None = Field(
         None, description="A cron expression, such as `0 2 * * *`, or @daily. Unset: no fixed times."
     )
-    timezone: Annotated[str, AfterValidator(_require_zone)] = Field(
-        "UTC", description="The time zone of the schedule, such as Europe/Berlin."
-    )
+    timezone: ZoneName = Field("UTC", description="The time zone of the schedule, such as Europe/Berlin.")
     when: TriggerSettings = Field(default_factory=TriggerSettings, description="Events that start a cycle.")
     models: tuple[str, ...] = Field(
         (), description="Models that a cycle is run for, one after the other; empty: the main model."
