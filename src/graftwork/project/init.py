@@ -20,7 +20,6 @@ import yaml
 
 from graftwork.data.audit.row_checks import find_fault, is_dropped
 from graftwork.data.audit.usage import TIME_FIELDS, read_day
-from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.fields import say_status
 from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import Sample, sample_rows
@@ -52,6 +51,7 @@ _NAMES: dict[Meaning, str] = {
 _TYPED: dict[str, Meaning] = {"status": "status", "session": "session", "reward": "score"}
 MAPPED: dict[Meaning, str] = {"status": "status", "session": "session", "score": "reward"}
 _WITH_PATHS = {"chat", "sharegpt", "preference", "alpaca", "completion", "openai_log"}
+FAILED_STATUSES = ("failed", "failure", "error", "timeout", "cancelled")
 MOST_SHOWN = 5
 FEW_STATUSES = 12
 FEW_IDS = 10
@@ -84,6 +84,7 @@ def find_own_fields(rows: Sequence[Interaction], *, formats: Iterable[str]) -> t
         if found
     ]
     taken = {field.taken_for for field in fields}
+    known_statuses = {*DataSettings().keep_status, "success", *FAILED_STATUSES}
     for name, found in values.items():
         meaning = _guess(name, found)
         mapped = can_map and meaning in MAPPED and meaning not in taken
@@ -93,8 +94,12 @@ def find_own_fields(rows: Sequence[Interaction], *, formats: Iterable[str]) -> t
                 False,
                 "not mapped: most are 0 or less, so a 0 may mean that nobody rated the reply",
             )
-        if meaning == "status" and mapped and (unknown := _unknown_statuses(found)):
-            mapped, note = False, f"not mapped: data.keep_status would have to name {unknown}"
+        if meaning == "status" and mapped:
+            # Neither a success nor a failure by their words: their rows would be dropped.
+            words = {say_status(value) or "" for value in found}
+            if unknown := sorted(word for word in words if word.casefold() not in known_statuses):
+                listed = ", ".join(unknown[:MOST_SHOWN])
+                mapped, note = False, f"not mapped: data.keep_status would have to name {listed}"
         if meaning == "time" and name not in TIME_FIELDS:
             note = "not read: the log's time is read from `timestamp` or `created_at`"
         if meaning == "nothing" and _names_several_rows(name, found):
@@ -130,13 +135,6 @@ def _names_several_rows(name: str, values: Sequence[Any]) -> bool:
     distinct = len(set(map(str, values)))
     is_id = re.fullmatch(r"(?:.*[._])?(?:id|uuid|ref|key)|.*[a-z](?:Id|Ref|Key)", name)
     return is_id is not None and distinct >= FEW_IDS and 1.2 * distinct <= len(values) <= 50 * distinct
-
-
-def _unknown_statuses(values: Sequence[Any]) -> str:
-    """Statuses that are neither a success nor a failure by their words: their rows would be dropped."""
-    known = {*DataSettings().keep_status, "success", "failed", "failure", "error", "timeout", "cancelled"}
-    words = {say_status(value) or "" for value in values}
-    return ", ".join(sorted(word for word in words if word.casefold() not in known)[:MOST_SHOWN])
 
 
 def _describe(
@@ -250,33 +248,25 @@ def _data(proposal: Proposal, logs: Sequence[str], own: dict[str, Any]) -> list[
     lengths = f"the longest row has {size.longest} tokens ({counted})"
     if size.too_long:
         lengths = f"{size.too_long} of the rows are longer than the {size.context} tokens that the base reads"
-    return [
+    lines = [
         "data:",
         f"  logs: {_flow(list(logs))}",
         f"  # format: {', '.join(proposal.formats)}, recognized row by row; data.formats sets it for a file",
-        *(
-            [_line(f"  mapping: {_flow(own['mapping'])}", "own fields of the rows")]
-            if "mapping" in own
-            else []
-        ),
-        *(
-            [
-                _line(
-                    f"  rated_bad_below: {own['rated_bad_below']:g}", "a scale from 1: lower rows are dropped"
-                )
-            ]
-            if "rated_bad_below" in own
-            else []
-        ),
+    ]
+    if "mapping" in own:
+        lines.append(_line(f"  mapping: {_flow(own['mapping'])}", "own fields of the rows"))
+    if "rated_bad_below" in own:
+        scale = f"  rated_bad_below: {own['rated_bad_below']:g}"
+        lines.append(_line(scale, "a scale from 1: lower rows are dropped"))
+    lines += [
         _line(f"  test: {proposal.test:g}", f"about {proposal.test_cases} cases: {proposal.test_why}"),
         _line(f"  validation: {VALIDATION:g}", "to notice overfitting"),
         _line(f"  max_tokens: {longest}", lengths),
-        *(
-            [_line("  reasoning: drop", "the base's template takes these replies only without reasoning")]
-            if proposal.drop_reasoning
-            else []
-        ),
     ]
+    if proposal.drop_reasoning:
+        why = "the base's template takes these replies only without reasoning"
+        lines.append(_line("  reasoning: drop", why))
+    return lines
 
 
 def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
@@ -301,12 +291,8 @@ def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
         _line("  learning_rate: 2.0e-3", "for a small base with few steps"),
     ]
     if rows > MOST_VISITED:
-        lines.append(
-            _line(
-                f"  max_rows: {MOST_VISITED}",
-                "for minutes instead of hours on a CPU; more rows give better answers",
-            )
-        )
+        why = "for minutes instead of hours on a CPU; more rows give better answers"
+        lines.append(_line(f"  max_rows: {MOST_VISITED}", why))
     return lines
 
 
@@ -414,7 +400,13 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         write_atomic(path, starter)
         load_settings(path)
         return Started(file=str(path))
-    _require_base(base, folder)
+    if base != EMBEDDED:
+        # A name that means no model is refused before it is in graft.yaml. Without a network it stays open.
+        with suppress(EnvironmentLacks):
+            find_base(base, project_folder=folder)
+    from graftwork.data.prepare import CleanLog
+    from graftwork.data.render.rows import needs_reasoning_dropped
+
     rows, found = _read(logs, DataSettings())
     fields = find_own_fields(rows, formats=(name for name in found.formats if name))
     own = data_settings(rows, fields)
@@ -422,13 +414,17 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     if own:
         rows, found = _read(logs, settings)
     with tempfile.TemporaryDirectory(prefix="graft-init-") as scratch:
-        clean = _clean(settings, found, folder=Path(scratch))
+        # As `graft data prepare` reads it, unless the log is too large, or can be read only once.
+        at_once = found.whole and found.rows and STANDARD_INPUT not in settings.logs
+        clean = CleanLog(settings, folder=Path(scratch)) if at_once else None
         rows = rows if clean is None else _leave_out_repeats(clean, len(rows), logs)
         at_hand = _open_base(base, folder)
         template, context = at_hand or (None, USUAL_CONTEXT)
-        drop = template is not None and _needs_reasoning_dropped(rows, template, context)
-        if template is not None and drop:
-            template = template.without_reasoning()
+        drop = False
+        if template is not None:
+            short = (row for row in rows if sum(len(turn.content) for turn in row.messages) <= context)
+            drop = needs_reasoning_dropped(list(islice(short, MOST_TRIED)), template)
+            template = template.without_reasoning() if drop else template
         size = measure_size(rows, count=None if template is None else _counter(template), context=context)
         proposal = propose(rows, formats=found.formats, size=size, drop_reasoning=drop)
         if clean is not None:
@@ -444,6 +440,9 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     )
     write_atomic(path, text)
     load_settings(path)
+    estimated = None if proposal.size.counted else f"the tokenizer of {base} is not at hand yet"
+    if clean is None:
+        estimated = "rows that repeat others are not known yet"
     return Started(
         file=str(path),
         proposal=proposal,
@@ -453,17 +452,8 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
             field.taken_for == "score" and (field.mapped or field.name == "reward") for field in fields
         ),
         rows_usable=len(rows),
-        estimated=_say_estimate(proposal, base=base, is_whole=clean is not None),
+        estimated=estimated,
     )
-
-
-def _clean(settings: DataSettings, found: Sample, *, folder: Path) -> "CleanLog | None":
-    """The log as `graft data prepare` reads it; None for one that is too large, or can be read only once."""
-    from graftwork.data.prepare import CleanLog
-
-    if not found.whole or not found.rows or STANDARD_INPUT in settings.logs:
-        return None
-    return CleanLog(settings, folder=folder)
 
 
 def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> list[Interaction]:
@@ -478,19 +468,24 @@ def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> li
     return rows
 
 
-def _say_estimate(proposal: Proposal, *, base: str, is_whole: bool) -> str | None:
-    if not is_whole:
-        return "rows that repeat others are not known yet"
-    return None if proposal.size.counted else f"the tokenizer of {base} is not at hand yet"
-
-
 def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction], Sample]:
     """The rows that `graft data prepare` would keep, as far as each row shows by itself."""
     found = sample_rows(logs, settings=settings)
     faults = ((row, find_fault(row, settings)) for row in found.rows)
     kept = [row for row, fault in faults if fault is None or not is_dropped(fault.code, settings)]
     if found.faults and not found.rows:
-        raise _explain_unreadable(found.faults, logs[0])
+        fault = found.faults[0]
+        fixes = {
+            "encoding": "convert the file to UTF-8, for example with `iconv -f ENCODING -t UTF-8`",
+            "schema": "run `graft init` without a log, and set data.mapping in the graft.yaml that it "
+            "writes: the paths of the question and the reply",
+        }
+        raise UserMistake(
+            "no row of the log can be read",
+            why=f"line {fault.origin.line}: {fault.message}",
+            fix=fixes.get(fault.code, "give a log with one JSON object per line, or a CSV or Parquet file"),
+            where=logs[0],
+        )
     if len(kept) < FEWEST_ROWS:
         first = f"; the first fault: {found.faults[0].message}" if found.faults else ""
         few = f"{len(kept)} usable {'row is' if len(kept) == 1 else 'rows are'} too few"
@@ -504,29 +499,6 @@ def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction
     return kept, found
 
 
-def _explain_unreadable(faults: Sequence[ReadFault], log: str) -> UserMistake:
-    """The error for a log of which no row could be read."""
-    first = faults[0]
-    fixes = {
-        "encoding": "convert the file to UTF-8, for example with `iconv -f ENCODING -t UTF-8`",
-        "schema": "run `graft init` without a log, and set data.mapping in the graft.yaml that it writes: "
-        "the paths of the question and the reply",
-    }
-    return UserMistake(
-        "no row of the log can be read",
-        why=f"line {first.origin.line}: {first.message}",
-        fix=fixes.get(first.code, "give a log with one JSON object per line, or a CSV or Parquet file"),
-        where=log,
-    )
-
-
-def _require_base(base: str, folder: Path) -> None:
-    """Refuse a name that means no model before it is in graft.yaml. Without a network it stays open."""
-    if base != EMBEDDED:
-        with suppress(EnvironmentLacks):
-            find_base(base, project_folder=folder)
-
-
 def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:
     """The base's template and how many tokens it reads; None where the base is not at hand yet."""
     if not is_ready(base, project_folder=folder) or find_spec("tokenizers") is None:
@@ -537,13 +509,6 @@ def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:
         return ChatTemplate.from_folder(there), context
     except GraftError:
         return None
-
-
-def _needs_reasoning_dropped(rows: Sequence[Interaction], template: ChatTemplate, context: int) -> bool:
-    from graftwork.data.render.rows import needs_reasoning_dropped
-
-    short = (row for row in rows if sum(len(turn.content) for turn in row.messages) <= context)
-    return needs_reasoning_dropped(list(islice(short, MOST_TRIED)), template)
 
 
 def _counter(template: ChatTemplate) -> Callable[[Interaction], tuple[int, int]]:

@@ -55,7 +55,14 @@ PROJECT_FILE = "graft.yaml"
 
 
 def load_settings(path: Path) -> ProjectSettings:
-    content, root = parse_yaml(_read(path), where=str(path))
+    if not path.exists():
+        raise UserMistake(
+            f"there is no {path.name} here",
+            why="a project is a folder with this file",
+            fix="`graft init YOUR_LOG.jsonl` writes one; -C FOLDER names a project elsewhere",
+            where=str(path.parent.resolve()),
+        )
+    content, root = parse_yaml(read_config_text(path), where=str(path))
     lines = _lines_of(root, path) if root is not None else {}
     if not isinstance(content, dict):
         raise UserMistake(
@@ -63,10 +70,6 @@ def load_settings(path: Path) -> ProjectSettings:
             fix="`graft init` writes one to start from",
             where=str(path),
         )
-    return _validate(content, lines, path)
-
-
-def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: Path) -> ProjectSettings:
     try:
         return ProjectSettings.model_validate(list_single_texts(content, ProjectSettings))
     except ValidationError as error:
@@ -83,26 +86,21 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
         where = f"{path}:{line}"
         if concerned:
             message = f"{name}: {explain_error(first)}" if name else explain_error(first)
-            raise UserMistake(message, why=why, fix=_suggest_change(concerned, lines), where=where) from error
-        if first["type"] == "extra_forbidden":
-            raise UserMistake(f"unknown key {name!r}", why=why, fix=_nearest(key), where=where) from error
-        if first["type"] == "missing":
-            raise UserMistake(
-                f"the key {name!r} is missing", why=why, fix=f"add {name!r} to {path.name}", where=where
-            ) from error
-        if first["type"] == "value_error" and isinstance(first["input"], dict):
-            raise UserMistake(
-                f"{name}: {explain_error(first)}",
-                why=why,
-                fix=f"change the value of {name}",
-                where=where,
-            ) from error
-        raise UserMistake(
-            f"{name}: {explain_error(first)}, found {_name_value(key, first['input'])}",
-            why=why,
-            fix=_describe(key) or "`graft schema` lists what each key takes",
-            where=where,
-        ) from error
+            verb = "change" if any(key in lines for key in concerned) else "give"
+            fix = f"{verb} {' or '.join('.'.join(key) for key in concerned)}"
+        elif first["type"] == "extra_forbidden":
+            message, fix = f"unknown key {name!r}", _nearest(key)
+        elif first["type"] == "missing":
+            message, fix = f"the key {name!r} is missing", f"add {name!r} to {path.name}"
+        elif first["type"] == "value_error" and isinstance(first["input"], dict):
+            message, fix = f"{name}: {explain_error(first)}", f"change the value of {name}"
+        else:
+            message = f"{name}: {explain_error(first)}, found {_name_value(key, first['input'])}"
+            owner = _owner(key)
+            field = owner.model_fields.get(key[-1]) if owner else None
+            described = field.description if field else None
+            fix = described or "`graft schema` lists what each key takes"
+        raise UserMistake(message, why=why, fix=fix, where=where) from error
 
 
 _MOST_OTHERS = 8
@@ -119,17 +117,6 @@ def _list_other_errors(error: ValidationError, lines: dict[tuple[str, ...], int]
     rest = len(others) - _MOST_OTHERS
     more = [f"and {rest} more"] if rest > 0 else []
     return f"also wrong: {'; '.join([*others[:_MOST_OTHERS], *more])}" if others else ""
-
-
-def _read(path: Path) -> str:
-    if not path.exists():
-        raise UserMistake(
-            f"there is no {path.name} here",
-            why="a project is a folder with this file",
-            fix="`graft init YOUR_LOG.jsonl` writes one; -C FOLDER names a project elsewhere",
-            where=str(path.parent.resolve()),
-        )
-    return read_config_text(path)
 
 
 def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
@@ -200,14 +187,11 @@ def _concerned(key: tuple[str, ...], message: str) -> list[tuple[str, ...]]:
     return [(*key, word) for word in dict.fromkeys(words) if word in owner.model_fields]
 
 
-def _suggest_change(keys: list[tuple[str, ...]], lines: dict[tuple[str, ...], int]) -> str:
-    names = " or ".join(".".join(key) for key in keys)
-    return f"{'change' if any(key in lines for key in keys) else 'give'} {names}"
-
-
 def _name_value(key: tuple[str, ...], value: object) -> str:
     """What was found; a whole section would hide the message, and a secret is not shown."""
-    if _may_be_secret(key):
+    owner = _owner(key)
+    # Marked either way: users may have written the key itself in place of a variable name.
+    if owner is not None and key[-1] in marks_of(owner):
         return "a value that is not shown"
     if isinstance(value, dict):
         return "keys and values"
@@ -215,18 +199,6 @@ def _name_value(key: tuple[str, ...], value: object) -> str:
         return "a list"
     shown = publish_text(repr(value))
     return shown if len(shown) <= 60 else f"{shown[:57]}…"
-
-
-def _may_be_secret(key: tuple[str, ...]) -> bool:
-    owner = _owner(key)
-    # Marked either way: users may have written the key itself in place of a variable name.
-    return owner is not None and key[-1] in marks_of(owner)
-
-
-def _describe(key: tuple[str, ...]) -> str:
-    owner = _owner(key)
-    field = owner.model_fields.get(key[-1]) if owner else None
-    return field.description or "" if field else ""
 
 
 log = logging.getLogger(__name__)

@@ -66,6 +66,7 @@ CITATION_KEYS = ("citations", "sources", "references", "refs", "cited")
 REFUSAL_KEYS = ("refused", "refusal", "unanswerable", "cannot_answer")
 GAINS = ((0.05, 0.2), (0.1, 0.25), (0.15, 0.3))
 """Gains one would like to see, and the share of the rows that may be held out for it."""
+CONFIDENCE = 0.95
 POWER = "over the base (80 % power)"
 MOST_HELD_OUT = 0.3
 FEWEST_HELD_OUT = 0.1
@@ -148,7 +149,10 @@ def propose(
     drop_reasoning: bool = False,
 ) -> Proposal:
     """Settings for these rows. `formats` names the shape of each row that was read."""
-    cases = [_as_case(row, place) for place, row in enumerate(rows)]
+    cases = [
+        Case(id=str(place), origin=row.origin, messages=row.messages, reference=row.reply, group=row.group)
+        for place, row in enumerate(rows)
+    ]
     kind, kind_why, fields, answer_fields = find_kind(cases)
     metrics, checks, primary, primary_why = _choose_metrics(kind, fields, cases, answer_fields)
     test, test_cases, test_why = choose_test_size(len({(row.question, row.reply) for row in rows}))
@@ -185,7 +189,11 @@ def measure_size(
 ) -> Size:
     """The longest row and reply that fit into the context; `count` gives the tokens of both where the base's
     tokenizer is at hand."""
-    counted = [_estimate(row) for row in rows]
+    counted = []
+    for row in rows:
+        letters = sum(len(message.content) + 20 for message in row.messages) + len(row.reply)
+        reply_tokens = math.ceil(len(row.reply) / LETTERS_A_TOKEN) + 2
+        counted.append((math.ceil(letters / LETTERS_A_TOKEN), reply_tokens))
     if count is not None:
         # A row far beyond the context is not tokenized: that could fill the memory.
         counted = [
@@ -202,24 +210,18 @@ def measure_size(
     )
 
 
-def _estimate(row: Interaction) -> tuple[int, int]:
-    """About how many tokens a row and its reply have."""
-    letters = sum(len(message.content) + 20 for message in row.messages) + len(row.reply)
-    return math.ceil(letters / LETTERS_A_TOKEN), math.ceil(len(row.reply) / LETTERS_A_TOKEN) + 2
-
-
-def choose_test_size(rows: int, *, confidence: float = 0.95) -> tuple[float, int, str]:
+def choose_test_size(rows: int) -> tuple[float, int, str]:
     """The share of rows to hold out, how many that is, and the gain that they can show."""
     for gain, most in GAINS:
-        needed = cases_for_difference(gain, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
+        needed = cases_for_difference(gain, loss_rate=USUAL_LOSS_RATE, confidence=CONFIDENCE)
         if needed <= most * rows:
             share = max(FEWEST_HELD_OUT, math.ceil(100 * needed / rows) / 100)
             return share, round(share * rows), f"enough to detect a gain of {100 * gain:g} points {POWER}"
     held_out = math.floor(MOST_HELD_OUT * rows)
-    seen = detectable_difference(held_out, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
+    seen = detectable_difference(held_out, loss_rate=USUAL_LOSS_RATE, confidence=CONFIDENCE)
     if not math.isfinite(seen):
         return MOST_HELD_OUT, held_out, "too few rows to show any gain: log more before you trust a verdict"
-    needed = cases_for_difference(0.1, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
+    needed = cases_for_difference(0.1, loss_rate=USUAL_LOSS_RATE, confidence=CONFIDENCE)
     note = f"enough to detect a gain of {math.ceil(100 * seen)} points {POWER}; 10 points need {needed} cases"
     return MOST_HELD_OUT, held_out, note
 
@@ -267,8 +269,11 @@ def _find_json_kind(
     fields = tuple(_unless_invented(field, cases) for field in fields)
     required = [key for key in keys if keys[key] == len(documents)]
     settings = {"required": required} if required else {}
-    if schema := _make_schema(fields, required):
-        settings["json_schema"] = schema
+    labelled = {
+        field.path: {"enum": list(field.values)} for field in fields if field.values and "." not in field.path
+    }
+    if labelled:
+        settings["json_schema"] = {"type": "object", "required": required, "properties": labelled}
     copied = _count_copied(cases, fields)
     if fields and copied >= MOST * total:
         return "extraction", f"{why}, and {copied} of them repeat words of the prompt", fields, settings
@@ -471,7 +476,10 @@ def _choose_rules(
             continue
         trial = try_metric(name, cases, context=context)
         graded = _count_held_out(trial, cases, held_out=held_out)
-        limit = _provable(graded, reached=_reached(trial))
+        # The highest limit that holds for a model that reaches this share.
+        needed = {limit: successes_to_clear(graded, limit=limit) for limit in FORM_LIMITS}
+        most = _reached(trial) * graded
+        limit = next((limit for limit, n in needed.items() if n is not None and n <= most), None)
         if limit is not None:
             why = f"{graded} cases can prove this much: its lower bound counts{_say_own(trial)}"
             rules.append(RuleProposal(metric=name, over=limit, why=why))
@@ -536,23 +544,6 @@ def _floor(trial: MetricTrial, *, held_out: int) -> RuleProposal | None:
     return RuleProposal(metric=trial.name, over=over, why=why)
 
 
-def _provable(held_out: int, *, reached: float) -> float | None:
-    """The highest limit of form that holds for a model that reaches this share."""
-    for limit in FORM_LIMITS:
-        enough = successes_to_clear(held_out, limit=limit)
-        if enough is not None and enough <= reached * held_out:
-            return limit
-    return None
-
-
-def _make_schema(fields: Sequence[FieldKind], required: Sequence[str]) -> dict[str, Any]:
-    """A schema of the labels; empty where no field has a few values only."""
-    labelled = {
-        field.path: {"enum": list(field.values)} for field in fields if field.values and "." not in field.path
-    }
-    return {"type": "object", "required": list(required), "properties": labelled} if labelled else {}
-
-
 def _count_copied(cases: Sequence[Case], fields: Sequence[FieldKind]) -> int:
     """Replies that contain a text, not a label, copied from the prompt."""
     paths = [field.path for field in fields if not field.values and field.rule in ("normalised", "token_f1")]
@@ -582,10 +573,6 @@ def _name_check(path: str, taken: set[str]) -> str:
 
 _RESERVED = frozenset({*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCORE, JUDGE_PREFERENCE})
 """Names that a check may not have."""
-
-
-def _as_case(row: Interaction, place: int) -> Case:
-    return Case(id=str(place), origin=row.origin, messages=row.messages, reference=row.reply, group=row.group)
 
 
 def _join(names: Iterable[str]) -> str:

@@ -16,7 +16,6 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from graftwork.components.settings import GenerateSettings
 from graftwork.cycle.settings import CycleSettings
@@ -48,9 +47,16 @@ class Part(Record):
 
 def part_of(kind: type[Record]) -> type[Part]:
     """A class that takes some of the keys of `kind`, and of the settings within it."""
-    fields: dict[str, Any] = {
-        name: _unneeded(info) for name, info in kind.model_fields.items() if info.annotation is not None
-    }
+    fields: dict[str, Any] = {}
+    for name, info in kind.model_fields.items():
+        if info.annotation is None:
+            continue
+        field, inner = copy(info), info.annotation
+        field.default, field.default_factory = None, None
+        # An editor must not offer the class's own default here: what is not given is the project's.
+        field.json_schema_extra = _drop_default
+        is_section = isinstance(inner, type) and issubclass(inner, Record)
+        fields[name] = (part_of(inner) if is_section else inner, field)
     made = create_model(f"Part{kind.__name__}", __base__=Part, __doc__=kind.__doc__, **fields)
     made.model_config = ConfigDict(**{**made.model_config, "title": kind.__name__})
     return made
@@ -60,17 +66,6 @@ def merge(whole: R, part: Record) -> R:
     """`whole` with what `part` gives in its place, checked as if it had been written out."""
     merged = _over(whole.model_dump(mode="json"), part.model_dump(mode="json"))
     return type(whole).model_validate(merged)
-
-
-def _unneeded(info: FieldInfo) -> tuple[Any, FieldInfo]:
-    inner = info.annotation
-    field = copy(info)
-    field.default, field.default_factory = None, None
-    # An editor must not offer the class's own default here: what is not given is the project's.
-    field.json_schema_extra = _drop_default
-    if isinstance(inner, type) and issubclass(inner, Record):
-        return part_of(inner), field
-    return inner, field
 
 
 def _drop_default(schema: dict[str, Any]) -> None:
