@@ -18,7 +18,7 @@ from graftwork.components.generate.prompts import prompt_hash
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import Language, Stage
 from graftwork.components.spec.component import Component
-from graftwork.components.verify.verifier import Evidence, SourceVerdict, SourceVerifier, Submission
+from graftwork.components.verify.verifier import Evidence, SourceVerdict, Submission, Verifier
 from graftwork.engines.interface import DecodingSettings, EngineReply, EngineUnavailable
 from graftwork.files.config_text import read_config_text
 from graftwork.files.disk import Journal, file_digest
@@ -86,6 +86,11 @@ class GenerationJournal:
         self.entries.append(entry)
         self._known[kind, key] = entry
         return entry
+
+    def add_once(self, kind: str, key: str, **content: Any) -> None:
+        """Unless there is an entry of this kind and key."""
+        if self.find(kind, key) is None:
+            self.add(kind, key, **content)
 
 
 MOST_RECORDED_BYTES = 64 << 20
@@ -221,7 +226,7 @@ class Attempts:
     def __init__(
         self,
         model: ComponentModel,
-        verifier: SourceVerifier,
+        verifier: Verifier,
         journal: GenerationJournal,
         settings: GenerateSettings,
         budget: Budget,
@@ -236,9 +241,8 @@ class Attempts:
         identity = self._model.identity
         missing = [each for each in questions if self._journal.find(ANSWER, each.key(identity)) is None]
         for each in missing:
-            hashed = prompt_hash(each.messages)
-            if self._journal.find(PROMPT, hashed) is None:
-                self._journal.add(PROMPT, hashed, messages=[turn.model_dump() for turn in each.messages])
+            messages = [turn.model_dump() for turn in each.messages]
+            self._journal.add_once(PROMPT, prompt_hash(each.messages), messages=messages)
         done = count(1)
 
         def keep(question: Question, answer: tuple[EngineReply, float]) -> None:
@@ -306,15 +310,8 @@ class Attempts:
 
     def note(self, answer: str, given: Submission, verdict: SourceVerdict) -> None:
         """Tie an answer to its verdict."""
-        if self._journal.find(ATTEMPT, answer) is None:
-            self._journal.add(
-                ATTEMPT,
-                answer,
-                component=given.component.id,
-                stage=given.stage,
-                submission=submission_key(given),
-                ok=verdict.ok,
-            )
+        about = {"component": given.component.id, "stage": given.stage, "submission": submission_key(given)}
+        self._journal.add_once(ATTEMPT, answer, **about, ok=verdict.ok)
 
     def measure(self, given: Sequence[Submission]) -> list[Evidence | None]:
         keys = [submission_key(each) for each in given]

@@ -30,6 +30,7 @@ from graftwork.components.spec.component import Component, ComponentPlan
 from graftwork.components.verify import elixir
 from graftwork.components.verify.verifier import Evidence, SourceFacts, SourceVerdict, Submission
 from graftwork.records.base import Record, fingerprint
+from graftwork.text.wording import plural
 
 HANDLING = frozenset({"Raise", "Return", "Assert", "If", "Import", "ImportFrom", "Pass", "Continue", "Break"})
 """Statements that stage 4 may add; besides them calls of a logger."""
@@ -410,25 +411,21 @@ class ComponentBuilder:
             self._keep(component, stage, before, candidates[: self._settings.samples])
             return
         begun = self.built[component.id]
-        reason = self._why(component, stage, candidates)
+        best = max(candidates, key=lambda each: each.verdict.share)
+        answers = plural(len(candidates), "answer")
+        if best.verdict.ok:
+            method = self._broken_method(component, stage, best)
+            passed = sum(each.verdict.ok for each in candidates)
+            reason = f"{passed} of {answers} hold the cases, and none keeps to the method: {method}"
+        elif all(map(self._attempts.is_prose, candidates)):
+            reason = f"{answers} without code: the model writes prose"
+        else:
+            cases = f"{best.verdict.passed} of {len(best.verdict.cases)} cases"
+            reason = f"the best of {answers} holds {cases}: {best.verdict.reason}"
         if begun.stubs:
             shown = ", ".join(begun.stubs)
             reason += f" (with a stand-in for {shown}, which could not be built and knows only its own cases)"
         self.built[component.id] = self._fail(begun, stage, reason)
-
-    def _why(self, component: Component, stage: Stage, candidates: list[Attempt]) -> str:
-        """Why none of the attempts was accepted."""
-        best = max(candidates, key=lambda each: each.verdict.share)
-        if best.verdict.ok:
-            method = self._broken_method(component, stage, best)
-            passed = sum(each.verdict.ok for each in candidates)
-            return (
-                f"{passed} of {_answers(candidates)} hold the cases, and none keeps to the method: {method}"
-            )
-        if all(map(self._attempts.is_prose, candidates)):
-            return f"{_answers(candidates)} without code: the model writes prose"
-        passed_cases = f"{best.verdict.passed} of {len(best.verdict.cases)} cases"
-        return f"the best of {_answers(candidates)} holds {passed_cases}: {best.verdict.reason}"
 
     def _broken_method(self, component: Component, stage: Stage, attempt: Attempt) -> str:
         found = StageState(
@@ -455,8 +452,7 @@ class ComponentBuilder:
 
     def _fail(self, begun: BuiltComponent, stage: int, reason: str) -> BuiltComponent:
         key = fingerprint([begun.id, stage, reason])[:24]
-        if self._journal.find(FAILED, key) is None:
-            self._journal.add(FAILED, key, component=begun.id, stage=stage, reason=reason)
+        self._journal.add_once(FAILED, key, component=begun.id, stage=stage, reason=reason)
         return begun.model_copy(update={"failed": reason, "failed_stage": stage})
 
 
@@ -481,10 +477,6 @@ def held_back(component: Component, verdicts: Sequence[SourceVerdict]) -> float 
         if unseen and all(shown):
             shares.append(sum(unseen) / len(unseen))
     return sum(shares) / len(shares) if shares else None
-
-
-def _answers(candidates: Collection[Attempt]) -> str:
-    return f"{len(candidates)} answer{'s' if len(candidates) != 1 else ''}"
 
 
 STUB_MARK = "# stub of a component that is not built"

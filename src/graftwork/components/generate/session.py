@@ -42,7 +42,7 @@ from graftwork.components.settings import GenerateSettings
 from graftwork.components.spec.cases import Stage
 from graftwork.components.spec.component import Component, ComponentPlan
 from graftwork.components.verify.elixir import ElixirVerifier, why_no_elixir
-from graftwork.components.verify.verifier import MutationScore, SourceVerifier, Submission, Verifier
+from graftwork.components.verify.verifier import MutationScore, Submission, Verifier
 from graftwork.grading.code import extract_code
 from graftwork.grading.hacks import PROGRAMS, TEXTS
 from graftwork.grading.interface import CannotGrade, Rater
@@ -165,7 +165,7 @@ def list_hacks(component: Component) -> dict[str, str]:
 
 def find_accepted_hacks(
     components: Sequence[Component],
-    verifier: SourceVerifier,
+    verifier: Verifier,
     journal: GenerationJournal,
     *,
     on_progress: OnProgress = lambda _phase, _done, _total: None,
@@ -232,7 +232,7 @@ class GenerateJob(NamedTuple):
     """Ids; all components without any."""
     stages: tuple[Stage, ...] = STAGES
     judge: Rater | None = None
-    verifier: SourceVerifier | None = None
+    verifier: Verifier | None = None
     """Without one, the sandbox."""
     sandbox: SandboxSettings = SandboxSettings()
     max_total_tokens: int | None = None
@@ -260,9 +260,7 @@ def generate(job: GenerateJob) -> GenerationOutcome:
             "identity": job.model.identity,
             "settings": job.settings.model_dump(mode="json"),
         }
-        key = text_hash(repr(sorted(content.items(), key=str)))[:24]
-        if journal.find(STARTED, key) is None:
-            journal.add(STARTED, key, **content)
+        journal.add_once(STARTED, text_hash(repr(sorted(content.items(), key=str)))[:24], **content)
         if job.settings.hacks and job.plan.language == "python":
             tried = [each for each in job.plan.components if each.id in chosen]
             require_no_hack(find_accepted_hacks(tried, verifier, journal, on_progress=job.on_progress))
@@ -287,9 +285,7 @@ def generate(job: GenerateJob) -> GenerationOutcome:
         cards = _run_exunit(job, built, cards, verifier, journal)
         files = package_files(job.plan, built, cards)
         manifest = write_package(job.out, files, _manifest(job, built, journal), handwritten=own)
-        key = manifest_key(manifest)
-        if journal.find(PACKAGED, key) is None:
-            journal.add(PACKAGED, key, files=manifest.files)
+        journal.add_once(PACKAGED, manifest_key(manifest), files=manifest.files)
     gone = [each for each in earlier if each not in manifest.components]
     return GenerationOutcome(
         package=job.plan.package,
@@ -322,7 +318,7 @@ def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[s
     )
 
 
-def open_verifier(plan: ComponentPlan, settings: SandboxSettings) -> SourceVerifier:
+def open_verifier(plan: ComponentPlan, settings: SandboxSettings) -> Verifier:
     """EnvironmentLacks where the language of the plan cannot run here."""
     sandbox = open_sandbox(settings.model_copy(update={"seconds": SECONDS, "memory_mib": MEMORY_MIB}))
     if plan.language == "python":
@@ -338,7 +334,7 @@ def _score(
     job: GenerateJob,
     builder: ComponentBuilder,
     built: Sequence[BuiltComponent],
-    verifier: SourceVerifier,
+    verifier: Verifier,
     journal: GenerationJournal,
 ) -> list[ScoreCard]:
     known = {each.id: each for each in built}
@@ -363,7 +359,7 @@ def _score(
 
 
 def _mutate(
-    job: GenerateJob, given: Sequence[Submission], verifier: SourceVerifier, journal: GenerationJournal
+    job: GenerateJob, given: Sequence[Submission], verifier: Verifier, journal: GenerationJournal
 ) -> list[MutationScore]:
     keys = [submission_key(each) for each in given]
     missing = {
@@ -398,7 +394,7 @@ def _run_exunit(
     job: GenerateJob,
     built: Sequence[BuiltComponent],
     cards: list[ScoreCard],
-    verifier: SourceVerifier,
+    verifier: Verifier,
     journal: GenerationJournal,
 ) -> list[ScoreCard]:
     """The shipped tests of an Elixir package, run on it as a whole: a gate of every component."""

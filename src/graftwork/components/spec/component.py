@@ -35,56 +35,23 @@ from graftwork.records.errors import UserMistake
 Kind = Literal["str", "int", "float", "bool", "bytes", "list", "dict", "none", "any", "union", "literal"]
 
 PYTHON_WORDS: dict[str, Kind] = {
-    "str": "str",
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "bytes": "bytes",
-    "list": "list",
-    "dict": "dict",
-    "tuple": "list",
-    "None": "none",
-    "any": "any",
-    "Any": "any",
-}
-OTHER_WORDS: dict[str, Kind] = {
-    "string": "str",
-    "text": "str",
-    "String.t()": "str",
-    "string.t()": "str",
-    "char": "str",
-    "charlist": "str",
-    "binary": "str",
-    "bitstring": "str",
-    "path": "str",
-    "datetime": "str",
-    "date": "str",
-    "uuid": "str",
-    "url": "str",
-    "atom": "str",
-    "symbol": "str",
-    "integer": "int",
-    "non_neg_integer": "int",
-    "pos_integer": "int",
-    "neg_integer": "int",
-    "number": "float",
-    "double": "float",
-    "decimal": "float",
-    "boolean": "bool",
-    "map": "dict",
-    "object": "dict",
-    "struct": "dict",
-    "hash": "dict",
-    "json": "any",
-    "keyword": "dict",
-    "keyword_list": "dict",
-    "array": "list",
-    "nil": "none",
-    "null": "none",
-    "void": "none",
-    "term": "any",
-    "unknown": "any",
-}
+    "str": "str", "int": "int", "float": "float", "bool": "bool", "bytes": "bytes", "list": "list",
+    "dict": "dict", "tuple": "list", "None": "none", "any": "any", "Any": "any",
+}  # fmt: skip
+_OTHER_WORDS: dict[Kind, tuple[str, ...]] = {
+    "str": (
+        "string", "text", "String.t()", "string.t()", "char", "charlist", "binary", "bitstring", "path",
+        "datetime", "date", "uuid", "url", "atom", "symbol",
+    ),
+    "int": ("integer", "non_neg_integer", "pos_integer", "neg_integer"),
+    "float": ("number", "double", "decimal"),
+    "bool": ("boolean",),
+    "dict": ("map", "object", "struct", "hash", "keyword", "keyword_list"),
+    "list": ("array",),
+    "none": ("nil", "null", "void"),
+    "any": ("json", "term", "unknown"),
+}  # fmt: skip
+OTHER_WORDS: dict[str, Kind] = {word: kind for kind, words in _OTHER_WORDS.items() for word in words}
 """Words of Elixir, JSON Schema and others. `binary` is text here: cases are JSON, which has no bytes."""
 _OPTIONAL = re.compile(r"^optional[(\[](.*)[)\]]$", re.I)
 _OF = re.compile(r"^(?P<outer>list|array|tuple|List|Array|\w+)[(\[<](?P<inner>.*)[)\]>]$")
@@ -206,16 +173,10 @@ def fits(value: Any, shape: Shape) -> bool:
     return isinstance(value, _PLAIN_TYPES[shape.kind])
 
 
-_PLAIN_TYPES: dict[str, tuple[type, ...]] = {
-    "any": (object,),
-    "none": (type(None),),
-    "float": (int, float),
-    "int": (int,),
-    "str": (str,),
-    "bytes": (str,),
-    "bool": (bool,),
-    "dict": (dict,),
-}
+_PLAIN_TYPES: dict[str, Any] = {
+    "any": object, "none": type(None), "float": (int, float), "int": int, "str": str, "bytes": str,
+    "bool": bool, "dict": dict,
+}  # fmt: skip
 
 
 class Component(Record):

@@ -17,13 +17,10 @@ from graftwork.components.verify.verifier import (
     Evidence,
     MutationScore,
     PlannedCall,
-    SourceVerdict,
     Submission,
     Verifier,
     calls_of,
-    conclude,
     parse_line,
-    read_result,
 )
 from graftwork.process.sandbox import Sandbox, SandboxResult
 from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch
@@ -299,10 +296,11 @@ def to_literal(value: Any) -> str:
     return "%{" + pairs + "}"
 
 
-class ElixirVerifier:
-    """Elixir components of one plan."""
+class ElixirVerifier(Verifier):
+    """Elixir components of one plan. Expressions of properties are Python here too."""
 
     def __init__(self, plan: ComponentPlan, sandbox: Sandbox, *, at_once: int | None = None) -> None:
+        super().__init__(plan, sandbox, at_once=at_once)
         limits = sandbox.limits.model_copy(
             update={
                 "wall_seconds": max(sandbox.limits.wall_seconds, LEAST_SECONDS),
@@ -312,30 +310,13 @@ class ElixirVerifier:
                 "open_files": 256,
             }
         )
-        self._plan, self._at_once = plan, at_once
-        # Expressions of properties are Python, whatever language the component has.
-        self._properties = Verifier(plan, sandbox, at_once=at_once)
-        self._sandbox = Sandbox(sandbox.kind, limits, sandbox.packages)
-
-    def verify(self, submissions: Sequence[Submission]) -> list[SourceVerdict]:
-        calls = [calls_of(each.component, each.stage) for each in submissions]
-        read = [read_result(result) for result in self._run(submissions, calls)]
-        held = self._properties.judge(
-            [
-                (each.component, own, found.calls)
-                for each, own, found in zip(submissions, calls, read, strict=True)
-            ]
-        )
-        return [
-            conclude(each, own, found, rules)
-            for each, own, found, rules in zip(submissions, calls, read, held, strict=True)
-        ]
+        self._beam = Sandbox(sandbox.kind, limits, sandbox.packages)
 
     def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
         """Reductions, the BEAM's own count of work; lines are not counted."""
         calls = [calls_of(each.component, each.stage) for each in submissions]
         found: list[Evidence | None] = []
-        for result in self._run(submissions, calls):
+        for result in self.run_sources(submissions, calls):
             lines = result.stdout.splitlines()
             last = parse_line(lines[-1]) if result.ok and len(lines) > 1 else None
             counted = last.get("reductions") if isinstance(last, dict) else None
@@ -360,8 +341,8 @@ class ElixirVerifier:
             return 0, 1
         return int(last["total"]), int(last["failures"])
 
-    def _run(
-        self, submissions: Sequence[Submission], calls: Sequence[Sequence[PlannedCall]]
+    def run_sources(
+        self, submissions: Sequence[Submission], calls: Sequence[list[PlannedCall]], mode: str = ""
     ) -> list[SandboxResult]:
         boxes = []
         for each, own in zip(submissions, calls, strict=True):
@@ -396,7 +377,7 @@ class ElixirVerifier:
         start = START.format(erlang=ERLANG, elixir=ELIXIR)
         jobs = [BatchJob(start, tuple(files.items())) for files in boxes]
         prelude = Prelude("harness", "", ("glob",))
-        return run_batch(jobs, sandbox=self._sandbox, prelude=prelude, at_once=self._at_once)
+        return run_batch(jobs, sandbox=self._beam, prelude=prelude, at_once=self._at_once)
 
 
 def write_stub(plan: ComponentPlan, component: Component) -> str:

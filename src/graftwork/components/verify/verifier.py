@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -186,20 +186,6 @@ class Submission(NamedTuple):
     """File names in the package and their text."""
 
 
-class SourceVerifier(Protocol):
-    """Verifies sources of one language."""
-
-    def verify(self, submissions: Sequence[Submission]) -> list[SourceVerdict]: ...
-
-    def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
-        """What each costs; None for one that cannot be run."""
-        ...
-
-    def mutate(self, submissions: Sequence[Submission]) -> list[MutationScore]:
-        """How many mutants of sources that hold their cases fail them."""
-        ...
-
-
 class PlannedCall(NamedTuple):
     """One call in the sandbox, and the case that its value decides; None for a free draw."""
 
@@ -250,11 +236,8 @@ class Verifier:
 
     def verify(self, submissions: Sequence[Submission]) -> list[SourceVerdict]:
         calls = [calls_of(each.component, each.stage) for each in submissions]
-        results = self._run(
-            [self._job(each, "values", own) for each, own in zip(submissions, calls, strict=True)]
-        )
+        read = [read_result(result) for result in self.run_sources(submissions, calls, "values")]
         self.verified += len(submissions)
-        read = [read_result(result) for result in results]
         held = self.judge(
             [
                 (each.component, own, found.calls)
@@ -268,9 +251,9 @@ class Verifier:
 
     def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
         """What each costs; None for one that cannot be run."""
-        jobs = [self._job(each, "evidence", calls_of(each.component, each.stage)) for each in submissions]
+        calls = [calls_of(each.component, each.stage) for each in submissions]
         found = []
-        for result in self._run(jobs):
+        for result in self.run_sources(submissions, calls, "evidence"):
             lines = result.stdout.splitlines()
             parsed = parse_line(lines[-1]) if result.ok and len(lines) == 2 else None
             found.append(Evidence.model_validate(parsed) if isinstance(parsed, dict) and parsed else None)
@@ -304,33 +287,34 @@ class Verifier:
     def _run(self, jobs: list[BatchJob], program: str = "inside.py") -> list[SandboxResult]:
         return run_batch(jobs, sandbox=self._sandbox, prelude=prelude(program), at_once=self._at_once)
 
-    def _job(self, given: Submission, mode: str, calls: list[PlannedCall]) -> BatchJob:
-        component, package = given.component, self._plan.package
-        task = {
-            "mode": mode,
-            "module": f"{package}.{component.module}",
-            "function": component.function,
-            "source": given.source,
-            "allowed": sorted(self.allowed_imports(component)),
-            "calls": [
-                {
-                    "args": call.args,
-                    "named": call.named,
-                    "again": bool(call.rule and call.rule.idempotent),
-                    "then": f"{package}.{inverse.module}:{inverse.function}" if inverse else "",
-                }
-                for call in calls
-                for inverse in (self._plan.inverse_of(call.rule),)
-            ],
-        }
-        files = {f"{package}/__init__.py": "", **{f"{package}/{name}": text for name, text in given.modules}}
-        files[f"{package}/{component.module}.py"] = given.source
-        return BatchJob(_main(task), tuple(files.items()))
-
-    def allowed_imports(self, component: Component) -> set[str]:
-        package = self._plan.package
-        own = {f"{package}.{self._plan.get(each).module}" for each in component.dependencies}
-        return {*ALWAYS_ALLOWED, *component.cases.imports, *own}
+    def run_sources(
+        self, submissions: Sequence[Submission], calls: Sequence[list[PlannedCall]], mode: str
+    ) -> list[SandboxResult]:
+        """One program for each source: it makes the calls, for their values or for what they cost."""
+        jobs, package = [], self._plan.package
+        for (component, source, _, modules), planned in zip(submissions, calls, strict=True):
+            used = [f"{package}.{self._plan.get(each).module}" for each in component.dependencies]
+            task = {
+                "mode": mode,
+                "module": f"{package}.{component.module}",
+                "function": component.function,
+                "source": source,
+                "allowed": sorted({*ALWAYS_ALLOWED, *component.cases.imports, *used}),
+                "calls": [
+                    {
+                        "args": call.args,
+                        "named": call.named,
+                        "again": bool(call.rule and call.rule.idempotent),
+                        "then": f"{package}.{inverse.module}:{inverse.function}" if inverse else "",
+                    }
+                    for call in planned
+                    for inverse in (self._plan.inverse_of(call.rule),)
+                ],
+            }
+            files = {f"{package}/{name}": text for name, text in modules}
+            files |= {f"{package}/__init__.py": "", f"{package}/{component.module}.py": source}
+            jobs.append(BatchJob(_main(task), tuple(files.items())))
+        return self._run(jobs)
 
     def judge(
         self, groups: list[tuple[Component, list[PlannedCall], list[dict[str, Any]]]]
