@@ -183,7 +183,7 @@ def test_a_storage_that_is_full_or_gone_leaves_no_reservation(case, ledger, bund
     kind = type(storage)
     if hasattr(storage, "_files"):
         for method in ("pipe_file", "put_file"):
-            monkeypatch.setattr(type(storage._files), method, fill)
+            monkeypatch.setattr(type(storage._files.system), method, fill)
         with pytest.raises(Refused, match="is full") as caught:
             start(case, ledger, bundle)
         assert "no job was made" in explained(caught.value)

@@ -10,7 +10,7 @@ is reconciled counts as no answer: what one client fails at must not keep the ma
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from graftwork.fleet.ledger import JobLedger
 from graftwork.fleet.place import LABEL, HasHosts, KeepsForJobs, Place, PlaceUnreachable, Refused
@@ -73,20 +73,18 @@ def affordable_seconds(max_usd: float, usd_per_hour: float, safety: Safety) -> f
     return seconds
 
 
-@dataclass
 class Controller:
     """One place and the ledger. It holds no state of its own between calls."""
 
-    place: Place
-    ledger: JobLedger
-    safety: Safety = field(default_factory=Safety)
-    collect: Callable[[FleetJob], None] | None = None
-    """Brings the files of an ended job, before its machine is given back."""
-    deliver: Callable[[FleetJob], bool] | None = None
-    """Sends the bundle to a machine that has come up, where the place does not do it in `submit`.
+    def __init__(self, place: Place, ledger: JobLedger, safety: Safety | None = None) -> None:
+        self.place, self.ledger, self.safety = place, ledger, safety or Safety()
+        self.collect: Callable[[FleetJob], None] | None = None
+        """Brings the files of an ended job, before its machine is given back."""
+        self.deliver: Callable[[FleetJob], bool] | None = None
+        """Sends the bundle to a machine that has come up, where the place does not do it in `submit`.
 
-    Whether the machine has taken it: it has come up then, however long packages take to install there.
-    """
+        Whether the machine has taken it: it has come up then, however long packages take to install there.
+        """
 
     def start(
         self,

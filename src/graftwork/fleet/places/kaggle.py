@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +38,17 @@ GPUS = {"NvidiaTeslaT4": "Tesla T4", "NvidiaTeslaP100": "Tesla P100", "NvidiaL4"
 """Kaggle's machine shapes and the card of each."""
 INPUT, WORKING, SCRATCH = "/kaggle/input", "/kaggle/working", "/kaggle/tmp/graftwork"
 PAGE = 100
+REQUESTS = {
+    "get_kernel_session_status": ("kernels", "kernels_api", "ApiGetKernelSessionStatusRequest"),
+    "list_kernel_session_output": ("kernels", "kernels_api", "ApiListKernelSessionOutputRequest"),
+    "delete_kernel": ("kernels", "kernels_api", "ApiDeleteKernelRequest"),
+    "list_kernels": ("kernels", "kernels_api", "ApiListKernelsRequest"),
+    "save_kernel": ("kernels", "kernels_api", "ApiSaveKernelRequest"),
+    "get_dataset_status": ("datasets", "dataset_api", "ApiGetDatasetStatusRequest"),
+    "create_dataset": ("datasets", "dataset_api", "ApiCreateDatasetRequest"),
+    "start_blob_upload": ("blobs", "blob_api", "ApiStartBlobUploadRequest"),
+}
+"""The methods of Kaggle's client: service, API and type of the request."""
 DOWNLOAD_SECONDS = 120.0
 
 
@@ -58,7 +70,7 @@ class KagglePlace(CloudPlace):
 
     def offer(self) -> tuple[Offer, ...]:
         """The card of the settings with what is left of this week's quota, and a machine without one."""
-        quota = self._call(_Calls.quota)
+        quota = self._call(_quota)
         left, shape = _hours_left(quota.gpu_quota), self._settings.accelerator
         refresh = quota.quota_refresh_time
         common: dict[str, Any] = {"place": self.name, "usd_per_hour": 0.0, "dated": date.today().isoformat()}
@@ -90,7 +102,7 @@ class KagglePlace(CloudPlace):
         self.sent_bytes = 0
         sources = [self._dataset(folder, bundle, stable=stable) for stable in (True, False)]
         request = self._kernel(order, bundle, [name for name in sources if name], secrets)
-        answer = self._call(_Calls.save_kernel, request)
+        answer = self._ask("save_kernel", **request)
         if answer.error or answer.invalid_dataset_sources:
             why = answer.error or f"unknown datasets: {', '.join(answer.invalid_dataset_sources)}"
             raise Refused("Kaggle refuses the kernel", why=why, fix="run it again; check fleet.kaggle")
@@ -118,7 +130,7 @@ class KagglePlace(CloudPlace):
     def log(self, job: PlacedJob) -> str:
         if self._status(job.label) is None:
             return ""
-        text = self._call(_Calls.output, self._user_name(), job.label, "").log or ""
+        text = self._output_page(job.label).log or ""
         try:
             # Kaggle keeps the log as JSON: a list of pieces of output with their time.
             return "".join(str(piece["data"]) for piece in json.loads(text))
@@ -140,13 +152,19 @@ class KagglePlace(CloudPlace):
         if self._dataset_status(flag) is None:
             self._create_dataset(flag, {"stop": b"stop\n"})
         if at_once:
-            self._call(_Calls.delete_kernel, self._user_name(), job.label)
+            self._ask("delete_kernel", user_name=self._user_name(), kernel_slug=job.label)
 
     def list(self) -> tuple[PlacedJob, ...]:
+        with needs_extra("kaggle", why="the place `kaggle` is used"):
+            from kagglesdk.kernels.types.kernels_enums import KernelsListSortType, KernelsListViewType
+        order = {"group": KernelsListViewType.PROFILE, "sort_by": KernelsListSortType.DATE_RUN}
         found = []
         token, page = "", 1
         while page == 1 or token:
-            answer = self._call(_Calls.list_kernels, self._user_name(), token)
+            user, search = self._user_name(), "graft-"
+            answer = self._ask(
+                "list_kernels", **order, user=user, search=search, page_size=PAGE, page_token=token
+            )
             found += [kernel for kernel in answer.kernels or () if LABEL.fullmatch(_slug(kernel.ref))]
             token, page = answer.next_page_token or "", page + 1
         return tuple(
@@ -160,9 +178,8 @@ class KagglePlace(CloudPlace):
 
     def _kernel(
         self, order: JobOrder, bundle: Bundle, sources: Sequence[str], secrets: Mapping[str, str]
-    ) -> Any:
-        with needs_extra("kaggle", why="the place `kaggle` is used"):
-            from kagglesdk.kernels.types.kernels_api_service import ApiSaveKernelRequest
+    ) -> dict[str, Any]:
+        """The fields of the request that saves the kernel."""
         seconds = min(order.seconds, SESSION_HOURS * 3600 - SPARE_SECONDS)
         words = ["--manifest", f"{SCRATCH}/{BUNDLE_FILE}", "--blobs", INPUT, "--work", f"{WORKING}/work"]
         words += ["--scratch", SCRATCH, "--seconds", f"{seconds:.0f}", "--label", order.label]
@@ -170,22 +187,23 @@ class KagglePlace(CloudPlace):
         words += ["--secrets", f"kaggle:{','.join(sorted(secrets))}"] if secrets else []
         source = START_SOURCE.read_text().partition('\nif __name__ == "__main__":')[0]
         manifest = (Path(order.bundle) / BUNDLE_FILE).read_text()
-        request = ApiSaveKernelRequest()
-        request.slug = f"{self._user_name()}/{order.label}"
-        request.new_title = order.label
-        request.text = (
-            f"{source}\nPath({SCRATCH!r}).mkdir(parents=True, exist_ok=True)\n"
-            f"Path({SCRATCH!r}, {BUNDLE_FILE!r}).write_text({manifest!r})\nmain({words!r})\n"
-        )
-        request.language, request.kernel_type = "python", "script"
-        # Packages and the Hub are on the network.
-        request.is_private, request.enable_internet = True, True
-        request.dataset_data_sources = sources
-        request.session_timeout_seconds = int(seconds) + SPARE_SECONDS
-        request.enable_gpu = bool(order.gpu)
-        if order.gpu:
-            request.machine_shape = self._settings.accelerator
-        return request
+        return {
+            "slug": f"{self._user_name()}/{order.label}",
+            "new_title": order.label,
+            "text": (
+                f"{source}\nPath({SCRATCH!r}).mkdir(parents=True, exist_ok=True)\n"
+                f"Path({SCRATCH!r}, {BUNDLE_FILE!r}).write_text({manifest!r})\nmain({words!r})\n"
+            ),
+            "language": "python",
+            "kernel_type": "script",
+            # Packages and the Hub are on the network.
+            "is_private": True,
+            "enable_internet": True,
+            "dataset_data_sources": sources,
+            "session_timeout_seconds": int(seconds) + SPARE_SECONDS,
+            "enable_gpu": bool(order.gpu),
+            **({"machine_shape": self._settings.accelerator} if order.gpu else {}),
+        }
 
     def _require_gpu(self, order: JobOrder) -> None:
         """The GPU of the settings, and some hours of its quota."""
@@ -197,7 +215,7 @@ class KagglePlace(CloudPlace):
                 fix="name that card, or change the setting",
                 where="fleet.kaggle.accelerator",
             )
-        quota = self._call(_Calls.quota)
+        quota = self._call(_quota)
         left, refresh = _hours_left(quota.gpu_quota), quota.quota_refresh_time
         if left < LEAST_HOURS:
             when = f"; it is filled up at {refresh:%Y-%m-%d %H:%M} UTC" if refresh else ""
@@ -223,8 +241,18 @@ class KagglePlace(CloudPlace):
         return f"{self._user_name()}/{slug}"
 
     def _create_dataset(self, slug: str, files: Mapping[str, Path | bytes]) -> None:
-        tokens = [self._call(_Calls.upload, name, content) for name, content in sorted(files.items())]
-        answer = self._call(_Calls.create_dataset, self._user_name(), slug, tokens)
+        with needs_extra("kaggle", why="the place `kaggle` is used"):
+            from kagglesdk.datasets.types.dataset_api_service import ApiDatasetNewFile
+        tokens = [self._upload(name, content) for name, content in sorted(files.items())]
+        answer = self._ask(
+            "create_dataset",
+            owner_slug=self._user_name(),
+            slug=slug,
+            title=slug,
+            license_name="unknown",
+            is_private=True,
+            files=[_fill(ApiDatasetNewFile(), token=token) for token in tokens],
+        )
         if answer.error:
             raise Refused(
                 f"Kaggle does not take the files: {answer.error}",
@@ -234,14 +262,15 @@ class KagglePlace(CloudPlace):
 
     def _dataset_status(self, slug: str) -> str | None:
         try:
-            answer = self._call(_Calls.dataset_status, self._user_name(), slug)
+            answer = self._ask("get_dataset_status", owner_slug=self._user_name(), dataset_slug=slug)
         except NotThere:
             return None
         return str(answer.status.name)
 
     def _status(self, label: str) -> tuple[str, str] | None:
         try:
-            answer = self._call(_Calls.status, self._user_name(), label)
+            user = self._user_name()
+            answer = self._ask("get_kernel_session_status", user_name=user, kernel_slug=label)
         except NotThere:
             return None
         return str(answer.status.name), str(answer.failure_message or "")
@@ -249,16 +278,45 @@ class KagglePlace(CloudPlace):
     def _output(self, label: str) -> Iterator[tuple[str, str]]:
         token, first = "", True
         while first or token:
-            answer = self._call(_Calls.output, self._user_name(), label, token)
+            answer = self._output_page(label, token)
             yield from ((str(file.file_name), str(file.url)) for file in answer.files or ())
             token, first = str(answer.next_page_token or ""), False
 
     def _user_name(self) -> str:
         if not self._user:
-            self._user = os.environ.get("KAGGLE_USERNAME", "") or self._call(_Calls.user)
+            self._user = os.environ.get("KAGGLE_USERNAME", "") or self._call(_user_of_login)
         return self._user
 
-    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    def _output_page(self, label: str, token: str = "") -> Any:
+        page = {"page_size": PAGE, "page_token": token}
+        return self._ask("list_kernel_session_output", user_name=self._user_name(), kernel_slug=label, **page)
+
+    def _upload(self, name: str, content: Path | bytes) -> str:
+        with needs_extra("kaggle", why="the place `kaggle` is used"):
+            import requests
+            from kagglesdk.blobs.types.blob_api_service import ApiBlobType
+        length = len(content) if isinstance(content, bytes) else content.stat().st_size
+        answer = self._ask("start_blob_upload", type=ApiBlobType.DATASET, name=name, content_length=length)
+
+        def put(_client: Any) -> None:
+            with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as stream:
+                requests.put(answer.create_url, data=stream, timeout=DOWNLOAD_SECONDS).raise_for_status()
+
+        self._call(put)
+        return str(answer.token)
+
+    def _ask(self, method: str, **fields: Any) -> Any:
+        """The answer to a request with these fields."""
+
+        def ask(client: Any) -> Any:
+            service, api, kind = REQUESTS[method]
+            types = import_module(f"kagglesdk.{service}.types.{api}_service")
+            request = _fill(getattr(types, kind)(), **fields)
+            return getattr(getattr(getattr(client, service), f"{api}_client"), method)(request)
+
+        return self._call(ask)
+
+    def _call(self, method: Callable[[Any], Any]) -> Any:
         with needs_extra("kaggle", why="the place `kaggle` is used"):
             import requests
             from kagglesdk import KaggleClient
@@ -273,7 +331,7 @@ class KagglePlace(CloudPlace):
             with KaggleClient(
                 username=os.environ.get("KAGGLE_USERNAME"), password=os.environ.get("KAGGLE_KEY")
             ) as client:
-                return method(client, *arguments)
+                return method(client)
         except requests.HTTPError as error:
             raise _explain(
                 error.response.status_code if error.response is not None else 0, str(error)
@@ -288,97 +346,23 @@ class KagglePlace(CloudPlace):
         return PlacedJob(place=self.name, id=label, label=label, gpu=gpu, created_at=seconds)
 
 
-class _Calls:
-    """The requests, each with the types of Kaggle's client."""
+def _quota(client: Any) -> Any:
+    return client.kernels.kernels_api_client.get_accelerator_quota_statistics()
 
-    @staticmethod
-    def quota(client: Any) -> Any:
-        return client.kernels.kernels_api_client.get_accelerator_quota_statistics()
 
-    @staticmethod
-    def user(client: Any) -> str:
-        from kagglesdk.kaggle_env import get_access_token_from_env
-        from kagglesdk.kaggle_http_client import _get_apikey_creds
-        from kagglesdk.security.types.oauth_service import IntrospectTokenRequest
+def _user_of_login(client: Any) -> str:
+    from kagglesdk.kaggle_env import get_access_token_from_env
+    from kagglesdk.kaggle_http_client import _get_apikey_creds
+    from kagglesdk.security.types.oauth_service import IntrospectTokenRequest
 
-        token, _ = get_access_token_from_env()
-        stored = _get_apikey_creds()
-        if token is None and stored is not None:
-            return str(stored[0])
-        if not token:
-            return _no_login()
-        request = _fill(IntrospectTokenRequest(), token=token)
-        return str(client.security.oauth_client.introspect_token(request).username)
-
-    @staticmethod
-    def save_kernel(client: Any, request: Any) -> Any:
-        return client.kernels.kernels_api_client.save_kernel(request)
-
-    @staticmethod
-    def status(client: Any, user: str, slug: str) -> Any:
-        from kagglesdk.kernels.types.kernels_api_service import ApiGetKernelSessionStatusRequest as Request
-
-        return client.kernels.kernels_api_client.get_kernel_session_status(
-            _fill(Request(), user_name=user, kernel_slug=slug)
-        )
-
-    @staticmethod
-    def output(client: Any, user: str, slug: str, token: str) -> Any:
-        from kagglesdk.kernels.types.kernels_api_service import ApiListKernelSessionOutputRequest as Request
-
-        return client.kernels.kernels_api_client.list_kernel_session_output(
-            _fill(Request(), user_name=user, kernel_slug=slug, page_size=PAGE, page_token=token)
-        )
-
-    @staticmethod
-    def delete_kernel(client: Any, user: str, slug: str) -> Any:
-        from kagglesdk.kernels.types.kernels_api_service import ApiDeleteKernelRequest as Request
-
-        return client.kernels.kernels_api_client.delete_kernel(
-            _fill(Request(), user_name=user, kernel_slug=slug)
-        )
-
-    @staticmethod
-    def list_kernels(client: Any, user: str, token: str) -> Any:
-        from kagglesdk.kernels.types.kernels_api_service import ApiListKernelsRequest as Request
-        from kagglesdk.kernels.types.kernels_enums import KernelsListSortType, KernelsListViewType
-
-        group, order = KernelsListViewType.PROFILE, KernelsListSortType.DATE_RUN
-        page = {"page_size": PAGE, "page_token": token}
-        return client.kernels.kernels_api_client.list_kernels(
-            _fill(Request(), group=group, sort_by=order, user=user, search="graft-", **page)
-        )
-
-    @staticmethod
-    def dataset_status(client: Any, user: str, slug: str) -> Any:
-        from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetStatusRequest as Request
-
-        return client.datasets.dataset_api_client.get_dataset_status(
-            _fill(Request(), owner_slug=user, dataset_slug=slug)
-        )
-
-    @staticmethod
-    def upload(client: Any, name: str, content: Path | bytes) -> str:
-        import requests
-        from kagglesdk.blobs.types.blob_api_service import ApiBlobType, ApiStartBlobUploadRequest
-
-        length = len(content) if isinstance(content, bytes) else content.stat().st_size
-        request = _fill(
-            ApiStartBlobUploadRequest(), type=ApiBlobType.DATASET, name=name, content_length=length
-        )
-        answer = client.blobs.blob_api_client.start_blob_upload(request)
-        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as stream:
-            requests.put(answer.create_url, data=stream, timeout=DOWNLOAD_SECONDS).raise_for_status()
-        return str(answer.token)
-
-    @staticmethod
-    def create_dataset(client: Any, user: str, slug: str, tokens: list[str]) -> Any:
-        from kagglesdk.datasets.types.dataset_api_service import ApiCreateDatasetRequest, ApiDatasetNewFile
-
-        request = _fill(ApiCreateDatasetRequest(), owner_slug=user, slug=slug, title=slug)
-        _fill(request, license_name="unknown", is_private=True)
-        request.files = [_fill(ApiDatasetNewFile(), token=token) for token in tokens]
-        return client.datasets.dataset_api_client.create_dataset(request)
+    token, _ = get_access_token_from_env()
+    stored = _get_apikey_creds()
+    if token is None and stored is not None:
+        return str(stored[0])
+    if not token:
+        return _no_login()
+    request = _fill(IntrospectTokenRequest(), token=token)
+    return str(client.security.oauth_client.introspect_token(request).username)
 
 
 def _fill(request: Any, **fields: Any) -> Any:
