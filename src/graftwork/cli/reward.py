@@ -7,6 +7,7 @@ import typer
 
 from graftwork.cli.command import Folder, Model, opened
 from graftwork.cli.output import Json, print_json, stderr, stdout
+from graftwork.text.wording import plural
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_line, table
 
@@ -81,7 +82,7 @@ def export(
 
 
 def _show(found: "RewardCheck") -> None:
-    from graftwork.pipeline.preflight import explain
+    from graftwork.pipeline.preflight import GOLD, explain
 
     ungraded = "references are not graded" if found.references else "no prompt has a reference"
     gold = ungraded if found.gold is None else f"references get {found.gold:.2f}"
@@ -98,13 +99,11 @@ def _show(found: "RewardCheck") -> None:
             parts = [f"{name} {value:.2f}" for name, value in item.parts.items() if value is not None]
             rows.add_row(quote(item.case), quote(item.name), f"{item.reward:.2f}", quote(", ".join(parts)))
         stdout.print(rows)
-    for failure in found.failures:
-        which = "of which a reference" if failure.is_reference else "no reference"
-        count = "1 answer" if failure.answers == 1 else f"{failure.answers} answers"
-        line = (
-            f"[yellow]{quote(failure.metric)}[/] could not grade {count} ({which}): {quote(failure.reason)}"
-        )
-        print_line(stdout, line)
+    for (metric, failure), answers in found.failures.items():
+        has_reference = any(answer.name == GOLD for answer in answers)
+        which = "of which a reference" if has_reference else "no reference"
+        line = f"[yellow]{quote(metric)}[/] could not grade {plural(len(answers), 'answer')} ({which}): "
+        print_line(stdout, line + quote(failure))
     reason = explain(found)
     if reason is None:
         print_line(stdout, "[green]the rewards hold[/]")

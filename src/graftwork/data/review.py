@@ -9,7 +9,7 @@ reference wherever that would be the labelled answer itself.
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,7 +136,12 @@ def list_items(work: OpenProject) -> list[ReviewItem]:
         if content in decided:
             continue
         known = found.get(content)
-        found[content] = item if known is None else _merge(known, item)
+        if known is not None:
+            alike = (*known.alike, item.capture) if item.key != known.key and item.capture else known.alike
+            reasons, other = {**item.reasons, **known.reasons}, known.other or item.other
+            found[content] = known.model_copy(update={"reasons": reasons, "other": other, "alike": alike})
+        else:
+            found[content] = item
     return sorted(
         found.values(), key=lambda item: (-sum(WEIGHTS[reason] for reason in item.reasons), item.key)
     )
@@ -147,17 +152,6 @@ def _content(item: ReviewItem) -> str:
     if item.kind == "row":
         return item.key
     return fingerprint([hash_prompt(item.messages), item.reply])
-
-
-def _merge(known: ReviewItem, item: ReviewItem) -> ReviewItem:
-    alike = (*known.alike, item.capture) if item.key != known.key and item.capture else known.alike
-    return known.model_copy(
-        update={
-            "reasons": {**item.reasons, **known.reasons},
-            "other": known.other or item.other,
-            "alike": alike,
-        }
-    )
 
 
 def _is_rare(group: str | None, sizes: Counter[str | None]) -> bool:
@@ -176,11 +170,12 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
     newest = heapq.nlargest(MOST_CAPTURES, enumerate(served), key=lambda pair: pair[0])
     captures = [capture for _, capture in newest if capture.session != TRY_OUT_SESSION]
     unlike = find_unlike(work, captures)
-    answers = _group_answers(captures)
-    for capture in captures:
-        messages = read_messages(capture)
-        if not messages:
-            continue
+    readable = [(capture, messages) for capture in captures if (messages := read_messages(capture))]
+    # The distinct answers to each prompt.
+    answers: dict[str, dict[str, None]] = defaultdict(dict)
+    for capture, messages in readable:
+        answers[hash_prompt(messages)].setdefault(capture.reply)
+    for capture, messages in readable:
         reasons: dict[ReviewReason, str] = {}
         other = ""
         if capture.id in disputed:
@@ -213,18 +208,6 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
             )
 
 
-def _group_answers(captures: list[Capture]) -> dict[str, list[str]]:
-    """The distinct answers to each prompt."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for capture in captures:
-        messages = read_messages(capture)
-        if messages:
-            listed = found[hash_prompt(messages)]
-            if capture.reply not in listed:
-                listed.append(capture.reply)
-    return found
-
-
 def _read_rows(work: OpenProject) -> list[Row]:
     prepared = work.ledger.get("prepare")
     if prepared is None:
@@ -252,22 +235,17 @@ def _list_rows(work: OpenProject, rows: list[Row], sizes: Counter[str | None]) -
             by = ", and a teacher wrote the reply" if row.answered else ""
             reasons["rare_group"] = f"its role has {sizes[row.group]} rows{by}"
         if reasons:
-            yield _to_item(row, reasons, other=failed.get(row.id, ""))
-
-
-def _to_item(row: Row, reasons: dict[ReviewReason, str], *, other: str) -> ReviewItem:
-    prompt = hash_prompt(row.messages)
-    return ReviewItem(
-        key=f"row:{row.input_hash}:{prompt[:16]}",
-        kind="row",
-        messages=row.messages,
-        reply=row.reply,
-        reasons=reasons,
-        group=row.group,
-        origin=row.origin,
-        input_hash=row.input_hash,
-        other=other,
-    )
+            yield ReviewItem(
+                key=f"row:{row.input_hash}:{hash_prompt(row.messages)[:16]}",
+                kind="row",
+                messages=row.messages,
+                reply=row.reply,
+                reasons=reasons,
+                group=row.group,
+                origin=row.origin,
+                input_hash=row.input_hash,
+                other=failed.get(row.id, ""),
+            )
 
 
 def _find_failures(work: OpenProject) -> dict[str, str]:
@@ -315,23 +293,22 @@ def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedRevie
             line = write_review(review)
             lines += [line] if line is not None else []
         elif not entry.applied:
-            given += store.apply(entry, _to_feedback(review))
+            feedback: list[Feedback] = []
+            if review.action != "skip":
+                texts = {"accept": review.item.reply, "reject": None, "edit": review.reply}
+                correction, score = texts[review.action], 1.0 if review.action == "accept" else 0.0
+                # On the capture, and on those that are alike.
+                feedback = [
+                    Feedback(
+                        capture=capture, at=review.at, score=score, who=review.who, correction=correction
+                    )
+                    for capture in (review.item.capture, *review.item.alike)
+                ]
+            given += store.apply(entry, feedback)
     path = out or default_out(work).with_name(REVIEWED_FILE)
     if lines or path.exists():
         write_atomic(path, b"".join(lines), private=True)
     return AppliedReviews(given, len(lines), path if lines else None)
-
-
-def _to_feedback(review: ReviewDecision) -> list[Feedback]:
-    """The feedback on a capture and on those that are alike."""
-    if review.action == "skip":
-        return []
-    correction = {"accept": review.item.reply, "reject": None, "edit": review.reply}[review.action]
-    score = 1.0 if review.action == "accept" else 0.0
-    return [
-        Feedback(capture=capture, at=review.at, score=score, who=review.who, correction=correction)
-        for capture in (review.item.capture, *review.item.alike)
-    ]
 
 
 def write_review(review: ReviewDecision) -> bytes | None:
@@ -530,7 +507,9 @@ def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[Labelle
     """Rewards, preference pairs, feedback, corrections and reviews, each labelled answer under its own id."""
     prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
     rows = [row for split in SPLITS for row in read_rows(Path(prepared.folder), split)]
-    scale = _scale(work)
+    # The scale of the log's rewards, as a check on reviewer_score states it.
+    rules = (check.rule for check in work.settings.evaluate.checks if check.metric == "reviewer_score")
+    scale = next((rule for rule in rules if isinstance(rule, Review)), Review())
     answers: list[LabelledAnswer] = []
     pairs: list[LabelledPair] = []
     known: set[tuple[str, str, str]] = set()
@@ -544,7 +523,14 @@ def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[Labelle
         if case.rejected is not None and case.rejected.strip() != case.reference.strip():
             pairs.append(LabelledPair(_blind(case), case.reference, case.rejected, cluster))
             known.add(_name_pair(case.messages, case.reference, case.rejected))
-    for number, label in enumerate(_last_labels(list_judge_labels(work))):
+    # What each person thought last of each item. People may disagree: each of them is a label.
+    last: dict[tuple[str, str | None], list[JudgeLabel]] = {}
+    for label in list_judge_labels(work):
+        held = last.setdefault((label.item, label.reviewer), [])
+        if held and label.at != held[-1].at:
+            held.clear()
+        held.append(label)
+    for number, label in enumerate(label for held in last.values() for label in held):
         case = Case(
             id=f"{label.item} {number}",
             origin=Origin(file="labels", line=number + 1),
@@ -560,17 +546,6 @@ def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[Labelle
     return answers, pairs
 
 
-def _last_labels(labels: Iterable[JudgeLabel]) -> list[JudgeLabel]:
-    """What each person thought last of each item. People may disagree: each of them is a label."""
-    last: dict[tuple[str, str | None], list[JudgeLabel]] = {}
-    for label in labels:
-        held = last.setdefault((label.item, label.reviewer), [])
-        if held and label.at != held[-1].at:
-            held.clear()
-        held.append(label)
-    return [label for held in last.values() for label in held]
-
-
 def _name_pair(messages: Sequence[Message], preferred: str, other: str) -> tuple[str, str, str]:
     question = next((turn.content for turn in reversed(messages) if turn.role == "user"), "")
     return question, preferred.strip(), other.strip()
@@ -579,11 +554,3 @@ def _name_pair(messages: Sequence[Message], preferred: str, other: str) -> tuple
 def _blind(case: Case) -> Case:
     """Without the reference, which is the very answer that is labelled."""
     return case.model_copy(update={"reference": ""})
-
-
-def _scale(work: OpenProject) -> Review:
-    """The scale of the log's rewards, as a check on reviewer_score states it."""
-    for check in work.settings.evaluate.checks:
-        if check.metric == "reviewer_score" and isinstance(check.rule, Review):
-            return check.rule
-    return Review()

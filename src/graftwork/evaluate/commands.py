@@ -77,7 +77,16 @@ class EvaluationRequest:
 def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     if not asked.stands_beside:
         if asked.shards > 1 or asked.again:
-            _ask_beforehand(work, asked)
+            # The answers for the pipeline's evaluation, in several processes or again.
+            made = run_pipeline(work, upto="train")
+            prepared, outcome = made.get("prepare", PreparedData), made.get("train", TrainOutcome)
+            cases = held_out(work, prepared)
+            asking = prepare_asking(work, prepared, cases, shards=asked.shards)
+            lineup = line_up(work, asking=asking, outcome=outcome)
+            if asked.again:
+                work.ledger.forget(name_entry(work, STEP.name))
+                forget_subjects(lineup, cases)
+            ask_everybody(work, lineup, cases)
         return put_page(work, run_pipeline(work, upto=STEP.name).get(STEP.name, Evaluated))
     named = parse_subjects(asked.subjects)
     # Read first: a mistake in the file shall not cost a training.
@@ -87,9 +96,9 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     made = run_pipeline(work, upto="train" if trained else "prepare")
     prepared = made.get("prepare", PreparedData)
     cases = draw_cases(given or held_out(work, prepared, also=asked.subjects), most=asked.limit)
-    asking = _asking(work, prepared, cases, asked)
-    outcome = made.get("train", TrainOutcome) if trained else None
-    lineup = _line_up(work, named, asking=asking, outcome=outcome)
+    asking = prepare_asking(work, prepared, cases, subjects=asked.subjects or None, shards=asked.shards)
+    candidate = made.get("train", TrainOutcome) if trained else None
+    lineup = _line_up(work, named, asking=asking, outcome=candidate)
     if asked.again:
         forget_subjects(lineup, cases)
     evaluated = measure_lineup(
@@ -104,26 +113,6 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
     write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
     return put_page(work, evaluated, separate=True)
-
-
-def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
-    """Generate the answers for the pipeline's evaluation, in several processes or again."""
-    made: StepOutputs = run_pipeline(work, upto="train")
-    prepared = made.get("prepare", PreparedData)
-    cases = held_out(work, prepared)
-    lineup = line_up(
-        work, asking=_asking(work, prepared, cases, asked), outcome=made.get("train", TrainOutcome)
-    )
-    if asked.again:
-        work.ledger.forget(name_entry(work, STEP.name))
-        forget_subjects(lineup, cases)
-    ask_everybody(work, lineup, cases)
-
-
-def _asking(
-    work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: EvaluationRequest
-) -> Asking:
-    return prepare_asking(work, prepared, cases, subjects=asked.subjects or None, shards=asked.shards)
 
 
 def _line_up(
@@ -179,7 +168,19 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
     own = read_cases(Path(last.cases_file)) if last is not None and Path(last.cases_file).is_file() else ()
     imported = import_runs(runs, own=own)
     if imported.same_cases:
-        imported = _log_look(work, _grade_by_our_metrics(work, imported, own))
+        imported = _grade_by_our_metrics(work, imported, own)
+        # Another candidate was measured on this project's cases.
+        report, cases_hash = imported.report, imported.report.cases_hash
+        texts = [answer.text for answer in imported.answers[report.candidate.subject]]
+        subject = f"imported:{fingerprint(texts)}"
+        looks = work.looks.log(cases_hash, subject=subject, when=timestamp())
+        report = report.model_copy(update={"looks": looks})
+        wear = wear_of(
+            report,
+            candidates=work.looks.candidates(cases_hash),
+            look=work.looks.position(cases_hash, subject=subject),
+        )
+        imported = imported.model_copy(update={"report": report.model_copy(update={"wear": wear})})
     path = work.project.page_of(PAGE, work.model)
     path = path.with_stem(f"{path.stem}-imported")
     page = EvaluationPage(
@@ -235,7 +236,20 @@ def export_evaluation(
             when=when,
             version=__version__,
         )
-        written += _write(export, form=form, out=out)
+        files = write_lm_eval(export)
+        folder = out / files.folder
+        content = {
+            folder / files.results_name: write_json(files.results, indent=2),
+            folder / files.samples_name: "".join(write_json(sample) + "\n" for sample in files.samples),
+        }
+        if form == "inspect":
+            stem = files.results_name.removeprefix("results_").removesuffix(".json")
+            log = write_json(write_inspect(export), indent=1)
+            content = {out / f"{stem}_{files.folder}.json": log}
+        for path, text in content.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text)
+        written += [str(path) for path in content]
     return ExportedEvaluation(format=form, files=tuple(written), subjects=tuple(subjects or known))
 
 
@@ -243,24 +257,6 @@ def last_evaluation(work: OpenProject) -> Evaluated | None:
     """What the gate would decide on; None before the first one."""
     entry = work.ledger.get(name_entry(work, STEP.name))
     return Evaluated.model_validate(entry.output) if entry is not None else None
-
-
-def _write(export: SubjectExport, *, form: Format, out: Path) -> list[str]:
-    files = write_lm_eval(export)
-    if form == "inspect":
-        name = files.results_name.removeprefix("results_").removesuffix(".json")
-        path = out / f"{name}_{files.folder}.json"
-        content = {path: write_json(write_inspect(export), indent=1)}
-    else:
-        folder = out / files.folder
-        content = {
-            folder / files.results_name: write_json(files.results, indent=2),
-            folder / files.samples_name: "".join(write_json(sample) + "\n" for sample in files.samples),
-        }
-    for path, text in content.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
-    return [str(path) for path in content]
 
 
 def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
@@ -294,21 +290,6 @@ def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequen
     return imported.model_copy(update={"report": report})
 
 
-def _log_look(work: OpenProject, imported: ImportedRuns) -> ImportedRuns:
-    """Log that another candidate was measured on this project's cases."""
-    report = imported.report
-    imported_answers = imported.answers[report.candidate.subject]
-    subject = f"imported:{fingerprint([answer.text for answer in imported_answers])}"
-    looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
-    report = report.model_copy(update={"looks": looks})
-    wear = wear_of(
-        report,
-        candidates=work.looks.candidates(report.cases_hash),
-        look=work.looks.position(report.cases_hash, subject=subject),
-    )
-    return imported.model_copy(update={"report": report.model_copy(update={"wear": wear})})
-
-
 WORST_FIRST = (errors.EXIT_ABORT, errors.EXIT_ITERATE, errors.EXIT_NOT_ENOUGH_EVIDENCE)
 
 
@@ -339,23 +320,18 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
         for name, verdict in decide_all(judged).items()
     }
     for name, verdict in verdicts.items():
-        _remember(works[name], verdict)
+        # Replaces the uncorrected verdict: a release uses this one.
+        ledger, entry = works[name].ledger, name_entry(works[name], "gate")
+        last, output = ledger.get(entry), verdict.model_dump(mode="json")
+        if last is not None and last.output != output:
+            ledger.put(
+                entry,
+                fingerprint=last.fingerprint,
+                output=output,
+                finished_at=timestamp(),
+                seconds=last.seconds,
+            )
     return GatedAll(project=work.project.settings.project, verdicts=verdicts)
-
-
-def _remember(work: OpenProject, verdict: Verdict) -> None:
-    """Replaces the uncorrected verdict: a release uses this one."""
-    entry = name_entry(work, "gate")
-    last = work.ledger.get(entry)
-    if last is None or last.output == verdict.model_dump(mode="json"):
-        return
-    work.ledger.put(
-        entry,
-        fingerprint=last.fingerprint,
-        output=verdict.model_dump(mode="json"),
-        finished_at=timestamp(),
-        seconds=last.seconds,
-    )
 
 
 MOST_RUNS = 10_000
@@ -377,10 +353,11 @@ def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -
         loss_before=outcome.validation_loss_before,
         loss_after=outcome.validation_loss_after,
     )
-    if found.start == "this":
-        return _from(found, outcome.adapter_hash, outcome.adapter_folder)
-    before = outcome.started_from or ""
-    return _from(found, before, find_adapter(work, before) if before else "")
+    adapter, folder = outcome.adapter_hash, outcome.adapter_folder
+    if found.start != "this":
+        adapter = outcome.started_from or ""
+        folder = find_adapter(work, adapter) if adapter else ""
+    return found.model_copy(update={"adapter_hash": adapter, "adapter_folder": folder})
 
 
 def find_adapter(work: OpenProject, adapter_hash: str) -> str:
@@ -417,7 +394,3 @@ def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> 
         "`graft eval --subject adapter:FOLDER`",
         where=work.model,
     )
-
-
-def _from(found: NextStart, adapter_hash: str, folder: str) -> NextStart:
-    return found.model_copy(update={"adapter_hash": adapter_hash, "adapter_folder": folder})

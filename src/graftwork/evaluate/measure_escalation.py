@@ -49,7 +49,6 @@ from graftwork.plan.catalog.prices import find_token_price, index_prices, list_t
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.dataset import Split
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Capture
 from graftwork.records.report import Answer, Case, Generation, SubjectReport
 from graftwork.records.routing import EscalationCurve, EscalationForecast, EscalationLive
 from graftwork.registry.project import full_alias
@@ -59,11 +58,6 @@ from graftwork.text.tool_calls import TOOLS_MARK
 AT_ONCE = 4
 FEWEST = 10
 """Validation cases below which a threshold would rest on chance."""
-
-
-class _Large(NamedTuple):
-    grades: Mapping[str, float | None]
-    costs: Mapping[str, float | None]
 
 
 class ThresholdSearch(NamedTuple):
@@ -99,7 +93,8 @@ def choose_threshold(work: OpenProject, search: ThresholdSearch) -> EscalationCu
             )
     both = (*cases["validation"], *cases["test"])
     answers = _ask_small(work, both, alias)
-    pairs = _pair_up(work, both, answers, _ask_large(work, search.large, both), search)
+    grades, costs = _ask_large(work, search.large, both)
+    pairs = _pair_up(work, both, answers, grades, costs, search)
     sides = {split: [pairs[case.id] for case in found if case.id in pairs] for split, found in cases.items()}
     if not any(pair.logprob is not None for pair in pairs.values()):
         raise UserMistake(
@@ -139,10 +134,13 @@ def _ask_small(work: OpenProject, cases: Sequence[Case], alias: str) -> dict[str
     return {answer.case: answer for answer in answers}
 
 
-def _ask_large(work: OpenProject, named: str, cases: Sequence[Case]) -> _Large:
+def _ask_large(
+    work: OpenProject, named: str, cases: Sequence[Case]
+) -> tuple[Mapping[str, float | None], Mapping[str, float | None]]:
+    """Grades and costs of the large model's answers."""
     if named == LOG:
         # The log's answers are the references: they count as right everywhere.
-        return _Large({case.id: 1.0 for case in cases}, costs_of_log(cases))
+        return {case.id: 1.0 for case in cases}, costs_of_log(cases)
     (parsed,) = parse_subjects([named])
     asking = Asking(put_cases(work, tuple(cases)), timed=False)
     subject = resolve_subject(work, parsed, asking=asking, outcome=None)
@@ -161,14 +159,15 @@ def _ask_large(work: OpenProject, named: str, cases: Sequence[Case]) -> _Large:
         for case in cases
         if case.id in by_case
     }
-    return _Large(grades, costs_of_answers(by_case, generation=generation, price=price))
+    return grades, costs_of_answers(by_case, generation=generation, price=price)
 
 
 def _pair_up(
     work: OpenProject,
     cases: Sequence[Case],
     answers: Mapping[str, ServedAnswer],
-    large: _Large,
+    grades: Mapping[str, float | None],
+    costs: Mapping[str, float | None],
     search: ThresholdSearch,
 ) -> dict[str, PairedCase]:
     context = open_grading(work, cases).context()
@@ -176,33 +175,35 @@ def _pair_up(
     hourly = work.settings.evaluate.costs.usd_per_hour
     found = {}
     for case in cases:
-        answer, theirs = answers[case.id], large.grades.get(case.id)
+        answer, theirs = answers[case.id], grades.get(case.id)
         if not answer.answered or theirs is None:
             continue
         ours = grade(metric, case, answer.text, context=context)
         if ours is None:
             continue
         messages = [message.model_dump() for message in case.messages]
+        is_whole = search.prefix_tokens is None or len(answer.tokens) <= search.prefix_tokens
+        beginning = None if is_whole else answer.beginning(search.prefix_tokens or 0)
         found[case.id] = PairedCase(
             session=case.session or case.id,
             logprob=answer.mean_logprob_of(search.prefix_tokens),
             small=min(max(ours, 0.0), 1.0),
             large=min(max(theirs, 0.0), 1.0),
             small_cost=None if hourly is None else hourly / 3600 * answer.seconds / AT_ONCE,
-            large_cost=large.costs.get(case.id),
-            fails=_fails(live, messages, answer, search.prefix_tokens),
+            large_cost=costs.get(case.id),
+            fails=_escalates(live, messages, answer.text, beginning),
         )
     return found
 
 
-def _fails(
-    live: LiveChecks, messages: Sequence[Mapping[str, str]], answer: ServedAnswer, prefix_tokens: int | None
+def _escalates(
+    live: LiveChecks, messages: Sequence[Mapping[str, str]], text: str, beginning: str | None
 ) -> bool:
     """Whether the endpoint would escalate by a check: by the beginning of an answer that is longer."""
     try:
-        if prefix_tokens is None or len(answer.tokens) <= prefix_tokens:
-            return live.find_failing(messages, answer.text) is not None
-        return live.judge_prefix(messages, answer.beginning(prefix_tokens)).failing is not None
+        if beginning is None:
+            return live.find_failing(messages, text) is not None
+        return live.judge_prefix(messages, beginning).failing is not None
     except CannotGrade:
         # The endpoint counts a check that fails to run as failed.
         return True
@@ -219,40 +220,35 @@ def measure_live(work: OpenProject) -> EscalationLive:
             where="--live",
         )
     requests = []
+    escalate = work.project.settings.serve.escalate
+    models = escalate.models if escalate is not None else ()
+    # The forecast's mean cost of the models that answer.
+    small, large = forecast.options[0].cost_per_1000, forecast.large_alone.cost_per_1000
     for capture in work.captures.export():
-        if capture.at < forecast.made_at or not _takes_part(work, capture, forecast):
+        if capture.at < forecast.made_at:
+            continue
+        if capture.shadow_of is not None or capture.chain is not None or capture.trace is not None:
+            continue
+        if capture.disconnected or capture.finish_reason == "error":
+            continue
+        # Checked are a named model's answers, by its release or escalated from it.
+        if (models and capture.model not in models) or capture.model in (BASE, capture.release):
+            continue
+        if forecast.model not in ("", capture.model):
             continue
         escalated = capture.escalated_from is not None
+        cost = None
+        if small is not None and not (escalated and large is None):
+            cost = (small + (large or 0.0) * escalated) / 1000
         requests.append(
             LiveRequest(
                 session=capture.session or capture.id,
                 escalated=escalated,
                 quality=capture.feedback,
-                cost=_cost(forecast, escalated=escalated),
+                cost=cost,
             )
         )
     return compare_live(forecast, requests)
-
-
-def _takes_part(work: OpenProject, capture: Capture, forecast: EscalationForecast) -> bool:
-    """Whether its answer was checked: a named model's, answered by its release or escalated from it."""
-    if capture.shadow_of is not None or capture.chain is not None or capture.trace is not None:
-        return False
-    if capture.disconnected or capture.finish_reason == "error":
-        return False
-    escalate = work.project.settings.serve.escalate
-    named = escalate.models if escalate is not None else ()
-    if named and capture.model not in named:
-        return False
-    return capture.model not in (BASE, capture.release) and forecast.model in ("", capture.model)
-
-
-def _cost(forecast: EscalationForecast, *, escalated: bool) -> float | None:
-    """The forecast's mean cost of the models that answered."""
-    small, large = forecast.options[0].cost_per_1000, forecast.large_alone.cost_per_1000
-    if small is None or (escalated and large is None):
-        return None
-    return (small + (large or 0.0) * escalated) / 1000
 
 
 def predict_escalation(
@@ -280,7 +276,12 @@ def predict_escalation(
     cases = price_cases(work, read_cases(Path(evaluated.cases_file)))
     chosen = tuple(checks) or find_checks(work, report.candidate)
     if max_rate is None and not chosen:
-        raise _nothing_decides()
+        raise UserMistake(
+            "there is no check that can decide when the large model answers",
+            why="every metric of evaluate.metrics needs the reference answer",
+            fix="add a check such as json_valid, a JSON Schema or a function of your own to evaluate.checks",
+            where="evaluate.checks",
+        )
     if any(TOOLS_MARK in message.content for case in cases for message in case.messages):
         chosen = with_call_check(chosen)
     metric = choose_success(work.settings.evaluate)
@@ -330,36 +331,16 @@ def _find_failing(
     found: dict[str, set[str]] = {}
     for name in checks:
         live = LiveChecks(work, [name], where="--check")
-        found[name] = {
-            answer.case_id
-            for answer in answers
-            if answer.case_id in messages
-            and _escalates(live, messages[answer.case_id], answer, prefix_tokens)
-        }
+        found[name] = set()
+        for answer in answers:
+            beginning = None
+            if prefix_tokens is not None and answer.tokens > prefix_tokens:
+                # Where the tokens of an answer end is not kept: all are taken to be equally long.
+                beginning = answer.text[: len(answer.text) * prefix_tokens // answer.tokens]
+            case = answer.case_id
+            if case in messages and _escalates(live, messages[case], answer.text, beginning):
+                found[name].add(case)
     return found
-
-
-def _escalates(
-    live: LiveChecks, messages: Sequence[dict[str, str]], answer: Answer, prefix_tokens: int | None
-) -> bool:
-    try:
-        if prefix_tokens is None or answer.tokens <= prefix_tokens:
-            return live.find_failing(messages, answer.text) is not None
-        # Where the tokens of an answer end is not kept: all are taken to be equally long.
-        beginning = answer.text[: len(answer.text) * prefix_tokens // answer.tokens]
-        return live.judge_prefix(messages, beginning).failing is not None
-    except CannotGrade:
-        # The endpoint counts a check that fails to run as failed.
-        return True
-
-
-def _nothing_decides() -> UserMistake:
-    return UserMistake(
-        "there is no check that can decide when the large model answers",
-        why="every metric of evaluate.metrics needs the reference answer",
-        fix="add a check such as json_valid, a JSON Schema or a function of your own to evaluate.checks",
-        where="evaluate.checks",
-    )
 
 
 def _answered(

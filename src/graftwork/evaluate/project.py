@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -31,7 +30,7 @@ from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import confuse, make_report, slice_report
 from graftwork.evaluate.score import score, sessions_of
-from graftwork.evaluate.settings import EvaluateSettings, JudgeSettings
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.evaluate.subjects import (
     LOG,
     Lineup,
@@ -66,8 +65,8 @@ from graftwork.project.supervise import WorkerTask, run_job
 from graftwork.records.base import Figure, Record, fingerprint
 from graftwork.records.dataset import Audit, Dataset
 from graftwork.records.errors import GraftError
-from graftwork.records.hardware import Machine, Offer
-from graftwork.records.interaction import CallUsage, Hosting, Savings, TokenPrice
+from graftwork.records.hardware import Machine
+from graftwork.records.interaction import Hosting, Savings
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
 
 HOURS_PER_MONTH = 730.5
@@ -91,7 +90,11 @@ def find_hosting(
     prompt, answer = _lengths(dataset, work.settings.evaluate.max_new_tokens)
     wanted = work.settings.evaluate.costs.gpu
     named = find_gpu(wanted).name if wanted is not None else None
-    for offer, price in _by_price():
+    # Machines with one card, the cheapest first. Free sessions are no hosting: they end by themselves.
+    priced = ((offer.usd_per_hour or 0.0, offer.place, offer) for offer in list_offers() if offer.gpus == 1)
+    for usd_per_hour, _, offer in sorted(priced, key=lambda entry: entry[:2]):
+        if not usd_per_hour:
+            continue
         try:
             gpu = find_gpu(offer.gpu)
         except GraftError:
@@ -112,19 +115,29 @@ def find_hosting(
             answered = ask(users)
         except GraftError:
             continue
-        if users <= MOST_USERS and answered.fits:
-            return _make(offer, price, answered, users=users, calls=calls_per_month, today=today)
+        if users > MOST_USERS or not answered.fits:
+            continue
+        stale, answer_seconds = is_stale(offer.dated, today=today), answered.answer_seconds
+        old = "; the price is old, look it up" if stale else ""
+        name = answered.question.machine.name
+        return Hosting(
+            machine=name,
+            place=offer.place,
+            usd_per_month=Figure.exact(usd_per_hour * HOURS_PER_MONTH, "USD"),
+            users=users,
+            answer_seconds=answer_seconds,
+            weights=answered.weights,
+            source=offer.source,
+            dated=offer.dated,
+            stale=stale,
+            sentence=(
+                f"Hosting by `graft plan serve`: {name} at {offer.place} for ${usd_per_hour:g} an hour all "
+                f"month; {calls_per_month:,.0f} calls a month with peaks of {PEAK:g} times the mean are "
+                f"{users} at a time, an answer takes {say_seconds(answer_seconds.value)} ({offer.source}, "
+                f"{offer.dated}{old})."
+            ),
+        )
     return None
-
-
-def _by_price() -> list[tuple[Offer, float]]:
-    """Machines with one card, the cheapest first. Free sessions are no hosting: they end by themselves."""
-    offers = [
-        (offer, offer.usd_per_hour * HOURS_PER_MONTH)
-        for offer in list_offers()
-        if offer.gpus == 1 and offer.usd_per_hour
-    ]
-    return sorted(offers, key=lambda pair: (pair[1], pair[0].place))
 
 
 def _lengths(dataset: Dataset, max_new_tokens: int) -> tuple[int, int]:
@@ -138,51 +151,24 @@ def _lengths(dataset: Dataset, max_new_tokens: int) -> tuple[int, int]:
     return max(longest - answer, 1), answer
 
 
-def _make(
-    offer: Offer, price: float, answered: ServeAnswer, *, users: int, calls: float, today: date
-) -> Hosting:
-    stale = is_stale(offer.dated, today=today)
-    old = "; the price is old, look it up" if stale else ""
-    return Hosting(
-        machine=answered.question.machine.name,
-        place=offer.place,
-        usd_per_month=Figure.exact(price, "USD"),
-        users=users,
-        answer_seconds=answered.answer_seconds,
-        weights=answered.weights,
-        source=offer.source,
-        dated=offer.dated,
-        stale=stale,
-        sentence=(
-            f"Hosting by `graft plan serve`: {answered.question.machine.name} at {offer.place} for "
-            f"${offer.usd_per_hour:g} an hour all month; {calls:,.0f} calls a month with peaks of "
-            f"{PEAK:g} times the mean are {users} at a time, an answer takes "
-            f"{say_seconds(answered.answer_seconds.value)} ({offer.source}, {offer.dated}{old})."
-        ),
-    )
-
-
 def price_cases(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
     """The cases with the cost of their logged reply, where its tokens and a price are known."""
     if not any(case.usage is not None for case in cases):
         return cases
     known = index_prices(list_token_prices())
     named = work.settings.evaluate.costs.logged_model
-    return tuple(
-        case if case.usage is None else case.model_copy(update={"usage": _priced(case.usage, known, named)})
-        for case in cases
-    )
-
-
-def _priced(usage: CallUsage, known: Mapping[str, TokenPrice], named: str | None) -> CallUsage:
-    if usage.cost is not None or usage.prompt_tokens is None or usage.reply_tokens is None:
-        return usage
-    found = (find_token_price(name, known) for name in (usage.model, named) if name)
-    price = next((price for price in found if price is not None), None)
-    if price is None:
-        return usage
-    cost = price.cost_of(usage.prompt_tokens, usage.reply_tokens, usage.cached_tokens or 0)
-    return usage.model_copy(update={"cost": cost})
+    priced = []
+    for case in cases:
+        usage, price = case.usage, None
+        if usage is not None and usage.cost is None:
+            found = (find_token_price(name, known) for name in (usage.model, named) if name)
+            price = next((price for price in found if price is not None), None)
+        if usage is None or price is None or usage.prompt_tokens is None or usage.reply_tokens is None:
+            priced.append(case)
+            continue
+        cost = price.cost_of(usage.prompt_tokens, usage.reply_tokens, usage.cached_tokens or 0)
+        priced.append(case.model_copy(update={"usage": usage.model_copy(update={"cost": cost})}))
+    return tuple(priced)
 
 
 def price_of_subject(work: OpenProject, subject: Subject) -> AnswerPrice | None:
@@ -324,24 +310,12 @@ def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
     judge = None
     if settings.judge is not None:
         judge = open_judge(settings.judge, folder=work.project.state / JUDGED_FOLDER)
-    return Grading(work, judge, _open_runner(settings, cases))
-
-
-def _open_runner(settings: EvaluateSettings, cases: Sequence[Case]) -> RememberingRunner | None:
-    """Only where code or calls are run: a machine without a sandbox can still grade everything else."""
     named = {*settings.metrics, *(check.metric for check in settings.checks)}
     # A check is written in full or in brief: {metric: python_tests, tests: …} or {python_tests: …}.
     named |= {name for case in cases for check in case.checks for name in (str(check.get("metric")), *check)}
-    if not named & CODE and not any(check.files for check in settings.checks):
-        return None
-    return RememberingRunner(open_sandbox(settings.sandbox))
-
-
-class TestSetUse(NamedTuple):
-    """That `subject` was measured on a set of cases, which was then used `looks` times."""
-
-    looks: int
-    subject: str
+    runs_code = bool(named & CODE) or any(check.files for check in settings.checks)
+    # Only where code or calls are run: a machine without a sandbox can still grade everything else.
+    return Grading(work, judge, RememberingRunner(open_sandbox(settings.sandbox)) if runs_code else None)
 
 
 class Evaluated(Record):
@@ -462,10 +436,14 @@ def report_on(
     cases: Sequence[Case],
     scored: Mapping[str, SubjectReport],
     grading: Grading,
-    use: TestSetUse,
+    subject: str,
+    looks: int,
     remarks: Sequence[str] = (),
 ) -> Report:
-    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is."""
+    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is.
+
+    `subject` was measured on these cases, which were then used `looks` times.
+    """
     settings = work.settings.evaluate
     candidate = scored[lineup.candidate.name]
     report = make_report(
@@ -473,7 +451,7 @@ def report_on(
         baseline=scored[lineup.baseline.name],
         candidate=candidate,
         settings=settings,
-        looks=use.looks,
+        looks=looks,
         champion=scored[lineup.champion.name] if lineup.champion is not None else None,
         others=[scored[subject.name] for subject in lineup.others],
     )
@@ -500,7 +478,7 @@ def report_on(
             "wear": wear_of(
                 report,
                 candidates=work.looks.candidates(report.cases_hash),
-                look=work.looks.position(report.cases_hash, subject=use.subject),
+                look=work.looks.position(report.cases_hash, subject=subject),
             ),
         }
     )
@@ -529,45 +507,31 @@ def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: PreparedData
     log = scored.get(LOG)
     if log is None:
         return ()
-    kept = _say_kept(prepared) if prepared is not None else ""
-    ungraded = _say_ungraded(log, [subject for subject in scored.values() if subject is not log])
-    return tuple(sentence for sentence in (kept, ungraded) if sentence)
-
-
-def _say_kept(prepared: PreparedData) -> str:
-    """Empty where no row was dropped for what its answer is."""
-    dataset = prepared.dataset
-    if not dataset.dropped.get(FILTER):
-        return ""
-    codes = Counter(
-        drop.reason.partition(":")[0] for drop in iterate_drops(Path(prepared.folder)) if drop.step == FILTER
-    )
-    why: Counter[str] = Counter()
-    for code, count in codes.items():
-        if code in FAULTS:
-            why[FAULTS[code]] += count
-    if not why:
-        return ""
-    read = max(sum(source.rows for source in dataset.inputs), dataset.kept_after.get("read", 0))
-    kept = list(dataset.kept_after.values())[-1] if dataset.kept_after else read
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in why.most_common())
-    return (
-        f"The log's answers are those of the {kept:,} of {read:,} rows that were kept (dropped: {dropped}), "
-        "which flatters it: see `graft data audit`."
-    )
-
-
-def _say_ungraded(log: SubjectReport, others: list[SubjectReport]) -> str:
+    sentences = []
+    if prepared is not None and prepared.dataset.dropped.get(FILTER):
+        dataset, why = prepared.dataset, Counter[str]()
+        for drop in iterate_drops(Path(prepared.folder)):
+            code = drop.reason.partition(":")[0]
+            if drop.step == FILTER and code in FAULTS:
+                why[FAULTS[code]] += 1
+        read = max(sum(source.rows for source in dataset.inputs), dataset.kept_after.get("read", 0))
+        kept = list(dataset.kept_after.values())[-1] if dataset.kept_after else read
+        if why:
+            dropped = ", ".join(f"{count:,} {reason}" for reason, count in why.most_common())
+            sentences.append(
+                f"The log's answers are those of the {kept:,} of {read:,} rows that were kept (dropped: "
+                f"{dropped}), which flatters it: see `graft data audit`."
+            )
     graded = {
         name: None
-        for subject in others
+        for subject in scored.values()
         for name, metric in subject.metrics.items()
-        if metric.n and metric.kind in ("rate", "score")
+        if subject is not log and metric.n and metric.kind in ("rate", "score")
     }
     names = [name_of(name) for name in graded if name not in log.metrics]
-    if not names:
-        return ""
-    return f"Not applicable to the log, whose answer is the reference: {', '.join(names)}."
+    if names:
+        sentences.append(f"Not applicable to the log, whose answer is the reference: {', '.join(names)}.")
+    return tuple(sentences)
 
 
 PAGE = "evaluation"

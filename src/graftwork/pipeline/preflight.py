@@ -61,16 +61,6 @@ class TriedAnswer(Record):
     failed: dict[str, str] = {}
 
 
-class RewardFailure(NamedTuple):
-    """Why a reward could not grade, and how many answers that cost."""
-
-    metric: str
-    reason: str
-    answers: int
-    is_reference: bool
-    """Whether a reference is among them."""
-
-
 class RewardCheck(Record):
     """What the catalogue got. `sound` is False if a hack was rewarded or a gold answer was not."""
 
@@ -93,27 +83,18 @@ class RewardCheck(Record):
     """Prompts with a reference, graded or not."""
 
     @property
-    def failures(self) -> tuple[RewardFailure, ...]:
-        """Each reason for which a reward could not grade, once."""
+    def failures(self) -> dict[tuple[str, str], list[TriedAnswer]]:
+        """The answers that a reward could not grade, by its metric and the reason."""
         found: dict[tuple[str, str], list[TriedAnswer]] = {}
         for item in self.failed:
             for metric, reason in item.failed.items():
                 found.setdefault((metric, reason), []).append(item)
-        return tuple(
-            RewardFailure(metric, reason, len(items), any(item.name == GOLD for item in items))
-            for (metric, reason), items in found.items()
-        )
+        return found
 
     @property
     def sound(self) -> bool:
         known = self.gold is not None or not self.needs_gold
         return not self.rewarded and not self.gold_failed and known
-
-
-class _Asked(NamedTuple):
-    case: Case
-    name: str
-    text: str
 
 
 def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
@@ -164,32 +145,32 @@ def try_catalogue(
     spec: RewardSpec, cases: Sequence[Case], *, environment: EpisodeEnvironment | None = None
 ) -> RewardCheck:
     """With an environment, each answer of the catalogue is an episode of one reply."""
-    asked = [_Asked(case, hack.name, hack.text) for case in cases for hack in hacks_for(case)]
+    asked = [(case, hack.name, hack.text) for case in cases for hack in hacks_for(case)]
     if environment is None:
-        asked = [_Asked(case, GOLD, case.reference) for case in cases if case.reference] + asked
+        asked = [(case, GOLD, case.reference) for case in cases if case.reference] + asked
     evidence: list[dict[str, Any]] = [{} for _ in asked]
     if environment is not None:
-        played = environment.answer([(item.case, [item.text]) for item in asked])
+        played = environment.answer([(case, [text]) for case, _, text in asked])
         evidence = [
             {ENVIRONMENT: {"reward": found.reward, "failed": found.failed}, "turns": []} for found in played
         ]
     with RewardRunner(spec) as runner:
         questions = [
-            RewardQuestion(str(at), item.case, item.text, evidence=known)
-            for at, (item, known) in enumerate(zip(asked, evidence, strict=True))
+            RewardQuestion(str(at), case, text, evidence=known)
+            for at, ((case, _, text), known) in enumerate(zip(asked, evidence, strict=True))
         ]
         graded = list(runner.grade_all(questions))
     found = judge(asked, graded, cases=len(cases))
     return found.model_copy(update={"needs_gold": environment is None})
 
 
-def judge(asked: Sequence[_Asked], graded: Sequence[GradedParts], *, cases: int) -> RewardCheck:
-    """Pure: what was tried and what it got, as a verdict on the rewards."""
+def judge(
+    asked: Sequence[tuple[Case, str, str]], graded: Sequence[GradedParts], *, cases: int
+) -> RewardCheck:
+    """Pure: what was tried (case, name, text) and what it got, as a verdict on the rewards."""
     tried = [
-        TriedAnswer(
-            case=item.case.id, name=item.name, reward=found.reward, parts=found.parts, failed=found.failed
-        )
-        for item, found in zip(asked, graded, strict=True)
+        TriedAnswer(case=case.id, name=name, reward=found.reward, parts=found.parts, failed=found.failed)
+        for (case, name, _), found in zip(asked, graded, strict=True)
     ]
     gold = [item for item in tried if item.name == GOLD]
     known = [item.reward for item in gold if item.reward is not None]
@@ -231,12 +212,12 @@ def explain(found: RewardCheck) -> CheckReason | None:
             f"the reference itself gets too little on {', '.join(i.case for i in found.gold_failed[:4])}",
             "fix the references or the rewards: `graft reward check` shows the parts",
         )
-    broken = [failure for failure in found.failures if failure.is_reference]
-    if broken:
-        return CheckReason(
-            f"{broken[0].metric} cannot grade the reference: {broken[0].reason}",
-            "fix the reward, or the service that it asks, and run `graft reward check`",
-        )
+    for (metric, reason), items in found.failures.items():
+        if any(item.name == GOLD for item in items):
+            return CheckReason(
+                f"{metric} cannot grade the reference: {reason}",
+                "fix the reward, or the service that it asks, and run `graft reward check`",
+            )
     if found.references:
         return CheckReason(
             "no reward applies to the references: each of them returned None",
@@ -316,7 +297,16 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
     problems: list[Problem] = []
     cases: tuple[Case, ...] = ()
     if evaluate.cases is None and not any(iterate_rows(Path(prepared.folder), "test")):
-        problems.append(_nothing_held_out(work))
+        dropped = "every row was dropped or assigned to another split"
+        problems.append(
+            Problem(
+                severity="error",
+                what="there is no held-out row, so no rule of the gate could be judged",
+                why=dropped if work.settings.data.test else "data.test is 0",
+                fix="give data.test a share, such as 0.2; or name a file of cases with evaluate.cases; or "
+                "`graft train`, which asks for no verdict",
+            )
+        )
     else:
         cases = read_held_out(work, Path(prepared.folder))
     trials: tuple[MetricTrial, ...] = ()
@@ -350,18 +340,6 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
         problems=tuple(sorted(problems, key=lambda problem: problem.severity != "error")),
         run=run,
         power=power,
-    )
-
-
-def _nothing_held_out(work: OpenProject) -> Problem:
-    share = work.settings.data.test
-    why = f"data.test is {share:g}" if share == 0 else "every row was dropped or assigned to another split"
-    return Problem(
-        severity="error",
-        what="there is no held-out row, so no rule of the gate could be judged",
-        why=why,
-        fix="give data.test a share, such as 0.2; or name a file of cases with evaluate.cases; or `graft "
-        "train`, which asks for no verdict",
     )
 
 

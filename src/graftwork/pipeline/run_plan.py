@@ -112,30 +112,19 @@ def _text_bytes(value: Any) -> int:
 
 def known_device(work: OpenProject) -> DeviceFacts:
     """As the last plan of this project measured it; else what can be known at once."""
-    entry = work.ledger.get("plan")
-    here = _describe_card() or describe_device(threads=work.settings.train.threads)
+    entry, named = work.ledger.get("plan"), name_device()
+    here = None
+    if named.kind == "cuda":
+        # As the catalog knows the card, if it does.
+        with suppress(UserMistake):
+            gpu = find_gpu(named.name)
+            facts = {"memory_gib": gpu.memory_gib, "capability": gpu.capability}
+            here = describe_device().model_copy(update={"kind": "cuda", "name": named.name, **facts})
+    here = here or describe_device(threads=work.settings.train.threads)
     if entry is None:
         return here
     planned = Plan.model_validate(entry.output).device
     return planned if (planned.kind, planned.threads) == (here.kind, here.threads) else here
-
-
-def _describe_card() -> DeviceFacts | None:
-    """The card of this machine as the catalog knows it; None where there is none, or no catalog does."""
-    named = name_device()
-    if named.kind != "cuda":
-        return None
-    with suppress(UserMistake):
-        gpu = find_gpu(named.name)
-        return describe_device().model_copy(
-            update={
-                "kind": "cuda",
-                "name": named.name,
-                "memory_gib": gpu.memory_gib,
-                "capability": gpu.capability,
-            }
-        )
-    return None
 
 
 def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> StageFacts:
@@ -144,6 +133,16 @@ def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> Stag
     device = plan.device if isinstance(plan, Plan) else known_device(work)
     shape = read_shape(Path(work.base.folder))
     base, trained = _expect_answers(work, made, size, rows=settings.batch_size or rows_at_once(device.kind))
+    # Base and release on the same questions. Without an example the base goes on to the limit.
+    most = settings.max_new_tokens
+    tried = trained.model_copy(
+        update={
+            "cases": 2 * QUESTIONS,
+            "rows": TRIED_ROWS,
+            "answer_tokens": (trained.answer_tokens + most) / 2,
+            "longest_answer": float(most),
+        }
+    )
     further = [name for name in settings.subjects if name not in ("base", "adapter", "log", "champion")]
     others = bool(work.releases.aliases()) + len(further)
     return StageFacts(
@@ -153,7 +152,7 @@ def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> Stag
         rates=card_rates(work, device, shape),
         forked=is_supported(),
         answers=(base, trained, *[trained] * others),
-        tried=_expect_tried(trained, most=settings.max_new_tokens),
+        tried=tried,
         timed_cases=settings.latency_cases,
         repeats=settings.repeats if settings.sampling.temperature > 0 else 1,
     )
@@ -198,18 +197,6 @@ def _expect_answers(
         }
     )
     return base, trained
-
-
-def _expect_tried(trained: AnswerLoad, *, most: int) -> AnswerLoad:
-    """Base and release on the same questions. Without an example the base goes on to the limit."""
-    return trained.model_copy(
-        update={
-            "cases": 2 * QUESTIONS,
-            "rows": TRIED_ROWS,
-            "answer_tokens": (trained.answer_tokens + most) / 2,
-            "longest_answer": float(most),
-        }
-    )
 
 
 class PlannedStage(Record):
@@ -277,20 +264,16 @@ def measured_parts(output: Record) -> Mapping[str, float]:
             if residual.name.startswith(head)
         }
     if isinstance(output, Evaluated):
-        return _parts_of_evaluation(output)
+        report = output.report
+        subjects = (report.baseline, report.candidate, *report.others)
+        made = [subject.generation for subject in subjects if subject.subject != "log"]
+        return {
+            "load": sum(generation.times.get("load", 0.0) for generation in made),
+            "recording": sum(generation.times.get("recording", 0.0) for generation in made),
+            "answering": sum(generation.seconds for generation in made),
+            "single requests": sum(sum(generation.single_latency_seconds) for generation in made),
+        }
     return output.seconds if isinstance(output, TryOut) else {}
-
-
-def _parts_of_evaluation(output: Evaluated) -> dict[str, float]:
-    report = output.report
-    subjects = (report.baseline, report.candidate, *report.others)
-    made = [subject.generation for subject in subjects if subject.subject != "log"]
-    return {
-        "load": sum(generation.times.get("load", 0.0) for generation in made),
-        "recording": sum(generation.times.get("recording", 0.0) for generation in made),
-        "answering": sum(generation.seconds for generation in made),
-        "single requests": sum(sum(generation.single_latency_seconds) for generation in made),
-    }
 
 
 def _name(entry: str) -> str:
@@ -357,6 +340,13 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
     rows = max(round(size.rows * (1 - data.test - data.validation)), 1)
     rows = min(rows, settings.max_rows or rows)
     counted = min(rows, MOST_LENGTHS)
+    repeated = repeated_steps(settings)
+    own_step = None
+    if device.kind == "cpu" and not why_plain_step(settings, shape, device="cpu", precision="float32"):
+        # The step that is written for processors, with the usual savings.
+        own_step = ProcessorStep(
+            packed=True, kept="memory", distinct_tokens=length * counted, restarted=repeated is not None
+        )
     load = Workload(
         lengths=(length,) * counted,
         trained_tokens=max(round(length * REPLY_SHARE), 1) * counted,
@@ -366,10 +356,10 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         targets=linear_names(shape) if settings.targets == "all" else settings.targets,
         adapted_layers=min(settings.upper_layers or shape.layers, shape.layers),
         method=settings.method,
-        processor=_own_step(work, shape, device, tokens=length * counted),
+        processor=own_step,
     )
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
-    rates, repeated = card_rates(work, device, shape), repeated_steps(settings)
+    rates = card_rates(work, device, shape)
     tuning = plan_tuning(work, device, shape, load, rates=rates)
     speed = tokens_per_second(
         shape,
@@ -388,21 +378,6 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         low=sum(part.low for part in parts) * scale / ROUGH_SPREAD,
         high=sum(part.high for part in parts) * scale * ROUGH_SPREAD,
         unit="s",
-    )
-
-
-def _own_step(
-    work: OpenProject, shape: ModelShape, device: DeviceFacts, *, tokens: int
-) -> ProcessorStep | None:
-    """The step that is written for processors, where such a run would take it: with the usual savings."""
-    settings = work.settings.train
-    if device.kind != "cpu" or why_plain_step(settings, shape, device="cpu", precision="float32"):
-        return None
-    return ProcessorStep(
-        packed=True,
-        kept="memory",
-        distinct_tokens=tokens,
-        restarted=repeated_steps(settings) is not None,
     )
 
 
@@ -444,8 +419,13 @@ def plan_run(
             state = "not needed" if refused else "if the gate says deploy"
         seconds, runs = NOTHING, 0
         if state in ("to do", "if the gate says deploy"):
-            if step.name == "train":
-                seconds = _training(work, made, size)
+            plan = made.outputs.get("plan")
+            if step.name == "train" and isinstance(plan, Plan):
+                # As the plan has it, where there is one of the dataset as it is.
+                seconds = planned_training(plan).seconds
+            elif step.name == "train":
+                shape = read_shape(Path(work.base.folder))
+                seconds = estimate_training(work, shape, size=size, device=known_device(work))
             else:
                 _, seconds, runs = expect_stage(work, facts, step.name)
         stages.append(StagePlan(stage=step.name, title=step.title, seconds=seconds, state=state, runs=runs))
@@ -453,16 +433,6 @@ def plan_run(
     return RunPlan(
         stages=tuple(stages), minutes=add_up({stage.stage: stage.seconds for stage in stages}), rough=rough
     )
-
-
-def _training(work: OpenProject, made: StepOutputs, size: LogSize) -> Figure:
-    """As the plan has it, where there is one of the dataset as it is."""
-    plan = made.outputs.get("plan")
-    if isinstance(plan, Plan):
-        minutes = plan.minutes
-        return Figure(value=60 * minutes.value, low=60 * minutes.low, high=60 * minutes.high, unit="s")
-    shape = read_shape(Path(work.base.folder))
-    return estimate_training(work, shape, size=size, device=known_device(work))
 
 
 def describe_remaining(plan: RunPlan) -> str:

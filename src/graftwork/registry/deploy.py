@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,36 +122,15 @@ def export_base(work: OpenProject, name: str, *, target: Path) -> int:
 
 def import_release(work: OpenProject, path: Path) -> ImportedRelease:
     """Take in an archive of a release, or a PEFT folder."""
-    return _import_folder(work, path) if path.is_dir() else _import_archive(work, path)
-
-
-def add_to_index(
-    work: OpenProject, release: Release, *, new: bool, remarks: tuple[str, ...] = ()
-) -> ImportedRelease:
-    """Index a release of the store. Hold its `shared_lock()` around both."""
-    work.releases.add(release)
-    return ImportedRelease(release, work.releases.entry(release.id).version, new, remarks)
-
-
-def require_own_project(work: OpenProject, release: Release, *, where: str) -> None:
-    """Before anything is stored: the index takes releases of its own project only."""
-    if release.project != work.settings.project:
-        raise wrong_project_error(release, work.settings.project, where=where)
-
-
-def _import_archive(work: OpenProject, path: Path) -> ImportedRelease:
     store, progress = open_store(work), report_bytes(work.reporter)
-    with store.shared_lock(), read_archive(path, store=store, progress=progress) as unpacked:
-        require_own_project(work, unpacked.release, where=str(path))
-        arrived = unpacked.put_into(store, progress=progress)
-        return add_to_index(work, arrived.release, new=arrived.new)
-
-
-def _import_folder(work: OpenProject, folder: Path) -> ImportedRelease:
+    if not path.is_dir():
+        with store.shared_lock(), read_archive(path, store=store, progress=progress) as unpacked:
+            require_own_project(work, unpacked.release, where=str(path))
+            arrived = unpacked.put_into(store, progress=progress)
+            return add_to_index(work, arrived.release, new=arrived.new)
     base, template = work.base, load_template(work)
-    store = open_store(work)
     taken = import_peft_folder(
-        folder,
+        path,
         context=ReleaseContext(
             project=work.settings.project,
             base=base.name,
@@ -178,8 +158,22 @@ def _import_folder(work: OpenProject, folder: Path) -> ImportedRelease:
         remarks.append(f"left out: {', '.join(taken.left)}")
     with store.shared_lock():
         new = not store.has(taken.release.id)
-        release = store.put(taken.release, sources=taken.sources, progress=report_bytes(work.reporter))
+        release = store.put(taken.release, sources=taken.sources, progress=progress)
         return add_to_index(work, release, new=new, remarks=tuple(remarks))
+
+
+def add_to_index(
+    work: OpenProject, release: Release, *, new: bool, remarks: tuple[str, ...] = ()
+) -> ImportedRelease:
+    """Index a release of the store. Hold its `shared_lock()` around both."""
+    work.releases.add(release)
+    return ImportedRelease(release, work.releases.entry(release.id).version, new, remarks)
+
+
+def require_own_project(work: OpenProject, release: Release, *, where: str) -> None:
+    """Before anything is stored: the index takes releases of its own project only."""
+    if release.project != work.settings.project:
+        raise wrong_project_error(release, work.settings.project, where=where)
 
 
 def push_to_url(work: OpenProject, name: str, *, url: str | None) -> Pushed:
@@ -310,7 +304,18 @@ def deploy_here(
     if (lock_holder(gateway_folder(work.project.serving)) or 0) <= 0:
         return found.model_copy(update={"why": "no endpoint runs here: nothing was asked"})
     asked = [*questions, *[GREETING] * requests][:requests]
-    answered, failure = _ask(work, full, release.id, asked, wait_seconds=wait_seconds)
+    endpoint = OwnEndpoint(work.settings.serve, root=work.project.root)
+    deadline, answered, failure = time.monotonic() + wait_seconds, 0, ""
+    while answered < len(asked) and not failure:
+        by, failure = _ask(endpoint, full, asked[answered])
+        if failure:
+            continue
+        if by == release.id:
+            answered += 1
+        elif time.monotonic() > deadline:
+            failure = f"after {wait_seconds:.0f} s {full} is still answered by {by[:12] or 'another'}"
+        else:
+            time.sleep(POLL_SECONDS)
     found = found.model_copy(update={"asked": answered, "why": failure})
     if not failure:
         return found
@@ -321,61 +326,29 @@ def deploy_here(
     return found.model_copy(update={"ok": False, "taken_back": taken_back})
 
 
-def _ask(
-    work: OpenProject, alias: str, release: str, questions: Sequence[Question], *, wait_seconds: float
-) -> tuple[int, str]:
-    """How many answers came from the release, and what failed."""
-    deadline, answered = time.monotonic() + wait_seconds, 0
-    while answered < len(questions):
-        by, failure = _ask_once(work, alias, questions[answered])
-        if failure:
-            return answered, failure
-        if by == release:
-            answered += 1
-        elif time.monotonic() > deadline:
-            return answered, f"after {wait_seconds:.0f} s {alias} is still answered by {by[:12] or 'another'}"
-        else:
-            time.sleep(POLL_SECONDS)
-    return answered, ""
-
-
-def _ask_once(work: OpenProject, alias: str, question: Question) -> tuple[str, str]:
+def _ask(endpoint: OwnEndpoint, alias: str, question: Question) -> tuple[str, str]:
     """The release that answered, or why there was no answer."""
     body = {"model": alias, "messages": list(question), "max_tokens": 32, "temperature": 0}
-    endpoint = OwnEndpoint(work.settings.serve, root=work.project.root)
-    answering = endpoint.send(
-        "/v1/chat/completions",
-        body,
-        seconds=ANSWER_SECONDS,
-        longest=LONGEST_ANSWER,
-        headers={"x-session-id": TRY_OUT_SESSION},
-    )
+    headers = {"x-session-id": TRY_OUT_SESSION}
     try:
-        with answering as answer:
+        with endpoint.send(
+            "/v1/chat/completions", body, seconds=ANSWER_SECONDS, longest=LONGEST_ANSWER, headers=headers
+        ) as answer:
             text = answer.read()
-            if answer.status == 503 and b"model_not_loaded" in text:
-                return "", ""
-            if answer.status != 200:
-                return "", f"the endpoint answered with status {answer.status}: {_reason(text)}"
-            by = answer.header("x-graft-release") or ""
-            return by, "" if _is_completion(text) else "the endpoint's answer is no chat completion"
     except NoAnswer as error:
         return "", f"the endpoint gave no answer: {error}"
-
-
-def _reason(text: bytes) -> str:
-    try:
-        return str(json.loads(text)["error"]["message"])[:200]
-    except (ValueError, KeyError, TypeError):
-        return text[:200].decode(errors="replace")
-
-
-def _is_completion(text: bytes) -> bool:
-    """Whether it is an answer, of whatever length: how good answers are is the gate's question."""
-    try:
-        return isinstance(json.loads(text)["choices"][0]["message"], dict)
-    except (ValueError, KeyError, TypeError, IndexError):
-        return False
+    if answer.status == 503 and b"model_not_loaded" in text:
+        return "", ""
+    if answer.status != 200:
+        reason = text[:200].decode(errors="replace")
+        with suppress(ValueError, KeyError, TypeError):
+            reason = str(json.loads(text)["error"]["message"])[:200]
+        return "", f"the endpoint answered with status {answer.status}: {reason}"
+    # An answer of whatever length: how good answers are is the gate's question.
+    with suppress(ValueError, KeyError, TypeError, IndexError):
+        if isinstance(json.loads(text)["choices"][0]["message"], dict):
+            return answer.header("x-graft-release") or "", ""
+    return "", "the endpoint's answer is no chat completion"
 
 
 def deploy(

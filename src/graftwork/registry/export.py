@@ -40,10 +40,9 @@ from graftwork.records.base import Record
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.plan import Plan
-from graftwork.records.release import Agreement, ExportedAdapter, ExportFormat, ExportJob, MergeProof
+from graftwork.records.release import ExportedAdapter, ExportFormat, ExportJob, MergeProof
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.registry.publish import TEMPLATE_FILE
-from graftwork.store.runs import RunEntry
 from graftwork.text.redact import hide_in_tracebacks
 
 PREFIX = "base_model.model."
@@ -99,6 +98,8 @@ class _Parent:
 
 def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
     """Combine the adapters and write the folder. Nothing is written over."""
+    from safetensors.numpy import save
+
     if len(request.names) < 2:
         raise UserMistake("a merge needs two adapters", fix="name at least two, as run:ID run:ID")
     if request.to.exists():
@@ -138,20 +139,13 @@ def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
         tensors[f"{PREFIX}{path}.lora_A.weight"] = pair.a
         # The combined pair has the scale 1; what reads the folder multiplies by that of its shape.
         tensors[f"{PREFIX}{path}.lora_B.weight"] = pair.b / pair.b.dtype.type(shape.scale_of(path))
-    _write(request.to, parents[0], shape, tensors, made)
-    return made
-
-
-def _write(
-    to: Path, first: _Parent, shape: AdapterShape, tensors: dict[str, Any], made: MergedAdapter
-) -> None:
-    from safetensors.numpy import save
-
+    first = parents[0]
     config = to_peft(shape, first.base, transposed=bool(first.config.get("fan_in_fan_out")))
-    with atomic_folder(to) as temporary:
+    with atomic_folder(request.to) as temporary:
         write_atomic(temporary / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
         write_atomic(temporary / CONFIG_FILE, json.dumps(config, indent=2))
         write_atomic(temporary / MERGE_FILE, made.to_json())
+    return made
 
 
 def _read_parent(work: OpenProject, name: str) -> _Parent:
@@ -162,7 +156,12 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
             fix="name run:ID, release:ID, model:NAME or adapter:FOLDER",
             where="NAMES",
         )
-    outcome = _last_outcome(work) if subject.kind == "adapter" else None
+    outcome = None
+    if subject.kind == "adapter":
+        done = work.ledger.get(name_entry(work, "train"))
+        if done is None:
+            raise UserMistake(f"the model {work.model} is not trained yet", fix="`graft train` trains it")
+        outcome = TrainOutcome.model_validate(done.output)
     weights = find_weights(work, subject, outcome)
     assert weights is not None
     folder = weights.folder
@@ -239,13 +238,6 @@ def _read_tensors(file: Path) -> dict[str, Any]:
     return found
 
 
-def _last_outcome(work: OpenProject) -> TrainOutcome:
-    done = work.ledger.get(name_entry(work, "train"))
-    if done is None:
-        raise UserMistake(f"the model {work.model} is not trained yet", fix="`graft train` trains it")
-    return TrainOutcome.model_validate(done.output)
-
-
 def _require_alike(parents: Sequence[_Parent], method: MergeMethod) -> None:
     first = parents[0]
     for other in parents[1:]:
@@ -308,7 +300,15 @@ def export(job: ExportJob) -> None:
     base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
     use_threads(job.threads)
     with Heart(Path(job.folder)) as heart, atomic_folder(to) as folder:
-        rows, dtype = _rows(job), dtype_of(base)
+        # Rows that training has not seen; where there are none, some that it has.
+        splits = (list(read_rows(Path(job.dataset_folder), name)) for name in ("validation", "test", "train"))
+        rows, dtype = next((rows for rows in splits if rows), [])[: job.rows], dtype_of(base)
+        if not rows:
+            raise EnvironmentLacks(
+                "there is no row to prove the merged model on",
+                fix="prepare the dataset again: `graft data prepare`",
+                where=job.dataset_folder,
+            )
         heart.beat("merging", 0, 1)
         changed = merge_into(base, adapter, folder)
         if (template := ChatTemplate.from_folder(base).tool_template) is not None:
@@ -318,7 +318,17 @@ def export(job: ExportJob) -> None:
         heart.beat("logits of the merged model", 0, 1)
         merged = _logits(folder, rows, dtype=dtype)
         agreement = compare_logits(unmerged, merged, dtype=dtype)
-        _require(agreement)
+        if not agreement.holds:
+            raise AnswerIsNo(
+                "the merged model does not answer like base and adapter",
+                why=f"the logits of {agreement.positions} reply tokens differ by up to "
+                f"{agreement.largest_difference:.4g} (largest logit {agreement.largest_logit:.4g}), the "
+                f"first choice agrees at {agreement.same_first:.1%}; allowed in {agreement.dtype}: "
+                f"{agreement.allowed_difference * agreement.largest_logit:.4g} and "
+                f"{agreement.allowed_first:.1%}",
+                fix="serve the adapter with its base (`graft release export run --format adapter`), or merge "
+                "into a base in float32",
+            )
         seen = None
         if job.four_bits:
             heart.beat("logits of the 4-bit base and adapter", 0, 1)
@@ -342,19 +352,6 @@ def dtype_of(base: Path) -> str:
     return next((name for name in ("float32", "bfloat16", "float16") if name in found), "float32")
 
 
-def _rows(job: ExportJob) -> list[Row]:
-    """Rows that training has not seen; where there are none, some that it has."""
-    for split in ("validation", "test", "train"):
-        rows = list(read_rows(Path(job.dataset_folder), split))[: job.rows]
-        if rows:
-            return rows
-    raise EnvironmentLacks(
-        "there is no row to prove the merged model on",
-        fix="prepare the dataset again: `graft data prepare`",
-        where=job.dataset_folder,
-    )
-
-
 def _logits(
     folder: Path, rows: list[Row], *, dtype: str, adapter: Path | None = None, four_bits: bool = False
 ) -> Any:
@@ -366,20 +363,6 @@ def _logits(
     if adapter is not None:
         load_adapter(model, adapter)
     return reply_logits(model, rows)
-
-
-def _require(found: Agreement) -> None:
-    if found.holds:
-        return
-    raise AnswerIsNo(
-        "the merged model does not answer like base and adapter",
-        why=f"the logits of {found.positions} reply tokens differ by up to {found.largest_difference:.4g} "
-        f"(largest logit {found.largest_logit:.4g}), the first choice agrees at {found.same_first:.1%}; "
-        f"allowed in {found.dtype}: {found.allowed_difference * found.largest_logit:.4g} and "
-        f"{found.allowed_first:.1%}",
-        fix="serve the adapter with its base (`graft release export run --format adapter`), or merge into a "
-        "base in float32",
-    )
 
 
 EXPORT_FILE = "graftwork_export.json"
@@ -396,24 +379,68 @@ def export_run(
     work: OpenProject, *, run: str | None, to: Path, format: ExportFormat = "merged"
 ) -> ExportedAdapter:
     """Write the adapter of `run`, or of the last run of the model that is worked on, to `to`."""
-    _require_free(to)
-    source = _find(work, run)
-    _require_whole(source.outcome)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserMistake(
+            f"{to} is there already",
+            why="nothing that you have is written over",
+            fix="name a folder that does not exist yet",
+            where="--to",
+        )
+    if to.exists():
+        to.rmdir()
+    source = _find_source(work, run)
+    outcome, merged, gguf = source.outcome, None, {}
+    adapter = Path(outcome.adapter_folder)
+    if not adapter.is_dir() or folder_digest(adapter) != outcome.adapter_hash:
+        raise Damaged(
+            "the adapter is not what the run left",
+            why="its files are missing or have another hash than the run recorded",
+            fix="`graft train` makes it again",
+            where=str(adapter),
+        )
     verify_base(source.base)
     if format == "adapter":
-        exported = _copy_adapter(source, to)
+        with atomic_folder(to) as folder:
+            # The bytes, not the modes: the run's are for its owner alone.
+            for path in adapter.iterdir():
+                shutil.copyfile(path, folder / path.name)
+            if folder_digest(folder) != outcome.adapter_hash:
+                raise Damaged("the copy is not what was copied", fix="try another disk", where=str(to))
     elif format == "gguf":
-        exported = _to_gguf(work, source, to)
+        converter, scratch = find_converter(work.project.root), work.project.state / "exports"
+        make_folder(scratch)
+        name = f"{work.settings.project}-{outcome.run_id}.gguf"
+        with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, atomic_folder(to) as folder:
+            model = Path(temporary) / "model"
+            merged = _merge(work, source, model)
+            convert(model, folder / name, converter=converter)
+            gguf = read_back(folder / name, model)
     else:
         merged = _merge(work, source, to)
-        exported = _exported(source, "merged", to, merged=merged, words=_notes(merged))
+    exported = ExportedAdapter(
+        run_id=outcome.run_id,
+        format=format,
+        folder=str(to),
+        base=source.plan.base,
+        base_fingerprint=source.base.revision,
+        adapter_hash=outcome.adapter_hash,
+        files={path.name: file_digest(path) for path in sorted(to.iterdir()) if path.is_file()},
+        merged=merged,
+        gguf=gguf,
+        words=_notes(merged) if merged is not None else (),
+    )
     verify_base(source.base)
     write_atomic(to / EXPORT_FILE, exported.to_json())
     return exported
 
 
-def _find(work: OpenProject, run: str | None) -> _Source:
-    entry = _entry(work, run)
+def _find_source(work: OpenProject, run: str | None) -> _Source:
+    if run is not None:
+        named = [entry for entry in work.runs.list() if entry.id.startswith(run)]
+        entry = named[0] if len(named) == 1 else None
+    else:
+        done = work.ledger.get(name_entry(work, "train"))
+        entry = None if done is None else work.runs.get(str(done.output["run_id"]))
     if entry is None or entry.outcome is None:
         raise UserMistake(
             f"there is no trained run {run}" if run else f"the model {work.model} is not trained yet",
@@ -431,48 +458,6 @@ def _find(work: OpenProject, run: str | None) -> _Source:
             where=base.folder,
         )
     return _Source(TrainOutcome.model_validate(entry.outcome), plan, base, Path(entry.folder))
-
-
-def _entry(work: OpenProject, run: str | None) -> RunEntry | None:
-    if run is not None:
-        found = [entry for entry in work.runs.list() if entry.id.startswith(run)]
-        return found[0] if len(found) == 1 else None
-    done = work.ledger.get(name_entry(work, "train"))
-    return None if done is None else work.runs.get(str(done.output["run_id"]))
-
-
-def _require_free(to: Path) -> None:
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserMistake(
-            f"{to} is there already",
-            why="nothing that you have is written over",
-            fix="name a folder that does not exist yet",
-            where="--to",
-        )
-    if to.exists():
-        to.rmdir()
-
-
-def _require_whole(outcome: TrainOutcome) -> None:
-    folder = Path(outcome.adapter_folder)
-    if not folder.is_dir() or folder_digest(folder) != outcome.adapter_hash:
-        raise Damaged(
-            "the adapter is not what the run left",
-            why="its files are missing or have another hash than the run recorded",
-            fix="`graft train` makes it again",
-            where=str(folder),
-        )
-
-
-def _copy_adapter(source: _Source, to: Path) -> ExportedAdapter:
-    adapter = Path(source.outcome.adapter_folder)
-    with atomic_folder(to) as folder:
-        # The bytes, not the modes: the run's are for its owner alone.
-        for path in adapter.iterdir():
-            shutil.copyfile(path, folder / path.name)
-        if folder_digest(folder) != source.outcome.adapter_hash:
-            raise Damaged("the copy is not what was copied", fix="try another disk", where=str(to))
-    return _exported(source, "adapter", to)
 
 
 def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
@@ -497,18 +482,6 @@ def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
     return MergeProof.from_json((folder / MERGED_FILE).read_bytes())
 
 
-def _to_gguf(work: OpenProject, source: _Source, to: Path) -> ExportedAdapter:
-    converter = find_converter(work.project.root)
-    scratch = work.project.state / "exports"
-    make_folder(scratch)
-    name = f"{work.settings.project}-{source.outcome.run_id}.gguf"
-    with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, atomic_folder(to) as folder:
-        merged = _merge(work, source, Path(temporary) / "model")
-        convert(Path(temporary) / "model", folder / name, converter=converter)
-        metadata = read_back(folder / name, Path(temporary) / "model")
-    return _exported(source, "gguf", to, merged=merged, words=_notes(merged), gguf=metadata)
-
-
 def _notes(merged: MergeProof) -> tuple[str, ...]:
     if merged.to_four_bits is None:
         return ()
@@ -517,29 +490,6 @@ def _notes(merged: MergeProof) -> tuple[str, ...]:
         "merged into the base in its own precision, while training saw it in 4 bits: "
         f"their logits differ by up to {far.largest_difference:.3g}, {far.mean_difference:.3g} in the mean; "
         f"the first choice is the same at {far.same_first:.1%} of {far.positions} reply tokens",
-    )
-
-
-def _exported(
-    source: _Source,
-    format: ExportFormat,
-    to: Path,
-    *,
-    merged: MergeProof | None = None,
-    words: tuple[str, ...] = (),
-    gguf: dict[str, str | int | float] | None = None,
-) -> ExportedAdapter:
-    return ExportedAdapter(
-        run_id=source.outcome.run_id,
-        format=format,
-        folder=str(to),
-        base=source.plan.base,
-        base_fingerprint=source.base.revision,
-        adapter_hash=source.outcome.adapter_hash,
-        files={path.name: file_digest(path) for path in sorted(to.iterdir()) if path.is_file()},
-        merged=merged,
-        gguf=gguf or {},
-        words=words,
     )
 
 

@@ -52,7 +52,7 @@ from graftwork.serve.family import Family
 from graftwork.serve.keys import DEFAULT_SCOPES, ApiKey, digest_secret, make_secret
 from graftwork.serve.otlp import BadTrace, TracedCalls
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
-from graftwork.serve.settings import EscalateSettings, OperationSettings, ServeSettings, require_upstream_keys
+from graftwork.serve.settings import OperationSettings, ServeSettings, require_upstream_keys
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.redact import Redactor
 from graftwork.text.validation import explain_error
@@ -105,15 +105,28 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
     template = load_template(work).template_fingerprint
     live = []
     for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):
+        same_base = release.base_fingerprint == work.base.revision
         if release.id in own:
-            _require_base(work, release, template)
+            # An adapter answers rightly only on the base and the template that it was trained with.
+            if not same_base:
+                raise UserMistake(
+                    f"release {release.id[:12]} was trained on another base",
+                    why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
+                    fix="set `base` in graft.yaml to that model, or release a new adapter",
+                )
+            _require_template(work, release, template)
             require_engine_gate(work, release, settings)
-        if release.base_fingerprint != work.base.revision:
+        if not same_base:
             work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
         elif release.template_fingerprint != template:
             work.reporter.info(f"{release.model} was trained with another chat template: it is not served")
-        elif _may_serve(work, release, settings):
-            live.append(release)
+        elif settings.engine.kind != "endpoint":
+            try:
+                require_engine_gate(work, release, settings)
+            except AnswerIsNo as refusal:
+                work.reporter.info(f"{refusal.what}: {refusal.why}")
+            else:
+                live.append(release)
     lease.add(*(release.id for release in live))
     return EngineJob(
         folder=str(work.project.serving),
@@ -161,15 +174,11 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
             where="serve.escalate.to",
         )
     checks = LiveChecks(work, with_call_check(settings.escalate.checks))
-    if settings.escalate.stream == "prefix":
-        _require_prefix_checks(work, settings.escalate, checks)
-    return checks
-
-
-def _require_prefix_checks(work: OpenProject, settings: EscalateSettings, checks: LiveChecks) -> None:
+    if settings.escalate.stream != "prefix":
+        return checks
     # Answers to requests with tools are not streamed before they are checked.
     later = ", ".join(name for name in checks.of_whole_answers if name != TOOL_CALLS_VALID)
-    if not checks.of_prefixes and settings.min_logprob is None:
+    if not checks.of_prefixes and settings.escalate.min_logprob is None:
         raise UserMistake(
             f"no check can judge the beginning of an answer: {later or TOOL_CALLS_VALID}",
             why="`stream: prefix` sends a streamed answer when its beginning has been checked",
@@ -182,6 +191,7 @@ def _require_prefix_checks(work: OpenProject, settings: EscalateSettings, checks
             f"streamed answers are not held back for {later}: it needs the whole answer, and what fails it "
             'is counted as "too late"'
         )
+    return checks
 
 
 def with_threshold(work: OpenProject, settings: ServeSettings) -> ServeSettings:
@@ -267,7 +277,13 @@ def serve_here(
     from graftwork.serve.run import ServedProject, run, serve
 
     require_upstream_keys(settings)
-    settings = with_threshold(work, find_certificate(settings, root=work.project.root))
+    root = work.project.root
+    settings = with_threshold(work, find_certificate(settings, root=root))
+
+    def read_settings() -> ServeSettings:
+        assert revise is not None
+        return find_certificate(revise(load_settings(work.project.file).serve), root=root)
+
     if remark := describe_shadow(work, settings):
         work.reporter.info(remark)
     with open_store(work).lease() as lease:
@@ -286,7 +302,7 @@ def serve_here(
                     feedback=sink,
                     read_traces=read_traces,
                     load_keys=work.api_keys.list,
-                    read_settings=None if revise is None else lambda: _read_settings(work, revise),
+                    read_settings=None if revise is None else read_settings,
                     family=open_family(work, settings),
                     checks=open_checks(work, settings),
                     chain_checks=open_chain_checks(work, settings),
@@ -310,10 +326,6 @@ def without_operations(settings: ServeSettings) -> ServeSettings:
     return settings.model_copy(
         update={name: field.default for name, field in OperationSettings.model_fields.items()}
     )
-
-
-def _read_settings(work: OpenProject, revise: Callable[[ServeSettings], ServeSettings]) -> ServeSettings:
-    return find_certificate(revise(load_settings(work.project.file).serve), root=work.project.root)
 
 
 @contextmanager
@@ -366,7 +378,12 @@ def serve_in_background(
     thread.start()
     try:
         if not ready.wait(READY_SECONDS) or failure or not url:
-            raise _not_ready(failure, folder)
+            late = WorkerFailed(
+                "the endpoint did not come up in time",
+                why=f"it had {READY_SECONDS:.0f} s",
+                fix=f"look at {folder / 'engine.log'}",
+            )
+            raise failure[0] if failure else late
         yield url[0]
     finally:
         for loop, stop in loops:
@@ -402,29 +419,6 @@ class AdapterFinder:
         return str(open_store(self._work).get(release_id))
 
 
-def _may_serve(work: OpenProject, release: Release, settings: ServeSettings) -> bool:
-    """Whether the engine may serve the release of another model; what it may not is reported and left out."""
-    if settings.engine.kind == "endpoint":
-        return False
-    try:
-        require_engine_gate(work, release, settings)
-    except AnswerIsNo as refusal:
-        work.reporter.info(f"{refusal.what}: {refusal.why}")
-        return False
-    return True
-
-
-def _require_base(work: OpenProject, release: Release, template: str) -> None:
-    """An adapter answers rightly only on the base and the template that it was trained with."""
-    if release.base_fingerprint != work.base.revision:
-        raise UserMistake(
-            f"release {release.id[:12]} was trained on another base",
-            why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
-            fix="set `base` in graft.yaml to that model, or release a new adapter",
-        )
-    _require_template(work, release, template)
-
-
 def _require_template(work: OpenProject, release: Release, template: str | None) -> None:
     if release.template_fingerprint != template:
         raise UserMistake(
@@ -440,16 +434,6 @@ def _require_template(work: OpenProject, release: Release, template: str | None)
             fix="serve it with the version of graftwork that made it, or train again",
             where=str(file),
         )
-
-
-def _not_ready(failure: list[BaseException], folder: Path) -> BaseException:
-    if failure:
-        return failure[0]
-    return WorkerFailed(
-        "the endpoint did not come up in time",
-        why=f"it had {READY_SECONDS:.0f} s",
-        fix=f"look at {folder / 'engine.log'}",
-    )
 
 
 FeedbackFilter = Literal["not_negative", "positive", "negative", "all"]
@@ -468,10 +452,18 @@ class CaptureExport:
         self.left_out: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Capture]:
-        held_out = _held_out_questions(self._work)
+        # What the test and validation rows of the project's dataset ask; nothing where there is none.
+        held_out: set[str] = set()
+        entry = self._work.ledger.get("prepare")
+        folder = Path(PreparedData.model_validate(entry.output).folder) if entry is not None else None
+        if folder is not None and folder.is_dir():
+            for split in ("validation", "test"):
+                for row in iterate_rows(folder, split):
+                    held_out.add(_question_of([message.model_dump() for message in row.messages]))
         for capture in self._work.captures.export():
-            reason = self._refuse(capture)
-            if reason is None and _question_of(capture.request.get("messages")) in held_out:
+            reason = self._why_not(capture)
+            question = _question_of(capture.request.get("messages"))
+            if reason is None and question and question in held_out:
                 reason = HELD_OUT
             if reason is None:
                 self.written += 1
@@ -479,7 +471,7 @@ class CaptureExport:
             else:
                 self.left_out[reason] += 1
 
-    def _refuse(self, capture: Capture) -> str | None:
+    def _why_not(self, capture: Capture) -> str | None:
         if capture.shadow_of is not None:
             return "no user got it: it is a shadow answer"
         origin = CaptureOrigin(
@@ -496,23 +488,6 @@ class CaptureExport:
         if self._feedback == "negative" and not is_negative(origin, self._settings):
             return "it has no negative feedback"
         return None
-
-
-def _held_out_questions(work: OpenProject) -> set[str]:
-    """What the test and validation rows of the project's dataset ask; nothing where there is none."""
-    entry = work.ledger.get("prepare")
-    if entry is None:
-        return set()
-    folder = Path(PreparedData.model_validate(entry.output).folder)
-    if not folder.is_dir():
-        return set()
-    from graftwork.files.dataset import iterate_rows
-
-    return {
-        _question_of([message.model_dump() for message in row.messages])
-        for split in ("validation", "test")
-        for row in iterate_rows(folder, split)
-    } - {""}
 
 
 def _question_of(messages: Any) -> str:
@@ -633,39 +608,36 @@ def read_traces(row: dict[str, Any]) -> TracedCalls:
     except (BadRow, RecursionError) as error:
         raise BadTrace(str(error) or "the request is nested too deeply") from None
     faults = [result for result in found if isinstance(result, ReadFault)]
-    calls = [result for result in found if isinstance(result, Interaction) and result.reply]
-    why = faults[0].message if faults else ""
-    return TracedCalls([_to_exchange(call) for call in calls], len(faults), why)
-
-
-def _to_exchange(call: Interaction) -> ServedExchange:
-    request: dict[str, Any] = {"messages": [turn.model_dump() for turn in call.messages]}
-    if call.max_tokens is not None:
-        request["max_tokens"] = call.max_tokens
-    identity = hashlib.sha256(f"{call.trace}\0{call.id}".encode(errors="replace")).hexdigest()
-    return ServedExchange(
-        id=identity[:32],
-        at=_moment(call),
-        session=call.session,
-        model=call.group or call.extra.get("service") or "traced",
-        release=call.model or UNKNOWN_MODEL,
-        request=request,
-        reply=call.reply,
-        finish_reason=call.finish_reason,
-        prompt_tokens=call.prompt_tokens or 0,
-        reply_tokens=call.reply_tokens or 0,
-        first_token_ms=call.first_token_ms,
-        total_ms=call.duration_ms or 0.0,
-        trace=call.trace,
-        cost=call.cost,
-        cached_tokens=call.cached_tokens,
-        size=sum(len(turn.content) for turn in call.messages) + len(call.reply),
-    )
-
-
-def _moment(call: Interaction) -> float:
-    stated = call.extra.get("timestamp")
-    return datetime.fromisoformat(stated).timestamp() if isinstance(stated, str) else time.time()
+    exchanges = []
+    for call in found:
+        if not isinstance(call, Interaction) or not call.reply:
+            continue
+        request: dict[str, Any] = {"messages": [turn.model_dump() for turn in call.messages]}
+        if call.max_tokens is not None:
+            request["max_tokens"] = call.max_tokens
+        identity = hashlib.sha256(f"{call.trace}\0{call.id}".encode(errors="replace")).hexdigest()
+        stated = call.extra.get("timestamp")
+        exchanges.append(
+            ServedExchange(
+                id=identity[:32],
+                at=datetime.fromisoformat(stated).timestamp() if isinstance(stated, str) else time.time(),
+                session=call.session,
+                model=call.group or call.extra.get("service") or "traced",
+                release=call.model or UNKNOWN_MODEL,
+                request=request,
+                reply=call.reply,
+                finish_reason=call.finish_reason,
+                prompt_tokens=call.prompt_tokens or 0,
+                reply_tokens=call.reply_tokens or 0,
+                first_token_ms=call.first_token_ms,
+                total_ms=call.duration_ms or 0.0,
+                trace=call.trace,
+                cost=call.cost,
+                cached_tokens=call.cached_tokens,
+                size=sum(len(turn.content) for turn in call.messages) + len(call.reply),
+            )
+        )
+    return TracedCalls(exchanges, len(faults), faults[0].message if faults else "")
 
 
 class FileCopies(Record):
@@ -700,8 +672,20 @@ def forget_captures(
     """Delete the captures of a session or a user with their feedback and reviews, or count them."""
     asked = session if session is not None else user
     assert asked is not None
-    names = _stored_forms(asked)
-    is_theirs = (lambda capture: capture.session in names) if session is not None else _of_user(names)
+    # How the store may have an id: as it is, as a pseudonym, or as a header came in.
+    forms = [asked, asked.encode(errors="replace").decode("latin-1")]
+    for kind in ("session", "user"):
+        forms += [redact_name(form, Redactor(), kind=kind) or form for form in forms[:2]]
+    names = tuple(dict.fromkeys(forms))
+
+    def is_theirs(capture: Capture) -> bool:
+        if session is not None:
+            return capture.session in names
+        if capture.user in names or capture.request.get("user") in names:
+            return True
+        # A request without a session is in the session of its user.
+        return capture.user is None and capture.session in names
+
     ids = tuple(capture.id for capture in work.captures.holding(names) if is_theirs(capture))
     book = FeedbackStore(work.database, project=work.settings.project)
     given = () if user is None else tuple(e for e in book.by(names) if e.feedback.capture not in set(ids))
@@ -710,8 +694,8 @@ def forget_captures(
         deleted=not dry_run,
         captures=len(ids),
         feedback=on_them + len(given),
-        files=_find_in_files(work, ids),
-        datasets=_find_in_datasets(work, ids),
+        files=tuple(_find_in_files(work, ids)) if ids else (),
+        datasets=tuple(_find_in_datasets(work, set(ids))) if ids else (),
     )
     if not dry_run:
         work.captures.delete(ids)
@@ -719,6 +703,41 @@ def forget_captures(
             book.delete([entry.place for entry in given])
             work.database.forget_log()
     return found
+
+
+def _find_in_files(work: OpenProject, ids: Iterable[str]) -> Iterator[FileCopies]:
+    """The log files of the project with lines that name one of the captures."""
+    wanted = {id_.encode() for id_ in ids}
+    for pattern in work.settings.data.logs:
+        try:
+            names = find_sources([pattern], root=work.project.root)
+        except GraftError:
+            continue  # a log that is not there holds nothing
+        for path in (work.project.root / name for name in names):
+            try:
+                with path.open("rb") as lines:
+                    count = sum(any(part in wanted for part in line.split(b'"')) for line in lines)
+            except OSError:
+                continue
+            if count:
+                yield FileCopies(file=str(path), lines=count)
+
+
+def _find_in_datasets(work: OpenProject, ids: Collection[str]) -> Iterator[DatasetCopies]:
+    folders = sorted(work.project.datasets.iterdir()) if work.project.datasets.is_dir() else []
+    releases = work.releases.list() if folders else ()
+    for folder in folders:
+        try:
+            rows = sum(
+                row.capture is not None and row.capture.id in ids
+                for split in read_manifest(folder).splits
+                for row in iterate_rows(folder, split)
+            )
+        except (GraftError, OSError):
+            continue  # damaged or half removed: it cannot be read to look for anything
+        if rows:
+            trained = tuple(r.id for r in releases if r.dataset_hash == folder.name)
+            yield DatasetCopies(folder=str(folder), rows=rows, releases=trained)
 
 
 def prune_captures(work: OpenProject, settings: ServeSettings) -> Callable[[], object] | None:
@@ -734,66 +753,3 @@ def prune_captures(work: OpenProject, settings: ServeSettings) -> Callable[[], o
         return work.captures.prune(before=before, most_bytes=None if mib is None else int(mib * MIB))
 
     return prune
-
-
-def _stored_forms(name: str) -> tuple[str, ...]:
-    """How the store may have an id: as it is, as a pseudonym, or as a header came in."""
-    forms = [name, name.encode(errors="replace").decode("latin-1")]
-    for kind in ("session", "user"):
-        forms += [redact_name(form, Redactor(), kind=kind) or form for form in forms[:2]]
-    return tuple(dict.fromkeys(forms))
-
-
-def _of_user(names: Collection[str]) -> Callable[[Capture], bool]:
-    def is_theirs(capture: Capture) -> bool:
-        if capture.user in names or capture.request.get("user") in names:
-            return True
-        # A request without a session is in the session of its user.
-        return capture.user is None and capture.session in names
-
-    return is_theirs
-
-
-def _find_in_files(work: OpenProject, ids: Collection[str]) -> tuple[FileCopies, ...]:
-    """The log files of the project with lines that name one of the captures."""
-    wanted = {id_.encode() for id_ in ids}
-    found = []
-    for path in _log_files(work) if wanted else ():
-        try:
-            with path.open("rb") as lines:
-                count = sum(any(part in wanted for part in line.split(b'"')) for line in lines)
-        except OSError:
-            continue
-        if count:
-            found.append(FileCopies(file=str(path), lines=count))
-    return tuple(found)
-
-
-def _log_files(work: OpenProject) -> list[Path]:
-    found: list[Path] = []
-    for pattern in work.settings.data.logs:
-        try:
-            found += [work.project.root / name for name in find_sources([pattern], root=work.project.root)]
-        except GraftError:
-            continue  # a log that is not there holds nothing
-    return found
-
-
-def _find_in_datasets(work: OpenProject, ids: Collection[str]) -> tuple[DatasetCopies, ...]:
-    wanted, found = set(ids), []
-    folders = sorted(work.project.datasets.iterdir()) if wanted and work.project.datasets.is_dir() else []
-    releases = work.releases.list() if folders else ()
-    for folder in folders:
-        try:
-            splits = read_manifest(folder).splits
-            rows = sum(
-                row.capture is not None and row.capture.id in wanted
-                for split in splits
-                for row in iterate_rows(folder, split)
-            )
-        except (GraftError, OSError):
-            continue  # damaged or half removed: it cannot be read to look for anything
-        if rows:
-            trained = tuple(r.id for r in releases if r.dataset_hash == folder.name)
-            found.append(DatasetCopies(folder=str(folder), rows=rows, releases=trained))
-    return tuple(found)

@@ -12,7 +12,6 @@ from graftwork import open_project
 from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
 from graftwork.pipeline.preflight import (
     GOLD,
-    _Asked,
     check_rewards,
     judge,
     project_prompts,
@@ -33,7 +32,7 @@ CASE = Case(
 
 
 def judged(**rewards):
-    asked = [_Asked(CASE, name, name) for name in rewards]
+    asked = [(CASE, name, name) for name in rewards]
     graded = [GradedParts(name, reward, {"m": reward}, {}, 0.1) for name, reward in rewards.items()]
     return judge(asked, graded, cases=1)
 
@@ -60,10 +59,11 @@ def test_a_gold_answer_without_a_reward_is_refused(gold, why):
 
 
 def test_a_reward_that_cannot_grade_is_named_once_with_its_reason():
-    asked = [_Asked(CASE, name, name) for name in (GOLD, "empty", "long")]
+    asked = [(CASE, name, name) for name in (GOLD, "empty", "long")]
     graded = [GradedParts("0", None, {}, {"own.py:f": "it returned nan"}, 0.1) for _ in asked]
     found = judge(asked, graded, cases=1)
-    assert [(failure.answers, failure.is_reference) for failure in found.failures] == [(3, True)]
+    assert [[answer.name for answer in answers].count(GOLD) for answers in found.failures.values()] == [1]
+    assert [len(answers) for answers in found.failures.values()] == [3]
     with pytest.raises(AnswerIsNo) as refused:
         require_sound(found)
     assert refused.value.why == "own.py:f cannot grade the reference: it returned nan"

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -49,7 +47,7 @@ from graftwork.records.report import Case
 from graftwork.registry.index import find_release
 from graftwork.registry.project import full_alias, promote_release
 from graftwork.serve.routing import make_experiment
-from graftwork.serve.settings import ShadowSettings, SplitSettings
+from graftwork.serve.settings import SplitSettings
 from graftwork.store.runs import StepEntry
 
 CANARY = "canary"
@@ -175,21 +173,62 @@ def run_canary(
             elif over or (asked.max_sessions is not None and found.used >= asked.max_sessions):
                 decision = "undecided"
             else:
-                _report_progress(work, found, began=began, now=clock())
+                answered = {name: arm.sessions for name, arm in found.arms.items()}
+                seconds = clock() - began
+                state = f"canary less champion {found.low:+.1%} to {found.high:+.1%}, {seconds:.0f} s"
+                work.reporter.progress(
+                    f"{found.used} sessions graded (champion {answered['A']}, canary {answered['B']})",
+                    found.used,
+                    0,
+                    seconds_left=None,
+                    detail={"subject": state},
+                )
                 if not asked_for_traffic and not found.used and clock() - began >= QUIET_SECONDS:
                     asked_for_traffic = True
-                    work.reporter.info(_explain_quiet(found, alias=alias, metric=metric))
+                    ungraded = f"sessions are answered, and none has a grade by {metric} yet"
+                    work.reporter.info(ungraded if sum(answered.values()) else f"{_NO_SESSION} ({alias})")
                 pause(asked.every_seconds)
     finally:
         claim.release()
-    report = _make_report(work, (found, look), running, metric=metric, decision=decision).model_copy(
-        update={"started_at": started_at, "ended_at": timestamp(), "seconds": clock() - began}
+    champion, canary = _arm(found, "A", found.a), _arm(found, "B", found.b)
+    difference = 0.0
+    if champion.graded and canary.graded:
+        difference = canary.successes / canary.graded - champion.successes / champion.graded
+    moved = live != pair[0].id
+    report = CanaryReport(
+        alias=alias,
+        champion=champion,
+        canary=canary,
+        share=asked.share,
+        metric=metric,
+        decision=decision,
+        reason=_explain_move(alias, live) if moved else _explain(decision, found, look),
+        difference=difference,
+        low=found.low,
+        high=found.high,
+        confidence=work.settings.evaluate.confidence,
+        e_value=found.e_value,
+        failures_e_value=look.failures.test.e_value,
+        experiment=look.experiment,
+        started_at=started_at,
+        ended_at=timestamp(),
+        seconds=clock() - began,
+        remarks=found.remarks,
     )
-    if live != pair[0].id:
-        report = report.model_copy(update={"reason": _explain_move(alias, live)})
     if decision == "promoted":
         report = _promote(work, pair, asked, report)
     return _keep(work, report)
+
+
+def _keep(work: OpenProject, report: CanaryReport) -> CanaryReport:
+    """Write the report, and note it at the release."""
+    folder, release = work.project.state / FOLDER, report.canary.release
+    make_folder(folder)
+    path = folder / f"{release[:12]}-{re.sub(r'[^0-9A-Za-z]', '', report.ended_at)}.json"
+    report = report.model_copy(update={"file": str(path)})
+    write_atomic(path, report.to_json())
+    work.releases.note(release, report.reason, who=current_user(), when=report.ended_at)
+    return report
 
 
 def _promote(
@@ -300,41 +339,6 @@ def _require_free(
         )
 
 
-def _make_report(
-    work: OpenProject,
-    seen: tuple[ABResult, LiveComparison],
-    running: RunningCanary,
-    *,
-    metric: str,
-    decision: CanaryDecision,
-) -> CanaryReport:
-    found, look = seen
-    champion, canary = _arm(found, "A", found.a), _arm(found, "B", found.b)
-    difference = 0.0
-    if champion.graded and canary.graded:
-        difference = canary.successes / canary.graded - champion.successes / champion.graded
-    return CanaryReport(
-        alias=running.alias,
-        champion=champion,
-        canary=canary,
-        share=running.share,
-        metric=metric,
-        decision=decision,
-        reason=_explain(decision, found, look),
-        difference=difference,
-        low=found.low,
-        high=found.high,
-        confidence=work.settings.evaluate.confidence,
-        e_value=found.e_value,
-        failures_e_value=look.failures.test.e_value,
-        experiment=look.experiment,
-        started_at="",
-        ended_at="",
-        seconds=0.0,
-        remarks=found.remarks,
-    )
-
-
 def _arm(found: ABResult, side: str, release: str) -> CanaryArm:
     facts, counts = found.arms[side], found.counts
     won, lost = counts[f"{side.lower()}_successes"], counts[f"{side.lower()}_failures"]
@@ -346,12 +350,6 @@ def _arm(found: ABResult, side: str, release: str) -> CanaryArm:
         successes=won,
         graded=won + lost,
     )
-
-
-def _explain_quiet(found: ABResult, *, alias: str, metric: str) -> str:
-    if not sum(arm.sessions for arm in found.arms.values()):
-        return f"{_NO_SESSION} ({alias})"
-    return f"sessions are answered, and none has a grade by {metric} yet"
 
 
 def _explain(decision: CanaryDecision, found: ABResult, look: LiveComparison) -> str:
@@ -381,37 +379,12 @@ def _explain_move(alias: str, live: str | None) -> str:
     return f"canary: ended because {alias} {now}, which is not what the canary was compared with"
 
 
-def _keep(work: OpenProject, report: CanaryReport) -> CanaryReport:
-    """Write the report, and note it at the release."""
-    folder = work.project.state / FOLDER
-    make_folder(folder)
-    name = re.sub(r"[^0-9A-Za-z]", "", report.ended_at)
-    path = Path(folder / f"{report.canary.release[:12]}-{name}.json")
-    report = report.model_copy(update={"file": str(path)})
-    write_atomic(path, report.to_json())
-    work.releases.note(report.canary.release, report.reason, who=current_user(), when=report.ended_at)
-    return report
-
-
-def _report_progress(work: OpenProject, found: ABResult, *, began: float, now: float) -> None:
-    a, b = found.arms["A"].sessions, found.arms["B"].sessions
-    state = f"canary less champion {found.low:+.1%} to {found.high:+.1%}, {now - began:.0f} s"
-    work.reporter.progress(
-        f"{found.used} sessions graded (champion {a}, canary {b})",
-        found.used,
-        0,
-        seconds_left=None,
-        detail={"subject": state},
-    )
-
-
 MOST_INTERRUPTED = 0.1
 """The share of interrupted copies from which the comparison has a remark."""
 
 
-class ShadowPair(NamedTuple):
-    live: Capture
-    copy: Capture
+ShadowPair = tuple[Capture, Capture]
+"""A live request and its copy."""
 
 
 class ShadowPairs:
@@ -438,7 +411,7 @@ class ShadowPairs:
             if session not in seen:
                 seen.add(session)
                 self.sessions = len(seen)
-                yield ShadowPair(live, copy)
+                yield live, copy
 
     def find_interrupted(self) -> list[str]:
         """A remark where the pairs that are left are no fair sample."""
@@ -475,7 +448,17 @@ class PairedMarks:
 
 def compare_shadow(work: OpenProject, a: str, b: str, *, metric: str | None = None) -> ABResult:
     """The current result of the copies that `b` answered of requests that `a` was asked."""
-    pair = find_release(work.releases, a).id, _find_challenger(work, b)
+    challenger, endpoints = b, work.project.settings.serve.failover.endpoints
+    if b not in endpoints:
+        try:
+            challenger = find_release(work.releases, b).id
+        except UserMistake as error:
+            raise UserMistake(
+                error.what,
+                why=f"endpoints of serve.failover: {', '.join(endpoints) or 'none'}",
+                fix="name a release, alias or endpoint",
+            ) from error
+    pair = find_release(work.releases, a).id, challenger
     name = choose_metric(work, metric)
     confidence = work.settings.evaluate.confidence
     pairs = ShadowPairs(work, {pair[0]}, pair[1])
@@ -516,15 +499,30 @@ def summarize_shadow(work: OpenProject) -> ShadowSummary | None:
     settings = work.project.settings.serve.shadow
     if settings is None:
         return None
-    aliases = work.releases.aliases()
-    champions = {aliases[name] for name in _names(work, settings) if name in aliases}
+    aliases, family = work.releases.aliases(), work.project.settings.serve.family
+    models = set(settings.models)
+    if family is not None and family.name in models:
+        # The name of the family stands for its members.
+        models |= {full_alias(work, model=name) for name in work.project.settings.all_models}
+    champions = {aliases[name] for name in models if name in aliases}
     challenger = aliases.get(settings.to, settings.to)
     copies = ShadowPairs(work, champions, challenger)
     pairs = list(islice(copies, MOST_PAIRS))
     names = find_live_checks(work)
     confidence = work.settings.evaluate.confidence
     checks = [_compare(work, name, pairs, 1 - (1 - confidence) / max(len(names), 1)) for name in names]
-    answered = [pair for pair in pairs if pair.copy.finish_reason != "error"]
+    answered = [pair for pair in pairs if pair[1].finish_reason != "error"]
+    remarks = []
+    if not copies.copies:
+        remarks.append(f"{settings.to} has answered no copies of live requests yet")
+    if not names:
+        remarks.append("no metric or check under `evaluate` can judge an answer without a reference")
+    failing = [name for name, check in zip(names, checks, strict=True) if check is None]
+    if failing:
+        remarks.append(f"not graded here: {', '.join(failing)}")
+    remarks += copies.find_interrupted()
+    if copies.sessions == MOST_PAIRS:
+        remarks.append(f"only the first {MOST_PAIRS:,} sessions are compared")
     return ShadowSummary(
         champion=", ".join(sorted(champions)),
         challenger=challenger,
@@ -534,18 +532,10 @@ def summarize_shadow(work: OpenProject) -> ShadowSummary | None:
         interrupted=copies.interrupted,
         checks=tuple(check for check in checks if check is not None),
         confidence=confidence,
-        champion_ms=_median([pair.live.total_ms for pair in answered]),
-        challenger_ms=_median([pair.copy.total_ms for pair in answered]),
-        remarks=_remarks(settings.to, copies, dict(zip(names, checks, strict=True))),
+        champion_ms=_median([live.total_ms for live, _ in answered]),
+        challenger_ms=_median([copy.total_ms for _, copy in answered]),
+        remarks=tuple(remarks),
     )
-
-
-def _names(work: OpenProject, settings: ShadowSettings) -> set[str]:
-    """The aliases of the models that are copied: the name of the family stands for its members."""
-    names, family = set(settings.models), work.project.settings.serve.family
-    if family is not None and family.name in names:
-        names |= {full_alias(work, model=name) for name in work.project.settings.all_models}
-    return names
 
 
 def _compare(work: OpenProject, name: str, pairs: list[ShadowPair], confidence: float) -> ShadowCheck | None:
@@ -577,31 +567,3 @@ def _compare(work: OpenProject, name: str, pairs: list[ShadowPair], confidence: 
 
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
-
-
-def _remarks(to: str, pairs: ShadowPairs, checks: dict[str, ShadowCheck | None]) -> tuple[str, ...]:
-    remarks = []
-    failing = [name for name, check in checks.items() if check is None]
-    if not pairs.copies:
-        remarks.append(f"{to} has answered no copies of live requests yet")
-    if not checks:
-        remarks.append("no metric or check under `evaluate` can judge an answer without a reference")
-    if failing:
-        remarks.append(f"not graded here: {', '.join(failing)}")
-    remarks += pairs.find_interrupted()
-    if pairs.sessions == MOST_PAIRS:
-        remarks.append(f"only the first {MOST_PAIRS:,} sessions are compared")
-    return tuple(remarks)
-
-
-def _find_challenger(work: OpenProject, name: str) -> str:
-    """The id of a release, or the name of an endpoint."""
-    if name in work.project.settings.serve.failover.endpoints:
-        return name
-    try:
-        return find_release(work.releases, name).id
-    except UserMistake as error:
-        known = ", ".join(work.project.settings.serve.failover.endpoints) or "none"
-        raise UserMistake(
-            error.what, why=f"endpoints of serve.failover: {known}", fix="name a release, alias or endpoint"
-        ) from error

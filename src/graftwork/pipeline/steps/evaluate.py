@@ -17,7 +17,6 @@ from graftwork.evaluate.cases import (
 from graftwork.evaluate.gate.project import note_rules
 from graftwork.evaluate.project import (
     Evaluated,
-    TestSetUse,
     measure_subjects,
     open_grading,
     remark_on_log,
@@ -112,7 +111,15 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
             work.reporter.info(f"not compared with the champion: {trouble.what}")
     named = parse_subjects((*work.settings.evaluate.subjects, *subjects_by_settings(work), LOG))
     further = [subject for subject in named if subject.name not in (BASE, ADAPTER, CHAMPION)]
-    without = _list_without_repaired(work)
+    without: tuple[NamedSubject, ...] = ()
+    unrepaired = find_without_repaired(work)
+    if unrepaired is not None and find_trained(work, unrepaired) is None:
+        work.reporter.info(
+            f"not compared with {unrepaired}: `graft train --model {unrepaired}` trains it first"
+        )
+    elif unrepaired is not None:
+        # Trained without repaired rows: what the repair was good for is the difference.
+        without = (parse_subject(f"model:{unrepaired}"),)
     further = [subject for subject in further if subject not in without]
     return Lineup(
         baseline=resolved(parse_subject(BASE)),
@@ -125,17 +132,6 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
     )
 
 
-def _list_without_repaired(work: OpenProject) -> tuple[NamedSubject, ...]:
-    """The adapter that was trained without repaired rows: what the repair was good for is the difference."""
-    name = find_without_repaired(work)
-    if name is None:
-        return ()
-    if find_trained(work, name) is None:
-        work.reporter.info(f"not compared with {name}: `graft train --model {name}` trains it first")
-        return ()
-    return (parse_subject(f"model:{name}"),)
-
-
 def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
     """The file that the workers read the cases from, named by what is in it."""
     path = work.project.evaluations / f"cases-{hash_cases(cases)[:12]}.jsonl"
@@ -143,11 +139,10 @@ def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
     return path
 
 
-def log_look(work: OpenProject, cases: Sequence[Case], *, subject: str) -> TestSetUse:
-    """Note that a subject was measured on these cases, and on which questions."""
+def log_look(work: OpenProject, cases: Sequence[Case], *, subject: str) -> int:
+    """Note that a subject was measured on these cases, and on which questions. How often they were used."""
     questions = {key for case in cases if (key := question_key(case))}
-    looks = work.looks.log(hash_cases(cases), subject=subject, when=timestamp(), questions=questions)
-    return TestSetUse(looks, subject)
+    return work.looks.log(hash_cases(cases), subject=subject, when=timestamp(), questions=questions)
 
 
 def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
@@ -173,9 +168,17 @@ def measure_lineup(
     """Ask and grade every subject, and report. `prepared` is None if the cases are not of the own log."""
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    use = log_look(work, cases, subject=subject)
-    remarks = (*remark_on_log(scored, prepared=prepared), *remark_on_prompts(work, cases))
-    report = report_on(work, lineup, cases=cases, scored=scored, grading=grading, use=use, remarks=remarks)
+    looks = log_look(work, cases, subject=subject)
+    report = report_on(
+        work,
+        lineup,
+        cases=cases,
+        scored=scored,
+        grading=grading,
+        subject=subject,
+        looks=looks,
+        remarks=(*remark_on_log(scored, prepared=prepared), *remark_on_prompts(work, cases)),
+    )
     folders = {subject.name: str(subject.folder) for subject in lineup.all}
     return Evaluated(cases_file=str(asking.cases_file), folders=folders, report=report)
 

@@ -73,12 +73,44 @@ def check_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorChe
         f"{limit:.1f} GiB, {free:.1f} free",
         f"training wants {MEMORY_GIB:.0f} GiB or more",
     )
-    yield _container(limit, device.memory_gib)
-    yield _swap(memory)
+    container = "no memory limit below the machine's"
+    if limit < device.memory_gib * 0.99:
+        container = f"limited to {limit:.1f} of the machine's {device.memory_gib:.1f} GiB"
+    yield DoctorCheck(name="container", result="note", found=container)
+    if (swap_used := memory.get("swap_used")) is None:
+        yield DoctorCheck(name="swap", result="note", found="not reported by this system")
+    else:
+        yield decide(
+            "swap",
+            swap_used < SWAPPED_GIB,
+            f"{swap_used:.1f} GiB in use",
+            "end what fills the memory: a run that swaps takes many times as long",
+            otherwise="note",
+        )
     yield DoctorCheck(name="processor", result="note", found=f"{device.name}, {device.threads} threads")
     yield check_disk(folder, needed=disk_gib)
-    yield _writable(folder)
-    yield _open_files()
+    is_new = not folder.exists()
+    try:
+        make_folder(folder)
+        with tempfile.NamedTemporaryFile(dir=folder) as handle:
+            handle.write(b"x")
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError as error:
+        yield decide("write access", False, str(error), "work in a folder of your own")
+    else:
+        if is_new:
+            folder.rmdir()
+        yield DoctorCheck(name="write access", result="ok", found=str(folder))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = soft == resource.RLIM_INFINITY
+    yield decide(
+        "open files",
+        unlimited or soft >= OPEN_FILES,
+        "unlimited" if unlimited else f"{soft} open files",
+        f"`ulimit -n {OPEN_FILES}`" + ("" if hard >= OPEN_FILES else ", which needs an administrator here"),
+        otherwise="note",
+    )
     yield decide(
         "clock",
         time.time() > MADE,
@@ -87,52 +119,12 @@ def check_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorChe
     )
 
 
-def _container(limit: float, machine: float) -> DoctorCheck:
-    if limit < machine * 0.99:
-        found = f"limited to {limit:.1f} of the machine's {machine:.1f} GiB"
-        return DoctorCheck(name="container", result="note", found=found)
-    return DoctorCheck(name="container", result="note", found="no memory limit below the machine's")
-
-
-def _swap(memory: dict[str, float]) -> DoctorCheck:
-    used = memory.get("swap_used")
-    if used is None:
-        return DoctorCheck(name="swap", result="note", found="not reported by this system")
-    fix = "end what fills the memory: a run that swaps takes many times as long"
-    return decide("swap", used < SWAPPED_GIB, f"{used:.1f} GiB in use", fix, otherwise="note")
-
-
 def check_disk(folder: Path, *, needed: float | None) -> DoctorCheck:
     near = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(near).free / GIB
     least = max(DISK_GIB, needed or 0.0)
     against = f", the plan needs {needed:.1f}" if needed is not None else ""
     return decide("disk", free >= least, f"{free:.1f} GiB free{against}", f"free at least {least:.0f} GiB")
-
-
-def _writable(folder: Path) -> DoctorCheck:
-    made = not folder.exists()
-    try:
-        make_folder(folder)
-        with tempfile.NamedTemporaryFile(dir=folder) as handle:
-            handle.write(b"x")
-            handle.flush()
-            os.fsync(handle.fileno())
-    except OSError as error:
-        return DoctorCheck(
-            name="write access", result="missing", found=str(error), fix="work in a folder of your own"
-        )
-    if made:
-        folder.rmdir()
-    return DoctorCheck(name="write access", result="ok", found=str(folder))
-
-
-def _open_files() -> DoctorCheck:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = soft == resource.RLIM_INFINITY
-    found = "unlimited" if unlimited else f"{soft} open files"
-    fix = f"`ulimit -n {OPEN_FILES}`" + ("" if hard >= OPEN_FILES else ", which needs an administrator here")
-    return decide("open files", unlimited or soft >= OPEN_FILES, found, fix, otherwise="note")
 
 
 NEEDED_EXTRAS = ("train", "serve")
@@ -293,18 +285,15 @@ def describe_gpus(cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
     )
     ages = [card.capability for card in cards if card.capability is not None]
     if ages:
-        yield _precision(min(ages))
-
-
-def _precision(capability: float) -> DoctorCheck:
-    there = ["float16"]
-    if capability >= FIRST_WITH_BF16:
-        there.insert(0, "bfloat16")
-    if capability >= FIRST_WITH_FP8:
-        there.append("FP8")
-    found = f"{', '.join(there)} (compute capability {capability:g})"
-    fix = "bfloat16 needs 8.0; training takes float16 with loss scaling here"
-    return decide("precision", capability >= FIRST_WITH_BF16, found, fix, otherwise="note")
+        has_bf16, has_fp8 = min(ages) >= FIRST_WITH_BF16, min(ages) >= FIRST_WITH_FP8
+        kinds = [*(["bfloat16"] if has_bf16 else []), "float16", *(["FP8"] if has_fp8 else [])]
+        yield decide(
+            "precision",
+            has_bf16,
+            f"{', '.join(kinds)} (compute capability {min(ages):g})",
+            "bfloat16 needs 8.0; training takes float16 with loss scaling here",
+            otherwise="note",
+        )
 
 
 def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
@@ -326,7 +315,19 @@ def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iter
             fix="install the wheel for the driver's CUDA from pytorch.org; an older driver cannot run it",
         )
         return
-    lacking = [name for name, major, minor in view.cards if not _has_kernels(view.arches, major, minor)]
+    kernels = []
+    for arch in view.arches:
+        kind, _, digits = arch.partition("_")
+        digits = digits.rstrip("af")
+        if digits.isdigit():
+            kernels.append((kind == "compute", (int(digits[:-1]), int(digits[-1]))))
+    # Kernels run on later cards of their generation; PTX (`compute_`) on every later card.
+    lacking = [
+        name
+        for name, *version in view.cards
+        if view.arches
+        and not any(made <= tuple(version) and (is_ptx or made[0] == version[0]) for is_ptx, made in kernels)
+    ]
     yield decide(
         "torch on the gpu",
         not lacking,
@@ -336,36 +337,12 @@ def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iter
     )
 
 
-def _has_kernels(arches: tuple[str, ...], major: int, minor: int) -> bool:
-    """Kernels run on later cards of their generation; PTX (`compute_`) on every later card."""
-    if not arches:
-        return True
-    for arch in arches:
-        kind, _, digits = arch.partition("_")
-        digits = digits.rstrip("af")
-        if not digits.isdigit():
-            continue
-        made = (int(digits[:-1]), int(digits[-1]))
-        if made <= (major, minor) and (kind == "compute" or made[0] == major):
-            return True
-    return False
-
-
 def _ask_torch() -> TorchView | None:
     if importlib.util.find_spec("torch") is None:
         return None
-    printed = _run([sys.executable, "-c", ASK_TORCH])
-    if not printed:
-        return None
-    view = json.loads(printed.splitlines()[-1])
-    cards = tuple((str(name), int(major), int(minor)) for name, major, minor in view["cards"])
-    return TorchView(view["torch"], view["cuda"], view["available"], tuple(view["arches"]), cards)
-
-
-def _run(command: list[str]) -> str | None:
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, "-c", ASK_TORCH],
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
@@ -374,13 +351,48 @@ def _run(command: list[str]) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    if not done.stdout:
+        return None
+    view = json.loads(done.stdout.splitlines()[-1])
+    cards = tuple((str(name), int(major), int(minor)) for name, major, minor in view["cards"])
+    return TorchView(view["torch"], view["cuda"], view["available"], tuple(view["arches"]), cards)
 
 
 def check_project(project: ProjectFolder) -> Iterator[DoctorCheck]:
-    yield _logs(project)
-    yield _configuration(project)
-    yield _database(project)
+    from graftwork.plan.lint.project import Given, lint_file
+    from graftwork.store.database import open_database
+
+    patterns, files = project.settings.data.logs, 0
+    elsewhere = [pattern for pattern in patterns if pattern == "-" or "://" in pattern]
+    for pattern in patterns:
+        if pattern not in elsewhere:
+            is_there = (project.root / pattern).exists()
+            files += 1 if is_there else sum(1 for _ in project.root.glob(pattern))
+    yield decide(
+        "logs",
+        bool(files or elsewhere),
+        f"{files} found by {', '.join(patterns)}" if patterns else "none are named",
+        "set `data.logs` in graft.yaml",
+        otherwise="note",
+    )
+    findings = lint_file(project.file, Given()).findings
+    wrong = [finding for finding in findings if finding.severity == "error"]
+    lesser = [f"{finding.key}: {finding.what}" if finding.key else finding.what for finding in findings]
+    valid = f"valid; smaller findings: {'; '.join(lesser)}" if lesser else "valid, and nothing found"
+    yield decide(
+        "configuration",
+        not wrong,
+        wrong[0].what if wrong else valid,
+        "`graft plan lint` says why and what to change",
+        otherwise="note",
+    )
+    try:
+        database = open_database(project.database_url)
+    except GraftError as error:
+        yield DoctorCheck(name="database", result="missing", found=error.what, fix=error.fix)
+    else:
+        yield DoctorCheck(name="database", result="ok", found=database.name)
+        database.close()
     yield check_port(project)
 
 
@@ -423,49 +435,6 @@ def planned_disk_gib(project: ProjectFolder) -> float | None:
     return Plan.model_validate(entry.output).disk_gib.high if entry is not None else None
 
 
-def _logs(project: ProjectFolder) -> DoctorCheck:
-    patterns = project.settings.data.logs
-    files = [
-        path
-        for pattern in patterns
-        if pattern != "-" and "://" not in pattern
-        for path in (
-            [project.root / pattern] if (project.root / pattern).exists() else project.root.glob(pattern)
-        )
-    ]
-    found = f"{len(files)} found by {', '.join(patterns)}" if patterns else "none are named"
-    elsewhere = any(pattern == "-" or "://" in pattern for pattern in patterns)
-    return decide("logs", bool(files) or elsewhere, found, "set `data.logs` in graft.yaml", otherwise="note")
-
-
-def _configuration(project: ProjectFolder) -> DoctorCheck:
-    from graftwork.plan.lint.project import Given, lint_file
-
-    done = lint_file(project.file, Given())
-    wrong = [finding for finding in done.findings if finding.severity == "error"]
-    lesser = [f"{finding.key}: {finding.what}" if finding.key else finding.what for finding in done.findings]
-    found = f"valid; smaller findings: {'; '.join(lesser)}" if lesser else "valid, and nothing found"
-    return decide(
-        "configuration",
-        not wrong,
-        wrong[0].what if wrong else found,
-        "`graft plan lint` says why and what to change",
-        otherwise="note",
-    )
-
-
-def _database(project: ProjectFolder) -> DoctorCheck:
-    from graftwork.store.database import open_database
-
-    try:
-        database = open_database(project.database_url)
-    except GraftError as error:
-        return DoctorCheck(name="database", result="missing", found=error.what, fix=error.fix)
-    name = database.name
-    database.close()
-    return DoctorCheck(name="database", result="ok", found=name)
-
-
 def check_port(project: ProjectFolder) -> DoctorCheck:
     settings = project.settings.serve
     with socket.socket() as probe:
@@ -504,90 +473,69 @@ def check_credentials(
     environment: Mapping[str, str], *, home: Path, project: Path | None, wanted: frozenset[str]
 ) -> Iterator[DoctorCheck]:
     """`wanted` names those that the settings ask for; for the others their absence is only worth a note."""
-    written = _dotenv_names(project / ".env") if project is not None else frozenset()
+    dotenv: set[str] = set()
+    if project is not None:
+        # The names that a .env file gives a value to; the values are not kept.
+        pairs = (
+            line.strip().removeprefix("export ").partition("=")
+            for line in _read(project / ".env").splitlines()
+        )
+        dotenv = {name.strip() for name, _, value in pairs if value.strip() and not name.startswith("#")}
     for login in _logins():
-        yield _look(login, environment, home=home, dotenv=written, wanted=login.name in wanted)
+        found, fix, result = _find_login(login, environment, home=home, dotenv=dotenv)
+        if not found:
+            is_wanted = login.name in wanted
+            found, result = f"none (for {login.purpose})", "missing" if is_wanted else "note"
+            fix = f"set {' and '.join(login.groups[0])}" if is_wanted else ""
+        yield DoctorCheck(name=f"{login.name} account", result=result, found=found, fix=fix)
 
 
-def _look(
-    login: Login,
-    environment: Mapping[str, str],
-    *,
-    home: Path,
-    dotenv: frozenset[str],
-    wanted: bool,
-) -> DoctorCheck:
-    name = f"{login.name} account"
+def _find_login(
+    login: Login, environment: Mapping[str, str], *, home: Path, dotenv: set[str]
+) -> tuple[str, str, Result]:
+    """Where its secrets are, what to do about that, and the result; empty texts where there are none."""
     for group in login.groups:
         if all(environment.get(variable) for variable in group):
-            return DoctorCheck(name=name, result="ok", found=f"{' and '.join(group)}, from the environment")
+            return f"{' and '.join(group)}, from the environment", "", "ok"
     half = next((g for g in login.groups if any(environment.get(name) for name in g)), None)
     if half is not None:
         lacking = ", ".join(name for name in half if not environment.get(name))
-        return DoctorCheck(
-            name=name, result="note", found=f"incomplete: {lacking} is not set", fix=f"set {lacking} too"
-        )
-    if login.file is not None and _holds(home / login.file, login.mark):
-        return _from_file(name, home / login.file)
+        return f"incomplete: {lacking} is not set", f"set {lacking} too", "note"
+    path = home / login.file if login.file is not None else None
+    text = _read(path) if path is not None else ""
+    if path is not None and text.strip() and login.mark in text:
+        place = f"in ~/{path.name}" if path.parent == Path.home() else f"in {path}"
+        if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            return f"{place}, which others can read", f"chmod 600 {path}", "note"
+        return place, "", "ok"
     for group in login.groups:
-        if set(group) <= dotenv:
-            return DoctorCheck(
-                name=name,
-                result="note",
-                found=f"{' and '.join(group)}, in .env only, which nothing here reads",
-                fix="`set -a; . ./.env; set +a` before the command",
-            )
-    result: Result = "missing" if wanted else "note"
-    fix = f"set {' and '.join(login.groups[0])}" if wanted else ""
-    return DoctorCheck(name=name, result=result, found=f"none (for {login.purpose})", fix=fix)
+        if dotenv.issuperset(group):
+            fix = "`set -a; . ./.env; set +a` before the command"
+            return f"{' and '.join(group)}, in .env only, which nothing here reads", fix, "note"
+    return "", "", "note"
 
 
-def _from_file(name: str, path: Path) -> DoctorCheck:
-    found = f"in ~/{path.name}" if path.parent == Path.home() else f"in {path}"
-    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        return DoctorCheck(
-            name=name, result="note", found=f"{found}, which others can read", fix=f"chmod 600 {path}"
-        )
-    return DoctorCheck(name=name, result="ok", found=found)
-
-
-def _holds(path: Path, mark: str) -> bool:
+def _read(path: Path) -> str:
+    """Empty where it cannot be read."""
     try:
-        text = path.read_text(errors="replace")
+        return path.read_text(errors="replace")
     except OSError:
-        return False
-    return bool(text.strip()) and mark in text
-
-
-def _dotenv_names(path: Path) -> frozenset[str]:
-    """The names that a .env file gives a value to; the values are not kept."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    pairs = (line.removeprefix("export ").partition("=") for line in map(str.strip, lines))
-    return frozenset(name.strip() for name, _, value in pairs if value.strip() and not name.startswith("#"))
+        return ""
 
 
 NETWORK_SECONDS = 3.0
 OF_SCHEME = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
 
 
-class Host(NamedTuple):
-    name: str
-    port: int
-    purpose: str
-
-
-def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) -> tuple[Host, ...]:
-    """By the settings first; then by the accounts that are present."""
+def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) -> dict[tuple[str, int], str]:
+    """What each host, by name and port, is needed for: by the settings, then by the accounts there are."""
     from graftwork.store.database import find_server
 
-    found: dict[tuple[str, int], Host] = {}
+    purposes: dict[tuple[str, int], str] = {}
 
     def need(name: str | None, port: int | None, purpose: str) -> None:
         if name:
-            found.setdefault((name, port or 443), Host(name, port or 443, purpose))
+            purposes.setdefault((name, port or 443), purpose)
 
     if project is not None:
         run = project.settings.train.run
@@ -609,28 +557,24 @@ def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) 
         if variables is not None and login.url:
             address = urlsplit(environment.get(login.url_variable) or login.url)
             need(address.hostname, address.port, f"the account in {' and '.join(variables)}")
-    return tuple(found.values())
+    return purposes
 
 
 def check_network(project: ProjectFolder | None) -> Iterator[DoctorCheck]:
     hosts = hosts_needed(project, os.environ)
     if not hosts:
         yield DoctorCheck(name="network", result="ok", found="nothing in the settings needs it")
-    for host in hosts:
-        yield _reach(host)
-
-
-def _reach(host: Host) -> DoctorCheck:
-    name = f"network: {host.name}"
-    try:
-        with socket.create_connection((host.name, host.port), timeout=NETWORK_SECONDS):
-            return DoctorCheck(name=name, result="ok", found=f"port {host.port} answers ({host.purpose})")
-    except OSError as error:
-        proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-        outcome = "not directly; a proxy is set, which may reach it" if proxy else str(error)
-        return DoctorCheck(
-            name=name,
-            result="note" if proxy else "missing",
-            found=f"port {host.port}: {outcome} ({host.purpose})",
-            fix="" if proxy else "look at the name, the firewall and the proxy",
-        )
+    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
+    for (name, port), purpose in hosts.items():
+        try:
+            with socket.create_connection((name, port), timeout=NETWORK_SECONDS):
+                found = f"port {port} answers ({purpose})"
+                yield DoctorCheck(name=f"network: {name}", result="ok", found=found)
+        except OSError as error:
+            outcome = "not directly; a proxy is set, which may reach it" if proxy else str(error)
+            yield DoctorCheck(
+                name=f"network: {name}",
+                result="note" if proxy else "missing",
+                found=f"port {port}: {outcome} ({purpose})",
+                fix="" if proxy else "look at the name, the firewall and the proxy",
+            )
