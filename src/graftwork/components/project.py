@@ -138,19 +138,8 @@ def open_model(name: str, work: OpenProject | None) -> Iterator[ComponentModel]:
         recorded = RecordedAnswers(path)
         yield ComponentModel(f"{RECORDED}{path.name}", recorded.digest, recorded.ask)
         return
-    subject = _read_engine(name)
-    if subject.endpoint is not None:
-        engine = EndpointEngine(subject.endpoint)
-        identity = engine.facts.fingerprint
-        yield ComponentModel(subject.name, identity, engine.ask, at_once=subject.endpoint.concurrency)
-        return
-    with _open_local(subject, work) as model:
-        yield model
-
-
-def _read_engine(name: str) -> NamedSubject:
     try:
-        return parse_subject(name)
+        subject = parse_subject(name)
     except UserMistake as error:
         raise UserMistake(
             f"{name!r} names no engine",
@@ -158,6 +147,13 @@ def _read_engine(name: str) -> NamedSubject:
             fix="for example `--engine base`, or `--engine http://localhost:8000/v1#model`",
             where="--engine",
         ) from error
+    if subject.endpoint is not None:
+        engine = EndpointEngine(subject.endpoint)
+        identity = engine.facts.fingerprint
+        yield ComponentModel(subject.name, identity, engine.ask, at_once=subject.endpoint.concurrency)
+        return
+    with _open_local(subject, work) as model:
+        yield model
 
 
 @contextmanager
@@ -258,8 +254,20 @@ def write_episodes(
     episodes = list(list_episodes(plan, journal, held_out=held_out))
     files = {"interactions": "episodes.jsonl", "prompts": "prompts.jsonl", "cases": "held_out.jsonl"}
     written = {name: str(to / file) for name, file in files.items()}
-    apart = _find_held_out(work, Path(written["interactions"]))
-    kept = [episode for episode in episodes if episode[0] not in apart.elsewhere]
+    # What the validation and test splits of the project's datasets hold: prompts by hash, and sessions.
+    log, held_prompts, held_sessions = Path(written["interactions"]), set[str](), set[str]()
+    elsewhere = set[str]()
+    datasets = sorted(work.project.datasets.glob("*/manifest.json")) if work is not None else []
+    for split in HELD_OUT_SPLITS:
+        for row in (row for manifest in datasets for row in read_rows(manifest.parent, split)):
+            prompt = prompt_hash(row.messages)
+            held_prompts.add(prompt)
+            if row.session is not None:
+                held_sessions.add(row.session)
+            # Rows of the log of episodes stay in it: they keep their split.
+            if work is not None and (work.project.root / row.origin.file).resolve() != log.resolve():
+                elsewhere.add(prompt)
+    kept = [episode for episode in episodes if episode[0] not in elsewhere]
     rows, pairs = to_rows(kept)
     simple = [
         each
@@ -272,7 +280,12 @@ def write_episodes(
         if is_held_out(each.id, held_out):
             held += [case for _, case in made]
         else:
-            prompts += [case for prompt, case in made if not apart.holds(prompt, case["session"])]
+            # A session is a component: if one of its stages is held out, all are.
+            prompts += [
+                case
+                for prompt, case in made
+                if prompt not in held_prompts and case["session"] not in held_sessions
+            ]
     for name, content in (("interactions", rows), ("prompts", prompts), ("cases", held)):
         write_atomic(Path(written[name]), dump_lines(content))
     return EpisodeFiles(
@@ -286,37 +299,6 @@ def write_episodes(
         with_dependencies=sum(bool(each.dependencies) for each in plan.components),
         files=written,
     )
-
-
-class _HeldOut(NamedTuple):
-    """What the validation and test splits of a project's datasets hold: prompts by hash, and sessions."""
-
-    prompts: set[str]
-    sessions: set[str]
-    elsewhere: set[str]
-    """Prompts of other logs. Rows of the log of episodes stay in it: they keep their split."""
-
-    def holds(self, prompt: str, session: str) -> bool:
-        """A session is a component: if one of its stages is held out, all are."""
-        return prompt in self.prompts or session in self.sessions
-
-
-def _find_held_out(work: OpenProject | None, log: Path) -> _HeldOut:
-    found = _HeldOut(set(), set(), set())
-    if work is None or not work.project.datasets.is_dir():
-        return found
-    for folder in work.project.datasets.iterdir():
-        if not (folder / "manifest.json").is_file():
-            continue
-        for split in HELD_OUT_SPLITS:
-            for row in read_rows(folder, split):
-                prompt = prompt_hash(row.messages)
-                found.prompts.add(prompt)
-                if row.session is not None:
-                    found.sessions.add(row.session)
-                if (work.project.root / row.origin.file).resolve() != log.resolve():
-                    found.elsewhere.add(prompt)
-    return found
 
 
 def read_rates(out: Path) -> tuple[StageRate, ...]:

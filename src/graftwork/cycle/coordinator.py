@@ -136,7 +136,12 @@ class Coordinator:
         if not state.served_until:
             # Dates count from the first start on.
             state = self.store.change(lambda state: start_schedule(state, now=now))
-        facts = self._look(state, now)
+        # Facts for the triggers, measured again when they are due.
+        idle = state.open_cycle is None and not state.queue and state.paused is None
+        asked = self.settings.when.is_set and now >= rests_until(state, self.settings)
+        if idle and asked and now - self._measured_at >= CHECK_SECONDS:
+            self._facts, self._measured_at = self.runner.measure_facts(), now
+        facts = self._facts
         action = next_action(state, self.settings, facts, now=now, place=self.holder.place)
 
         def still_due(state: CoordinatorState) -> bool:
@@ -193,32 +198,20 @@ class Coordinator:
 
     def watch(self) -> None:
         """Turn stalls and costs that are new into notices."""
-        while not self._watch_once():
-            # Another coordinator has reported some of them since this one looked.
-            pass
-
-    def _watch_once(self) -> bool:
-        """Whether what was found is still new in the newest state, and is posted."""
-        seen, current = self.store.read(), True
-        update, notices = self.runner.watch(seen)
-        wanted = tuple(notice for notice in notices if notice.kind in self.settings.notify.kinds)
+        is_newest = False
 
         def apply(state: CoordinatorState) -> CoordinatorState:
-            nonlocal current
-            current = all(getattr(state, name) == getattr(seen, name) for name in update)
-            return post_notices(state.model_copy(update=update), wanted) if current else state
+            nonlocal is_newest
+            is_newest = all(getattr(state, name) == getattr(seen, name) for name in update)
+            return post_notices(state.model_copy(update=update), wanted) if is_newest else state
 
-        if update or wanted:
-            self._change(apply)
-        return current
-
-    def _look(self, state: CoordinatorState, now: float) -> CycleFacts:
-        """Facts for the triggers, measured again when they are due."""
-        idle = state.open_cycle is None and not state.queue and state.paused is None
-        asked = self.settings.when.is_set and now >= rests_until(state, self.settings)
-        if idle and asked and now - self._measured_at >= CHECK_SECONDS:
-            self._facts, self._measured_at = self.runner.measure_facts(), now
-        return self._facts
+        while not is_newest:
+            # Once more if another coordinator has reported some of them since this one looked.
+            seen, is_newest = self.store.read(), True
+            update, notices = self.runner.watch(seen)
+            wanted = tuple(notice for notice in notices if notice.kind in self.settings.notify.kinds)
+            if update or wanted:
+                self._change(apply)
 
     def _begin(self, model: str, cause: str, still_due: StillDue) -> None:
         now, begun = self.clock(), False
@@ -301,7 +294,18 @@ class Coordinator:
         except Exception as error:
             self._note_error(step, token, error)
         else:
-            self._note_result(step, token, result)
+            now = self.clock()
+
+            def apply(state: CoordinatorState) -> CoordinatorState:
+                if result.again_at is not None:
+                    return postpone(state, step, token, until=result.again_at, why=result.why)
+                state = complete(state, step, token, now=now, summary=result.summary)
+                if step == COLLECT and "rows" in result.summary:
+                    state = state.model_copy(update={"rows_counted": int(result.summary["rows"])})
+                return state
+
+            self._change(apply)
+            self.watch()
 
     def _abandon_canceled(self, cycle: CycleState) -> None:
         """What the step has begun elsewhere after its cycle was canceled is ended: nobody else knows it."""
@@ -309,26 +313,15 @@ class Coordinator:
         if any(found and found.number == cycle.number and found.outcome == "canceled" for found in known):
             self.runner.abandon(cycle)
 
-    def _note_result(self, step: str, token: int, result: CycleStepResult) -> None:
-        now = self.clock()
-
-        def apply(state: CoordinatorState) -> CoordinatorState:
-            if result.again_at is not None:
-                return postpone(state, step, token, until=result.again_at, why=result.why)
-            state = complete(state, step, token, now=now, summary=result.summary)
-            if step == COLLECT and "rows" in result.summary:
-                state = state.model_copy(update={"rows_counted": int(result.summary["rows"])})
-            return state
-
-        self._change(apply)
-        self.watch()
-
     def _note_error(self, step: str, token: int, error: Exception) -> None:
         """Wait, end the cycle, or try again after a pause, by the kind of the error."""
         now = self.clock()
         # A mistake would be made in the same way again: a person has to change something.
         retry = None if isinstance(error, UserMistake) else self.settings.retry
-        described = _describe(error)
+        name = type(error).__name__
+        described: dict[str, Any] = {"error": name, "what": f"{name}: {error}"[:500]}
+        if isinstance(error, GraftError):
+            described = error.as_json()
         reason = f"{step}: {described['what']}"
 
         def apply(state: CoordinatorState) -> CoordinatorState:
@@ -362,23 +355,13 @@ class Coordinator:
         now = self.clock()
 
         def apply(before: CoordinatorState) -> CoordinatorState:
-            after = self._pause_after_failures(change(before), now)
+            after = change(before)
+            if after.failed_in_a_row >= self.settings.retry.cycles and after.paused is None:
+                why = f"{after.failed_in_a_row} cycles in a row have failed; `graft up resume` continues"
+                after = pause(after, LogEntry(at=now, who=COORDINATOR, action="pause", why=why))
             return post_notices(after, find_notices(before, after, self.settings, now=now))
 
         return self.store.change(apply)
-
-    def _pause_after_failures(self, state: CoordinatorState, now: float) -> CoordinatorState:
-        most = self.settings.retry.cycles
-        if state.failed_in_a_row < most or state.paused is not None:
-            return state
-        why = f"{state.failed_in_a_row} cycles in a row have failed; `graft up resume` continues"
-        return pause(state, LogEntry(at=now, who=COORDINATOR, action="pause", why=why))
-
-
-def _describe(error: Exception) -> dict[str, Any]:
-    if isinstance(error, GraftError):
-        return error.as_json()
-    return {"error": type(error).__name__, "what": f"{type(error).__name__}: {error}"[:500]}
 
 
 MOST_SECONDS = 10.0

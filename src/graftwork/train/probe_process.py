@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -48,7 +49,24 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
 
     shape = job.shape.model_copy(update={"layers": layers, "parameters": None, "max_positions": 32768})
     length = min(job.length, tokens)
-    tuning = _tuning(shape, tokens=tokens, length=length, form=form)
+    # Everything kept, weights turned over in the step, the embedding on the card.
+    tuning = Tuning(
+        form=form,
+        head="eight" if form == "eight" and shape.vocab_size % 16 == 0 else "whole",
+        micro_tokens=tokens,
+        longest=length,
+        keep=shape.layers,
+        lean=0,
+        chunk_tokens=tokens,
+        head_tokens=min(tokens, HEAD_TOKENS),
+        turned=False,
+        host_embedding=False,
+        compiled=False,
+        recorded=True,
+        limit_gib=torch.cuda.get_device_properties(0).total_memory / GIB * GPU_SHARE,
+        peak_gib=0.0,
+        seconds_a_token=0.0,
+    )
     model = make_model(shape, device="cuda", dtype="bfloat16")
     settings = TrainSettings(
         method="qlora" if form == "four" else "lora",
@@ -86,7 +104,12 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     small = min(job.shape.vocab_size, int(PROBED_VOCABULARY_BYTES / (4 * job.shape.hidden_size)))
     changes = {"layers": layers, "vocab_size": small, "parameters": None}
     shape = job.shape.model_copy(update=changes)
-    rows_count, length = _processor_rows(job, shape, gflops)
+    # A step of four layers that takes about as long as it may.
+    head = PROCESSOR_TRAINED_SHARE * shape.vocab_size * shape.hidden_size
+    flops_per_token = 4 * (4 * layer_parameters(shape) + head)
+    room = int(gflops * 1e9 * 0.5 * TARGET_STEP_SECONDS / flops_per_token)
+    length = max(16, min(job.length, 256, room))
+    rows_count = max(1, min(8, room // length))
     torch.set_num_threads(job.threads or torch.get_num_threads())
     model = make_model(shape, device="cpu", dtype="float32")
     parameters = attach(model, _adapter(shape, job.rank), seed=1)
@@ -106,15 +129,6 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
         trained_share=1 - asked / length,
         **_figures(shape, job, seconds),
     )
-
-
-def _processor_rows(job: ProbeJob, shape: ModelShape, gflops: float) -> tuple[int, int]:
-    """(rows, length) of a step of four layers that takes about as long as it may."""
-    head = PROCESSOR_TRAINED_SHARE * shape.vocab_size * shape.hidden_size
-    a_token = 4 * (4 * layer_parameters(shape) + head)
-    room = int(gflops * 1e9 * 0.5 * TARGET_STEP_SECONDS / a_token)
-    length = max(16, min(job.length, 256, room))
-    return max(1, min(8, room // length)), length
 
 
 def make_model(shape: ModelShape, *, device: str, dtype: str) -> Any:
@@ -160,30 +174,6 @@ def make_rows(count: int, *, length: int, vocabulary: int, trained_from: int = 1
         )
         for at in range(count)
     ]
-
-
-def _tuning(shape: ModelShape, *, tokens: int, length: int, form: Form) -> Tuning:
-    """Everything kept, weights turned over in the step, the embedding on the card."""
-    import torch
-
-    total = torch.cuda.get_device_properties(0).total_memory / GIB
-    return Tuning(
-        form=form,
-        head="eight" if form == "eight" and shape.vocab_size % 16 == 0 else "whole",
-        micro_tokens=tokens,
-        longest=length,
-        keep=shape.layers,
-        lean=0,
-        chunk_tokens=tokens,
-        head_tokens=min(tokens, HEAD_TOKENS),
-        turned=False,
-        host_embedding=False,
-        compiled=False,
-        recorded=True,
-        limit_gib=total * GPU_SHARE,
-        peak_gib=0.0,
-        seconds_a_token=0.0,
-    )
 
 
 def _adapter(shape: ModelShape, rank: int) -> AdapterShape:
@@ -289,7 +279,7 @@ def probe(job: ProbeJob) -> ProbeFacts:
 
     before = used_before()
     probing = Probing(job, list(EXPECTED))
-    torch = probing.do("starting torch", _start)
+    torch = probing.do("starting torch", lambda: import_module("torch"))
     if torch is None:
         raise ModuleNotFoundError("torch", name="torch")
     on_card = torch.cuda.is_available()
@@ -303,12 +293,6 @@ def probe(job: ProbeJob) -> ProbeFacts:
         seconds=round(time.perf_counter() - probing.begun, 2),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _start() -> Any:
-    import torch
-
-    return torch
 
 
 def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from graftwork.data.project import PreparedData
+from graftwork.engines.protocol import EngineJob
 from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ServedAnswer, ask_endpoint, read_health
 from graftwork.evaluate.cases import choose_cases, read_case_file
 from graftwork.evaluate.family import (
@@ -37,11 +37,11 @@ from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Verdict
 from graftwork.registry.index import find_release
+from graftwork.registry.locks import Lease
 from graftwork.registry.project import full_alias, open_store
 from graftwork.serve.project import (
     BACKGROUND,
     AdapterFinder,
-    ServedParts,
     open_chain_checks,
     open_checks,
     open_family,
@@ -60,14 +60,6 @@ _REASONS = {
     "deploy": "every route, chain and limit of the family holds",
     "not_enough_evidence": "too few cases to show that no route got worse and that the router is right",
 }
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """One run over the cases."""
-
-    answers: list[ServedAnswer]
-    memory_gib: float | None
 
 
 def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
@@ -91,32 +83,36 @@ def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
         if live.get(alias) == new.id:
             new = alias = None
     evidence = _ask_family(work, settings, cases, new=new, alias=alias, metric=metric)
-    rules = judge_family(evidence, _limits(work, settings.family, metric))
+    path = router_path(work.project.state)
+    has_router = settings.family.router and path.exists()
+    limits = FamilyLimits(
+        metric=metric,
+        margin=asked.margin,
+        router_margin=asked.router_margin,
+        router_accuracy=read_router(path)[1].sure_accuracy.value if has_router else None,
+        max_memory_gib=asked.max_memory_gib,
+        max_p95_seconds=asked.max_p95_seconds,
+        rules=tuple(rule.to for rule in settings.family.rules),
+    )
+    rules = judge_family(evidence, limits)
     decision = decide_family(rules)
     failed = [rule.sentence for rule in rules if rule.outcome == "fail"]
+    escalated = sum(answer.escalated for answer in evidence.after)
+    fallbacks = sum(answer.fallback for answer in evidence.after)
+    requests = f"{escalated} of {len(evidence.after)} requests escalated"
+    notes = [
+        f"{alias} would be {new.id[:12]}" if new is not None else "judged as it is live",
+        f"{requests}, {fallbacks} were answered by a fallback",
+    ]
+    if evidence.memory_gib is not None:
+        notes.append(f"engine processes took {evidence.memory_gib:.2f} GiB at most")
     return Verdict(
         decision=decision,
         reason=failed[0] if failed else _REASONS[decision],
         rules=rules,
         report_hash=fingerprint([rule.model_dump(mode="json") for rule in rules]),
         rules_hash=fingerprint(asked.model_dump(mode="json")),
-        notes=tuple(_notes(evidence, new, alias)),
-    )
-
-
-def _limits(work: OpenProject, family: FamilySettings, metric: str) -> FamilyLimits:
-    asked, path = family.gate, router_path(work.project.state)
-    accuracy = None
-    if family.router and path.exists():
-        accuracy = read_router(path)[1].sure_accuracy.value
-    return FamilyLimits(
-        metric=metric,
-        margin=asked.margin,
-        router_margin=asked.router_margin,
-        router_accuracy=accuracy,
-        max_memory_gib=asked.max_memory_gib,
-        max_p95_seconds=asked.max_p95_seconds,
-        rules=tuple(rule.to for rule in family.rules),
+        notes=tuple(notes),
     )
 
 
@@ -165,6 +161,8 @@ def _ask_family(
     alias: str | None,
     metric: str,
 ) -> FamilyEvidence:
+    from graftwork.serve.run import ServedProject
+
     assert settings.family is not None
     served = dict(work.releases.aliases())
     live = settings.model_copy(update={"port": 0, "capture": False, "alias_refresh_seconds": 0.2})
@@ -174,29 +172,53 @@ def _ask_family(
         at_once=settings.batch_size,
     )
     by_role = any(rule.role for rule in settings.family.rules)
-    role: Callable[[Case], Headers] = _role if by_role else lambda _case: ()
     grades = _Grades(work, metric, {case.id: case for case in cases})
 
-    def run(url: str, phase: str) -> _Pass:
+    def role(case: Case) -> Headers:
+        is_named = by_role and case.group is not None and case.group.isascii()
+        return (("x-graft-role", case.group or ""),) if is_named else ()
+
+    def run(url: str, phase: str) -> list[RoutedAnswer]:
         def note(answered: int) -> None:
             work.reporter.progress(phase, answered, len(cases), seconds_left=None, detail={})
 
-        answers = ask_endpoint(url, cases, asked, headers=role, on_answer=note)
-        return _Pass(answers, _measure_memory(url))
+        return grades.of(ask_endpoint(url, cases, asked, headers=role, on_answer=note))
 
-    with serve_in_background(work, live, project=_parts(work, live, served)) as url:
+    family, checks = open_family(work, live), open_checks(work, live)
+    chain_checks = open_chain_checks(work, live)
+
+    def serve_parts(lease: Lease, job: EngineJob) -> ServedProject:
+        """Aliases as `served` has them, and no captures."""
+        return ServedProject(
+            resolve_aliases=lambda: dict(served),
+            find_adapter=AdapterFinder(work, lease, job.template_fingerprint, live),
+            family=family,
+            checks=checks,
+            chain_checks=chain_checks,
+        )
+
+    with serve_in_background(work, live, project=serve_parts) as url:
         work.reporter.info(f"the family answers {len(cases)} cases")
-        first = run(url, "the family as it is live")
+        after = run(url, "the family as it is live")
         before: list[RoutedAnswer] = []
         without: list[RoutedAnswer] = []
-        last = first
         if new is not None and alias is not None:
-            before = grades.of(first.answers)
+            before = after
             served[alias] = new.id
             _await_alias(url, lambda found: found.get(alias) == new.id)
             work.reporter.info(f"the same cases with {new.model} {new.id[:12]}")
-            last = run(url, f"the family with {new.id[:12]}")
-        chains = {name: _ask_chain(url, cases, asked._replace(model=name)) for name in settings.chains}
+            after = run(url, f"the family with {new.id[:12]}")
+        # What the engine processes have taken at most; None where the system does not say.
+        engine = read_health(url)["engine"]
+        pids = {status["pid"] for status in engine.get("replicas", [])} or {engine["pid"]}
+        peaks = [process_peak_gib(pid) for pid in pids - {None}]
+        known = [peak for peak in peaks if peak is not None]
+        memory_gib = sum(known) if known and len(known) == len(peaks) else None
+        chains = {}
+        for name in settings.chains:
+            answers = ask_endpoint(url, cases[:CHAIN_CASES], asked._replace(model=name))
+            problem = next((answer.problem for answer in answers if not answer.answered), "")
+            chains[name] = ChainTally(sum(answer.answered for answer in answers), len(answers), problem)
         if alias is not None and alias != full_alias(work, model=work.project.settings.main_model):
             served.pop(alias)
             _await_alias(url, lambda found: alias not in found)
@@ -205,36 +227,11 @@ def _ask_family(
             without = grades.of(ask_endpoint(url, own, asked, headers=role))
     return FamilyEvidence(
         before=before,
-        after=grades.of(last.answers),
+        after=after,
         without=without,
         chains=chains,
-        memory_gib=last.memory_gib,
+        memory_gib=memory_gib,
     )
-
-
-def _parts(work: OpenProject, settings: ServeSettings, served: dict[str, str]) -> ServedParts:
-    """What the endpoint serves: aliases as `served` has them, and no captures."""
-    from graftwork.serve.run import ServedProject
-
-    family, checks = open_family(work, settings), open_checks(work, settings)
-    chain_checks = open_chain_checks(work, settings)
-    return lambda lease, job: ServedProject(
-        resolve_aliases=lambda: dict(served),
-        find_adapter=AdapterFinder(work, lease, job.template_fingerprint, settings),
-        family=family,
-        checks=checks,
-        chain_checks=chain_checks,
-    )
-
-
-def _role(case: Case) -> Headers:
-    return () if case.group is None or not case.group.isascii() else (("x-graft-role", case.group),)
-
-
-def _ask_chain(url: str, cases: Sequence[Case], asked: EndpointQuestions) -> ChainTally:
-    answers = ask_endpoint(url, cases[:CHAIN_CASES], asked)
-    problem = next((answer.problem for answer in answers if not answer.answered), "")
-    return ChainTally(sum(answer.answered for answer in answers), len(answers), problem)
 
 
 def _await_alias(url: str, holds: Callable[[dict[str, str]], bool]) -> None:
@@ -250,15 +247,6 @@ def _await_alias(url: str, holds: Callable[[dict[str, str]], bool]) -> None:
     )
 
 
-def _measure_memory(url: str) -> float | None:
-    """GiB that the engine processes have taken at most; None where the system does not say."""
-    engine = read_health(url)["engine"]
-    pids = {status["pid"] for status in engine.get("replicas", [])} or {engine["pid"]}
-    peaks = [process_peak_gib(pid) for pid in pids - {None}]
-    known = [peak for peak in peaks if peak is not None]
-    return sum(known) if known and len(known) == len(peaks) else None
-
-
 class _Grades:
     """Turns answers of the endpoint into what the verdict is about."""
 
@@ -267,26 +255,28 @@ class _Grades:
         self._context = open_grading(work, tuple(cases.values())).context()
 
     def of(self, answers: Sequence[ServedAnswer]) -> list[RoutedAnswer]:
-        return [self._one(answer) for answer in answers]
-
-    def _one(self, answer: ServedAnswer) -> RoutedAnswer:
-        case = self._cases[answer.case]
-        mark = grade(self._metric, case, answer.text, context=self._context) if answer.answered else 0.0
-        member, by = read_route(answer.headers.get("x-graft-route", ""))
-        return RoutedAnswer(
-            case=case.id,
-            session=case.session or case.id,
-            expected=model_of_case(self._work, case),
-            member=member,
-            by=by,
-            text=answer.text,
-            grade=None if mark is None else min(max(mark, 0.0), 1.0),
-            seconds=answer.seconds,
-            answered=answer.answered,
-            fallback="x-graft-fallback" in answer.headers,
-            # Not where the large model was over its budget, not ready or failed.
-            escalated=answer.headers.get("x-graft-escalation", "").endswith(" answered"),
-        )
+        graded = []
+        for answer in answers:
+            case = self._cases[answer.case]
+            mark = grade(self._metric, case, answer.text, context=self._context) if answer.answered else 0.0
+            member, by = read_route(answer.headers.get("x-graft-route", ""))
+            graded.append(
+                RoutedAnswer(
+                    case=case.id,
+                    session=case.session or case.id,
+                    expected=model_of_case(self._work, case),
+                    member=member,
+                    by=by,
+                    text=answer.text,
+                    grade=None if mark is None else min(max(mark, 0.0), 1.0),
+                    seconds=answer.seconds,
+                    answered=answer.answered,
+                    fallback="x-graft-fallback" in answer.headers,
+                    # Not where the large model was over its budget, not ready or failed.
+                    escalated=answer.headers.get("x-graft-escalation", "").endswith(" answered"),
+                )
+            )
+        return graded
 
 
 def read_route(header: str) -> tuple[str, str]:
@@ -297,15 +287,3 @@ def read_route(header: str) -> tuple[str, str]:
     if found[2] == "router" and found[3].endswith(_AWAY):
         return found[1], "away"
     return found[1], "unsure" if found[2] == "router unsure" else found[2]
-
-
-def _notes(seen: FamilyEvidence, new: Release | None, alias: str | None) -> list[str]:
-    notes = [f"{alias} would be {new.id[:12]}"] if new is not None else ["judged as it is live"]
-    escalated = sum(answer.escalated for answer in seen.after)
-    fallbacks = sum(answer.fallback for answer in seen.after)
-    notes.append(
-        f"{escalated} of {len(seen.after)} requests escalated, {fallbacks} were answered by a fallback"
-    )
-    if seen.memory_gib is not None:
-        notes.append(f"engine processes took {seen.memory_gib:.2f} GiB at most")
-    return notes

@@ -96,7 +96,16 @@ def answer_fit(asked: FitRequest, *, on_progress: OnProgress = lambda _: None) -
     question = ask(asked, model=model, project=project)
     if asked.claim is not None:
         require_possible(question, asked.claim, eight=question.method != "full")
-    rates = _probed(question, asked, project)
+    rates = None
+    if asked.gpu is None and question.machine.gpu is not None:
+        from graftwork.costmodel.probed_rates import rates_of_probe
+        from graftwork.plan.probe import stored_probe
+
+        # What a probe measured on this very machine. One that was cut short measured no products: then it is
+        # as if there were none.
+        facts = stored_probe(project, shape=question.shape)
+        with suppress(ValueError):
+            rates = rates_of_probe(facts) if facts is not None and facts.device.kind == "cuda" else None
     answer = fit(question, rates=rates)
     if asked.trace:
         answer = correct(answer, model, rates=rates, on_progress=on_progress)
@@ -136,13 +145,39 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
             fix="run `graft data prepare` first, or give a number: --seq 2048",
             where="--seq",
         )
-    machine = _machine(asked)
-    _require_room(asked, machine)
+    if known is None and asked.seq is not None and not (asked.seq.isdigit() and int(asked.seq) >= 1):
+        raise UserMistake(
+            f"--seq is {asked.seq!r}",
+            why="it is the tokens of a row",
+            fix="give a number such as 2048, or `data` for the lengths of this project's dataset",
+            where="--seq",
+        )
+    machine = named_machine(
+        gpu=asked.gpu, gpus=asked.gpus, cpu=asked.cpu, ram_gib=asked.ram, overlay=asked.catalog
+    )
+    gpu, link = machine.gpu, asked.link
+    if link is None and asked.nvlink and gpu is not None:
+        if gpu.nvlink_gb_s is None:
+            raise UserMistake(
+                f"{gpu.name} has no NVLink",
+                why="its maker gives it no such connector",
+                fix="leave --nvlink out, or state what you measured with --link GB/s",
+                where="--nvlink",
+            )
+        link = gpu.nvlink_gb_s
+    if gpu is not None and asked.memory is not None and asked.memory > gpu.memory_gib:
+        # A limit says how much of a card may be taken; it makes no card larger.
+        raise UserMistake(
+            f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {asked.memory:g}",
+            why="--memory is what may be taken of a card",
+            fix="leave --memory out, or name a card that has as much",
+            where="--memory",
+        )
     stated = FitOptions(
         method=asked.method or (train.method if train is not None else "qlora"),
         algorithm=asked.algorithm,
         engine=asked.engine,
-        seq=_number(asked.seq) if known is None else tuple(known.spread_lengths()),
+        seq=int(asked.seq or DEFAULT_SEQ) if known is None else tuple(known.spread_lengths()),
         trained_share=1.0 if known is None else max(known.trained_tokens / max(known.tokens, 1), 0.001),
         rows=asked.rows,
         epochs=asked.epochs or (train.epochs if train is not None else 1.0),
@@ -158,7 +193,7 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
         generations=asked.generations,
         reward_seconds=asked.reward_seconds,
     )
-    return make_question(model, stated, machine=machine)
+    return make_question(model, stated, machine=machine.model_copy(update={"link_gb_s": link}))
 
 
 def _project(asked: FitRequest) -> "ProjectFolder | None":
@@ -196,65 +231,6 @@ def _model(asked: FitRequest, project: "ProjectFolder | None") -> CatalogModel:
         if base == EMBEDDED or parse_hub_name(base) is None:
             raise
     return find_model(find_base(base, project_folder=project.root).folder, overlay=asked.catalog)
-
-
-def _probed(question: FitQuestion, asked: FitRequest, project: "ProjectFolder | None") -> StepRates | None:
-    """What a probe measured on this very machine, where one is stored and the question is about its cards."""
-    if asked.gpu is not None or question.machine.gpu is None:
-        return None
-    from graftwork.costmodel.probed_rates import rates_of_probe
-    from graftwork.plan.probe import stored_probe
-
-    facts = stored_probe(project, shape=question.shape)
-    if facts is None or facts.device.kind != "cuda":
-        return None
-    try:
-        return rates_of_probe(facts)
-    except ValueError:
-        # A probe that was cut short measured no products: then it is as if there were none.
-        return None
-
-
-def _machine(asked: FitRequest) -> Machine:
-    machine = named_machine(
-        gpu=asked.gpu, gpus=asked.gpus, cpu=asked.cpu, ram_gib=asked.ram, overlay=asked.catalog
-    )
-    gpu, link = machine.gpu, asked.link
-    if link is None and asked.nvlink and gpu is not None:
-        if gpu.nvlink_gb_s is None:
-            raise UserMistake(
-                f"{gpu.name} has no NVLink",
-                why="its maker gives it no such connector",
-                fix="leave --nvlink out, or state what you measured with --link GB/s",
-                where="--nvlink",
-            )
-        link = gpu.nvlink_gb_s
-    return machine.model_copy(update={"link_gb_s": link})
-
-
-def _require_room(asked: FitRequest, machine: Machine) -> None:
-    """A limit says how much of a card may be taken; it makes no card larger."""
-    gpu = machine.gpu
-    if gpu is not None and asked.memory is not None and asked.memory > gpu.memory_gib:
-        raise UserMistake(
-            f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {asked.memory:g}",
-            why="--memory is what may be taken of a card",
-            fix="leave --memory out, or name a card that has as much",
-            where="--memory",
-        )
-
-
-def _number(seq: str | None) -> int:
-    if seq is None:
-        return DEFAULT_SEQ
-    if not seq.isdigit() or int(seq) < 1:
-        raise UserMistake(
-            f"--seq is {seq!r}",
-            why="it is the tokens of a row",
-            fix="give a number such as 2048, or `data` for the lengths of this project's dataset",
-            where="--seq",
-        )
-    return int(seq)
 
 
 def _own_rows(project: "ProjectFolder | None") -> SplitSummary | None:
