@@ -113,7 +113,13 @@ class PreparedData(Record):
 
 def find_latest_dataset(work: OpenProject) -> Path:
     """The dataset of the last `prepare` of this model."""
-    folder = _find_prepared(work)
+    # Only the folders are read: validating the whole output would import all that preparing needs.
+    own, main = work.ledger.get(name_entry(work, "prepare")), None
+    named = own.output["folder"] if own is not None else None
+    if own is None and (main := work.ledger.get("prepare")) is not None:
+        # Preparing one model prepares the datasets of all.
+        named = main.output.get("folders", {}).get(work.model)
+    folder = Path(named) if named is not None else None
     if folder is None or not (folder / MANIFEST).is_file():
         raise UserMistake(
             "this project has no dataset yet" if folder is None else "the dataset of the project is missing",
@@ -121,17 +127,6 @@ def find_latest_dataset(work: OpenProject) -> Path:
             where=str(folder or ""),
         )
     return folder
-
-
-def _find_prepared(work: OpenProject) -> Path | None:
-    # Only the folders are read: validating the whole output would import all that preparing needs.
-    own = work.ledger.get(name_entry(work, "prepare"))
-    if own is not None:
-        return Path(own.output["folder"])
-    # Preparing one model prepares the datasets of all.
-    main = work.ledger.get("prepare")
-    folder = main.output.get("folders", {}).get(work.model) if main is not None else None
-    return Path(folder) if folder is not None else None
 
 
 def find_dataset_by_hash(datasets: Path, name: str) -> Path:

@@ -7,7 +7,7 @@ a trained-away prompt saves. A case whose prompt is trained on is refused.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from graftwork.data.project import PreparedData, audit_context
@@ -25,7 +25,7 @@ from graftwork.project.supervise import WorkerTask, run_job
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Message, Origin
+from graftwork.records.interaction import Origin
 from graftwork.records.release import PROMPT_FILE, TOOLS, PromptVariant, replace_system
 from graftwork.records.report import Case
 from graftwork.train.rewards import find_case_file, read_prompt_file
@@ -37,31 +37,13 @@ def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
     if settings.cases is None:
         return tuple(price_cases(work, choose_cases(read_rows(folder, "test"), most=settings.max_cases)))
     cases = read_case_file(work.project.root / settings.cases, named=settings.checks)
-    _require_untrained(cases, set(_iterate_trained(work, folder)))
-    return draw_cases(cases, most=settings.max_cases)
-
-
-def hash_case_file(work: OpenProject) -> str | None:
-    """Of the file of cases; None where none is named or it is not there yet."""
-    named = work.settings.evaluate.cases
-    path = work.project.root / named if named is not None else None
-    return file_digest(path) if path is not None and path.is_file() else None
-
-
-def _iterate_trained(work: OpenProject, folder: Path) -> Iterator[tuple[Message, ...]]:
-    """The prompts of the training rows, and those that reinforcement learning answers."""
-    yield from (row.messages for row in iterate_rows(folder, "train"))
+    # The prompts of the training rows, and those that reinforcement learning answers.
+    trained = {row.messages for row in iterate_rows(folder, "train")}
     train = work.settings.train
-    if train.objective != "grpo":
-        return
-    path = find_case_file(work)
-    if path is not None:
-        yield from (case.messages for case in read_prompt_file(path, train.rollouts))
-    elif train.rollouts.source == "rl":
-        yield from (row.messages for row in iterate_rows(folder, "rl"))
-
-
-def _require_untrained(cases: tuple[Case, ...], trained: set[tuple[Message, ...]]) -> None:
+    if train.objective == "grpo" and (path := find_case_file(work)) is not None:
+        trained |= {case.messages for case in read_prompt_file(path, train.rollouts)}
+    elif train.objective == "grpo" and train.rollouts.source == "rl":
+        trained |= {row.messages for row in iterate_rows(folder, "rl")}
     known = [case for case in cases if case.messages in trained]
     if known:
         raise UserMistake(
@@ -70,6 +52,14 @@ def _require_untrained(cases: tuple[Case, ...], trained: set[tuple[Message, ...]
             fix="take them out of the file, or out of data.logs and train.rollouts.source",
             where="evaluate.cases",
         )
+    return draw_cases(cases, most=settings.max_cases)
+
+
+def hash_case_file(work: OpenProject) -> str | None:
+    """Of the file of cases; None where none is named or it is not there yet."""
+    named = work.settings.evaluate.cases
+    path = work.project.root / named if named is not None else None
+    return file_digest(path) if path is not None and path.is_file() else None
 
 
 DROPPED = "drop"

@@ -46,13 +46,30 @@ def resolve_subject(
         identity = fingerprint(["log", asking.cases_file.name])
         return Subject("log", asking.cases_file.parent / f"log-{identity[:12]}", identity=identity)
     if subject.kind == "endpoint":
-        return _endpoint_subject(work, subject, asking)
+        assert subject.endpoint is not None
+        identity = fingerprint(["endpoint", subject.endpoint.url, subject.endpoint.model])
+        job = _job(
+            work,
+            subject.name,
+            asking,
+            identity=identity,
+            example=asking.example,
+            endpoint=subject.endpoint,
+            device="remote",
+        )
+        return Subject(subject.name, Path(job.folder), job, identity)
     weights = find_weights(work, subject, outcome)
     engine = name_engine(subject.engine) if subject.engine else ""
     # The same weights through another engine are another subject.
     asked_through = [[engine, subject.precision]] if engine else []
     identity = fingerprint([work.base.revision, weights.adapter_hash if weights else None, *asked_through])
-    prompt = _find_prompt(subject, weights, asking)
+    # What is put before each case. A subject that was trained on these tasks needs no example of them.
+    prompt = PromptVariant(examples=asking.example)
+    if weights is not None:
+        prompt = weights.prompt or PromptVariant()
+    elif subject.kind == "prompt":
+        assert asking.prompt is not None
+        prompt = asking.prompt
     folder = weights.folder if weights and weights.prompt is None else None
     job = _job(
         work,
@@ -73,16 +90,6 @@ def resolve_subject(
     return Subject(
         subject.name, Path(job.folder), job, identity, release=weights.release if weights else None
     )
-
-
-def _find_prompt(subject: NamedSubject, weights: _Weights | None, asking: Asking) -> PromptVariant:
-    """What is put before each case. A subject that was trained on these tasks needs no example of them."""
-    if weights is not None:
-        return weights.prompt or PromptVariant()
-    if subject.kind == "prompt":
-        assert asking.prompt is not None
-        return asking.prompt
-    return PromptVariant(examples=asking.example)
 
 
 def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
@@ -110,85 +117,38 @@ _cards_found: set[str | None] = set()
 takes up to seconds to answer."""
 
 
-def _endpoint_subject(work: OpenProject, subject: NamedSubject, asking: Asking) -> Subject:
-    assert subject.endpoint is not None
-    identity = fingerprint(["endpoint", subject.endpoint.url, subject.endpoint.model])
-    job = _job(
-        work,
-        subject.name,
-        asking,
-        identity=identity,
-        example=asking.example,
-        endpoint=subject.endpoint,
-        device="remote",
-    )
-    return Subject(subject.name, Path(job.folder), job, identity)
-
-
 def find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcome | None) -> _Weights | None:
     if subject.kind in ("base", "prompt", "logged_prompt"):
         return None
-    if subject.kind == "adapter":
-        assert outcome is not None
-        return _Weights(Path(outcome.adapter_folder), outcome.adapter_hash)
     if subject.kind == "folder":
         folder = (work.project.root / subject.which).expanduser()
         _require_adapter(folder)
         return _Weights(folder, folder_digest(folder))
+    done = outcome if subject.kind == "adapter" else None
     if subject.kind == "run":
-        return _of_run(work, subject.which)
-    if subject.kind == "model":
-        return _of_model(work, subject.which)
-    return _of_release(work, subject.which)
-
-
-def _of_run(work: OpenProject, run_id: str) -> _Weights:
-    entry = work.runs.get(run_id)
-    if entry is None or entry.outcome is None:
-        raise UserMistake(
-            f"there is no finished run {run_id!r}",
-            why="only a run that came to its end has left an adapter",
-            fix="`graft status` names the runs",
-            where="--subject",
-        )
-    done = TrainOutcome.model_validate(entry.outcome)
-    _require_adapter(Path(done.adapter_folder))
-    return _Weights(Path(done.adapter_folder), done.adapter_hash)
-
-
-def _of_model(work: OpenProject, name: str) -> _Weights:
-    done = find_trained(work, name)
-    if done is None:
-        raise UserMistake(
-            f"the model {name!r} is not trained",
-            why=f"graft.yaml names: {', '.join(work.project.settings.all_models)}",
-            fix=f"`graft train --model {name}` trains it",
-            where="--subject",
-        )
-    return _Weights(Path(done.adapter_folder), done.adapter_hash)
-
-
-def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
-    """What the last training of a model of this project left; None where it is gone or never was."""
-    if name not in work.project.settings.all_models:
-        return None
-    entry = work.ledger.get(name_entry(work, "train", model=name))
-    done = TrainOutcome.model_validate(entry.output) if entry is not None else None
-    return done if done is not None and Path(done.adapter_folder).is_dir() else None
-
-
-def find_without_repaired(work: OpenProject) -> str | None:
-    """The model that is trained as this one is, but without the rows that a teacher answered."""
-    models = work.project.settings.models
-    own = models.get(work.model)
-    if own is None or not own.repaired:
-        return None
-    alike = own.model_copy(update={"repaired": False})
-    return next((name for name, model in models.items() if model == alike), None)
-
-
-def _of_release(work: OpenProject, name: str) -> _Weights:
-    release = find_release(work.releases, full_alias(work) if name == CHAMPION else name)
+        entry = work.runs.get(subject.which)
+        if entry is None or entry.outcome is None:
+            raise UserMistake(
+                f"there is no finished run {subject.which!r}",
+                why="only a run that came to its end has left an adapter",
+                fix="`graft status` names the runs",
+                where="--subject",
+            )
+        done = TrainOutcome.model_validate(entry.outcome)
+        _require_adapter(Path(done.adapter_folder))
+    elif subject.kind == "model":
+        done = find_trained(work, subject.which)
+        if done is None:
+            raise UserMistake(
+                f"the model {subject.which!r} is not trained",
+                why=f"graft.yaml names: {', '.join(work.project.settings.all_models)}",
+                fix=f"`graft train --model {subject.which}` trains it",
+                where="--subject",
+            )
+    if subject.kind in ("adapter", "run", "model"):
+        assert done is not None
+        return _Weights(Path(done.adapter_folder), done.adapter_hash)
+    release = find_release(work.releases, full_alias(work) if subject.which == CHAMPION else subject.which)
     if release.base_fingerprint != work.base.revision:
         raise UserMistake(
             f"release {release.id[:12]} was trained on another base",
@@ -209,6 +169,25 @@ def _of_release(work: OpenProject, name: str) -> _Weights:
         prompt = PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
         return _Weights(folder, None, release=release.id, prompt=prompt)
     return _Weights(folder, release.adapter_hash, release=release.id)
+
+
+def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
+    """What the last training of a model of this project left; None where it is gone or never was."""
+    if name not in work.project.settings.all_models:
+        return None
+    entry = work.ledger.get(name_entry(work, "train", model=name))
+    done = TrainOutcome.model_validate(entry.output) if entry is not None else None
+    return done if done is not None and Path(done.adapter_folder).is_dir() else None
+
+
+def find_without_repaired(work: OpenProject) -> str | None:
+    """The model that is trained as this one is, but without the rows that a teacher answered."""
+    models = work.project.settings.models
+    own = models.get(work.model)
+    if own is None or not own.repaired:
+        return None
+    alike = own.model_copy(update={"repaired": False})
+    return next((name for name, model in models.items() if model == alike), None)
 
 
 def _require_adapter(folder: Path) -> None:
@@ -243,23 +222,20 @@ def _job(work: OpenProject, name: str, asking: Asking, **fields: Any) -> EvalJob
         repeats=settings.repeats,
         **fields,
     )
-    return job.model_copy(update={"folder": str(asking.cases_file.parent / _folder_name(job))})
-
-
-def rows_at_once(device: str) -> int:
-    """A processor has its hands full with few rows; a card takes many in the time of one."""
-    return 256 if device.startswith("cuda") else 32
-
-
-def _folder_name(job: EvalJob) -> str:
-    """Named by what decides the answers, so that a subject is asked the same cases only once."""
+    # Named by what decides the answers, so that a subject is asked the same cases only once.
     decided_by = [
         job.identity,
-        Path(job.cases_file).name,
+        asking.cases_file.name,
         [message.model_dump() for message in job.worked_example],
         [job.max_new_tokens, job.batch_size, job.temperature, job.top_p, job.seed, job.repeats],
         [job.perplexity, job.reasoning, job.device],
         *([[job.instruction, job.logged_system]] if job.instruction or job.logged_system else []),
     ]
-    plain = re.sub(r"[^a-z0-9]+", "-", job.subject.lower()).strip("-")[:40]
-    return f"{plain}-{fingerprint(decided_by)[:12]}"
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    folder = asking.cases_file.parent / f"{plain}-{fingerprint(decided_by)[:12]}"
+    return job.model_copy(update={"folder": str(folder)})
+
+
+def rows_at_once(device: str) -> int:
+    """A processor has its hands full with few rows; a card takes many in the time of one."""
+    return 256 if device.startswith("cuda") else 32

@@ -46,23 +46,20 @@ class StepInputs:
 
     def changes_since(self, before: dict[str, str]) -> tuple[str, ...]:
         """Each part that changed, as text."""
-        return tuple(
-            _word_change(name, before.get(name), self.parts.get(name))
-            for name in dict.fromkeys((*before, *self.parts))
-            if before.get(name) != self.parts.get(name)
-        )
-
-
-def _word_change(name: str, was: str | None, now: str | None) -> str:
-    if name.startswith(_NEEDED):
-        return f"`{name.removeprefix(_NEEDED)}` made another result"
-    if was is None:
-        return f"{name} is new"
-    if now is None:
-        return f"{name} is gone"
-    if len(was) == len(now) == _HASH_LENGTH:
-        return f"{name} has changed"
-    return f"{name} was {_shorten(was)} and is {_shorten(now)}"
+        changes = []
+        for name in dict.fromkeys((*before, *self.parts)):
+            was, now = before.get(name), self.parts.get(name)
+            if was == now:
+                continue
+            if name.startswith(_NEEDED):
+                changes.append(f"`{name.removeprefix(_NEEDED)}` made another result")
+            elif was is None or now is None:
+                changes.append(f"{name} is {'new' if was is None else 'gone'}")
+            elif len(was) == len(now) == _HASH_LENGTH:
+                changes.append(f"{name} has changed")
+            else:
+                changes.append(f"{name} was {_shorten(was)} and is {_shorten(now)}")
+        return tuple(changes)
 
 
 _HASH_LENGTH = 64
@@ -103,16 +100,12 @@ class PipelineStep:
         needed = {name: identities[name] for name in self.needs}
         on = self.depends_on(work, made)
         seen = fingerprint({"step": self.name, "on": on, "needs": needed})
-        return StepInputs(
-            seen, {**self._name_inputs(on), **{f"{_NEEDED}{name}": i for name, i in needed.items()}}
-        )
-
-    def _name_inputs(self, on: Any) -> dict[str, str]:
         if isinstance(on, list) and len(on) == len(self.input_names):
-            parts = zip(self.input_names, on, strict=True)
+            named = zip(self.input_names, on, strict=True)
         else:
-            parts = zip((self.input_names or (self.name,))[:1], (on,), strict=True)
-        return {key: value for name, part in parts for key, value in _flatten(name, part)}
+            named = zip((self.input_names or (self.name,))[:1], (on,), strict=True)
+        parts = {key: value for name, part in named for key, value in _flatten(name, part)}
+        return StepInputs(seen, {**parts, **{f"{_NEEDED}{name}": i for name, i in needed.items()}})
 
 
 READ_THE_BASE = ("audit", "prepare")

@@ -6,6 +6,7 @@ is not done again. What a step does is in `steps/`.
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,8 @@ def run_pipeline(
             if trains and "evaluate" in wanted:
                 # What would be found only after an hour of training is looked for now.
                 _require_ready(work, made)
-            soon = _needs_workers_from(step, wanted)
+            later = {other.name for other in STEPS[STEPS.index(step) :]}
+            soon = bool(later & WORKER_STEPS & set(wanted))
             walk.take(step, _update(step, work, walk, allowed=allowed, needs_workers=soon))
             if step.name == "plan" and upto is None and not walk.is_fresh(train.STEP):
                 # The dataset is known now: a better estimate than the one at the start.
@@ -124,12 +126,6 @@ def finish_run(work: OpenProject, made: StepOutputs) -> StepOutputs:
             continue
         done.outputs[step.name] = run_step(work, step.name, done)
     return done
-
-
-def _needs_workers_from(step: PipelineStep, wanted: Collection[str]) -> bool:
-    """Whether this step or a wanted one after it starts workers."""
-    names = [other.name for other in STEPS]
-    return any(name in WORKER_STEPS and name in wanted for name in names[names.index(step.name) :])
 
 
 def _require_ready(work: OpenProject, made: StepOutputs) -> None:
@@ -187,35 +183,31 @@ def _update(
     if needs_workers and isinstance(work.place, LocalWorkers):
         work.place.warm_up(further=WORKER_MODULES)
     work.reporter.started(step.name, step.title)
-    expected = _expected(step, work, made)
+    # What is computed for the stage before it is done; None where nothing can be.
+    expected = None
+    if step is train.STEP:
+        expected = planned_training(made.get("plan", Plan))
+    else:
+        with suppress(GraftError, OSError):  # the step itself says what is wrong
+            facts = gather_facts(work, made, size=size_of_logs(work))
+            seconds = estimate_stage(step.name, facts)
+            expected = PlannedStage(seconds=seconds, parts=stage_parts(step.name, facts))
     begun = time.perf_counter()
     output = step.do(work, made)
-    seconds = time.perf_counter() - begun
+    took = time.perf_counter() - begun
     if expected is not None:
-        record_stage(work, step.name, expected.seconds, seconds=time_spent(step.name, output, seconds))
-        note_time(work, entry, expected, output=output, seconds=seconds)
+        record_stage(work, step.name, expected.seconds, seconds=time_spent(step.name, output, took))
+        note_time(work, entry, expected, output=output, seconds=took)
     work.ledger.put(
         entry,
         fingerprint=inputs.fingerprint,
         output=output.model_dump(mode="json"),
         finished_at=timestamp(),
-        seconds=seconds,
+        seconds=took,
     )
     _keep_inputs(work, step, inputs)
-    work.reporter.finished(step.name, output, seconds)
+    work.reporter.finished(step.name, output, took)
     return output
-
-
-def _expected(step: PipelineStep, work: OpenProject, made: StepOutputs) -> PlannedStage | None:
-    """What is computed for the stage before it is done; None where nothing can be."""
-    if step is train.STEP:
-        return planned_training(made.get("plan", Plan))
-    try:
-        facts = gather_facts(work, made, size=size_of_logs(work))
-        return PlannedStage(seconds=estimate_stage(step.name, facts), parts=stage_parts(step.name, facts))
-    except (GraftError, OSError):
-        # The step itself says what is wrong.
-        return None
 
 
 def _may_deploy(made: StepOutputs) -> bool:

@@ -5,6 +5,7 @@ cache, by device, driver and version of torch. A probe of another device is neve
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -76,12 +77,21 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
             start_new_session=True,
         )
         expired = threading.Event()
-        timer = threading.Timer(limit, _end_hanging, (child, expired))
+
+        def end_hanging() -> None:
+            expired.set()
+            _end_group(child)
+
+        timer = threading.Timer(limit, end_hanging)
         timer.start()
         try:
             assert child.stderr is not None
             for line in child.stderr:
-                _hear(line, on_part, complaints)
+                try:
+                    message = json.loads(line)
+                    on_part(str(message["doing"]), float(message["left_seconds"]))
+                except (ValueError, KeyError, TypeError):
+                    complaints += [line.strip()] if line.strip() else []
             code = child.wait()
         except KeyboardInterrupt as stopped:
             raise Interrupted("the probe was stopped", fix="run graft plan probe again") from stopped
@@ -107,24 +117,10 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
     return ProbeFacts.from_json(lines[-1])
 
 
-def _end_hanging(child: "subprocess.Popen[str]", expired: threading.Event) -> None:
-    expired.set()
-    _end_group(child)
-
-
 def _end_group(child: "subprocess.Popen[str]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-
-
-def _hear(line: str, on_part: Hear, complaints: list[str]) -> None:
-    try:
-        message = json.loads(line)
-        on_part(str(message["doing"]), float(message["left_seconds"]))
-    except (ValueError, KeyError, TypeError):
-        if line.strip():
-            complaints.append(line.strip())
 
 
 def keep_probe(facts: ProbeFacts, project: ProjectFolder | None) -> tuple[Path, ...]:
@@ -145,26 +141,17 @@ def stored_probe(
     here = name_device()
     folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
     for folder in folders:
-        files = sorted((folder / _key(here)).glob("*.json"))
-        found = [facts for facts in map(_read, files) if facts is not None and facts.device == here]
+        found = []
+        for file in sorted((folder / _key(here)).glob("*.json")):
+            with suppress(OSError, ValidationError):  # of another version
+                facts = ProbeFacts.from_json(file.read_bytes())
+                found += [facts] if facts.device == here else []
         if found and shape is not None:
-            return min(found, key=lambda facts: _distance(facts.shape, shape))
+            size = layer_parameters(shape)
+            return min(found, key=lambda facts: abs(math.log(layer_parameters(facts.shape) / size)))
         if found:
             return max(found, key=lambda facts: facts.at)
     return None
-
-
-def _read(file: Path) -> ProbeFacts | None:
-    """None for what another version wrote."""
-    try:
-        return ProbeFacts.from_json(file.read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
-def _distance(one: ModelShape, other: ModelShape) -> float:
-    ratio = layer_parameters(one) / layer_parameters(other)
-    return max(ratio, 1 / ratio)
 
 
 def _cache() -> Path:

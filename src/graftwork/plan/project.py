@@ -247,12 +247,7 @@ def plan_tuning(
             if sampled
             else "set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
         )
-    tuning = _with_expected_peak(shape, tuning, load)
-    return tuning.model_copy(update={"sampling_gib": sampled})
-
-
-def _with_expected_peak(shape: ModelShape, tuning: Tuning, load: Workload) -> Tuning:
-    """A tuning is chosen as if every token were trained; the peak is that of the share that is."""
+    # A tuning is chosen as if every token were trained; the peak is that of the share that is.
     share = min(load.trained_tokens / sum(load.lengths), 1.0)
     peak = gpu_peak(
         shape,
@@ -262,7 +257,8 @@ def _with_expected_peak(shape: ModelShape, tuning: Tuning, load: Workload) -> Tu
         places=math.ceil(share * tuning.micro_tokens),
         even=min(load.lengths) == max(load.lengths),
     )
-    return tuning.model_copy(update={"peak_gib": min(peak.reserved / GIB, tuning.peak_gib)})
+    peak_gib = min(peak.reserved / GIB, tuning.peak_gib)
+    return tuning.model_copy(update={"peak_gib": peak_gib, "sampling_gib": sampled})
 
 
 def _largest_step(load: Workload) -> int:

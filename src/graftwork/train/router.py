@@ -8,7 +8,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from graftwork.data.project import PreparedData
 from graftwork.data.settings import Keep
@@ -66,6 +65,13 @@ def train_router(work: OpenProject, *, target: float = TARGET) -> TrainedRouter:
     chosen = [(p, truth) for _, truth, p in _judge(classifier, validation, settings)]
     classifier = set_threshold(classifier, chosen, target=target)
     judged = _judge(classifier, test, settings)
+    sure = [(row, truth, p) for row, truth, p in judged if p.label is not None]
+    confusion: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    bins: defaultdict[int, list[float]] = defaultdict(list)
+    for _, truth, prediction in judged:
+        confusion[truth][prediction.label or UNSURE] += 1
+        gap = prediction.probability - (prediction.likeliest == truth)
+        bins[min(int(prediction.probability * 10), 9)].append(gap)
     card = RouterCard(
         id="",
         labels=classifier.labels,
@@ -75,12 +81,21 @@ def train_router(work: OpenProject, *, target: float = TARGET) -> TrainedRouter:
         datasets={name: read_manifest(folder).content_hash for name, folder in folders.items()},
         trained_on=len(train),
         chosen_on=len(validation),
-        **_measure(judged),
+        accuracy=_share(judged, [p.likeliest == truth for _, truth, p in judged]),
+        sure_accuracy=_share(sure, [p.label == truth for _, truth, p in sure]),
+        unsure=_share(judged, [p.label is None for _, _, p in judged]),
+        calibration_error=sum(abs(sum(gaps)) for gaps in bins.values()) / max(len(judged), 1),
+        confusion={truth: dict(sorted(found.items())) for truth, found in sorted(confusion.items())},
     )
     card = card.model_copy(update={"id": fingerprint(card.model_dump(mode="json", exclude={"id"}))})
     path = router_path(work.project.state)
     write_router(path, classifier, card)
-    return TrainedRouter(card=card, path=str(path), milliseconds=_time(classifier, test))
+    texts = [user_text(row) for row in test[:_TIMED]]
+    began = time.process_time()
+    for text in texts:
+        classifier.predict(text)
+    milliseconds = 1000 * (time.process_time() - began) / len(texts)
+    return TrainedRouter(card=card, path=str(path), milliseconds=milliseconds)
 
 
 def user_text(row: Row) -> str:
@@ -117,38 +132,8 @@ def _judge(classifier: TextClassifier, rows: Sequence[Row], settings: ProjectSet
     return [(row, model_of(row, settings), classifier.predict(user_text(row))) for row in rows]
 
 
-def _measure(judged: Judged) -> dict[str, Any]:
-    sure = [(row, truth, p) for row, truth, p in judged if p.label is not None]
-    confusion: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for _, truth, prediction in judged:
-        confusion[truth][prediction.label or UNSURE] += 1
-    return {
-        "accuracy": _share(judged, [p.likeliest == truth for _, truth, p in judged]),
-        "sure_accuracy": _share(sure, [p.label == truth for _, truth, p in sure]),
-        "unsure": _share(judged, [p.label is None for _, _, p in judged]),
-        "calibration_error": _calibration_error(judged),
-        "confusion": {truth: dict(sorted(found.items())) for truth, found in sorted(confusion.items())},
-    }
-
-
 def _share(judged: Judged, holds: Sequence[bool]) -> MeasuredShare:
     sessions = [row.session or row.id for row, _, _ in judged]
     low, high = bounded_mean([float(value) for value in holds], sessions)
     value = sum(holds) / len(holds) if holds else 0.0
     return MeasuredShare(value=value, low=low, high=high, n=len(holds))
-
-
-def _calibration_error(judged: Judged) -> float:
-    bins: defaultdict[int, list[float]] = defaultdict(list)
-    for _, truth, prediction in judged:
-        gap = prediction.probability - (prediction.likeliest == truth)
-        bins[min(int(prediction.probability * 10), 9)].append(gap)
-    return sum(abs(sum(gaps)) for gaps in bins.values()) / max(len(judged), 1)
-
-
-def _time(classifier: TextClassifier, rows: Sequence[Row]) -> float:
-    texts = [user_text(row) for row in rows[:_TIMED]]
-    began = time.process_time()
-    for text in texts:
-        classifier.predict(text)
-    return 1000 * (time.process_time() - began) / len(texts)

@@ -18,11 +18,6 @@ from graftwork.records.report import Case
 _JSON = (("content-type", "application/json"),)
 
 
-class AnsweredToken(NamedTuple):
-    text: bytes
-    logprob: float
-
-
 class ServedAnswer(NamedTuple):
     case: str
     status: int
@@ -31,8 +26,8 @@ class ServedAnswer(NamedTuple):
     headers: Mapping[str, str]
     prompt_tokens: int = 0
     reply_tokens: int = 0
-    tokens: tuple[AnsweredToken, ...] = ()
-    """The answer token by token, where log-probabilities were asked for."""
+    tokens: tuple[tuple[bytes, float], ...] = ()
+    """The answer token by token, with log-probabilities, where these were asked for."""
     problem: str = ""
     """What the endpoint says about a request that failed."""
 
@@ -42,12 +37,12 @@ class ServedAnswer(NamedTuple):
 
     def mean_logprob_of(self, first: int | None) -> float | None:
         """The mean log-probability of the first tokens, or of all; None where it was not asked for."""
-        found = [token.logprob for token in self.tokens[:first]]
+        found = [logprob for _, logprob in self.tokens[:first]]
         return math.fsum(found) / len(found) if found else None
 
     def beginning(self, first: int) -> str:
         """The text of the first tokens."""
-        return b"".join(token.text for token in self.tokens[:first]).decode(errors="ignore")
+        return b"".join(text for text, _ in self.tokens[:first]).decode(errors="ignore")
 
     @property
     def answered(self) -> bool:
@@ -73,7 +68,25 @@ def ask_endpoint(
     on_answer: Callable[[int], None] = lambda _answered: None,
 ) -> list[ServedAnswer]:
     """The answers in the order of the cases. `on_answer` gets the number of answers so far."""
-    return asyncio.run(_ask_all(url, cases, asked, headers, on_answer))
+    answered = 0
+
+    async def ask_all() -> list[ServedAnswer]:
+        client, room = Client(port=_port(url)), asyncio.Semaphore(asked.at_once)
+
+        async def ask(case: Case) -> ServedAnswer:
+            nonlocal answered
+            async with room:
+                answer = await _ask_one(client, case, asked, headers(case))
+            answered += 1
+            on_answer(answered)
+            return answer
+
+        try:
+            return list(await asyncio.gather(*map(ask, cases)))
+        finally:
+            client.close()
+
+    return asyncio.run(ask_all())
 
 
 def read_health(url: str) -> dict[str, Any]:
@@ -87,29 +100,6 @@ def read_health(url: str) -> dict[str, Any]:
             client.close()
 
     return asyncio.run(fetch())
-
-
-async def _ask_all(
-    url: str,
-    cases: Sequence[Case],
-    asked: EndpointQuestions,
-    headers: Callable[[Case], tuple[tuple[str, str], ...]],
-    on_answer: Callable[[int], None],
-) -> list[ServedAnswer]:
-    client, room, answered = Client(port=_port(url)), asyncio.Semaphore(asked.at_once), 0
-
-    async def ask(case: Case) -> ServedAnswer:
-        nonlocal answered
-        async with room:
-            found = await _ask_one(client, case, asked, headers(case))
-        answered += 1
-        on_answer(answered)
-        return found
-
-    try:
-        return list(await asyncio.gather(*map(ask, cases)))
-    finally:
-        client.close()
 
 
 async def _ask_one(
@@ -142,6 +132,7 @@ async def _ask_one(
         problem = str(answer["error"]["message"])
         return ServedAnswer(case.id, reply.status, "", seconds, found, problem=problem)
     choice, usage = answer["choices"][0], answer.get("usage") or {}
+    tokens = (choice.get("logprobs") or {}).get("content") or []
     return ServedAnswer(
         case.id,
         200,
@@ -150,14 +141,7 @@ async def _ask_one(
         found,
         usage.get("prompt_tokens", 0),
         usage.get("completion_tokens", 0),
-        _read_tokens(choice.get("logprobs")),
-    )
-
-
-def _read_tokens(logprobs: Mapping[str, Any] | None) -> tuple[AnsweredToken, ...]:
-    return tuple(
-        AnsweredToken(bytes(token.get("bytes") or token["token"].encode()), token["logprob"])
-        for token in (logprobs or {}).get("content") or []
+        tuple((bytes(token.get("bytes") or token["token"].encode()), token["logprob"]) for token in tokens),
     )
 
 

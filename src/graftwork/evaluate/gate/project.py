@@ -236,7 +236,12 @@ def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> Noted:
         }
         journal.append(note, durable=True)
         kept = kept or [note]
-    return _read(kept[0])
+    first = kept[0]
+    try:
+        settings = GateSettings.model_validate(first["rules"])
+    except ValidationError:
+        settings = None
+    return Noted(first["rules_hash"], first["when"], first["stage"], settings)
 
 
 def with_changes(verdict: Verdict, judged: GateCandidate, noted: Noted) -> Verdict:
@@ -250,14 +255,6 @@ def with_changes(verdict: Verdict, judged: GateCandidate, noted: Noted) -> Verdi
         decision = then.decision.replace("_", " ")
         change += f": {changes}. By the rules as they were, the verdict would be: {decision}"
     return verdict.model_copy(update={"notes": (f"{change}.", *verdict.notes)})
-
-
-def _read(note: dict[str, Any]) -> Noted:
-    try:
-        settings = GateSettings.model_validate(note["rules"])
-    except ValidationError:
-        settings = None
-    return Noted(note["rules_hash"], note["when"], note["stage"], settings)
 
 
 def describe_engine(engine: EngineSettings) -> str:

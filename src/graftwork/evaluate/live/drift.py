@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.statistics.intervals import clopper_pearson
@@ -60,26 +60,20 @@ def measure_drift(work: OpenProject) -> PromptDrift:
     return found
 
 
-class _KnownPrompts(NamedTuple):
-    """The prompts of a dataset; `trained` are the captures among its training rows."""
-
-    training: list[str]
-    groups: list[str]
-    held_out: list[str]
-    trained: set[str]
-
-
-def _read_prompts(folder: Path) -> _KnownPrompts:
-    known = _KnownPrompts([], [], [], set())
+def _read_prompts(folder: Path) -> tuple[list[str], list[str], list[str], set[str]]:
+    """Prompts and groups of the training rows, held-out prompts, the captures among the training rows."""
+    training, groups, captures = [], [], set[str]()
     for row in islice(iterate_rows(folder, "train"), MOST_READ):
-        known.training.append(_join_user_turns([turn.model_dump() for turn in row.messages]))
-        known.groups.append(row.group or NO_GROUP)
+        training.append(_join_user_turns([turn.model_dump() for turn in row.messages]))
+        groups.append(row.group or NO_GROUP)
         if row.capture is not None:
-            known.trained.add(row.capture.id)
-    for split in HELD_OUT:
-        for row in islice(iterate_rows(folder, split), MOST_READ):
-            known.held_out.append(_join_user_turns([turn.model_dump() for turn in row.messages]))
-    return known
+            captures.add(row.capture.id)
+    held_out = [
+        _join_user_turns([turn.model_dump() for turn in row.messages])
+        for split in HELD_OUT
+        for row in islice(iterate_rows(folder, split), MOST_READ)
+    ]
+    return training, groups, held_out, captures
 
 
 def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
@@ -90,13 +84,14 @@ def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
     if prepared is None or not captures:
         return set()
     try:
-        known = _read_prompts(Path(PreparedData.model_validate(prepared.output).folder))
+        folder = Path(PreparedData.model_validate(prepared.output).folder)
+        training, _, held_out, _ = _read_prompts(folder)
     except GraftError:
         return set()
-    if len(known.held_out) < FEWEST_HELD_OUT or not known.training:
+    if len(held_out) < FEWEST_HELD_OUT or not training:
         return set()
     prompts = [_join_user_turns(capture.request.get("messages")) for capture in captures]
-    nearest = compare_prompts(known.training, known.held_out, prompts)
+    nearest = compare_prompts(training, held_out, prompts)
     return {capture.id for capture, found in zip(captures, nearest, strict=True) if found.unlike}
 
 
@@ -126,6 +121,14 @@ def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> Prom
     farthest = sorted(range(len(prompts)), key=lambda place: nearest[place].similarity)
     total = _share([found.unlike for found in nearest])
     due = total.low > RETRAIN_ABOVE
+    reason = f"no retraining is due: at most {total.high:.0%} are unlike, limit {RETRAIN_ABOVE:.0%}"
+    if due:
+        reason = f"a retraining is due: at least {total.low:.0%} of the prompts are unlike the training data"
+    elif total.high > RETRAIN_ABOVE:
+        span = f"between {total.low:.0%} and {total.high:.0%}"
+        reason = f"a retraining may be due: {span} are unlike, limit {RETRAIN_ABOVE:.0%}"
+    shown = [place for place in farthest[:MOST_EXAMPLES] if nearest[place].unlike]
+    examples = [" ".join(prompts[place].split()) for place in shown]
     return PromptDrift(
         dataset=dataset,
         all=total,
@@ -135,10 +138,10 @@ def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> Prom
             for group, flags in sorted(by_group.items(), key=lambda item: (-sum(item[1]), item[0]))
         ),
         examples=tuple(
-            _shorten(prompts[place]) for place in farthest[:MOST_EXAMPLES] if nearest[place].unlike
+            text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…" for text in examples
         ),
         due=due,
-        reason=_explain(total, due=due),
+        reason=reason,
     )
 
 
@@ -146,15 +149,6 @@ def _share(flags: Sequence[bool]) -> DriftShare:
     unlike = sum(flags)
     low, high = clopper_pearson(unlike, n=len(flags))
     return DriftShare(prompts=len(flags), unlike=unlike, share=unlike / len(flags), low=low, high=high)
-
-
-def _explain(total: DriftShare, *, due: bool) -> str:
-    if due:
-        return f"a retraining is due: at least {total.low:.0%} of the prompts are unlike the training data"
-    if total.high > RETRAIN_ABOVE:
-        span = f"between {total.low:.0%} and {total.high:.0%}"
-        return f"a retraining may be due: {span} are unlike, limit {RETRAIN_ABOVE:.0%}"
-    return f"no retraining is due: at most {total.high:.0%} are unlike, limit {RETRAIN_ABOVE:.0%}"
 
 
 def _join_user_turns(messages: Any) -> str:
@@ -166,8 +160,3 @@ def _join_user_turns(messages: Any) -> str:
         if isinstance(turn, dict) and turn.get("role") == "user" and isinstance(turn.get("content"), str)
     ]
     return "\n".join(texts).strip()
-
-
-def _shorten(text: str) -> str:
-    folded = " ".join(text.split())
-    return folded if len(folded) <= SHOWN_CHARACTERS else f"{folded[: SHOWN_CHARACTERS - 1]}…"

@@ -47,11 +47,6 @@ from graftwork.train.rewards import name_rewards, rollout_rows
 from graftwork.train.settings import LOSS, REWARD, TrainSettings
 
 
-def _do(work: OpenProject, made: StepOutputs) -> Plan:
-    device = probe_device(threads=work.settings.train.threads)
-    return plan_for(work, made, device, forked=is_supported())
-
-
 def plan_for(
     work: OpenProject,
     made: StepOutputs,
@@ -67,6 +62,17 @@ def plan_for(
     prepared = made.get("prepare", PreparedData)
     dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
+    adapter = AdapterShape(
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=_target_names(settings, shape),
+        layers=tuple(_layers(settings, shape)),
+        ranks=_other_ranks(settings),
+        alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
+        stabilised=settings.rank_stabilised,
+        kind="lora" if settings.method == "qlora" else settings.method,
+        experts=settings.experts,
+    )
     dtype = choose_precision(
         settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
     )
@@ -94,7 +100,9 @@ def plan_for(
             dtype=dtype,
             train={
                 "settings": settings.what_is_learned(),
-                "adapter": _adapter(settings, shape),
+                "adapter": adapter.model_dump(
+                    mode="json", exclude=set() if settings.experts else {"experts"}
+                ),
                 **_started_from(work),
                 **_examination(work),
                 **_rendering(work),
@@ -207,6 +215,8 @@ def count_work(
         distinct=sum(len(tokens) - shared - 1 for tokens in {row.tokens for row in rows}),
         visited=sum(len(rows[at].tokens) - shared - 1 for step in steps for at in step),
     )
+    # Forward passes besides training: by the start, and for KTO's baseline in every epoch.
+    reference_passes = {"dpo": 1, "kto": 1 + 2 * settings.epochs}.get(settings.objective, 0)
     load = Workload(
         lengths=tuple(len(row.tokens) for row in visits),
         trained_tokens=sum(len(row.tokens) - row.trained_from for row in visits),
@@ -222,15 +232,9 @@ def count_work(
         ranks=_other_ranks(settings),
         validation_tokens=validation_tokens,
         checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
-        reference_tokens=_reference_tokens(rows, settings),
+        reference_tokens=reference_passes * sum(len(row.tokens) for row in rows),
     )
     return WorkAhead(load, len(steps), trunk)
-
-
-def _reference_tokens(rows: Sequence[Row], settings: TrainSettings) -> int:
-    """Tokens of forward passes besides training: by the start, and for KTO's baseline in every epoch."""
-    passes = {"dpo": 1, "kto": 1 + 2 * settings.epochs}.get(settings.objective, 0)
-    return passes * sum(len(row.tokens) for row in rows)
 
 
 def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
@@ -245,22 +249,6 @@ def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
             tokens = (*row.tokens, *[row.tokens[-1]] * length)[:length]
             found.append(row.model_copy(update={"tokens": tokens}))
     return found
-
-
-def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
-    """The shape of what is learned: AdapterShape as JSON."""
-    adapter = AdapterShape(
-        rank=settings.rank,
-        alpha=settings.alpha,
-        targets=_target_names(settings, shape),
-        layers=tuple(_layers(settings, shape)),
-        ranks=_other_ranks(settings),
-        alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
-        stabilised=settings.rank_stabilised,
-        kind="lora" if settings.method == "qlora" else settings.method,
-        experts=settings.experts,
-    )
-    return adapter.model_dump(mode="json", exclude=set() if settings.experts else {"experts"})
 
 
 def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
@@ -327,7 +315,9 @@ STEP = PipelineStep(
         _started_from(work),
         {**_examination(work), **_rendering(work), **name_rewards(work)},
     ],
-    do=_do,
+    do=lambda work, made: plan_for(
+        work, made, probe_device(threads=work.settings.train.threads), forked=is_supported()
+    ),
     # Later steps depend on what will be trained, not on how well it was predicted.
     identity=plan_identity,
     input_names=("train", "train", "train", "plan", "train.start_from", "train"),

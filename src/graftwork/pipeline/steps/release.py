@@ -1,11 +1,11 @@
 """Step: publish what passed the gate, and point the alias of the model at it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.data.project import PreparedData
 from graftwork.engines.settings import EngineSettings
@@ -149,19 +149,65 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
     settings = work.settings.serve.model_copy(update={**local, **alone})
     from graftwork.serve.project import serve_in_background
 
+    limit, alias = work.settings.evaluate.max_new_tokens, full_alias(work, work.publish_to)
+
+    def import_client() -> Any:
+        with needs_extra("serve", why="the release is tried out through the client that its users will use"):
+            from openai import OpenAI
+        return OpenAI
+
+    def ask(client: Any, case: Case, model: str) -> tuple[str, Mapping[str, str], float]:
+        begun = time.perf_counter()
+        raw = client.chat.completions.with_raw_response.create(
+            model=model,
+            messages=[{"role": m.role, "content": m.content} for m in case.messages],
+            max_tokens=limit,
+            temperature=0,
+            # Held-out questions: what is captured of this session never becomes data.
+            extra_headers={"x-session-id": TRY_OUT_SESSION},
+        )
+        seconds = time.perf_counter() - begun
+        return raw.parse().choices[0].message.content or "", raw.headers, seconds
+
     moments = [time.perf_counter()]
     with ThreadPoolExecutor(2 * QUESTIONS) as threads:
         # Imported while the engine starts.
-        client_class = threads.submit(_import_client)
+        client_class = threads.submit(import_client)
         with serve_in_background(work, settings) as url:
             client = client_class.result()(base_url=f"{url}/v1", api_key="none", max_retries=0)
             work.reporter.progress("asking", 0, len(cases), seconds_left=None, detail={})
             moments.append(time.perf_counter())
-            asked = _ask_all(work, client, cases, threads)
+            # Every question to the base and to the release, all at once: they share the engine's batches.
+            asking = [
+                [threads.submit(ask, client, case, model) for model in ("base", alias)] for case in cases
+            ]
+            answers = [(base.result(), released.result()) for base, released in asking]
             moments.append(time.perf_counter())
     moments.append(time.perf_counter())
     # The endpoint is down: all captures are in the store now.
-    tried = tuple(_find_again(work, attempt) for attempt in asked)
+    tried = []
+    for case, (base, released) in zip(cases, answers, strict=True):
+        text, headers, seconds = released
+        capture = work.captures.get(headers["x-graft-capture"])
+        if capture is None:
+            raise WorkerFailed(
+                f"the exchange {headers['x-graft-capture']} is not among the captures",
+                why="what is served must be found again, or the loop is open",
+                fix="look at .graft/serving/engine.log",
+            )
+        tried.append(
+            Tried(
+                case_id=case.id,
+                question=next(m.content for m in reversed(case.messages) if m.role == "user"),
+                reference=case.reference,
+                base_answer=base[0],
+                release_answer=text,
+                answered_by=headers["x-graft-release"],
+                capture_id=capture.id,
+                captured_reply=capture.reply,
+                seconds=seconds,
+            )
+        )
     if any(attempt.answered_by != release.id for attempt in tried):
         raise WorkerFailed(
             "another release answered than the one that was just made",
@@ -169,7 +215,7 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
             fix="look at `graft release list`: another process may have moved the alias",
         )
     spent = [later - earlier for earlier, later in pairwise(moments)]
-    return TryOut(tried=tried, seconds=dict(zip(("start", "answers", "stop"), spent, strict=True)))
+    return TryOut(tried=tuple(tried), seconds=dict(zip(("start", "answers", "stop"), spent, strict=True)))
 
 
 def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
@@ -203,66 +249,6 @@ def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
                     seen.add(beginning)
                     chosen.append(case)
     return tuple(chosen)
-
-
-def _import_client() -> Any:
-    with needs_extra("serve", why="the release is tried out through the client that its users will use"):
-        from openai import OpenAI
-    return OpenAI
-
-
-class _TriedReply(NamedTuple):
-    text: str
-    headers: Mapping[str, str]
-    seconds: float
-
-
-def _ask_all(
-    work: OpenProject, client: Any, cases: Sequence[Case], threads: ThreadPoolExecutor
-) -> list[Tried]:
-    """Every question to the base and to the release, all at once: they share the batches of the engine."""
-    limit, alias = work.settings.evaluate.max_new_tokens, full_alias(work, work.publish_to)
-
-    def ask(case: Case, model: str) -> _TriedReply:
-        begun = time.perf_counter()
-        raw = client.chat.completions.with_raw_response.create(
-            model=model,
-            messages=[{"role": m.role, "content": m.content} for m in case.messages],
-            max_tokens=limit,
-            temperature=0,
-            # Held-out questions: what is captured of this session never becomes data.
-            extra_headers={"x-session-id": TRY_OUT_SESSION},
-        )
-        seconds = time.perf_counter() - begun
-        return _TriedReply(raw.parse().choices[0].message.content or "", raw.headers, seconds)
-
-    asked = [(case, threads.submit(ask, case, "base"), threads.submit(ask, case, alias)) for case in cases]
-    return [_note(case, base.result(), release.result()) for case, base, release in asked]
-
-
-def _note(case: Case, base: _TriedReply, release: _TriedReply) -> Tried:
-    return Tried(
-        case_id=case.id,
-        question=next(m.content for m in reversed(case.messages) if m.role == "user"),
-        reference=case.reference,
-        base_answer=base.text,
-        release_answer=release.text,
-        answered_by=release.headers["x-graft-release"],
-        capture_id=release.headers["x-graft-capture"],
-        captured_reply="",
-        seconds=release.seconds,
-    )
-
-
-def _find_again(work: OpenProject, tried: Tried) -> Tried:
-    capture = work.captures.get(tried.capture_id)
-    if capture is None:
-        raise WorkerFailed(
-            f"the exchange {tried.capture_id} is not among the captures",
-            why="what is served must be found again, or the loop is open",
-            fix="look at .graft/serving/engine.log",
-        )
-    return tried.model_copy(update={"captured_reply": capture.reply})
 
 
 TRY_OUT = PipelineStep(

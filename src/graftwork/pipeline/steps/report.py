@@ -25,7 +25,7 @@ from graftwork.train.run_folder import read_journal
 from graftwork.train.runs import read_vitals
 
 if TYPE_CHECKING:
-    from graftwork.views.page import AnswerPair
+    pass
 
 
 class WrittenReport(Record):
@@ -34,10 +34,21 @@ class WrittenReport(Record):
 
 
 def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
-    from graftwork.views.page import ReportPage, render_report
+    from graftwork.views.page import AnswerPair, ReportPage, render_report
 
     outcome = made.get("train", TrainOutcome)
     released = "release" in made.outputs
+    entries = {name: work.ledger.get(name_entry(work, name)) for name in made.outputs}
+    pairs = (
+        AnswerPair(
+            question=tried.question,
+            base_answer=tried.base_answer,
+            adapter_answer=tried.release_answer,
+            reference=tried.reference,
+            release=tried.answered_by,
+        )
+        for tried in (made.get("try", TryOut).tried if released else ())
+    )
     page = ReportPage(
         project=work.settings.project,
         audit=made.get("audit", Audit),
@@ -49,8 +60,8 @@ def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
         report=made.get("evaluate", Evaluated).report,
         verdict=made.get("gate", Verdict),
         release=made.get("release", Release) if released else None,
-        side_by_side=_side_by_side(made) if released else (),
-        seconds=_seconds(work, made),
+        side_by_side=tuple(pairs),
+        seconds={name: entry.seconds if entry else None for name, entry in entries.items()},
         savings=savings_of(work, made.get("audit", Audit), made.get("prepare", PreparedData).dataset),
         evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
         without_repaired=f"model:{without}" if (without := find_without_repaired(work)) else "",
@@ -66,26 +77,6 @@ def _find_forecast(work: OpenProject) -> EscalationForecast | None:
     """The last forecast of escalation, if it is about this model."""
     found = read_forecast(work.project.state)
     return found if found is not None and found.model in ("", full_alias(work)) else None
-
-
-def _side_by_side(made: StepOutputs) -> "tuple[AnswerPair, ...]":
-    from graftwork.views.page import AnswerPair
-
-    return tuple(
-        AnswerPair(
-            question=tried.question,
-            base_answer=tried.base_answer,
-            adapter_answer=tried.release_answer,
-            reference=tried.reference,
-            release=tried.answered_by,
-        )
-        for tried in made.get("try", TryOut).tried
-    )
-
-
-def _seconds(work: OpenProject, made: StepOutputs) -> dict[str, float | None]:
-    entries = {name: work.ledger.get(name_entry(work, name)) for name in made.outputs}
-    return {name: entry.seconds if entry else None for name, entry in entries.items()}
 
 
 def _depends_on(work: OpenProject, made: StepOutputs) -> list[Any]:

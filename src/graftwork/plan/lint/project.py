@@ -7,6 +7,7 @@ are in `plan/lint`.
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,11 +29,10 @@ from graftwork.plan.lint.readers import detect, read_foreign
 from graftwork.plan.lint.rules_memory import least_minutes, peaks_of
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
-from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 if TYPE_CHECKING:
-    from graftwork.project.load import ProjectFolder
+    pass
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
@@ -104,8 +104,19 @@ def _look(path: Path, config: Configuration, lengths: tuple[int, ...], given: Gi
     known = _find_model(config.model, near=path.parent, overlay=given.catalog)
     config = _by_full_names(config, overlay=given.catalog)
     gpu = find_gpu(config.gpu, overlay=given.catalog) if config.gpu is not None else None
-    config = _expect(config, known, gpu, lengths)
-    context = _context(config, known, gpu, lengths)
+    if config.deadline_minutes is not None and config.expected_minutes is None and known and gpu:
+        expected = least_minutes(config, known, gpu, lengths)
+        config = config.model_copy(update={"expected_minutes": expected})
+    context = LintContext(gpu=gpu, on_processor=config.on_processor and gpu is None, lengths=lengths)
+    if known is not None:
+        context = context.model_copy(
+            update={
+                "shape": known.shape,
+                "parameters": total_parameters(known.shape),
+                "trainable": _trainable(config, known.shape),
+                "peaks": peaks_of(config, known, lengths) if gpu is not None else None,
+            }
+        )
     return Linted(
         file=str(path),
         kind=config.kind,
@@ -151,48 +162,35 @@ def _length(entry: Any) -> int:
 
 
 def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
-    """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
+    """Each model of the project as it is resolved, and the lengths of its rows where they are prepared.
+
+    These are the rows of its newest dataset, those that were left out for their length too.
+    """
+    from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
     from graftwork.project.load import ProjectFolder, load_settings
 
     whole = load_settings(path)
     project = ProjectFolder(root=path.parent.absolute(), settings=whole)
+    folders: dict[str, Path] = {}
+    manifests = project.datasets.glob(f"*/{MANIFEST}") if project.datasets.is_dir() else ()
+    for manifest in sorted(manifests, key=lambda manifest: (manifest.stat().st_mtime, manifest)):
+        with suppress(GraftError):
+            folders[read_manifest(manifest.parent).model] = manifest.parent
     for name in whole.all_models:
         settings = whole.of_model(name)
         config = readers.read_graft(settings.model_dump(mode="json"), written, model=name)
-        rows = _prepared(project, name)
-        if rows is None:
+        folder = folders.get(name)
+        if folder is None:
             yield config, ()
             continue
-        train = min(rows.train, settings.train.max_rows or rows.train)
-        yield config.model_copy(update={"rows": train, "test_rows": rows.test}), rows.lengths
-
-
-class _Rows(NamedTuple):
-    train: int
-    test: int
-    lengths: tuple[int, ...]
-    """Of the rows that are trained on, and of those that were left out for their length."""
-
-
-def _prepared(project: "ProjectFolder", model: str) -> _Rows | None:
-    """Rows of the newest dataset of this model, if there is one."""
-    from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
-
-    found = []
-    for manifest in project.datasets.glob(f"*/{MANIFEST}") if project.datasets.is_dir() else ():
-        try:
-            dataset = read_manifest(manifest.parent)
-        except GraftError:
-            continue
-        if dataset.model == model:
-            found.append((manifest.stat().st_mtime, manifest.parent))
-    if not found:
-        return None
-    folder = max(found)[1]
-    lengths = [len(row.tokens) for row in iterate_rows(folder, "train")]
-    test = sum(1 for _ in iterate_rows(folder, "test"))
-    left_out = (TOO_LONG.search(drop.reason) for drop in iterate_drops(folder))
-    return _Rows(len(lengths), test, (*lengths, *(int(match.group(1)) for match in left_out if match)))
+        trained = [len(row.tokens) for row in iterate_rows(folder, "train")]
+        left_out = (TOO_LONG.search(drop.reason) for drop in iterate_drops(folder))
+        rows = {
+            "rows": min(len(trained), settings.train.max_rows or len(trained)),
+            "test_rows": sum(1 for _ in iterate_rows(folder, "test")),
+        }
+        lengths = (*trained, *(int(match.group(1)) for match in left_out if match))
+        yield config.model_copy(update=rows), lengths
 
 
 def _add(config: Configuration, given: Given) -> Configuration:
@@ -232,31 +230,6 @@ def _by_full_names(config: Configuration, *, overlay: Path | None) -> Configurat
         if known is not None and name.lower() == known.name.lower():
             full[field] = known.hf_id
     return config.model_copy(update=full)
-
-
-def _expect(
-    config: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
-) -> Configuration:
-    """Estimate the duration where there is a deadline and none is stated."""
-    if config.deadline_minutes is None or config.expected_minutes is not None or known is None or gpu is None:
-        return config
-    return config.model_copy(update={"expected_minutes": least_minutes(config, known, gpu, lengths)})
-
-
-def _context(
-    config: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
-) -> LintContext:
-    context = LintContext(gpu=gpu, on_processor=config.on_processor and gpu is None, lengths=lengths)
-    if known is None:
-        return context
-    return context.model_copy(
-        update={
-            "shape": known.shape,
-            "parameters": total_parameters(known.shape),
-            "trainable": _trainable(config, known.shape),
-            "peaks": peaks_of(config, known, lengths) if gpu is not None else None,
-        }
-    )
 
 
 def _trainable(config: Configuration, shape: ModelShape) -> int | None:
