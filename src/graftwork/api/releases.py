@@ -10,7 +10,7 @@ from typing import Any
 from graftwork.api.overview import LiveRelease
 from graftwork.api.overview import list_live as list_live_releases
 from graftwork.api.project import Project
-from graftwork.api.runs import Comparison, flatten, list_differences
+from graftwork.api.runs import TwoCompared, flatten, list_differences
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
@@ -170,7 +170,7 @@ def name_alias(project: Project) -> str:
         return full_alias(work)
 
 
-def compare_releases(project: Project, a: str, b: str) -> Comparison:
+def compare_releases(project: Project, a: str, b: str) -> TwoCompared:
     """Metrics with their intervals, data, settings and versions of two releases."""
     first, second = read_release(project, a), read_release(project, b)
     if first.release.id == second.release.id:
@@ -184,7 +184,7 @@ def compare_releases(project: Project, a: str, b: str) -> Comparison:
         *list_differences("settings", flatten(left.settings), flatten(right.settings)),
         *list_differences("versions", left.versions, right.versions),
     ]
-    return Comparison(a=first.entry, b=second.entry, rows=tuple(rows))
+    return TwoCompared(a=first.entry, b=second.entry, rows=tuple(rows))
 
 
 def _metrics_of(view: ReleaseView) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Difference(Record):
     same: bool = False
 
 
-class Comparison(Record):
+class TwoCompared(Record):
     """Two runs, or two releases, side by side."""
 
     a: RunEntry | ReleaseEntry
@@ -153,7 +153,7 @@ def list_answer_extremes(project: Project, run_id: str, *, most: int = 5) -> Ans
     return read_extremes(Path(entry.folder), most=most, batches=LAST_BATCHES)
 
 
-def compare_runs(project: Project, a: str, b: str) -> Comparison:
+def compare_runs(project: Project, a: str, b: str) -> TwoCompared:
     """Plan, settings, measured figures and losses of two runs, side by side."""
     with project.open() as work:
         first, second = _require_run(work, a), _require_run(work, b)
@@ -164,7 +164,7 @@ def compare_runs(project: Project, a: str, b: str) -> Comparison:
         ),
         *list_differences("plan", _planned(first), _planned(second)),
     ]
-    return Comparison(a=first, b=second, rows=tuple(rows))
+    return TwoCompared(a=first, b=second, rows=tuple(rows))
 
 
 def list_differences(section: str, left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:

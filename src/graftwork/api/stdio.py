@@ -261,28 +261,17 @@ class MessageOutbox:
             self._changed.notify_all()
         self._thread.join(CLOSING_SECONDS)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.window == 0 or self._client_left or self._broken or self._acked >= self._seq,
-                LAST_ACK_SECONDS,
-            )
+            self._changed.wait_for(self._is_taken, LAST_ACK_SECONDS)
+
+    def _is_taken(self) -> bool:
+        return self.window == 0 or self._client_left or self._broken or self._acked >= self._seq
 
     def _is_full(self) -> bool:
         waiting = self._seq - self._acked + len(self._kept)
         return self.window > 0 and waiting >= self.window
 
     def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._kept or self._can_send_progress() or self._closing)
-                if self._kept:
-                    message = self._kept.popleft()
-                elif self._progress is not None and self._can_send_progress():
-                    message, self._progress = self._progress, None
-                else:
-                    return
-                # From here on it waits for an ack.
-                self._seq += 1
-                message = message.model_copy(update={"seq": self._seq, "at": time.time()})
+        while (message := self._next()) is not None:
             try:
                 body = json.dumps({"type": None, **message.model_dump(mode="json")}, ensure_ascii=False)
                 self._stream.write(encode(body.encode("utf-8", "replace"), self._framing))
@@ -293,8 +282,22 @@ class MessageOutbox:
                     self._broken = True
                 return
 
-    def _can_send_progress(self) -> bool:
-        return self._progress is not None and not self._is_full() and not self._closing
+    def _next(self) -> WorkerMessage | None:
+        """The next message with its number: from here on it waits for an ack."""
+        with self._changed:
+            while True:
+                if self._kept:
+                    return self._number(self._kept.popleft())
+                if self._progress is not None and not self._is_full() and not self._closing:
+                    newest, self._progress = self._progress, None
+                    return self._number(newest)
+                if self._closing:
+                    return None
+                self._changed.wait()
+
+    def _number(self, message: WorkerMessage) -> WorkerMessage:
+        self._seq += 1
+        return message.model_copy(update={"seq": self._seq, "at": time.time()})
 
 
 LOOK_SECONDS = 0.2
