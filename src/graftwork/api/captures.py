@@ -7,22 +7,14 @@ models wrote it.
 from collections import Counter
 from collections.abc import Sequence
 
-from graftwork.api.project import Project
+from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.serve.capture_journal import CaptureTotals, read_totals
 from graftwork.store.captures import FeedbackStore
 
-PAGE_SIZE = 50
-
-
-class CapturePage(Record):
-    captures: tuple[Capture, ...]
-    total: int
-    page: int
-    pages: int
-    by_release: dict[str, int]
+MOST_EXCHANGES = 2000
 
 
 class Percentiles(Record):
@@ -54,30 +46,23 @@ class Traffic(Record):
     """Exchanges of an experiment, by champion and challenger."""
 
 
-class CaptureView(Record):
-    """One capture with its feedback."""
+def list_captures(
+    project: Project, *, text: str = "", release: str = "", page: int = 1
+) -> tuple[Page[Capture], dict[str, int]]:
+    """A page of captures, the newest first; those that hold `text`, those of a release.
 
-    capture: Capture
-    feedback: tuple[Feedback, ...]
-
-
-def list_captures(project: Project, *, text: str = "", release: str = "", page: int = 1) -> CapturePage:
-    """A page of captures, the newest first; those that hold `text`, those of a release."""
+    Also how many there are of each release.
+    """
     with project.open() as work:
         total = work.captures.count_selected(text=text, release=release)
-        pages = max(-(-total // PAGE_SIZE), 1)
-        page = min(max(page, 1), pages)
+        page, pages = number_page(page, total)
         found = work.captures.page(limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE, text=text, release=release)
-        return CapturePage(
-            captures=found,
-            total=total,
-            page=page,
-            pages=pages,
-            by_release=work.captures.count_by_release(),
-        )
+        shown = Page[Capture](items=found, total=total, page=page, pages=pages)
+        return shown, work.captures.count_by_release()
 
 
-def read_capture(project: Project, capture_id: str) -> CaptureView:
+def read_capture(project: Project, capture_id: str) -> tuple[Capture, tuple[Feedback, ...]]:
+    """A capture with its feedback."""
     with project.open() as work:
         capture = work.captures.get(capture_id)
         if capture is None:
@@ -87,13 +72,13 @@ def read_capture(project: Project, capture_id: str) -> CaptureView:
                 fix="choose one from the list of captures",
             )
         store = FeedbackStore(work.database, project=work.settings.project)
-        return CaptureView(capture=capture, feedback=store.of_capture(capture_id))
+        return capture, tuple(store.of_capture(capture_id))
 
 
-def read_traffic(project: Project, *, last: int = 2000) -> Traffic:
+def read_traffic(project: Project) -> Traffic:
     """Figures of the last exchanges."""
     with project.open() as work:
-        return summarize_traffic(work.captures.recent(limit=last))
+        return summarize_traffic(work.captures.recent(limit=MOST_EXCHANGES))
 
 
 def read_capture_totals(project: Project) -> CaptureTotals | None:

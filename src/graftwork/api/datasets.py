@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
-from graftwork.api.project import Project
+from graftwork.api.project import PAGE_SIZE, Page, Project, cut_page
 from graftwork.data.inspect.diff import DatasetDiff, diff_datasets
 from graftwork.data.inspect.rows import ShownRow, find_row_id, show_row
 from graftwork.data.inspect.trace import Trace, names_token, read_log_line, trace
@@ -27,7 +27,6 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Origin
 from graftwork.text.redact import redact
 
-PAGE_SIZE = 50
 MOST_DATASETS = 100
 MOST_LOG_LINES, LONGEST_LOG_LINE = 20, 20_000
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -43,28 +42,6 @@ class DatasetLine(Record):
     rows: dict[Split, int]
     tokens: int
     latest: bool = False
-
-
-class RowPage(Record):
-    """Rows of a split. `numbers` are their places in it."""
-
-    rows: tuple[Row, ...]
-    numbers: tuple[int, ...]
-    split: Split
-    total: int
-    page: int
-    pages: int
-
-
-class DropPage(Record):
-    """Rows that were left out, by the rule that did it."""
-
-    drops: tuple[Drop, ...]
-    by_step: dict[str, int]
-    by_reason: dict[str, int]
-    total: int
-    page: int
-    pages: int
 
 
 class RowView(Record):
@@ -89,7 +66,9 @@ def read_audit(project: Project) -> Audit | None:
 
 def list_datasets(project: Project) -> tuple[DatasetLine, ...]:
     """The newest first; those whose manifest cannot be read are left out."""
-    latest = _latest_or_none(project)
+    latest = None
+    with suppress(UserMistake):
+        latest = _find(project, "")
     folders = [path for path in project.folder.datasets.glob("*") if (path / MANIFEST).is_file()]
     folders.sort(key=lambda path: (path / MANIFEST).stat().st_mtime, reverse=True)
     found = []
@@ -118,22 +97,23 @@ def read_dataset(project: Project, name: str = "") -> Dataset:
 
 def list_rows(
     project: Project, name: str = "", *, split: str = "train", group: str = "", page: int = 1
-) -> RowPage:
+) -> Page[Row]:
     """A page of rows; of one role with `group`."""
     folder = _find(project, name)
     dataset, chosen = read_manifest(folder), to_split(split)
-    numbers = _select(folder, dataset, chosen, group)
-    pages = max(-(-len(numbers) // PAGE_SIZE), 1)
-    page = min(max(page, 1), pages)
-    shown = numbers[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
-    rows = fetch_rows(folder, dataset, places={chosen: shown})
-    return RowPage(
-        rows=tuple(rows[chosen, number] for number in shown if (chosen, number) in rows),
-        numbers=tuple(number for number in shown if (chosen, number) in rows),
-        split=chosen,
-        total=len(numbers),
-        page=page,
-        pages=pages,
+    numbers = list(range(dataset.splits[chosen].rows if chosen in dataset.splits else 0))
+    if group:
+        numbers = []
+        for _, first, batch in scan_columns(folder, dataset, columns=("group",), splits=(chosen,)):
+            values = batch.column(0).to_pylist()
+            numbers += [first + place for place, value in enumerate(values) if value == group]
+    shown = cut_page(numbers, page)
+    rows = fetch_rows(folder, dataset, places={chosen: list(shown.items)})
+    return Page[Row](
+        items=tuple(rows[chosen, number] for number in shown.items if (chosen, number) in rows),
+        total=shown.total,
+        page=shown.page,
+        pages=shown.pages,
     )
 
 
@@ -170,8 +150,11 @@ def read_row(project: Project, name: str, row_id: str, *, by_token: bool = False
 
 def list_drops(
     project: Project, name: str = "", *, step: str = "", reason: str = "", page: int = 1
-) -> DropPage:
-    """A page of the rows that were left out; of one step, or for one kind of reason."""
+) -> tuple[Page[Drop], dict[str, int], dict[str, int]]:
+    """A page of the rows that were left out; of one step, or for one kind of reason.
+
+    Also how many there are by the step that did it and by the kind of reason.
+    """
     folder = _find(project, name)
     dataset = read_manifest(folder)
     by_step: Counter[str] = Counter()
@@ -192,14 +175,10 @@ def list_drops(
                 origin = Origin(file=value.pop("file"), line=value.pop("line"))
                 shown.append(Drop(origin=origin, **value))
             total += 1
-    return DropPage(
-        drops=tuple(shown),
-        by_step=dict(by_step.most_common()),
-        by_reason=dict(by_reason.most_common()),
-        total=total,
-        page=max(page, 1),
-        pages=max(-(-total // PAGE_SIZE), 1),
+    drops = Page[Drop](
+        items=tuple(shown), total=total, page=max(page, 1), pages=max(-(-total // PAGE_SIZE), 1)
     )
+    return drops, dict(by_step.most_common()), dict(by_reason.most_common())
 
 
 def kind_of_reason(reason: str) -> str:
@@ -240,25 +219,8 @@ def to_split(name: str) -> Split:
     return found
 
 
-def _select(folder: Path, dataset: Dataset, split: Split, group: str) -> list[int]:
-    if not group:
-        return list(range(dataset.splits[split].rows if split in dataset.splits else 0))
-    found = []
-    for _, first, batch in scan_columns(folder, dataset, columns=("group",), splits=(split,)):
-        values = batch.column(0).to_pylist()
-        found += [first + place for place, value in enumerate(values) if value == group]
-    return found
-
-
 def _find(project: Project, name: str) -> Path:
     if name:
         return find_dataset_by_hash(project.folder.datasets, name)
     with project.open() as work:
         return find_latest_dataset(work)
-
-
-def _latest_or_none(project: Project) -> Path | None:
-    try:
-        return _find(project, "")
-    except UserMistake:
-        return None

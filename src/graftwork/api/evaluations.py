@@ -9,7 +9,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from graftwork.api.project import Project
+from graftwork.api.project import Project, cut_page
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.escalation import read_forecast
@@ -21,7 +21,6 @@ from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
 from graftwork.records.report import Answer, Case, Report, SubjectReport, Verdict
 from graftwork.records.routing import EscalationForecast
 
-PAGE_SIZE = 50
 KEPT = 2
 OUTSIDE = frozenset({"endpoint", "folder"})
 """Kinds of subjects that are outside the project."""
@@ -155,18 +154,17 @@ def list_cases(project: Project, query: CaseQuery) -> CasePage:
         outcomes[line.outcome] = outcomes.get(line.outcome, 0) + 1
     if query.outcome:
         lines = [line for line in lines if line.outcome == query.outcome]
-    pages = max(-(-len(lines) // PAGE_SIZE), 1)
-    page = min(max(query.page, 1), pages)
+    shown = cut_page(lines, query.page)
     return CasePage(
-        cases=tuple(lines[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]),
+        cases=shown.items,
         subjects=tuple(subject.subject for subject in subjects_of(report)),
         metrics=metrics_of(report),
         parts=parts_of(report),
         outcomes=outcomes,
         query=query,
-        total=len(lines),
-        page=page,
-        pages=pages,
+        total=shown.total,
+        page=shown.page,
+        pages=shown.pages,
     )
 
 

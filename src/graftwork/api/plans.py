@@ -153,20 +153,13 @@ def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
     )
 
 
-def list_known_hardware() -> "KnownHardware":
+def list_known_hardware() -> dict[str, list[str]]:
     """Names in the catalog, for forms: models, GPUs and CPUs."""
-
-    return KnownHardware(
-        models=tuple(model.name for model in list_models()),
-        gpus=tuple(gpu.name for gpu in list_gpus()),
-        cpus=tuple(cpu.name for cpu in list_cpus()),
-    )
-
-
-class KnownHardware(Record):
-    models: tuple[str, ...]
-    gpus: tuple[str, ...]
-    cpus: tuple[str, ...]
+    return {
+        "models": [model.name for model in list_models()],
+        "gpus": [gpu.name for gpu in list_gpus()],
+        "cpus": [cpu.name for cpu in list_cpus()],
+    }
 
 
 def _run_question(model: str | None, options: dict[str, Any]) -> FitQuestion:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from graftwork.project import load as project_folder
 from graftwork.project.open_project import OpenProject, use_project
@@ -53,6 +53,30 @@ if TYPE_CHECKING:
     from graftwork.week.project import WeekRequest
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
+PAGE_SIZE = 50
+
+
+class Page(Record, Generic[T]):
+    """A page of a list: the first is 1."""
+
+    items: tuple[T, ...]
+    total: int
+    """Items of all pages."""
+    page: int
+    pages: int
+
+
+def number_page(page: int, total: int) -> tuple[int, int]:
+    """The page that is shown, and how many there are."""
+    pages = max(-(-total // PAGE_SIZE), 1)
+    return min(max(page, 1), pages), pages
+
+
+def cut_page(items: Sequence[T], page: int) -> Page[T]:
+    page, pages = number_page(page, len(items))
+    shown = tuple(items[(page - 1) * PAGE_SIZE : page * PAGE_SIZE])
+    return Page[T](items=shown, total=len(items), page=page, pages=pages)
 
 
 @dataclass(frozen=True)

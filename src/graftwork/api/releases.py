@@ -4,12 +4,13 @@ In: a project, an alias, a version or an id. Out: records. Promotions and rollba
 why.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from graftwork.api.overview import LiveRelease
 from graftwork.api.overview import list_live as list_live_releases
-from graftwork.api.project import Project
+from graftwork.api.project import Page, Project, cut_page
 from graftwork.api.runs import TwoCompared, flatten, list_differences
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
@@ -31,16 +32,7 @@ from graftwork.registry.project import (
 )
 from graftwork.registry.transfer.archive import ArchiveFile
 
-PAGE_SIZE = 50
 REPORT_FILE = "evaluation.json"
-
-
-class ReleasePage(Record):
-    releases: tuple[ReleaseEntry, ...]
-    aliases: dict[str, str]
-    total: int
-    page: int
-    pages: int
 
 
 class ReleaseView(Record):
@@ -58,22 +50,13 @@ class ReleaseView(Record):
     """The file of its report page; empty where there is none."""
 
 
-def list_releases(project: Project, *, search: str = "", decision: str = "", page: int = 1) -> ReleasePage:
+def list_releases(
+    project: Project, *, search: str = "", decision: str = "", page: int = 1
+) -> Page[ReleaseEntry]:
     """A page of releases, the newest first."""
     with project.open() as work:
-        found = work.releases.entries(ReleaseQuery(search=search or None))
-        aliases = work.releases.aliases()
-    if decision:
-        found = tuple(entry for entry in found if entry.decision == decision)
-    pages = max(-(-len(found) // PAGE_SIZE), 1)
-    page = min(max(page, 1), pages)
-    return ReleasePage(
-        releases=found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE],
-        aliases=aliases,
-        total=len(found),
-        page=page,
-        pages=pages,
-    )
+        entries = work.releases.entries(ReleaseQuery(search=search or None))
+    return cut_page([entry for entry in entries if decision in ("", entry.decision)], page)
 
 
 def read_release(project: Project, name: str) -> ReleaseView:
@@ -88,13 +71,18 @@ def read_release(project: Project, name: str) -> ReleaseView:
             for move in log
             if release.id in (move.release_id, move.previous)
         ]
+        report, names = None, {file.path for file in release.files}
+        report_file = next((name for name in ("report.json", REPORT_FILE) if name in names), None)
+        with suppress(OSError, ValueError, GraftError):
+            if has_files and report_file is not None:
+                report = Report.from_json((folder / report_file).read_bytes())
         report_page = next((file.path for file in release.files if file.path.endswith(".html")), "")
         has_page = has_files and bool(report_page) and (folder / report_page).is_file()
         return ReleaseView(
             release=release,
             entry=work.releases.entry(release.id),
             verdict=read_verdict(work, release),
-            report=_read_report(folder, release) if has_files else None,
+            report=report,
             notes=work.releases.notes(release.id),
             moves=tuple(sorted(moves, key=lambda move: move.when, reverse=True)),
             has_files=has_files,
@@ -206,11 +194,3 @@ def _sources_of(view: ReleaseView) -> dict[str, Any]:
         "adapter": release.adapter_hash[:12],
         "size, bytes": view.size_bytes,
     }
-
-
-def _read_report(folder: Path, release: Release) -> Report | None:
-    name = next((file.path for file in release.files if file.path in ("report.json", REPORT_FILE)), None)
-    try:
-        return Report.from_json((folder / name).read_bytes()) if name else None
-    except (OSError, ValueError, GraftError):
-        return None

@@ -4,12 +4,13 @@ In: a project and the id of a run. Out: records. A run whose folder is incomplet
 read. Stopping a run is here too; nothing else changes anything.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from graftwork.api.project import Project
+from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
 from graftwork.files.disk import Journal
 from graftwork.pipeline.status import RunStatus, describe_run
 from graftwork.process.local_workers import LOG_FILE
@@ -32,19 +33,10 @@ from graftwork.train.runs import (
     read_vitals,
 )
 
-PAGE_SIZE = 50
 LOG_TAIL_BYTES = 16_384
 MOST_EVENTS = 200
-LAST_BATCHES = 5
+LAST_BATCHES, SHOWN_ANSWERS = 5, 5
 STATES: tuple[RunState, ...] = get_args(RunState)
-
-
-class RunPage(Record):
-    runs: tuple[RunEntry, ...]
-    counts: dict[RunState, int]
-    total: int
-    page: int
-    pages: int
 
 
 class RunView(Record):
@@ -81,16 +73,17 @@ class TwoCompared(Record):
     rows: tuple[Difference, ...]
 
 
-def list_runs(project: Project, *, state: str = "", page: int = 1) -> RunPage:
-    """A page of runs, the newest first."""
+def list_runs(
+    project: Project, *, state: str = "", page: int = 1
+) -> tuple[Page[RunEntry], dict[RunState, int]]:
+    """A page of runs, the newest first; how many there are by their state."""
     chosen = next((known for known in STATES if known == state), None)
     with project.open() as work:
         counts = work.runs.count()
         total = counts.get(chosen, 0) if chosen else sum(counts.values())
-        pages = max(-(-total // PAGE_SIZE), 1)
-        page = min(max(page, 1), pages)
+        page, pages = number_page(page, total)
         entries = work.runs.list(limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE, state=chosen)
-        return RunPage(runs=entries, counts=counts, total=total, page=page, pages=pages)
+        return Page[RunEntry](items=entries, total=total, page=page, pages=pages), counts
 
 
 def read_run(project: Project, run_id: str) -> RunView:
@@ -103,6 +96,17 @@ def read_run(project: Project, run_id: str) -> RunView:
     if entry.state == "done" and not steps and not missing:
         missing.append("its journal of steps is gone")
     plan, outcome = _read_plan(entry), _read_outcome(entry)
+    looks = [] if outcome is None else list(outcome.looks)
+    for line in Journal(folder / EVALUATIONS).read() if outcome is None else ():
+        with suppress(ValidationError, KeyError):
+            looks.append(TrainingEvaluation.model_validate(line["evaluation"]))
+    checkpoints = (folder / CHECKPOINTS).iterdir() if (folder / CHECKPOINTS).is_dir() else ()
+    log_tail = ""
+    with suppress(OSError), (folder / LOG_FILE).open("rb") as handle:
+        size = handle.seek(0, 2)
+        handle.seek(max(size - LOG_TAIL_BYTES, 0))
+        text = handle.read().decode(errors="replace")
+        log_tail = text.partition("\n")[2] if size > LOG_TAIL_BYTES else text
     if outcome is not None and not Path(outcome.adapter_folder).is_dir():
         missing.append("its adapter is gone; `graft train` trains it again")
     return RunView(
@@ -111,10 +115,10 @@ def read_run(project: Project, run_id: str) -> RunView:
         plan=plan,
         outcome=outcome,
         steps=steps,
-        looks=outcome.looks if outcome else _read_looks(folder),
+        looks=tuple(looks),
         vitals=read_vitals(folder),
-        checkpoints=_list_checkpoints(folder),
-        log_tail=_read_tail(folder / LOG_FILE),
+        checkpoints=tuple(sorted(path.name for path in checkpoints if path.is_dir())),
+        log_tail=log_tail,
         missing=tuple(missing),
     )
 
@@ -146,11 +150,11 @@ def list_events(project: Project, run_id: str, *, kind: str = "") -> tuple[Event
     return tuple(reversed(events[-MOST_EVENTS:]))
 
 
-def list_answer_extremes(project: Project, run_id: str, *, most: int = 5) -> AnswerExtremes | None:
+def list_answer_extremes(project: Project, run_id: str) -> AnswerExtremes | None:
     """The best and the worst sampled answers of the last batches; None for a run without rewards."""
     with project.open() as work:
         entry = _require_run(work, run_id)
-    return read_extremes(Path(entry.folder), most=most, batches=LAST_BATCHES)
+    return read_extremes(Path(entry.folder), most=SHOWN_ANSWERS, batches=LAST_BATCHES)
 
 
 def compare_runs(project: Project, a: str, b: str) -> TwoCompared:
@@ -169,11 +173,14 @@ def compare_runs(project: Project, a: str, b: str) -> TwoCompared:
 
 def list_differences(section: str, left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
     """Every value that one of the two has."""
-    pairs = ((name, left.get(name), right.get(name)) for name in dict.fromkeys((*left, *right)))
-    return [
-        Difference(section=section, name=name, a=a, b=b, same=a == b, better=_better(name, a, b))
-        for name, a, b in pairs
-    ]
+    differences = []
+    for name in dict.fromkeys((*left, *right)):
+        a, b, better = left.get(name), right.get(name), ""
+        is_figure = isinstance(a, int | float) and isinstance(b, int | float) and a != b
+        if is_figure and name in LESS_IS_BETTER | MORE_IS_BETTER:
+            better = "a" if (a < b) == (name in LESS_IS_BETTER) else "b"
+        differences.append(Difference(section=section, name=name, a=a, b=b, same=a == b, better=better))
+    return differences
 
 
 def stop_run(project: Project) -> bool:
@@ -207,44 +214,8 @@ def _read_outcome(entry: RunEntry) -> TrainOutcome | None:
         return None
 
 
-def _read_looks(folder: Path) -> tuple[TrainingEvaluation, ...]:
-    found = []
-    for line in Journal(folder / EVALUATIONS).read():
-        try:
-            found.append(TrainingEvaluation.model_validate(line["evaluation"]))
-        except (ValidationError, KeyError):
-            continue
-    return tuple(found)
-
-
-def _list_checkpoints(folder: Path) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(path.name for path in (folder / CHECKPOINTS).iterdir() if path.is_dir()))
-    except OSError:
-        return ()
-
-
-def _read_tail(path: Path) -> str:
-    try:
-        with path.open("rb") as handle:
-            size = handle.seek(0, 2)
-            handle.seek(max(size - LOG_TAIL_BYTES, 0))
-            text = handle.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return text.partition("\n")[2] if size > LOG_TAIL_BYTES else text
-
-
 LESS_IS_BETTER = {"final loss", "validation loss", "minutes", "peak memory, GiB", "restarts"}
 MORE_IS_BETTER = {"tokens a second"}
-
-
-def _better(name: str, a: Any, b: Any) -> str:
-    if not isinstance(a, int | float) or not isinstance(b, int | float) or a == b:
-        return ""
-    if name in LESS_IS_BETTER:
-        return "a" if a < b else "b"
-    return ("a" if a > b else "b") if name in MORE_IS_BETTER else ""
 
 
 def _measured(entry: RunEntry) -> dict[str, Any]:

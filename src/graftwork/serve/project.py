@@ -452,18 +452,10 @@ class CaptureExport:
         self.left_out: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Capture]:
-        # What the test and validation rows of the project's dataset ask; nothing where there is none.
-        held_out: set[str] = set()
-        entry = self._work.ledger.get("prepare")
-        folder = Path(PreparedData.model_validate(entry.output).folder) if entry is not None else None
-        if folder is not None and folder.is_dir():
-            for split in ("validation", "test"):
-                for row in iterate_rows(folder, split):
-                    held_out.add(_question_of([message.model_dump() for message in row.messages]))
+        held_out = _held_out_questions(self._work)
         for capture in self._work.captures.export():
             reason = self._why_not(capture)
-            question = _question_of(capture.request.get("messages"))
-            if reason is None and question and question in held_out:
+            if reason is None and _question_of(capture.request.get("messages")) in held_out:
                 reason = HELD_OUT
             if reason is None:
                 self.written += 1
@@ -488,6 +480,19 @@ class CaptureExport:
         if self._feedback == "negative" and not is_negative(origin, self._settings):
             return "it has no negative feedback"
         return None
+
+
+def _held_out_questions(work: OpenProject) -> set[str]:
+    """What the test and validation rows of the project's dataset ask; nothing where there is none."""
+    entry = work.ledger.get("prepare")
+    folder = Path(PreparedData.model_validate(entry.output).folder) if entry is not None else None
+    if folder is None or not folder.is_dir():
+        return set()
+    return {
+        _question_of([message.model_dump() for message in row.messages])
+        for split in ("validation", "test")
+        for row in iterate_rows(folder, split)
+    } - {""}
 
 
 def _question_of(messages: Any) -> str:

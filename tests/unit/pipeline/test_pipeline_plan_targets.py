@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.pipeline.steps.plan import _adapter
+from graftwork.pipeline.steps.plan import describe_adapter
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import ModelShape
 from graftwork.train.settings import TrainSettings
@@ -24,7 +24,7 @@ NEOX = LLAMA.model_copy(update={"linears": {"query_key_value": (64, 192), "dense
 
 
 def resolve(shape=LLAMA, **settings):
-    return AdapterShape.model_validate(_adapter(TrainSettings.model_validate(settings), shape))
+    return AdapterShape.model_validate(describe_adapter(TrainSettings.model_validate(settings), shape))
 
 
 def test_all_means_every_linear_layer_of_the_base_at_hand():

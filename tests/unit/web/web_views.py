@@ -12,7 +12,7 @@ def list_views(folder) -> dict[str, str]:
         run = work.runs.list(limit=1)[0]
         failed = work.runs.last_failure()
         capture = work.captures.page(limit=1, text="onerror")[0]
-    row = list_rows(project, split="train", group="writer").rows[0]
+    row = list_rows(project, split="train", group="writer").items[0]
     dataset = list_datasets(project)[0].hash
     case = list_cases(project, CaseQuery(outcome="lost")).cases[0]
     return {

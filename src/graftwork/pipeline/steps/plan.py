@@ -62,17 +62,6 @@ def plan_for(
     prepared = made.get("prepare", PreparedData)
     dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
-    adapter = AdapterShape(
-        rank=settings.rank,
-        alpha=settings.alpha,
-        targets=_target_names(settings, shape),
-        layers=tuple(_layers(settings, shape)),
-        ranks=_other_ranks(settings),
-        alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
-        stabilised=settings.rank_stabilised,
-        kind="lora" if settings.method == "qlora" else settings.method,
-        experts=settings.experts,
-    )
     dtype = choose_precision(
         settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
     )
@@ -100,9 +89,7 @@ def plan_for(
             dtype=dtype,
             train={
                 "settings": settings.what_is_learned(),
-                "adapter": adapter.model_dump(
-                    mode="json", exclude=set() if settings.experts else {"experts"}
-                ),
+                "adapter": describe_adapter(settings, shape),
                 **_started_from(work),
                 **_examination(work),
                 **_rendering(work),
@@ -249,6 +236,22 @@ def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
             tokens = (*row.tokens, *[row.tokens[-1]] * length)[:length]
             found.append(row.model_copy(update={"tokens": tokens}))
     return found
+
+
+def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
+    """The shape of what is learned: AdapterShape as JSON."""
+    adapter = AdapterShape(
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=_target_names(settings, shape),
+        layers=tuple(_layers(settings, shape)),
+        ranks=_other_ranks(settings),
+        alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
+        stabilised=settings.rank_stabilised,
+        kind="lora" if settings.method == "qlora" else settings.method,
+        experts=settings.experts,
+    )
+    return adapter.model_dump(mode="json", exclude=set() if settings.experts else {"experts"})
 
 
 def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:

@@ -27,12 +27,16 @@ def index(request: Request) -> Response:
     project = project_of(request)
     text, release = text_in(request, "text"), text_in(request, "release")
     traffic = captures.read_traffic(project)
+    found, by_release = captures.list_captures(
+        project, text=text, release=release, page=number_in(request, "page")
+    )
     return render(
         request,
         "captures.html.jinja",
         title="Captures",
         section=SECTION,
-        found=captures.list_captures(project, text=text, release=release, page=number_in(request, "page")),
+        found=found,
+        by_release=by_release,
         traffic=traffic,
         figure=draw_both(lambda width: draw_days(traffic, width=width), wide=860),
         totals=captures.read_capture_totals(project),
@@ -43,8 +47,8 @@ def index(request: Request) -> Response:
 
 
 def capture(request: Request) -> Response:
-    view = captures.read_capture(project_of(request), request.path_params["capture"])
-    asked = view.capture.request.get("messages")
+    shown, feedback = captures.read_capture(project_of(request), request.path_params["capture"])
+    asked = shown.request.get("messages")
     turns = [
         (str(turn.get("role", "")), _text_of(turn.get("content")))
         for turn in (asked if isinstance(asked, list) else [])
@@ -53,10 +57,10 @@ def capture(request: Request) -> Response:
     return render(
         request,
         "capture.html.jinja",
-        title=f"Capture {view.capture.id[:12]}",
+        title=f"Capture {shown.id[:12]}",
         section=SECTION,
-        view=view,
-        capture=view.capture,
+        capture=shown,
+        feedback=feedback,
         turns=turns,
         back=address(
             SECTION,

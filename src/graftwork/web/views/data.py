@@ -60,7 +60,7 @@ def dataset(request: Request) -> Response:
         dataset=found,
         groups=datasets.count_groups(project, name),
         lengths={"wide": draw_lengths(lengths, width=520), "narrow": draw_lengths(lengths, width=340)},
-        drops=datasets.list_drops(project, name),
+        dropped_by_step=datasets.list_drops(project, name)[1],
         others=others,
     )
 
@@ -75,6 +75,7 @@ def rows(request: Request) -> Response:
         title=f"Rows of {split}",
         section=SECTION,
         page_of=page,
+        chosen=split,
         group=group,
         groups=datasets.count_groups(project, name),
         dataset=datasets.read_dataset(project, name),
@@ -103,13 +104,17 @@ def row(request: Request) -> Response:
 def drops(request: Request) -> Response:
     project, name = project_of(request), _name(request)
     step, reason = text_in(request, "step"), text_in(request, "reason")
-    found = datasets.list_drops(project, name, step=step, reason=reason, page=number_in(request, "page"))
+    found, by_step, by_reason = datasets.list_drops(
+        project, name, step=step, reason=reason, page=number_in(request, "page")
+    )
     return render(
         request,
         "drops.html.jinja",
         title="Dropped rows",
         section=SECTION,
         found=found,
+        by_step=by_step,
+        by_reason=by_reason,
         step=step,
         reason=reason,
         dataset=datasets.read_dataset(project, name),

@@ -164,7 +164,7 @@ def index(request: Request) -> Response:
         found=found,
         live=releases.list_live(project),
         rollback_command=rollback_command,
-        versions={entry.id: entry.version for entry in found.releases},
+        versions={entry.id: entry.version for entry in found.items},
         moves=releases.read_alias_log(project)[:20],
         search=search,
         decision=decision,
@@ -177,7 +177,7 @@ def release(request: Request) -> Response:
     project, name = project_of(request), request.path_params["release"]
     view = releases.read_release(project, name)
     graph = releases.read_lineage(project, view.release.id)
-    known = releases.list_releases(project).releases
+    known = releases.list_releases(project).items
     return render(
         request,
         "release.html.jinja",
@@ -226,7 +226,7 @@ def compare(request: Request) -> Response:
         found=found,
         rows=[row for row in found.rows if everything or not row.same] if found else [],
         same=sum(row.same for row in found.rows) if found else 0,
-        releases=releases.list_releases(project).releases,
+        releases=releases.list_releases(project).items,
     )
 
 

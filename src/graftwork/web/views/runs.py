@@ -32,13 +32,14 @@ HALF = 500.0
 
 def index(request: Request) -> Response:
     state = text_in(request, "state")
-    found = runs.list_runs(project_of(request), state=state, page=number_in(request, "page"))
+    found, counts = runs.list_runs(project_of(request), state=state, page=number_in(request, "page"))
     return render(
         request,
         "runs.html.jinja",
         title="Runs",
         section=SECTION,
         found=found,
+        counts=counts,
         state=state,
         states=runs.STATES,
     )
@@ -183,7 +184,7 @@ def compare(request: Request) -> Response:
         found=found,
         rows=rows,
         same=sum(row.same for row in found.rows) if found else 0,
-        runs=runs.list_runs(project).runs,
+        runs=runs.list_runs(project)[0].items,
         losses=_draw_comparison(project, (a, b)) if found else None,
     )
 
