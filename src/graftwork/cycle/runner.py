@@ -51,9 +51,8 @@ from graftwork.project.open_project import OpenProject, current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.dataset import Audit
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
-from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
-from graftwork.records.release import AliasMove, Release
+from graftwork.records.release import Release
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.deploy import HERE, Question, deploy
@@ -107,7 +106,14 @@ class ProjectRunner:
         work.cycles.keep_output(cycle, step, step, output)
         summary = summarize(output)
         if step == "plan":
-            summary["same_as_last"] = self._is_same(work, cycle, str(summary["run"]))
+            # Whether the last cycle of this model trained the same thing, and came to its end.
+            ended = (
+                earlier
+                for earlier in work.cycles.history()
+                if earlier.model == cycle.model and earlier.outcome in ENDED_WELL
+            )
+            last = None if cycle.cause.startswith(BY_HAND) else next(ended, None)
+            summary["same_as_last"] = last is not None and last.summary("plan").get("run") == summary["run"]
         return CycleStepResult(summary)
 
     def find_missing(self, cycle: CycleState, place: str) -> str:
@@ -219,15 +225,6 @@ class ProjectRunner:
         self._lines[path] = stamp, lines
         return lines
 
-    def _is_same(self, work: OpenProject, cycle: CycleState, run: str) -> bool:
-        """Whether the last cycle of this model trained the same thing, and came to its end."""
-        if cycle.cause.startswith(BY_HAND):
-            return False
-        for earlier in work.cycles.history():
-            if earlier.model == cycle.model and earlier.outcome in ENDED_WELL:
-                return bool(earlier.summary("plan").get("run") == run)
-        return False
-
     def _watch_spend(self, state: CoordinatorState, cycle: CycleState) -> tuple[dict[str, Any], list[Notice]]:
         """A notice for each share of the month's cap that is spent or reserved for the first time."""
         settings = self._work.settings
@@ -318,8 +315,14 @@ def stop_jobs(work: OpenProject, cycle: CycleState) -> None:
     """Stop the open jobs of a canceled cycle. The fleet's reconciliation repeats what fails here."""
     plan = _planned_in(work, cycle)
     jobs = find_jobs(work, plan) if plan is not None else []
+    # The cycle that is open now may follow such a job: the same data and settings are the same run.
+    newest, followed = work.cycles.read().open_cycle, set[str]()
+    if newest is not None and newest.number != cycle.number:
+        step, newest_plan = newest.step("train"), _planned_in(work, newest)
+        if step is not None and step.status != "waiting" and newest_plan is not None:
+            followed = {job.id for job in find_jobs(work, newest_plan)}
     for job in jobs:
-        if job.is_open and not _trains_in_another(work, cycle, job):
+        if job.is_open and job.id not in followed:
             try:
                 stop(work, job, at_once=True)
             except Exception as error:  # whatever a place may raise: the other jobs are stopped all the same
@@ -331,17 +334,6 @@ def stop_jobs(work: OpenProject, cycle: CycleState) -> None:
 def _planned_in(work: OpenProject, cycle: CycleState) -> Plan | None:
     entry = work.ledger.get(name_cycle(cycle.number, "plan"))
     return Plan.model_validate(entry.output) if entry is not None else None
-
-
-def _trains_in_another(work: OpenProject, cycle: CycleState, job: FleetJob) -> bool:
-    """Whether the cycle that is open now follows this job: the same data and settings are the same run."""
-    found = work.cycles.read().open_cycle
-    if found is None or found.number == cycle.number:
-        return False
-    step, plan = found.step("train"), _planned_in(work, found)
-    if step is None or step.status == "waiting" or plan is None:
-        return False
-    return any(known.id == job.id for known in find_jobs(work, plan))
 
 
 CANDIDATE = "candidate"
@@ -424,10 +416,12 @@ def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release)
         )
     approved = next((given for given in cycle.approvals if given.step == "promote"), None)
     reason = f"cycle {cycle.number}" + (f", approved by {approved.who}" if approved else "")
-    if champion != release.id and (moved := _moved_away(work, release, alias, reason)) is not None:
-        return CycleStepResult(
-            {"action": "rolled_back", "release": release.id, "alias": alias, "why": moved.why}
-        )
+    moves = work.releases.alias_log(alias)
+    promoted = [at for at, move in enumerate(moves) if move.release_id == release.id and move.why == reason]
+    if champion != release.id and promoted and promoted[-1] + 1 < len(moves):
+        # An earlier attempt of this cycle had promoted it, and the alias left it since.
+        why = moves[promoted[-1] + 1].why
+        return CycleStepResult({"action": "rolled_back", "release": release.id, "alias": alias, "why": why})
     promote_release(work, release.id, reason=reason)
     return CycleStepResult(
         {
@@ -440,16 +434,12 @@ def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release)
     )
 
 
-def _moved_away(work: OpenProject, release: Release, alias: str, reason: str) -> AliasMove | None:
-    """How the alias left the release after an earlier attempt of this cycle had promoted it."""
-    log = work.releases.alias_log(alias)
-    promoted = [at for at, move in enumerate(log) if move.release_id == release.id and move.why == reason]
-    return log[promoted[-1] + 1] if promoted and promoted[-1] + 1 < len(log) else None
-
-
 def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOutputs) -> CycleStepResult:
     """Bring it to every serving machine. If one of them cannot answer with it, all go back."""
-    work, asked, targets = replace(work, publish_to=None), _questions(made), work.settings.cycle.deliver
+    work, targets = replace(work, publish_to=None), work.settings.cycle.deliver
+    # What the release was tried with here: it must be able to answer that there.
+    tried = made.get("try", TryOut).tried if "try" in made.outputs else ()
+    asked: list[Question] = [[{"role": "user", "content": attempt.question}] for attempt in tried]
     champion = work.releases.aliases().get(full_alias(work))
     if champion is not None and champion != release.id:
         # An earlier attempt rolled it back, or a person promoted another one.
@@ -462,7 +452,18 @@ def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOu
             work, release.id, to=target.to, graft=target.graft, requests=target.requests, questions=asked
         )
         if not done.ok:
-            _go_back(work, release, reached, asked)
+            # The alias here, and the machines that had taken the release, get the one before it.
+            champion = work.releases.aliases().get(full_alias(work))
+            if champion == release.id and release.parent is not None:
+                reason = "a serving machine could not answer with it"
+                roll_back_release(work, release.id, reason=reason)
+                # A person may have promoted another one in the meantime.
+                champion = work.releases.aliases().get(full_alias(work))
+            elif champion == release.id:
+                champion = None
+            if champion is not None:
+                others = [other for other in reached if "://" not in other.to and other.to != HERE]
+                _bring(work, champion, others, asked)
             return _rolled_back(release, [target.to], f"{target.to}: {done.why}")
         reached.append(target)
     return CycleStepResult(
@@ -472,22 +473,6 @@ def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOu
 
 def _rolled_back(release: Release, to: list[str], why: str) -> CycleStepResult:
     return CycleStepResult({"action": "rolled_back", "release": release.id, "to": to, "why": why})
-
-
-def _go_back(
-    work: OpenProject, release: Release, reached: Sequence[DeliverSettings], asked: list[Question]
-) -> None:
-    """The alias here, and the machines that had taken the release already, get the one before it."""
-    champion = work.releases.aliases().get(full_alias(work))
-    if champion == release.id:
-        if release.parent is None:
-            return
-        roll_back_release(work, release.id, reason="a serving machine could not answer with it")
-        # A person may have promoted another one in the meantime.
-        champion = work.releases.aliases().get(full_alias(work))
-    if champion is not None:
-        others = [target for target in reached if "://" not in target.to and target.to != HERE]
-        _bring(work, champion, others, asked)
 
 
 def _bring(
@@ -512,10 +497,3 @@ def _bring(
             why="; ".join(failures),
             fix=f"graft release deploy {champion[:12]} --ssh TARGET, for each of them",
         )
-
-
-def _questions(made: StepOutputs) -> list[Question]:
-    """What the release was tried with here: it must be able to answer that there."""
-    if "try" not in made.outputs:
-        return []
-    return [[{"role": "user", "content": tried.question}] for tried in made.get("try", TryOut).tried]

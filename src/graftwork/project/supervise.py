@@ -184,7 +184,13 @@ def run_job(
             _raise_reported_error(code, task.folder, task.name)
             pause = restarts.after_crash(code, done=supervisor.progress)
             if pause is None:
-                raise _given_up(task.name, code, task.folder, crashes=restarts.in_a_row)
+                raise WorkerFailed(
+                    f"{task.name} crashed {restarts.in_a_row} time(s) without progress; the last time it "
+                    f"{_cause(code)}",
+                    why=publish_text(read_log_tail(task.folder)) or "it left no output",
+                    fix="look at the log; what was done so far is kept, the same command resumes from there",
+                    where=str(task.folder / LOG_FILE),
+                )
             supervisor.report_restart(code, pause)
             _wait(pause)
     except (StoppedInOrder, Interrupted):
@@ -256,7 +262,12 @@ class _Supervisor:
     def _watch(self, handle: JobHandle) -> JobStatus:
         try:
             while (status := self._place.poll(handle, seconds=POLL_SECONDS)).running:
-                self._report(status)
+                self._beats()
+                if (beat := read_beat(self._folder)) is not None:
+                    self._report_beat(beat)
+                if self._hooks.watcher is not None:
+                    self._hooks.watcher.check(status.process_state)
+                self._hooks.on_poll()
             self._place.fetch(handle)
         except KeyboardInterrupt as interrupt:
             self._reporter.info("stopping in good order; press Ctrl-C again to end it at once")
@@ -290,19 +301,8 @@ class _Supervisor:
                 return
         self._place.stop(handle, at_once=True)
 
-    def _report(self, status: JobStatus) -> None:
-        self._beats()
-        beat = read_beat(self._folder)
-        if beat is not None:
-            self._reporter.progress(
-                beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=self._detail(beat)
-            )
-        if self._hooks.watcher is not None:
-            self._hooks.watcher.check(status.process_state)
-        self._hooks.on_poll()
-
-    def _detail(self, beat: Beat) -> dict[str, float | str]:
-        """What is shown next to the progress bar: memory, and what the plan expected."""
+    def _report_beat(self, beat: Beat) -> None:
+        """Next to the progress bar: memory, and what the plan expected."""
         detail = dict(beat.detail)
         if beat.doing:
             detail["doing"] = beat.doing
@@ -311,7 +311,9 @@ class _Supervisor:
             detail["memory_gib"] = sum(used) if used else beat.vitals.memory_gib
         if self._hooks.watcher is not None:
             detail["expected_step_seconds"] = self._hooks.watcher.expected_seconds
-        return detail
+        self._reporter.progress(
+            beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=detail
+        )
 
     def _active_folders(self) -> Sequence[Path]:
         active = self._hooks.active_folders
@@ -339,15 +341,6 @@ def _wait(seconds: float) -> None:
         threading.Event().wait(seconds)
     except KeyboardInterrupt as interrupt:
         raise interruption_error() from interrupt
-
-
-def _given_up(name: str, code: int, folder: Path, *, crashes: int) -> WorkerFailed:
-    return WorkerFailed(
-        f"{name} crashed {crashes} time(s) without progress; the last time it {_cause(code)}",
-        why=publish_text(read_log_tail(folder)) or "it left no output",
-        fix="look at the log; what was done so far is kept, the same command resumes from there",
-        where=str(folder / LOG_FILE),
-    )
 
 
 def _raise_reported_error(code: int, folder: Path, name: str) -> None:

@@ -72,7 +72,16 @@ def promote_release(
     with store.shared_lock():
         release = registry.find_release(work.releases, name)
         full = full_alias(work, alias, model=release.model)
-        _require_own(work, release, full)
+        model, slash, _ = full.rpartition("/")
+        settings = work.settings
+        if slash and (model not in settings.models or model == settings.main_model):
+            # An alias named with its model takes releases of that model only.
+            raise UserMistake(
+                f"there is no model {model!r} that has aliases of this kind",
+                why=f"the models are {', '.join(settings.all_models)}; {settings.main_model} has no prefix",
+                fix=f"leave the prefix out: the alias goes to the model of release {release.id[:12]}",
+                where="--alias",
+            )
         store.verify(release.id)
         move = registry.promote(
             work.releases,
@@ -130,19 +139,6 @@ def roll_back_release(
         return None
 
 
-def _require_own(work: OpenProject, release: Release, alias: str) -> None:
-    """An alias named with its model takes releases of that model only."""
-    model, slash, _ = alias.rpartition("/")
-    settings = work.settings
-    if slash and (model not in settings.models or model == settings.main_model):
-        raise UserMistake(
-            f"there is no model {model!r} that has aliases of this kind",
-            why=f"the models are {', '.join(settings.all_models)}; {settings.main_model} has no prefix",
-            fix=f"leave the prefix out: the alias goes to the model of release {release.id[:12]}",
-            where="--alias",
-        )
-
-
 DOUBTFUL = "it is not known whether a server uses it"
 HELD_LATE = "a server started to use it during garbage collection"
 
@@ -159,11 +155,11 @@ def collect_garbage(
     refused: list[str] = []
 
     def in_use(contents: StoreContents) -> set[str]:
-        found = _find_unindexed(work, contents.ids)
-        adopted.extend(release.id for release in found.whole)
-        refused.extend(found.refused)
+        whole, damaged = _find_unindexed(work, contents.ids)
+        adopted.extend(release.id for release in whole)
+        refused.extend(damaged)
         if not dry_run:
-            for release in found.whole:
+            for release in whole:
                 work.releases.add(release)
         entries = work.releases.entries()
         reasons.update(
@@ -205,10 +201,10 @@ class Indexed(Record):
 
 def index_releases(work: OpenProject) -> Indexed:
     """Add the releases on disk that the index does not know, as after the loss of the database."""
-    found = _find_unindexed(work, open_store(work).ids())
-    for release in found.whole:
+    whole, damaged = _find_unindexed(work, open_store(work).ids())
+    for release in whole:
         work.releases.add(release)
-    return Indexed(added=tuple(release.id for release in found.whole), refused=tuple(found.refused))
+    return Indexed(added=tuple(release.id for release in whole), refused=tuple(damaged))
 
 
 def count_unindexed(work: OpenProject) -> int:
@@ -216,20 +212,13 @@ def count_unindexed(work: OpenProject) -> int:
     return len(set(open_store(work).ids()) - {entry.id for entry in work.releases.entries()})
 
 
-class _Unindexed(NamedTuple):
-    """Releases in the store but not in the index: whole ones, oldest first, and the ids of those that do not
-    verify."""
+def _find_unindexed(work: OpenProject, ids: Iterable[str]) -> tuple[list[Release], list[str]]:
+    """Releases in the store but not in the index: whole ones, oldest first, and the ids of damaged ones.
 
-    whole: list[Release]
-    refused: list[str]
-
-
-def _find_unindexed(work: OpenProject, ids: Iterable[str]) -> _Unindexed:
-    """The index is a new one, or a killed writer left a release; what is not whole was never let in.
-
+    The index is a new one, or a killed writer left a release; what is not whole was never let in.
     Every byte is read: one that counts among the newest may cost an older one its place.
     """
-    store, found = open_store(work), _Unindexed([], [])
+    store, whole, damaged = open_store(work), list[Release](), list[str]()
     known = {entry.id for entry in work.releases.entries()}
     for release_id in ids:
         if release_id in known:
@@ -237,12 +226,11 @@ def _find_unindexed(work: OpenProject, ids: Iterable[str]) -> _Unindexed:
         try:
             release = store.verify_unsigned(release_id)
         except GraftError:
-            found.refused.append(release_id)
+            damaged.append(release_id)
         else:
             if release.project == work.settings.project:
-                found.whole.append(release)
-    found.whole.sort(key=lambda release: release.created_at)
-    return found
+                whole.append(release)
+    return sorted(whole, key=lambda release: release.created_at), damaged
 
 
 VERDICT = "verdict.json"
@@ -378,10 +366,21 @@ def trace_release(work: OpenProject, release: Release, *, lines: bool = True) ->
     store = open_store(work)
     dataset = None
     if store.has(release.id):
-        made_of = store.get(release.id) / "dataset.json"
-        dataset = _read_dataset(made_of)
+        dataset = _read_dataset(store.get(release.id) / "dataset.json")
     _draw_making(work, drawing, release, top, dataset, lines=lines)
-    _draw_parents(work, drawing, release, top)
+    child, made, seen = release, top, {release.id}
+    while child.parent is not None and child.parent not in seen and len(seen) < _LONGEST_WAY_BACK:
+        seen.add(child.parent)
+        try:
+            parent = work.releases.get(child.parent)
+        except GraftError:
+            lost = drawing.node("release", child.parent[:12], key=child.parent, state="not in this index")
+            drawing.edge(made, lost, "took the place of")
+            break
+        below = _draw_release(work, drawing, parent)
+        drawing.edge(made, below, "took the place of")
+        _draw_making(work, drawing, parent, below, None, lines=False)
+        child, made = parent, below
     return LineageGraph(nodes=tuple(drawing.nodes.values()), edges=tuple(drawing.edges))
 
 
@@ -400,22 +399,6 @@ def _draw_release(work: OpenProject, drawing: _Drawing, release: Release) -> str
     facts |= {"aliases": ", ".join(entry.aliases)} if entry.aliases else {}
     facts |= {"files": f"collected {entry.collected_at}"} if entry.collected_at else {}
     return drawing.node("release", release.id[:12], key=release.id, **facts)
-
-
-def _draw_parents(work: OpenProject, drawing: _Drawing, release: Release, made: str) -> None:
-    seen = {release.id}
-    while release.parent is not None and release.parent not in seen and len(seen) < _LONGEST_WAY_BACK:
-        seen.add(release.parent)
-        try:
-            parent = work.releases.get(release.parent)
-        except GraftError:
-            lost = drawing.node("release", release.parent[:12], key=release.parent, state="not in this index")
-            drawing.edge(made, lost, "took the place of")
-            return
-        below = _draw_release(work, drawing, parent)
-        drawing.edge(made, below, "took the place of")
-        _draw_making(work, drawing, parent, below, None, lines=False)
-        release, made = parent, below
 
 
 def _draw_making(
@@ -447,10 +430,12 @@ def _draw_making(
 def _draw_file(
     work: OpenProject, drawing: _Drawing, data: str, file: InputFile, found: dict[str, list[int]]
 ) -> None:
-    path = work.project.root / file.file
-    node = drawing.node(
-        "file", file.file, sha256=file.sha256[:12], rows=str(file.rows), state=_state_of(path, file.sha256)
-    )
+    try:
+        is_same = file_digest(work.project.root / file.file) == file.sha256
+        state = "as it was" if is_same else "changed since"
+    except OSError:
+        state = "no longer there"
+    node = drawing.node("file", file.file, sha256=file.sha256[:12], rows=str(file.rows), state=state)
     drawing.edge(data, node, "read from")
     for split, numbers in found.items():
         name = f"{file.file} {split}"
@@ -468,10 +453,3 @@ def _lines_of(folder: Path, dataset: Dataset) -> dict[str, dict[str, list[int]]]
         for file, number in zip(files, numbers, strict=True):
             found[file][split].append(number)
     return found
-
-
-def _state_of(path: Path, sha256: str) -> str:
-    try:
-        return "as it was" if file_digest(path) == sha256 else "changed since"
-    except OSError:
-        return "no longer there"

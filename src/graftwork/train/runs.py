@@ -218,6 +218,12 @@ def divide(
     looks = sum(look.seconds for look in outcome.looks)
     checkpoints = max(0.0, between_steps(steps) - looks)
     rest = minutes * 60 - outcome.load_seconds - outcome.seconds - looks - checkpoints
+    # The last sample of memory before the first step. A GPU's is its driver's, with others' use in it: there,
+    # it is unknown.
+    loaded = None
+    if steps and steps[0].at and not any(vital.devices for vital in vitals):
+        begun = steps[0].at - steps[0].seconds
+        loaded = next((vital.memory_gib for vital in reversed(vitals) if vital.at < begun), None)
     return RunParts(
         seconds={
             "load": outcome.load_seconds,
@@ -228,7 +234,7 @@ def divide(
             "checkpoints": checkpoints,
             "restarts" if outcome.restarts else "validation": max(0.0, rest),
         },
-        memory_gib=dict(split_memory(loaded=_loaded_gib(steps, vitals), peak=outcome.peak_memory_gib)),
+        memory_gib=dict(split_memory(loaded=loaded, peak=outcome.peak_memory_gib)),
     )
 
 
@@ -240,13 +246,3 @@ def between_steps(steps: Sequence[TrainStep]) -> float:
         if later.step == earlier.step + 1 and earlier.at and later.at
     ]
     return sum(gap for gap in gaps if gap > 0)
-
-
-def _loaded_gib(steps: Sequence[TrainStep], vitals: Sequence[Vitals]) -> float | None:
-    """The last sample of memory before the first step. A card's is its driver's, with others' use in it:
-    there, it is unknown."""
-    if not steps or not steps[0].at or any(vital.devices for vital in vitals):
-        return None
-    begun = steps[0].at - steps[0].seconds
-    before = [vital.memory_gib for vital in vitals if vital.at < begun]
-    return before[-1] if before else None

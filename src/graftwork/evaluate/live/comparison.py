@@ -82,12 +82,6 @@ def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
     return first, second
 
 
-def note_trial(
-    work: OpenProject, first: Release, second: Release, *, metric: str, traffic: str
-) -> tuple[str, ...]:
-    return note_pair(work, (first.id, second.id), metric=metric, traffic=traffic)
-
-
 def note_pair(work: OpenProject, pair: tuple[str, str], *, metric: str, traffic: str) -> tuple[str, ...]:
     """Write down, before looking, by what this pair is tested."""
     name = fingerprint([sorted(pair), traffic])[:16]
@@ -112,7 +106,7 @@ def compare_replayed(
     name = choose_metric(work, metric)
     cases = read_case_file(cases_file, named=work.settings.evaluate.checks)
     grading = open_grading(work, cases)
-    remarks = note_trial(work, first, second, metric=name, traffic=hash_cases(cases))
+    remarks = note_pair(work, (first.id, second.id), metric=name, traffic=hash_cases(cases))
     log_look(work, cases, subject=second.adapter_hash)
 
     def grade_block(block: Sequence[Case]) -> tuple[Scores, Scores]:
@@ -211,9 +205,18 @@ def watch_live(
             running = find_experiment(work, pair, experiment)
             if look is None or running != look.experiment:
                 look = LiveComparison(work, pair, metric=name, experiment=running)
-                work.reporter.info(f"watching {_call(running)}")
+                traffic = "traffic that was not assigned at random"
+                work.reporter.info(f"watching {traffic if running is None else f'experiment {running}'}")
             found = look.look()
-            _tell_progress(work, found)
+            enough = 1 / (1 - found.confidence)
+            state = (
+                f"B less A {found.low:+.1%} to {found.high:+.1%}, "
+                f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
+            )
+            a, b = found.arms["A"].sessions, found.arms["B"].sessions
+            phase = f"{found.used} sessions (A {a}, B {b} assigned)"
+            # No remaining time: it depends on future answers.
+            work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})
             if not found.used and found.ungraded >= HOPELESS:
                 return found
     except KeyboardInterrupt:
@@ -290,7 +293,8 @@ class LiveComparison:
         if self._remarks is None and self._live.used:
             # Before anybody sees it. A metric that could grade nothing has shown nothing.
             traffic = self.experiment or "captures"
-            self._remarks = note_trial(self._work, *self._pair, metric=self._metric, traffic=traffic)
+            pair = self._pair[0].id, self._pair[1].id
+            self._remarks = note_pair(self._work, pair, metric=self._metric, traffic=traffic)
         return self._tell()
 
     def decide(self, found: ABResult) -> CanaryStep:
@@ -416,18 +420,3 @@ def grade_own(
 
 def choose_live_metric(work: OpenProject, metric: str | None) -> str:
     return FEEDBACK if metric == FEEDBACK else choose_metric(work, metric, also=(FEEDBACK,))
-
-
-def _call(experiment: str | None) -> str:
-    return "traffic that was not assigned at random" if experiment is None else f"experiment {experiment}"
-
-
-def _tell_progress(work: OpenProject, found: ABResult) -> None:
-    """No remaining time: it depends on future answers."""
-    enough = 1 / (1 - found.confidence)
-    state = (
-        f"B less A {found.low:+.1%} to {found.high:+.1%}, "
-        f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
-    )
-    phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} assigned)"
-    work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})

@@ -200,11 +200,6 @@ def stall_watcher(work: OpenProject, job: TrainJob) -> Iterator[StallWatcher]:
         )
 
 
-def _still_there(_work: OpenProject, outcome: TrainOutcome) -> bool:
-    folder = Path(outcome.adapter_folder)
-    return folder.is_dir() and folder_digest(folder) == outcome.adapter_hash
-
-
 STEP = PipelineStep(
     name="train",
     title="train the adapter",
@@ -213,7 +208,10 @@ STEP = PipelineStep(
     depends_on=lambda _work, _made: None,
     do=_do,
     identity=lambda outcome: str(outcome.adapter_hash),
-    still_there=_still_there,
+    still_there=lambda _work, outcome: (
+        Path(outcome.adapter_folder).is_dir()
+        and folder_digest(Path(outcome.adapter_folder)) == outcome.adapter_hash
+    ),
 )
 
 
@@ -240,8 +238,14 @@ def as_replanned(job: TrainJob) -> TrainJob:
 
 def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
     """Remember what was measured; half the rows at a time, or a card's limit a little lower."""
-    _remember(work, job, exhausted)
     measured = exhausted.figures.get("peak_memory_gib")
+    if measured is not None:
+        # Next to the plans of finished runs, so that the next plan can use it. The failed allocation is part
+        # of what the work would have taken.
+        needed = measured + exhausted.figures.get("asked_gib", 0.0)
+        found = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
+        device, base = job.plan.device.name, kind_of_run(work)
+        work.residuals.add(job.run_id, device=device, base=base, found=[found], when=timestamp())
     took = f"{measured:.2f} GiB were taken" if measured is not None else "how much was taken is not known"
     why = f"the plan expected {job.plan.peak_memory_gib.value:.2f} GiB, {took}; {exhausted.why}"
     smaller = _take_less(job)
@@ -304,16 +308,3 @@ def with_limit(job: TrainJob, limit_gib: float) -> TrainJob:
     assert job.plan.tuning is not None, "only a card has a limit"
     tuning = job.plan.tuning.model_copy(update={"limit_gib": limit_gib})
     return job.model_copy(update={"plan": job.plan.model_copy(update={"tuning": tuning})})
-
-
-def _remember(work: OpenProject, job: TrainJob, exhausted: OutOfMemory) -> None:
-    """Next to the plans of finished runs, so that the next plan can use it."""
-    taken = exhausted.figures.get("peak_memory_gib")
-    if taken is None:
-        return
-    # The failed allocation is part of what the work would have taken.
-    needed = taken + exhausted.figures.get("asked_gib", 0.0)
-    found = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
-    work.residuals.add(
-        job.run_id, device=job.plan.device.name, base=kind_of_run(work), found=[found], when=timestamp()
-    )

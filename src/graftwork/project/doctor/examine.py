@@ -38,7 +38,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.units import MIB
 from graftwork.train.checkpoints.checkpoint import verify_checkpoint
 from graftwork.train.run_folder import CHECKPOINTS
-from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
+from graftwork.train.settings import ExamineSettings, RunSettings
 
 STEPS = 10
 ROWS_AT_MOST = 2
@@ -69,8 +69,25 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
             found = f"{error.what}{f': {error.why}' if error.why else ''}"
             yield DoctorCheck(name="dry run", result="missing", found=found, fix=error.fix)
             return
-        yield _steps(outcome)
-        yield _checkpoint(Path(outcome.adapter_folder).parent / CHECKPOINTS)
+        yield decide(
+            "dry run",
+            outcome.steps == STEPS and math.isfinite(outcome.final_loss),
+            f"{outcome.steps} steps in {outcome.seconds:.1f} s after {outcome.load_seconds:.1f} s of "
+            f"loading, loss {outcome.first_loss:.3f} to {outcome.final_loss:.3f}, "
+            f"peak {outcome.peak_memory_gib:.2f} GiB",
+            "look at the base and the precision: a loss that is no number",
+        )
+        paths = sorted((Path(outcome.adapter_folder).parent / CHECKPOINTS).glob("step-*"))
+        fix = "look at the disk"
+        try:
+            manifest = verify_checkpoint(paths[-1]) if paths else None
+            found = "none was written"
+        except Damaged as damage:
+            manifest, found, fix = None, damage.what, f"{fix}: it does not keep what it is given"
+        if manifest is not None:
+            size = sum(manifest.sizes.values()) / MIB
+            found = f"step {manifest.step} written and read back, {size:.1f} MiB, every byte as it was"
+        yield decide("checkpoint", manifest is not None, found, fix)
         yield decide(
             "base unchanged",
             outcome.base_hash_before == outcome.base_hash_after,
@@ -79,46 +96,33 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
         )
 
 
-def _steps(outcome: TrainOutcome) -> DoctorCheck:
-    summary = (
-        f"{outcome.steps} steps in {outcome.seconds:.1f} s after {outcome.load_seconds:.1f} s of loading, "
-        f"loss {outcome.first_loss:.3f} to {outcome.final_loss:.3f}, peak {outcome.peak_memory_gib:.2f} GiB"
-    )
-    good = outcome.steps == STEPS and math.isfinite(outcome.final_loss)
-    return decide("dry run", good, summary, "look at the base and the precision: a loss that is no number")
-
-
-def _checkpoint(folder: Path) -> DoctorCheck:
-    paths = sorted(folder.glob("step-*"))
-    if not paths:
-        return DoctorCheck(
-            name="checkpoint", result="missing", found="none was written", fix="look at the disk"
-        )
-    try:
-        manifest = verify_checkpoint(paths[-1])
-    except Damaged as damage:
-        return DoctorCheck(
-            name="checkpoint",
-            result="missing",
-            found=damage.what,
-            fix="look at the disk: it does not keep what it is given",
-        )
-    size = sum(manifest.sizes.values()) / MIB
-    return DoctorCheck(
-        name="checkpoint",
-        result="ok",
-        found=f"step {manifest.step} written and read back, {size:.1f} MiB, every byte as it was",
-    )
-
-
 def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
     settings = project.settings.of_model(project.settings.main_model)
     base = settings.base
     if base != EMBEDDED and (project.root / base).expanduser().is_dir():
         base = str((project.root / base).expanduser().resolve())
-    train = _ten_steps(settings.train)
-    rows = STEPS * train.batch_rows
-    (folder / "rows.jsonl").write_text("".join(_made_up_rows(2 * rows)))
+    batch = min(settings.train.batch_rows, ROWS_AT_MOST * settings.train.processes)
+    train = settings.train.model_copy(
+        update={
+            "epochs": 1,
+            "batch_rows": batch,
+            "max_rows": STEPS * batch,
+            "validation_rows": 2,
+            "checkpoint_every": STEPS // 2,
+            "keep_checkpoints": 1,
+            "start_from": None,
+            "compile": "off",
+            "examine": ExamineSettings(),
+            "run": RunSettings(max_restarts=0),
+        }
+    )
+    # Questions and replies of common words, each unlike the others, the same every time.
+    chance, rows = random.Random(10), []
+    for number in range(2 * STEPS * batch):
+        words = [f"{chance.choice(WORDS)}{chance.randrange(1000)}" for _ in range(WORDS_OF_A_ROW)]
+        question = f"Sort these, list {number}: {' '.join(words)}"
+        rows.append(json.dumps({"prompt": question, "completion": " ".join(sorted(words))}) + "\n")
+    (folder / "rows.jsonl").write_text("".join(rows))
     data = DataSettings(
         logs=("rows.jsonl",),
         test=0.0,
@@ -140,33 +144,6 @@ def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
     )
 
 
-def _ten_steps(train: TrainSettings) -> TrainSettings:
-    batch = min(train.batch_rows, ROWS_AT_MOST * train.processes)
-    return train.model_copy(
-        update={
-            "epochs": 1,
-            "batch_rows": batch,
-            "max_rows": STEPS * batch,
-            "validation_rows": 2,
-            "checkpoint_every": STEPS // 2,
-            "keep_checkpoints": 1,
-            "start_from": None,
-            "compile": "off",
-            "examine": ExamineSettings(),
-            "run": RunSettings(max_restarts=0),
-        }
-    )
-
-
-def _made_up_rows(count: int) -> Iterator[str]:
-    """Questions and replies of common words, each unlike the others, the same every time."""
-    chance = random.Random(10)
-    for number in range(count):
-        words = [f"{chance.choice(WORDS)}{chance.randrange(1000)}" for _ in range(WORDS_OF_A_ROW)]
-        asked = f"Sort these, list {number}: {' '.join(words)}"
-        yield json.dumps({"prompt": asked, "completion": " ".join(sorted(words))}) + "\n"
-
-
 ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
 
 
@@ -179,8 +156,18 @@ def examine(
     planned = planned_disk_gib(project) if project else None
     yield from _of("machine", check_machine(folder, disk_gib=planned))
     yield from _of("cards", check_gpus())
+    wanted = set()
+    if project is not None:
+        # Accounts that the settings cannot do without.
+        run = project.settings.train.run
+        wanted.add(ACCOUNT_OF.get((run.mirror or "").partition("://")[0], ""))
+        if "wandb" in run.trackers and os.environ.get("WANDB_MODE", "offline") == "online":
+            wanted.add("Weights & Biases")
     accounts = check_credentials(
-        os.environ, home=Path.home(), project=project.root if project else None, wanted=_wanted(project)
+        os.environ,
+        home=Path.home(),
+        project=project.root if project else None,
+        wanted=frozenset(wanted - {""}),
     )
     yield from _of("accounts", accounts)
     yield from _of("project", iter([check_base(project)]))
@@ -190,17 +177,6 @@ def examine(
         yield from _of("network", check_network(project))
     if project is not None and dry_run is not None:
         yield from _of("dry run", check_dry_run(project, dry_run))
-
-
-def _wanted(project: ProjectFolder | None) -> frozenset[str]:
-    """Accounts that the settings cannot do without."""
-    if project is None:
-        return frozenset()
-    run = project.settings.train.run
-    found = {ACCOUNT_OF.get((run.mirror or "").partition("://")[0], "")}
-    if "wandb" in run.trackers and os.environ.get("WANDB_MODE", "offline") == "online":
-        found.add("Weights & Biases")
-    return frozenset(found - {""})
 
 
 def _of(group: str, checks: Iterator[DoctorCheck]) -> Iterator[DoctorCheck]:

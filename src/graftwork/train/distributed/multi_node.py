@@ -169,7 +169,10 @@ def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, 
     reporter.info(f"machine {rank} of {machines.count} waits for the first one to call ({file})")
     try:
         while True:
-            call = _next_call(file, answered)
+            call = _read(file)
+            if call is None or call.id == answered:
+                threading.Event().wait(POLL_SECONDS)
+                continue
             if call.over:
                 return
             answered = call.id
@@ -178,14 +181,6 @@ def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, 
             reporter.info(f"the part of machine {rank} ended with exit code {code}")
     except KeyboardInterrupt as interrupt:
         raise interruption_error() from interrupt
-
-
-def _next_call(file: Path, answered: str | None) -> Call:
-    while True:
-        call = _read(file)
-        if call is not None and call.id != answered:
-            return call
-        threading.Event().wait(POLL_SECONDS)
 
 
 def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place: WorkerHost) -> int:
@@ -213,20 +208,16 @@ def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place:
         while (status := place.poll(handle, seconds=POLL_SECONDS)).running:
             latest = _read(file)
             if latest is not None and latest.over:
-                return _let_end(place, handle)
+                # The first machine has ended, and mostly so has our part, which then exits by itself: stopped
+                # at that moment it would report a signal after a good run.
+                status = place.poll(handle, seconds=LEAVING_SECONDS)
+                return _stop(place, handle) if status.running else _exit_code(status)
             if latest is not None and latest.id != call.id:
                 place.stop(handle, at_once=True)
         return _exit_code(status)
     finally:
         if place.poll(handle).running:
             _stop(place, handle)
-
-
-def _let_end(place: WorkerHost, handle: JobHandle) -> int:
-    """The first machine has ended, and mostly so has our part, which then exits by itself: stopped at that
-    moment it would report a signal after a good run."""
-    status = place.poll(handle, seconds=LEAVING_SECONDS)
-    return _stop(place, handle) if status.running else _exit_code(status)
 
 
 def _stop(place: WorkerHost, handle: JobHandle) -> int:
@@ -345,27 +336,23 @@ def _on_slurm(project: ProjectFolder, *, nodes: int, model: str | None, folder: 
         last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
         raise EnvironmentLacks(f"Slurm refuses the job: {last}", fix="check fleet.slurm", where="fleet.slurm")
     number = done.stdout.strip().partition(";")[0]
+    pause = threading.Event()
     try:
-        _wait_for_slurm(number)
+        while True:
+            # Until the job has left the queue.
+            asked = subprocess.run(
+                ["squeue", "-h", "-j", number, "-o", "%T"], capture_output=True, text=True, check=False
+            )
+            unknown = asked.returncode and "nvalid job id" in asked.stderr
+            if unknown or (not asked.returncode and not asked.stdout.strip()):
+                break
+            pause.wait(QUEUE_SECONDS)
     except KeyboardInterrupt:
         subprocess.run(["scancel", number], check=False, capture_output=True)
         raise
     code = code_file.read_text().strip() if code_file.exists() else ""
     if code != "0":
         raise _failed("slurm", {0: int(code)} if code else {}, folder / "machines.log")
-
-
-def _wait_for_slurm(number: str) -> None:
-    """Until the job has left the queue."""
-    pause = threading.Event()
-    while True:
-        asked = subprocess.run(
-            ["squeue", "-h", "-j", number, "-o", "%T"], capture_output=True, text=True, check=False
-        )
-        unknown = asked.returncode and "nvalid job id" in asked.stderr
-        if unknown or (not asked.returncode and not asked.stdout.strip()):
-            return
-        pause.wait(QUEUE_SECONDS)
 
 
 def _failed(engine: str, failed: dict[int, int], log: Path) -> WorkerFailed:

@@ -7,11 +7,10 @@ not expect to end within the budget is not begun. Reads the training and validat
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from graftwork.data.project import PreparedData
 from graftwork.files.config_text import read_config_text, set_values
@@ -110,15 +109,6 @@ class SweepRequest:
     """Whether a place that costs money may be used."""
 
 
-class TrialMachine(Protocol):
-    """Where trials are planned and trained."""
-
-    def plan(self, variant: OpenProject) -> Plan:
-        """Raises AnswerIsNo where the run does not fit."""
-
-    def train(self, variant: OpenProject, plan: Plan) -> TrainOutcome: ...
-
-
 class _Here:
     def __init__(self, work: OpenProject, made: StepOutputs) -> None:
         self._work, self._made = work, made
@@ -194,14 +184,12 @@ def run_sweep(work: OpenProject, request: SweepRequest) -> SweepResult:
     made = run_pipeline(work, upto="prepare")
     if starts_from_main(work):
         run_pipeline(replace(work, asked_model=None), upto="train")
-    machine: TrialMachine = _Here(work, made) if request.place == "here" else _Elsewhere(work, made, request)
+    machine: _Here = _Here(work, made) if request.place == "here" else _Elsewhere(work, made, request)
     return _Sweep(work, made, request, machine).run()
 
 
 class _Sweep:
-    def __init__(
-        self, work: OpenProject, made: StepOutputs, request: SweepRequest, machine: TrialMachine
-    ) -> None:
+    def __init__(self, work: OpenProject, made: StepOutputs, request: SweepRequest, machine: _Here) -> None:
         self._work, self._request, self._machine = work, request, machine
         train = work.settings.train
         self._now = SweepSettings(
@@ -214,7 +202,16 @@ class _Sweep:
             request.batch_rows or usual.batch_rows,
         )
         prepared = made.get("prepare", PreparedData)
-        self._rows = _count_rows(work, prepared)
+        folder = Path(prepared.folder)
+        self._rows = len(choose_training_rows(read_rows(folder, "train"), settings=train))
+        validation = prepared.dataset.splits.get("validation")
+        checked = min(validation.rows if validation else 0, train.validation_rows)
+        if not self._rows or not checked:
+            raise UserMistake(
+                "a sweep needs training rows and validation rows",
+                why=f"there are {self._rows} training rows and {checked} rows for the validation loss",
+                fix="raise `data.validation` or `train.validation_rows`, or add logs",
+            )
         identity = [
             work.model,
             work.base.revision,
@@ -247,7 +244,23 @@ class _Sweep:
                     break
                 best = advance(losses, 1)[0]
                 alive = advance(losses, schedule.rungs[at + 1].trials) if at + 1 < len(schedule.rungs) else ()
-        return self._result(schedule, tuple(done.values()), best)
+        trials = tuple(done.values())
+        train = self._work.settings.train.model_dump()
+        wanted = self._changes(best) if best is not None else {}
+        return SweepResult(
+            model=self._work.model,
+            place=self._request.place,
+            device=self._device,
+            folder=str(self.folder),
+            budget_minutes=self._request.minutes,
+            budget_steps=self._request.steps,
+            rungs=schedule.rungs,
+            trials=trials,
+            now=self._now,
+            best=best,
+            changes={key: value for key, value in wanted.items() if value != train[key]},
+            minutes=round(sum(trial.minutes for trial in trials), 3),
+        )
 
     def _read(self) -> list[SweepTrial]:
         return [SweepTrial.model_validate(line) for line in self._journal.read()]
@@ -264,13 +277,27 @@ class _Sweep:
             # Values that cannot be are refused before the first trial is trained.
             self._variant(trial, self._rows)
         least = LEAST_BATCHES * max(trial.batch_rows for trial in settings)
-        rungs = plan_rungs(
-            len(settings),
-            rows=self._rows,
-            least=least,
-            budget=self._budget(),
-            cost=self._cost(min(least, self._rows)),
+        epochs, batch_rows, fewest = (
+            self._work.settings.train.epochs,
+            self._now.batch_rows,
+            min(least, self._rows),
         )
+        budget = float(self._request.steps or 0)
+
+        def cost(rows: int) -> float:
+            """The price of a trial by its rows: steps of the present batch, or minutes by the planner."""
+            if self._request.minutes is None:
+                return rows * epochs / batch_rows
+            return minutes_of_fewest + (rows - fewest) * minutes_per_row
+
+        if self._request.minutes is not None:
+            budget = self._request.minutes * USABLE
+            minutes_of_fewest, minutes_of_all = (
+                self._machine.plan(self._variant(self._now, rows)).minutes.value
+                for rows in (fewest, self._rows)
+            )
+            minutes_per_row = (minutes_of_all - minutes_of_fewest) / max(self._rows - fewest, 1)
+        rungs = plan_rungs(len(settings), rows=self._rows, least=least, budget=budget, cost=cost)
         if not rungs:
             raise AnswerIsNo(
                 "the budget is too small for a sweep",
@@ -281,23 +308,6 @@ class _Sweep:
         schedule = SweepSchedule(settings=settings[: rungs[0].trials], rungs=rungs)
         write_atomic(path, schedule.to_json())
         return schedule
-
-    def _budget(self) -> float:
-        if self._request.minutes is not None:
-            return self._request.minutes * USABLE
-        assert self._request.steps is not None
-        return float(self._request.steps)
-
-    def _cost(self, least: int) -> Any:
-        """The price of a trial by its rows: steps of the present batch, or minutes by the planner."""
-        epochs = self._work.settings.train.epochs
-        if self._request.minutes is None:
-            return lambda rows: rows * epochs / self._now.batch_rows
-        few, all_of = (
-            self._machine.plan(self._variant(self._now, rows)).minutes.value for rows in (least, self._rows)
-        )
-        slope = (all_of - few) / max(self._rows - least, 1)
-        return lambda rows: few + slope * (rows - least)
 
     def _try(self, settings: SweepSettings, at: int, rung: Rung) -> SweepTrial:
         """Train it, unless the planner says that it would not end in time."""
@@ -344,59 +354,19 @@ class _Sweep:
         alpha = train.alpha if train.rank_stabilised else train.alpha * settings.rank / train.rank
         return {**settings.model_dump(), "alpha": alpha}
 
-    def _result(
-        self, schedule: SweepSchedule, trials: tuple[SweepTrial, ...], best: SweepSettings | None
-    ) -> SweepResult:
-        train = self._work.settings.train.model_dump()
-        wanted = self._changes(best) if best is not None else {}
-        return SweepResult(
-            model=self._work.model,
-            place=self._request.place,
-            device=self._device,
-            folder=str(self.folder),
-            budget_minutes=self._request.minutes,
-            budget_steps=self._request.steps,
-            rungs=schedule.rungs,
-            trials=trials,
-            now=self._now,
-            best=best,
-            changes={key: value for key, value in wanted.items() if value != train[key]},
-            minutes=round(sum(trial.minutes for trial in trials), 3),
-        )
-
-
-def _count_rows(work: OpenProject, prepared: PreparedData) -> int:
-    folder = Path(prepared.folder)
-    rows = len(choose_training_rows(read_rows(folder, "train"), settings=work.settings.train))
-    validation = prepared.dataset.splits.get("validation")
-    checked = min(validation.rows if validation else 0, work.settings.train.validation_rows)
-    if not rows or not checked:
-        raise UserMistake(
-            "a sweep needs training rows and validation rows",
-            why=f"there are {rows} training rows and {checked} rows for the validation loss",
-            fix="raise `data.validation` or `train.validation_rows`, or add logs",
-        )
-    return rows
-
 
 def write_best(work: OpenProject, result: SweepResult) -> SweepResult:
     """Set the best settings in graft.yaml; its comments and order stay."""
     if not result.changes:
         return result
-    path, where = work.project.file, str(work.project.file)
+    path, where, settings = work.project.file, str(work.project.file), work.project.settings
+    model = settings.models.get(work.model)
+    own = model.train.model_dump() if model is not None else {}
     text = read_config_text(path)
     for key, value in result.changes.items():
-        text = set_values(text, _place_of(work, key), {key: value}, where=where)
+        # Where graft.yaml sets it for this model: for all models, or under the model itself.
+        for_all = work.model == settings.main_model and key not in own
+        section = ("train",) if for_all else ("models", work.model, "train")
+        text = set_values(text, section, {key: value}, where=where)
     write_atomic(path, text)
     return result.model_copy(update={"written_to": str(path)})
-
-
-def _place_of(work: OpenProject, key: str) -> tuple[str, ...]:
-    """Where graft.yaml sets a key of `train` for this model: for all models, or under the model itself."""
-    settings = work.project.settings
-    own: Mapping[str, Any] = (
-        settings.models[work.model].train.model_dump() if work.model in settings.models else {}
-    )
-    if work.model == settings.main_model and key not in own:
-        return ("train",)
-    return ("models", work.model, "train")
