@@ -1,8 +1,8 @@
 """Audits of logs: with or without a project. Out: an `Audit`; nothing is kept but the project's own cache."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +65,13 @@ def audit_project(folder: ProjectFolder, *, reporter: Reporter) -> Audit:
 
     data = folder.settings.data
     template = template_here(folder.settings.base, data, root=folder.root)
-    with _cache_folder(folder) as cache:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(worker.hold_lock(folder.state / "pipeline"))
+            cache = folder.sifted
+        except Busy:
+            # A run holds the project, and its cache of row features.
+            cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-audit-")))
         return audit_logs(
             audit_context_here(folder, template=template),
             folder=cache,
@@ -84,15 +90,3 @@ def _audit_in_scratch_folder(
         return audit_logs(
             context, folder=Path(folder), on_progress=progress_listener(reporter), count_tokens=count
         )
-
-
-@contextmanager
-def _cache_folder(project: ProjectFolder) -> Iterator[Path]:
-    """The project's cache of row features; a temporary folder while a run holds the project."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(worker.hold_lock(project.state / "pipeline"))
-            folder = project.sifted
-        except Busy:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-audit-")))
-        yield folder

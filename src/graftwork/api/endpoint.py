@@ -113,8 +113,18 @@ def ask_model(
         )
     except EnvironmentLacks as error:
         return EndpointAnswer(model=model, error=error.what)
-    found = EndpointAnswer(model=model, status=status, headers=headers, seconds=time.perf_counter() - began)
-    return found.model_copy(update=_read(content, status))
+    answer = EndpointAnswer(model=model, status=status, headers=headers, seconds=time.perf_counter() - began)
+    try:
+        found = json.loads(content)
+        if status >= 400:
+            message = str(found.get("error", {}).get("message", found))[:2000]
+            return answer.model_copy(update={"error": message})
+        usage, text = found.get("usage") or {}, str(found["choices"][0]["message"].get("content") or "")
+        tokens = {"prompt_tokens": usage.get("prompt_tokens"), "reply_tokens": usage.get("completion_tokens")}
+        return answer.model_copy(update={"text": text, **tokens})
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        error = f"status {status}, and the body is no chat completion"
+        return answer.model_copy(update={"error": error})
 
 
 def curl_command(project: Project, model: str, messages: list[dict[str, str]]) -> str:
@@ -143,18 +153,3 @@ def _open(
             "the endpoint's address is not fixed on this machine", fix="set serve.host and serve.port"
         )
     return endpoint.send(path, body, seconds=seconds)
-
-
-def _read(content: bytes, status: int) -> dict[str, object]:
-    try:
-        body = json.loads(content)
-        if status >= 400:
-            return {"error": str(body.get("error", {}).get("message", body))[:2000]}
-        usage = body.get("usage") or {}
-        return {
-            "text": str(body["choices"][0]["message"].get("content") or ""),
-            "prompt_tokens": usage.get("prompt_tokens"),
-            "reply_tokens": usage.get("completion_tokens"),
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return {"error": f"status {status}, and the body is no chat completion"}

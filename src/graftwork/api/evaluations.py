@@ -105,25 +105,9 @@ class _Loaded(NamedTuple):
     missing: tuple[str, ...]
 
 
-class _LoadedCache:
-    """The last evaluations that were read, by what identifies them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, ...], _Loaded] = OrderedDict()
-
-    def get(self, key: tuple[str, ...]) -> _Loaded | None:
-        with self._lock:
-            return self._kept.get(key)
-
-    def put(self, key: tuple[str, ...], loaded: _Loaded) -> None:
-        with self._lock:
-            self._kept[key] = loaded
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-
-
-_kept = _LoadedCache()
+_loaded: OrderedDict[tuple[str, ...], _Loaded] = OrderedDict()
+"""The last evaluations that were read, by what identifies them."""
+_lock = threading.Lock()
 
 
 def read_evaluation(project: Project) -> EvaluationView | None:
@@ -275,7 +259,9 @@ def _select(loaded: _Loaded, query: CaseQuery) -> tuple[list[CaseLine], CaseQuer
     for case in loaded.cases:
         if query.part and inside.get(case.id) != part:
             continue
-        if wanted and not _holds(loaded, case, wanted):
+        texts = [case.id, *(turn.content for turn in case.messages)]
+        texts += [book[case.id].text for book in loaded.answers.values() if case.id in book]
+        if wanted and not any(wanted in text.casefold() for text in texts):
             continue
         before = left.scores.get(case.id) if left else None
         after = right.scores.get(case.id) if right else None
@@ -310,13 +296,6 @@ def _outcome(before: float | None, after: float | None, *, less: bool) -> Outcom
     return "both_right" if after >= 1 else "both_wrong" if after <= 0 else "same"
 
 
-def _holds(loaded: _Loaded, case: Case, text: str) -> bool:
-    if text in case.id.casefold() or any(text in turn.content.casefold() for turn in case.messages):
-        return True
-    answers = (book.get(case.id) for book in loaded.answers.values())
-    return any(answer is not None and text in answer.text.casefold() for answer in answers)
-
-
 def _require(project: Project) -> _Loaded:
     loaded = _load(project)
     if loaded is None:
@@ -337,7 +316,8 @@ def _load(project: Project) -> _Loaded | None:
         if times is None:
             return None
         key = (str(project.root), name, times.fingerprint, times.finished_at)
-        known = _kept.get(key)
+        with _lock:
+            known = _loaded.get(key)
         if known is not None and not known.missing:
             return known
         entry = work.ledger.get(name)
@@ -350,12 +330,6 @@ def _load(project: Project) -> _Loaded | None:
             "the last evaluation was written by another version of graftwork",
             fix="run `graft eval` again",
         ) from None
-    loaded = _read_files(evaluated)
-    _kept.put(key, loaded)
-    return loaded
-
-
-def _read_files(evaluated: Evaluated) -> _Loaded:
     missing = []
     cases: tuple[Case, ...] = ()
     try:
@@ -374,4 +348,9 @@ def _read_files(evaluated: Evaluated) -> _Loaded:
         for answer in found:
             if answer.repeat == 0 or answer.case_id not in book:
                 book[answer.case_id] = answer
-    return _Loaded(evaluated, cases, answers, tuple(missing))
+    loaded = _Loaded(evaluated, cases, answers, tuple(missing))
+    with _lock:
+        _loaded[key] = loaded
+        while len(_loaded) > KEPT:
+            _loaded.popitem(last=False)
+    return loaded

@@ -133,14 +133,49 @@ def read_component(project: Project, name: str, component: str) -> ComponentView
     if line is None:
         raise UserMistake(f"there is no component {component} in {name}", fix="choose one of the list")
     journal = _journal(folder)
-    tries = [entry for entry in journal.of_kind(ATTEMPT) if entry["component"] == component]
-    prompts = [journal.find(PROMPT, _answer(journal, entry).get("prompt", "")) for entry in tries]
+    before, stages = "", []
+    accepted = [
+        entry["stage"] for entry in journal.of_kind(ACCEPTED) if entry["stage"]["component"] == component
+    ]
+    for number, body in sorted({body["stage"]: body for body in accepted}.items()):
+        stage = AcceptedStage.model_validate(body)
+        lines = difflib.unified_diff(before.splitlines(), stage.source.splitlines(), lineterm="", n=2)
+        stages.append(
+            ComponentStage(
+                stage=number,
+                how=stage.how,
+                checks=stage.checks,
+                source=stage.source,
+                change=tuple(lines)[2:] if before else (),
+                events=stage.evidence.events if stage.evidence else None,
+            )
+        )
+        before = stage.source
+    attempts = [entry for entry in journal.of_kind(ATTEMPT) if entry["component"] == component]
+    answers = [journal.find(ANSWER, entry["key"]) or {} for entry in attempts]
+    prompts = (journal.find(PROMPT, answer.get("prompt", "")) for answer in answers)
     first = next((prompt for prompt in prompts if prompt is not None), None)
+    tries = []
+    for entry, answer in zip(attempts[:MOST_TRIES], answers, strict=False):
+        verdict = (journal.find(VERDICT, entry["submission"]) or {}).get("verdict", {})
+        cases = verdict.get("cases", {})
+        tries.append(
+            ComponentTry(
+                stage=entry["stage"],
+                round=int(answer.get("round", 0)),
+                sample=int(answer.get("sample", 0)),
+                ok=bool(entry["ok"]),
+                reason=str(verdict.get("reason", "")),
+                text=str(answer.get("text", "")),
+                cases_passed=sum(not reason for reason in cases.values()),
+                cases=len(cases),
+            )
+        )
     return ComponentView(
         line=line,
-        stages=tuple(_stages(journal, component)),
-        tries=tuple(_try(journal, entry) for entry in tries[:MOST_TRIES]),
-        more_tries=max(0, len(tries) - MOST_TRIES),
+        stages=tuple(stages),
+        tries=tuple(tries),
+        more_tries=max(0, len(attempts) - MOST_TRIES),
         prompt=first["messages"][-1]["content"] if first else "",
     )
 
@@ -215,7 +250,11 @@ def _lines(folder: Path) -> Iterator[ComponentLine]:
     accepted = {entry["stage"]["component"]: entry["stage"]["stage"] for entry in journal.of_kind(ACCEPTED)}
     failed = {entry["component"]: entry["reason"] for entry in journal.of_kind(FAILED)}
     known = dict.fromkeys((*cards, *tries, *failed))
-    for identifier in sorted(known, key=_by_number):
+
+    def by_number(identifier: str) -> tuple[tuple[int, int | str], ...]:
+        return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in identifier.split("."))
+
+    for identifier in sorted(known, key=by_number):
         card = cards.get(identifier)
         yield ComponentLine(
             id=identifier,
@@ -226,51 +265,6 @@ def _lines(folder: Path) -> Iterator[ComponentLine]:
             card=card,
             failed="" if card and card.built else failed.get(identifier, ""),
         )
-
-
-def _by_number(identifier: str) -> tuple[tuple[int, int | str], ...]:
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in identifier.split("."))
-
-
-def _stages(journal: GenerationJournal, component: str) -> Iterator[ComponentStage]:
-    before = ""
-    accepted = {
-        entry["stage"]["stage"]: entry["stage"]
-        for entry in journal.of_kind(ACCEPTED)
-        if entry["stage"]["component"] == component
-    }
-    for number in sorted(accepted):
-        stage = AcceptedStage.model_validate(accepted[number])
-        lines = difflib.unified_diff(before.splitlines(), stage.source.splitlines(), lineterm="", n=2)
-        yield ComponentStage(
-            stage=number,
-            how=stage.how,
-            checks=stage.checks,
-            source=stage.source,
-            change=tuple(lines)[2:] if before else (),
-            events=stage.evidence.events if stage.evidence else None,
-        )
-        before = stage.source
-
-
-def _answer(journal: GenerationJournal, entry: dict[str, Any]) -> dict[str, Any]:
-    return journal.find(ANSWER, entry["key"]) or {}
-
-
-def _try(journal: GenerationJournal, entry: dict[str, Any]) -> ComponentTry:
-    answer = _answer(journal, entry)
-    verdict = (journal.find(VERDICT, entry["submission"]) or {}).get("verdict", {})
-    cases = verdict.get("cases", {})
-    return ComponentTry(
-        stage=entry["stage"],
-        round=int(answer.get("round", 0)),
-        sample=int(answer.get("sample", 0)),
-        ok=bool(entry["ok"]),
-        reason=str(verdict.get("reason", "")),
-        text=str(answer.get("text", "")),
-        cases_passed=sum(not reason for reason in cases.values()),
-        cases=len(cases),
-    )
 
 
 def _journal(folder: Path) -> GenerationJournal:

@@ -7,7 +7,6 @@ Decisions become data when they are applied.
 
 import threading
 import time
-from typing import NamedTuple
 
 from graftwork.api.project import Project
 from graftwork.data.review import AppliedReviews, apply_reviews
@@ -38,19 +37,10 @@ class ReviewTurn(Record):
     """How many rows wait for each reason."""
 
 
-class _Listed(NamedTuple):
-    at: float
-    items: tuple[ReviewItem, ...]
-
-
-class _Held(NamedTuple):
-    who: str
-    at: float
-
-
-_listed: dict[str, _Listed] = {}
-_held: dict[tuple[str, str], _Held] = {}
-"""By project and row."""
+_listed: dict[str, tuple[float, tuple[ReviewItem, ...]]] = {}
+"""By project: the queue, and when it was listed."""
+_held: dict[tuple[str, str], tuple[str, float]] = {}
+"""By project and row: who looks at it, and since when."""
 _lock = threading.Lock()
 
 
@@ -67,11 +57,17 @@ def next_review(project: Project, *, who: str = "", key: str = "", hold: bool = 
     for item in waiting:
         for reason in item.reasons:
             reasons[reason] = reasons.get(reason, 0) + 1
-    taken = _list_held(project, but_of=reviewer) if hold else set()
-    free = [item for item in waiting if item.key not in taken] or waiting
-    chosen = next((item for item in waiting if item.key == key), free[0] if free else None)
-    if hold:
-        _hold(project, chosen.key if chosen else "", reviewer)
+    now, name = time.monotonic(), str(project.root)
+    with _lock:
+        for row, (who_holds, since) in list(_held.items()):
+            # A reviewer looks at one row at a time.
+            if now - since >= HOLD_SECONDS or (hold and row[0] == name and who_holds == reviewer):
+                del _held[row]
+        taken = {row for root, row in _held if hold and root == name}
+        free = [item for item in waiting if item.key not in taken] or waiting
+        chosen = next((item for item in waiting if item.key == key), free[0] if free else None)
+        if hold and chosen is not None:
+            _held.setdefault((name, chosen.key), (reviewer, now))
     return ReviewTurn(
         item=chosen,
         waiting=len(waiting),
@@ -80,27 +76,6 @@ def next_review(project: Project, *, who: str = "", key: str = "", hold: bool = 
         last=mine[-1].review if mine and not mine[-1].applied else None,
         reasons=dict(sorted(reasons.items(), key=lambda pair: -pair[1])),
     )
-
-
-def _list_held(project: Project, *, but_of: str) -> set[str]:
-    """The rows that other reviewers look at."""
-    now, name = time.monotonic(), str(project.root)
-    with _lock:
-        for place, held in list(_held.items()):
-            if now - held.at >= HOLD_SECONDS:
-                del _held[place]
-        return {key for (root, key), held in _held.items() if root == name and held.who != but_of}
-
-
-def _hold(project: Project, key: str, who: str) -> None:
-    """A reviewer looks at one row at a time."""
-    name = str(project.root)
-    with _lock:
-        for place, held in list(_held.items()):
-            if place[0] == name and held.who == who:
-                del _held[place]
-        if key:
-            _held.setdefault((name, key), _Held(who, time.monotonic()))
 
 
 def decide_review(
@@ -146,10 +121,10 @@ def _list(project: Project, *, fresh: bool = False) -> tuple[ReviewItem, ...]:
     name = str(project.root)
     with _lock:
         known = _listed.get(name)
-    if known is not None and not fresh and time.monotonic() - known.at < KEEP_SECONDS:
-        return known.items
+    if known is not None and not fresh and time.monotonic() - known[0] < KEEP_SECONDS:
+        return known[1]
     items = project.review_items()
     with _lock:
         _listed.clear()
-        _listed[name] = _Listed(time.monotonic(), items)
+        _listed[name] = time.monotonic(), items
     return items

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -75,36 +75,6 @@ class RunIsComplete(GraftError):
     """There is nothing left to train for a session: the run of its model is complete."""
 
 
-class WeekDesk(Protocol):
-    """What following a week needs from outside."""
-
-    def load(self) -> FollowedWeek: ...
-
-    def save(self, week: FollowedWeek) -> None: ...
-
-    def look_after_jobs(self) -> Sequence[FleetJob]:
-        """Bring what has ended, end what is over its limits. All jobs of the project."""
-
-    def start(self, session: ShownSession, *, seconds: float) -> FleetJob:
-        """Order the job of a session. Raises `RunIsComplete` where there is nothing left to train, another
-        GraftError if the place or the project does not allow it."""
-
-    def runs_at(self, job: FleetJob, session: SessionJob) -> bool:
-        """Whether the job is at the place of the session and trains its model."""
-
-    def give_up(self, job: FleetJob) -> None:
-        """Stop a job that has not ended in its time."""
-
-    def judge(self, model: str) -> bool:
-        """Evaluate, gate and release a model whose run is complete. Doing it again changes nothing."""
-
-    def plan_again(
-        self, schedule: WeekSchedule, events: Sequence[WeekEvent], now: datetime
-    ) -> WeekSchedule: ...
-
-    def report(self, text: str) -> None: ...
-
-
 class WeekTick(Record):
     """What one round did, and when the next one is due."""
 
@@ -119,19 +89,27 @@ class WeekTick(Record):
 
 @dataclass
 class WeekFollower:
-    desk: WeekDesk
+    desk: "ProjectWeek"
 
     def tick(self, now: datetime) -> WeekTick:
         jobs = {job.id: job for job in self.desk.look_after_jobs()}
         week = self._find_lost(self.desk.load(), jobs)
         week, ended = self._end_sessions(week, jobs, now)
-        _, judged = self._judge(week, now)
+        judged = self._judge(week, now)
         # To judge a model takes long: a person may have written another plan meanwhile.
         week = self.desk.load()
         week, started, missed = self._begin_sessions(week, now)
         planned_again = bool(week.pending)
         if planned_again:
-            week = self._plan_again(week, now)
+            passing = [event for event in week.pending if event.kind not in LASTING]
+            try:
+                schedule = self.desk.plan_again(week.schedule, (*week.events, *passing), now)
+            except GraftError as error:
+                # The rest of the old plan still keeps the rules of every place.
+                self.desk.report(f"the rest of the week stays as planned: {error.what}")
+                schedule = week.schedule
+            week = week.model_copy(update={"schedule": schedule, "pending": ()})
+            self.desk.save(week)
         return WeekTick(
             started=tuple(started),
             ended=tuple(ended),
@@ -172,8 +150,13 @@ class WeekFollower:
         ended = []
         for session in week.sessions:
             job = jobs.get(session.job)
-            if session.state != "running" or (job is not None and not self._is_over(job, now)):
+            if session.state != "running":
                 continue
+            if job is not None and job.is_open:
+                if now.timestamp() < job.created_at + job.seconds + OVERDUE.total_seconds():
+                    continue
+                # One that never runs would keep its model from other places.
+                self.desk.give_up(job)
             complete = job is not None and job.state == "done"
             stopped = job is not None and job.state == "stopped"
             why = "complete" if complete else (job.reason or job.state) if job is not None else "gone"
@@ -187,16 +170,7 @@ class WeekFollower:
             self.desk.report(f"session ended: {ended[-1]}")
         return week, ended
 
-    def _is_over(self, job: FleetJob, now: datetime) -> bool:
-        """Whether a job has ended. One that never runs would keep its model from other places."""
-        if not job.is_open:
-            return True
-        if now.timestamp() < job.created_at + job.seconds + OVERDUE.total_seconds():
-            return False
-        self.desk.give_up(job)
-        return True
-
-    def _judge(self, week: FollowedWeek, now: datetime) -> tuple[FollowedWeek, list[str]]:
+    def _judge(self, week: FollowedWeek, now: datetime) -> list[str]:
         judged = []
         for session in week.sessions:
             if session.state != "done":
@@ -217,7 +191,7 @@ class WeekFollower:
             week = _change(week, session, verdict, state="judged")
             self.desk.save(week)
             judged.append(f"{session.model}: {'passed' if passed else 'not passed'}")
-        return week, judged
+        return judged
 
     def _begin_sessions(self, week: FollowedWeek, now: datetime) -> tuple[FollowedWeek, list[str], list[str]]:
         started, missed = [], []
@@ -249,18 +223,6 @@ class WeekFollower:
                 self.desk.report(f"session started: {started[-1]}")
             self.desk.save(week)
         return week, started, missed
-
-    def _plan_again(self, week: FollowedWeek, now: datetime) -> FollowedWeek:
-        passing = [event for event in week.pending if event.kind not in LASTING]
-        try:
-            schedule = self.desk.plan_again(week.schedule, (*week.events, *passing), now)
-        except GraftError as error:
-            # The rest of the old plan still keeps the rules of every place.
-            self.desk.report(f"the rest of the week stays as planned: {error.what}")
-            schedule = week.schedule
-        week = week.model_copy(update={"schedule": schedule, "pending": ()})
-        self.desk.save(week)
-        return week
 
 
 def due_sessions(week: FollowedWeek, now: datetime) -> list[ShownSession]:
@@ -325,24 +287,8 @@ class WeekData:
     def outputs_of(self, model: str) -> StepOutputs:
         """What comes before training, as this week has it."""
         kept = self._read(model)
-        if kept is None:
-            self._take(model)
-            kept = self._read(model)
-        # Data whose files were deleted are made again.
-        return kept if kept is not None else self._make(model)
-
-    def report_changes(self) -> None:
-        """Once for each change of the logs."""
-        kept, now = self.work.ledger.get(_name(LOGS)), log_hashes(self.work)
-        if kept is None or kept.output is None or kept.output.get("seen") == fingerprint(now):
-            return
-        if kept.output.get("taken") != fingerprint(now):
-            self.work.reporter.info(
-                "the logs have changed: this week continues with the data that it began with"
-            )
-        self._keep_logs(taken=str(kept.output.get("taken")), seen=fingerprint(now))
-
-    def _take(self, model: str) -> None:
+        if kept is not None:
+            return kept
         logs = fingerprint(log_hashes(self.work))
         self._keep_logs(taken=logs, seen=logs)
         for name in dict.fromkeys((self.work.settings.main_model, model, *self.models)):
@@ -358,6 +304,20 @@ class WeekData:
                 continue  # its own first session says what is wrong
             for step in BEFORE_TRAINING:
                 self._keep(_name(step, name), made.outputs[step].model_dump(mode="json"))
+        kept = self._read(model)
+        # Data whose files were deleted are made again.
+        return kept if kept is not None else self._make(model)
+
+    def report_changes(self) -> None:
+        """Once for each change of the logs."""
+        kept, now = self.work.ledger.get(_name(LOGS)), log_hashes(self.work)
+        if kept is None or kept.output is None or kept.output.get("seen") == fingerprint(now):
+            return
+        if kept.output.get("taken") != fingerprint(now):
+            self.work.reporter.info(
+                "the logs have changed: this week continues with the data that it began with"
+            )
+        self._keep_logs(taken=str(kept.output.get("taken")), seen=fingerprint(now))
 
     def _make(self, model: str) -> StepOutputs:
         # Nothing is trained here on the way: a model that starts from another waits for its adapter.
@@ -459,11 +419,14 @@ class ProjectWeek:
         write_atomic(self._state_file, week.to_json())
 
     def look_after_jobs(self) -> Sequence[FleetJob]:
+        """Bring what has ended, end what is over its limits. All jobs of the project."""
         if any(job.is_open for job in self._work.jobs.list()):
             reconcile(self._work)
         return self._work.jobs.list()
 
     def start(self, session: ShownSession, *, seconds: float) -> FleetJob:
+        """Order the job of a session. Raises `RunIsComplete` where there is nothing left to train, another
+        GraftError if the place or the project does not allow it."""
         work, place = self._of(session.model), self._work.settings.fleet.places.get(session.place)
         if place is None:
             raise UserMistake(
@@ -485,6 +448,7 @@ class ProjectWeek:
         return start_run(work, request, confirm=lambda _quote: True, made=made)
 
     def runs_at(self, job: FleetJob, session: SessionJob) -> bool:
+        """Whether the job is at the place of the session and trains its model."""
         place = self._work.settings.fleet.places.get(session.place)
         if place is None:
             return False
@@ -496,6 +460,7 @@ class ProjectWeek:
         return any(found.id == job.id for found in find_jobs(self._of(session.model), plan))
 
     def give_up(self, job: FleetJob) -> None:
+        """Stop a job that has not ended in its time."""
         try:
             stop(self._work, job, at_once=True)
         except Exception as error:  # whatever a place may raise: the reconciliation repeats it
@@ -504,6 +469,7 @@ class ProjectWeek:
             self.report(f"job {job.id} at {job.place} did not end in its time and is stopped")
 
     def judge(self, model: str) -> bool:
+        """Evaluate, gate and release a model whose run is complete. Doing it again changes nothing."""
         work = self._of(model)
         made = find_trained(work, self._data.outputs_of(model))
         if made is None:
