@@ -20,7 +20,7 @@ from graftwork.engines.selection import PRECISIONS
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_answers
 from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
-from graftwork.evaluate.cases import read_cases
+from graftwork.evaluate.cases import hash_cases, question_key, read_cases
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.costs import DAYS_PER_MONTH, AnswerPrice, Volume, find_savings
 from graftwork.evaluate.gate.settings import GateSettings
@@ -60,7 +60,7 @@ from graftwork.plan.catalog.prices import (
 from graftwork.plan.serving.answer import make_question, serve
 from graftwork.plan.serving.question import ServeAnswer, ServeLoad, say_seconds
 from graftwork.process.sandbox import open_sandbox
-from graftwork.project.open_project import OpenProject
+from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.project.supervise import WorkerTask, run_job
 from graftwork.records.base import Figure, Record, fingerprint
 from graftwork.records.dataset import Audit, Dataset
@@ -429,6 +429,12 @@ def measure_subjects(
     return scored
 
 
+def log_look(work: OpenProject, cases: Sequence[Case], *, subject: str) -> int:
+    """Note that a subject was measured on these cases, and on which questions. How often they were used."""
+    questions = {key for case in cases if (key := question_key(case))}
+    return work.looks.log(hash_cases(cases), subject=subject, when=timestamp(), questions=questions)
+
+
 def report_on(
     work: OpenProject,
     lineup: Lineup,
@@ -437,15 +443,14 @@ def report_on(
     scored: Mapping[str, SubjectReport],
     grading: Grading,
     subject: str,
-    looks: int,
     remarks: Sequence[str] = (),
 ) -> Report:
     """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is.
 
-    `subject` was measured on these cases, which were then used `looks` times.
+    It is noted that `subject` was measured on these cases.
     """
     settings = work.settings.evaluate
-    candidate = scored[lineup.candidate.name]
+    candidate, looks = scored[lineup.candidate.name], log_look(work, cases, subject=subject)
     report = make_report(
         cases,
         baseline=scored[lineup.baseline.name],

@@ -34,14 +34,14 @@ from graftwork.evaluate.live.ab import (
     survives_silence,
     units_of,
 )
-from graftwork.evaluate.project import Grading, ask_subject, open_grading
+from graftwork.evaluate.project import Grading, ask_subject, log_look, open_grading
 from graftwork.evaluate.project_subjects import resolve_subject
 from graftwork.evaluate.score import average
 from graftwork.evaluate.subjects import Asking, Subject, parse_subject, settle_engine
 from graftwork.files.disk import write_atomic
 from graftwork.grading.grade import grade
 from graftwork.grading.metrics import LOWER_IS_BETTER
-from graftwork.pipeline.steps.evaluate import log_look, put_cases
+from graftwork.pipeline.steps.evaluate import put_cases
 from graftwork.process.worker import interruption_error
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import fingerprint

@@ -10,7 +10,6 @@ from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import (
     choose_worked_example,
     hash_cases,
-    question_key,
     read_cases,
     write_cases,
 )
@@ -51,7 +50,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.grading.call_environment import find_files
 from graftwork.grading.custom import hash_own, is_own
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.project.open_project import OpenProject, timestamp
+from graftwork.project.open_project import OpenProject
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Case
@@ -139,12 +138,6 @@ def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
     return path
 
 
-def log_look(work: OpenProject, cases: Sequence[Case], *, subject: str) -> int:
-    """Note that a subject was measured on these cases, and on which questions. How often they were used."""
-    questions = {key for case in cases if (key := question_key(case))}
-    return work.looks.log(hash_cases(cases), subject=subject, when=timestamp(), questions=questions)
-
-
 def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
     prepared, outcome = made.get("prepare", PreparedData), made.get("train", TrainOutcome)
     note_rules(work, outcome.run_id, stage="evaluated")
@@ -168,7 +161,6 @@ def measure_lineup(
     """Ask and grade every subject, and report. `prepared` is None if the cases are not of the own log."""
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    looks = log_look(work, cases, subject=subject)
     report = report_on(
         work,
         lineup,
@@ -176,7 +168,6 @@ def measure_lineup(
         scored=scored,
         grading=grading,
         subject=subject,
-        looks=looks,
         remarks=(*remark_on_log(scored, prepared=prepared), *remark_on_prompts(work, cases)),
     )
     folders = {subject.name: str(subject.folder) for subject in lineup.all}
