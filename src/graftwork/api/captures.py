@@ -17,14 +17,6 @@ from graftwork.store.captures import FeedbackStore
 MOST_EXCHANGES = 2000
 
 
-class Percentiles(Record):
-    """Milliseconds."""
-
-    p50: float
-    p95: float
-    p99: float
-
-
 class Traffic(Record):
     """The last exchanges. Shares are None without any."""
 
@@ -33,8 +25,9 @@ class Traffic(Record):
     until: str | None = None
     by_release: dict[str, int] = {}
     by_day: dict[str, int] = {}
-    total_ms: Percentiles | None = None
-    first_token_ms: Percentiles | None = None
+    total_ms: dict[str, float] | None = None
+    """Percentiles: p50, p95 and p99."""
+    first_token_ms: dict[str, float] | None = None
     prompt_tokens: int = 0
     reply_tokens: int = 0
     escalated: int = 0
@@ -111,12 +104,8 @@ def summarize_traffic(captures: Sequence[Capture]) -> Traffic:
     )
 
 
-def _percentiles(values: Sequence[float]) -> Percentiles | None:
-    if not values:
-        return None
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
     ordered = sorted(values)
-
-    def at(share: float) -> float:
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
-
-    return Percentiles(p50=at(0.5), p95=at(0.95), p99=at(0.99))
+    if not ordered:
+        return None
+    return {f"p{at}": ordered[min(at * len(ordered) // 100, len(ordered) - 1)] for at in (50, 95, 99)}

@@ -28,7 +28,7 @@ ANSWERS_FOLDER = "answers"
 
 
 @dataclass(frozen=True)
-class _Weights:
+class SubjectWeights:
     """What is loaded besides the base."""
 
     folder: Path
@@ -117,13 +117,15 @@ _cards_found: set[str | None] = set()
 takes up to seconds to answer."""
 
 
-def find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcome | None) -> _Weights | None:
+def find_weights(
+    work: OpenProject, subject: NamedSubject, outcome: TrainOutcome | None
+) -> SubjectWeights | None:
     if subject.kind in ("base", "prompt", "logged_prompt"):
         return None
     if subject.kind == "folder":
         folder = (work.project.root / subject.which).expanduser()
         _require_adapter(folder)
-        return _Weights(folder, folder_digest(folder))
+        return SubjectWeights(folder, folder_digest(folder))
     done = outcome if subject.kind == "adapter" else None
     if subject.kind == "run":
         entry = work.runs.get(subject.which)
@@ -147,7 +149,7 @@ def find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcome
             )
     if subject.kind in ("adapter", "run", "model"):
         assert done is not None
-        return _Weights(Path(done.adapter_folder), done.adapter_hash)
+        return SubjectWeights(Path(done.adapter_folder), done.adapter_hash)
     release = find_release(work.releases, full_alias(work) if subject.which == CHAMPION else subject.which)
     if release.base_fingerprint != work.base.revision:
         raise UserMistake(
@@ -167,8 +169,8 @@ def find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcome
     if (folder / PROMPT_FILE).is_file():
         # The base answers: what it was asked with is known from other evaluations of the same prompt.
         prompt = PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
-        return _Weights(folder, None, release=release.id, prompt=prompt)
-    return _Weights(folder, release.adapter_hash, release=release.id)
+        return SubjectWeights(folder, None, release=release.id, prompt=prompt)
+    return SubjectWeights(folder, release.adapter_hash, release=release.id)
 
 
 def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:

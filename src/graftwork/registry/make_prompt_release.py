@@ -17,7 +17,6 @@ from graftwork.files.disk import write_atomic
 from graftwork.pipeline.steps.evaluate import held_out, measure_lineup, prepare_asking
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject, current_user, timestamp
-from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.release import PromptVariant, Release
 from graftwork.records.report import Report, Verdict
@@ -30,17 +29,11 @@ from graftwork.text.redact import publishable
 from graftwork.version import __version__
 
 
-class JudgedPrompt(Record):
-    """The prompted base as the candidate of an evaluation, and what the gate says of it."""
+def judge_prompt(work: OpenProject) -> tuple[PromptVariant, Report, Verdict, str]:
+    """Measure the prompted base against the base, the champion and the log; decide by the gate's rules.
 
-    prompt: PromptVariant
-    report: Report
-    verdict: Verdict
-    page: str = ""
-
-
-def judge_prompt(work: OpenProject) -> JudgedPrompt:
-    """Measure the prompted base against the base, the champion and the log; decide by the gate's rules."""
+    The prompt, the report of the evaluation, the verdict and the page of both.
+    """
     prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
     cases = held_out(work, prepared)
     asking = prepare_asking(work, prepared, cases, subjects=(PROMPTED,))
@@ -64,7 +57,7 @@ def judge_prompt(work: OpenProject) -> JudgedPrompt:
     verdict = decide(report, without_itself(work.settings.gate), around=around)
     write_atomic(work.project.evaluations / f"prompt-{own_hash[:12]}.json", evaluated.to_json())
     page = put_page(work, evaluated, separate=True).page
-    return JudgedPrompt(prompt=asking.prompt, report=report, verdict=verdict, page=page)
+    return asking.prompt, report, verdict, page
 
 
 def without_itself(settings: GateSettings) -> GateSettings:
@@ -84,21 +77,21 @@ def without_itself(settings: GateSettings) -> GateSettings:
 
 def release_prompt(work: OpenProject) -> Release:
     """Publish the prompt if the gate says deploy, and point the alias of the model at it."""
-    judged = judge_prompt(work)
-    if judged.verdict.decision != "deploy":
+    prompt, report, verdict, page = judge_prompt(work)
+    if verdict.decision != "deploy":
         raise AnswerIsNo(
             "the prompt was not released",
-            why=f"the gate said {judged.verdict.decision.replace('_', ' ')}: {judged.verdict.reason}",
-            fix=f"{judged.page} shows every case; train an adapter (`graft run`), or change evaluate.prompt",
+            why=f"the gate said {verdict.decision.replace('_', ' ')}: {verdict.reason}",
+            fix=f"{page} shows every case; train an adapter (`graft run`), or change evaluate.prompt",
         )
     dataset = run_pipeline(work, upto="prepare").get("prepare", PreparedData).dataset
     alias, store = full_alias(work), open_store(work)
     with store.shared_lock():
         release, sources = describe_prompt(
-            judged.prompt,
+            prompt,
             dataset=dataset,
-            report=judged.report,
-            verdict=judged.verdict,
+            report=report,
+            verdict=verdict,
             context=ReleaseContext(
                 project=work.settings.project,
                 base=work.base.name,

@@ -8,7 +8,6 @@ no longer exists is marked as such.
 
 import hashlib
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -29,6 +28,7 @@ from graftwork.registry.index import PlannedRollback, reachable_releases, select
 from graftwork.registry.names import alias_of_model
 from graftwork.registry.signatures import SecretKey, load_public_key, sign_manifest
 from graftwork.registry.store import ReleaseStore, StoreContents
+from graftwork.text.wording import parse_time
 
 
 class Promoted(NamedTuple):
@@ -247,9 +247,6 @@ def read_verdict(work: OpenProject, release: Release) -> Verdict | None:
         return None
 
 
-_UNITS = {"d": "days", "h": "hours", "w": "weeks"}
-
-
 def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None, limit: int) -> ReleaseQuery:
     """Add what has to be parsed. Asks for one more than `limit`, to find out whether there are more."""
     chosen = next((known for known in get_args(Decision) if known == decision), None)
@@ -259,25 +256,15 @@ def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None
             fix=f"choose one of {', '.join(get_args(Decision))}",
             where="--decision",
         )
-    start = parse_since(since, now=datetime.now(UTC)) if since else None
-    return filters.model_copy(
-        update={"decision": chosen, "since": start, "limit": limit + 1 if limit else None}
-    )
-
-
-def parse_since(text: str, *, now: datetime) -> str:
-    """A date, a time, or how long ago, as the index writes times."""
-    ago = re.fullmatch(r"(\d{1,5})([dhw])", text.strip())
-    if ago is not None:
-        return (now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).isoformat(timespec="seconds")
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as error:
+    start = parse_time(since, now=datetime.now(UTC), back=True) if since else None
+    if since and start is None:
         raise UserMistake(
-            f"{text!r} is no time", fix="write it like 2026-03-01, or like 7d, 12h or 2w", where="--since"
-        ) from error
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return moment.astimezone(UTC).isoformat(timespec="seconds")
+            f"{since!r} is no time", fix="write it like 2026-03-01, or like 7d, 12h or 2w", where="--since"
+        )
+    first = start.isoformat(timespec="seconds") if start is not None else None
+    return filters.model_copy(
+        update={"decision": chosen, "since": first, "limit": limit + 1 if limit else None}
+    )
 
 
 NodeKind = Literal["release", "run", "plan", "report", "verdict", "base", "dataset", "file", "lines"]

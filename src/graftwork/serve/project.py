@@ -8,7 +8,6 @@ releases are found and not changed.
 
 import asyncio
 import hashlib
-import re
 import secrets
 import threading
 import time
@@ -56,6 +55,7 @@ from graftwork.serve.settings import OperationSettings, ServeSettings, require_u
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.redact import Redactor
 from graftwork.text.validation import explain_error
+from graftwork.text.wording import parse_time
 from graftwork.text.words import words
 
 if TYPE_CHECKING:
@@ -510,8 +510,6 @@ def _question_of(messages: Any) -> str:
 
 
 _ID_BYTES = 6
-_SPAN = re.compile(r"(\d{1,5})([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 class CreatedKey(NamedTuple):
@@ -579,20 +577,14 @@ def revoke_key(work: OpenProject, name: str) -> ApiKey:
 
 
 def parse_expiry(text: str, *, now: datetime) -> str:
-    found = _SPAN.fullmatch(text)
-    if found is not None:
-        at = now + timedelta(**{_UNITS[found[2]]: int(found[1])})
-    else:
-        try:
-            at = datetime.fromisoformat(text)
-            at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-        except (ValueError, OverflowError):
-            raise UserMistake(
-                f"{text!r} is no time of expiry",
-                why="it is neither a span nor a date",
-                fix="write 12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC)",
-                where="--expires",
-            ) from None
+    at = parse_time(text, now=now)
+    if at is None:
+        raise UserMistake(
+            f"{text!r} is no time of expiry",
+            why="it is neither a span nor a date",
+            fix="write 12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC)",
+            where="--expires",
+        )
     if at <= now:
         raise UserMistake(
             "the key would have expired already",

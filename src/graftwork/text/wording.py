@@ -2,7 +2,7 @@
 
 import re
 import time
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 
 def plural(count: float, noun: str) -> str:
@@ -22,6 +22,23 @@ def duration(seconds: float) -> str:
         return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+_SPAN = re.compile(r"(\d{1,5})([mhdw])")
+_SPANS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def parse_time(text: str, *, now: datetime, back: bool = False) -> datetime | None:
+    """A date or a time (UTC where no zone is named), or a span such as 12h, 30d or 2w from now or back."""
+    text = text.strip()
+    if (span := _SPAN.fullmatch(text)) is not None:
+        delta = timedelta(**{_SPANS[span[2]]: int(span[1])})
+        return now - delta if back else now + delta
+    try:
+        named = datetime.fromisoformat(text)
+        return named.replace(tzinfo=UTC) if named.tzinfo is None else named.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def moment(at: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from graftwork.costmodel.rollouts import USUAL_LENGTH
 from graftwork.evaluate.cases import choose_cases, read_case_file
@@ -111,13 +111,19 @@ def find_case_file(work: "OpenProject") -> Path | None:
         return keep_taskset(spec, work)
     if train.objective != "grpo" or train.rollouts.asks_rows:
         return None
+    return _require_file(
+        work,
+        source,
+        "there is no file of prompts",
+        fix="name a split (rl, train) or a JSONL file with one case per line",
+        where="train.rollouts.source",
+    )
+
+
+def _require_file(work: "OpenProject", source: str, what: str, *, fix: str, where: str) -> Path:
     path = (work.project.root / source).expanduser()
     if not path.is_file():
-        raise UserMistake(
-            f"there is no file of prompts at {source}",
-            fix="name a split (rl, train) or a JSONL file with one case per line",
-            where="train.rollouts.source",
-        )
+        raise UserMistake(f"{what} at {source}", fix=fix, where=where)
     return path
 
 
@@ -127,14 +133,13 @@ def find_examined_file(work: "OpenProject") -> Path | None:
     source = train.examine.source
     if train.objective != "grpo" or train.examine.every is None or source is None:
         return None
-    path = (work.project.root / source).expanduser()
-    if not path.is_file():
-        raise UserMistake(
-            f"there is no file of cases at {source}",
-            fix="name a JSONL file with one case per line that is not trained on",
-            where="train.examine.source",
-        )
-    return path
+    return _require_file(
+        work,
+        source,
+        "there is no file of cases",
+        fix="name a JSONL file with one case per line that is not trained on",
+        where="train.examine.source",
+    )
 
 
 def read_examined(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
@@ -206,13 +211,9 @@ def _read_reward_seconds(path: Path) -> dict[str, float]:
     return {str(key): float(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
-class PlannedRollouts(NamedTuple):
-    """Rows as many and as long as the answers of a run may become, settings that step over them, and what
-    is sampled for each step."""
-
-    rows: list[Row]
-    settings: TrainSettings
-    load: RolloutLoad
+PlannedRollouts = tuple[list[Row], TrainSettings, RolloutLoad]
+"""Rows as many and as long as the answers of a run may become, settings that step over them, and what is
+sampled for each step."""
 
 
 def rollout_rows(work: "OpenProject", dataset: Path) -> PlannedRollouts:
@@ -223,10 +224,19 @@ def rollout_rows(work: "OpenProject", dataset: Path) -> PlannedRollouts:
         Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep"
     )
     cases = read_prompts(find_case_file(work), dataset=dataset, rollouts=settings.rollouts)
-    longest = [
-        _longest_row(case, template.prompt(case.messages), template.eos, settings.rollouts.longest_answer)
-        for case in cases
-    ]
+    longest = []
+    for case in cases:
+        prompt = template.prompt(case.messages)
+        longest.append(
+            Row(
+                id=case.id,
+                origin=case.origin,
+                messages=case.messages,
+                reply=case.reference,
+                tokens=(*prompt, *[template.eos] * settings.rollouts.longest_answer),
+                trained_from=len(prompt),
+            )
+        )
     too_long = find_too_long(
         {row.id: row.trained_from for row in longest},
         longest_answer=settings.rollouts.longest_answer,
@@ -250,6 +260,8 @@ def lay_out_rows(
     if settings.mix.sft and supervised:
         rows += islice(cycle(supervised), steps * settings.batch_rows)
         size += settings.batch_rows
+    # Answers of a step that the model of the start reads: all with KL in the loss, else one a prompt.
+    read_by_start = rollouts.prompts * (rollouts.answers if settings.policy.kl else 1)
     load = RolloutLoad(
         prompts=rollouts.prompts,
         answers=rollouts.answers,
@@ -264,25 +276,6 @@ def lay_out_rows(
         # The audit grades each answer once more.
         reward_seconds=reward_seconds / count_cores() * (2 if settings.reward_checks.audit_share else 1),
         supervised_rows=settings.batch_rows if settings.mix.sft and supervised else 0,
-        reference_rows=_reference_rows(settings),
+        reference_rows=0 if settings.method == "full" else read_by_start,
     )
-    return PlannedRollouts(rows, settings.model_copy(update={"batch_rows": size, "epochs": 1}), load)
-
-
-def _reference_rows(settings: TrainSettings) -> int:
-    """Answers of a step that the model of the start reads: all with KL in the loss, else one a prompt."""
-    rollouts = settings.rollouts
-    if settings.method == "full":
-        return 0
-    return rollouts.prompts * (rollouts.answers if settings.policy.kl else 1)
-
-
-def _longest_row(case: Case, prompt: Sequence[int], end: int, most: int) -> Row:
-    return Row(
-        id=case.id,
-        origin=case.origin,
-        messages=case.messages,
-        reply=case.reference,
-        tokens=(*prompt, *[end] * most),
-        trained_from=len(prompt),
-    )
+    return rows, settings.model_copy(update={"batch_rows": size, "epochs": 1}), load
