@@ -31,19 +31,15 @@ def local_moment(day: date, minute: int, zone: ZoneInfo) -> datetime:
         after = local.replace(fold=1).utcoffset() or timedelta()
         gap = abs(before - after)
         wall = back.replace(tzinfo=None)
-        return _first_valid(wall - gap, wall, zone)
+        # The first minute after the gap: clocks change at whole minutes.
+        at = (wall - gap).replace(second=0, microsecond=0)
+        while at < wall:
+            moment = at.replace(tzinfo=zone)
+            if moment.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == at:
+                return moment
+            at += timedelta(minutes=1)
+        return wall.replace(tzinfo=zone)
     return local
-
-
-def _first_valid(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
-    """The first minute after a gap: clocks change at whole minutes."""
-    at = low.replace(second=0, microsecond=0)
-    while at < high:
-        made = at.replace(tzinfo=zone)
-        if made.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == at:
-            return made
-        at += timedelta(minutes=1)
-    return high.replace(tzinfo=zone)
 
 
 def week_start(day: date, zone: str, moment: str = "mon 00:00") -> datetime:

@@ -18,7 +18,9 @@ HOURS_SLACK = 1e-6
 def check_week(problem: WeekProblem, state: WeekState, sessions: Iterable[Session]) -> list[str]:
     """Every broken rule."""
     listed = sorted(sessions, key=lambda session: (session.start, session.place, session.lane))
-    broken = _check_fixed(state, listed)
+    kept = {_key(session) for session in listed if session.fixed}
+    real = {_key(session) for session in state.fixed}
+    broken = [f"fixed session changed: {key}" for key in sorted(kept ^ real)]
     for place in problem.places:
         broken += _check_place(problem, state, place, [s for s in listed if s.place == place.name])
     for model in problem.models:
@@ -32,12 +34,6 @@ def check_week(problem: WeekProblem, state: WeekState, sessions: Iterable[Sessio
     if problem.cap_usd is not None and added and spent + added > problem.cap_usd + CENT:
         broken.append(f"spending: {spent + added:.2f} of {problem.cap_usd:.2f} dollars")
     return broken
-
-
-def _check_fixed(state: WeekState, sessions: Sequence[Session]) -> list[str]:
-    kept = {_key(session) for session in sessions if session.fixed}
-    real = {_key(session) for session in state.fixed}
-    return [f"fixed session changed: {key}" for key in sorted(kept ^ real)]
 
 
 def _key(session: Session) -> tuple[str, str, int, int, int]:

@@ -7,7 +7,7 @@ None where the losses do not show it.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import StatisticsError, fmean, linear_regression, median
 from typing import NamedTuple
 
 FEWEST_POINTS = 6
@@ -40,26 +40,20 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> FittedCurve | None:
     spread = sum((loss - mean) ** 2 for _, loss in usable)
     if span <= 0 or spread <= 0:
         return None
+    losses = [loss for _, loss in usable]
     best: FittedCurve | None = None
     for number in range(GRID):
         half = span / 20 * 200 ** (number / (GRID - 1))
-        error = _error(usable, half)
-        if error is not None and (best is None or 1 - error / spread > best.explained):
-            best = FittedCurve(half, 1 - error / spread)
+        fractions = [2 ** (-h / half) for h, _ in usable]
+        try:
+            slope, base = linear_regression(fractions, losses)
+        except StatisticsError:
+            continue
+        if slope > 0:
+            error = sum((y - base - slope * x) ** 2 for x, y in zip(fractions, losses, strict=True))
+            if best is None or 1 - error / spread > best.explained:
+                best = FittedCurve(half, 1 - error / spread)
     return best
-
-
-def _error(points: Sequence[tuple[float, float]], half: float) -> float | None:
-    xs = [2 ** (-h / half) for h, _ in points]
-    ys = [loss for _, loss in points]
-    x_mean, y_mean = fmean(xs), fmean(ys)
-    varied = sum((x - x_mean) ** 2 for x in xs)
-    if varied <= 0:
-        return None
-    drop = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / varied
-    if drop <= 0:
-        return None
-    return sum((y - y_mean - drop * (x - x_mean)) ** 2 for x, y in zip(xs, ys, strict=True))
 
 
 def combine(curves: Sequence[FittedCurve], *, least: float = 0.5) -> float | None:

@@ -71,7 +71,11 @@ def plan_greedily(
 
     firsts = [share * offered for share in FIRST_SHARES] if builds_on else [math.inf]
     orders = (False, True) if any(model.least_hours > 0 for model in problem.models) else (False,)
-    levels = _speed_levels(problem) if builds_on else [0.0]
+    levels = [0.0]
+    if builds_on:
+        # Speeds of places as shares of the fastest, the highest ones, and 0.
+        speeds = sorted({place.speed for place in problem.places}, reverse=True)
+        levels = [*(speed / speeds[0] for speed in speeds[1:LEVELS] if speeds[0] > 0), 0.0]
     is_paid = problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places)
     left = problem.length - state.now
     paid = [state.now + round(share * left / STEP) * STEP for share in (PAID_SHARES if is_paid else (0.0,))]
@@ -87,12 +91,6 @@ def plan_greedily(
             if (plan := attempt(choices)) is not None:
                 yield plan
         step /= 2
-
-
-def _speed_levels(problem: WeekProblem) -> list[float]:
-    """Speeds of places as shares of the fastest, the highest ones, and 0."""
-    speeds = sorted({place.speed for place in problem.places}, reverse=True)
-    return [*(speed / speeds[0] for speed in speeds[1:LEVELS] if speeds[0] > 0), 0.0]
 
 
 def hours_offered(opened: OpenPlace, cap_usd: float | None) -> float:
@@ -127,6 +125,11 @@ class _Slot(NamedTuple):
     start: int
     room: int
 
+    @property
+    def order(self) -> tuple[int, float, float]:
+        """The earliest, the fastest, the cheapest."""
+        return self.start, -self.cell.place.speed, self.cell.place.usd_per_hour
+
 
 @dataclass
 class _Greedy:
@@ -152,11 +155,18 @@ class _Greedy:
             waiting = [(number, slot) for number, slot in enumerate(slots) if slot is not None]
             if not waiting:
                 return self.sessions
-            number, slot = min(waiting, key=lambda item: _order(item[1]))
+            number, slot = min(waiting, key=lambda item: item[1].order)
             session = self._choose(slot)
             if session is None:
-                others = [other.start for _, other in waiting if other.start > slot.start]
-                free[number] = min(self._next_change(slot.start), *others, self.problem.length)
+                # The next moment at which a model is free again, or passes its gate.
+                moments = [
+                    -(-moment // STEP) * STEP
+                    for past in self.sessions
+                    for moment in (past.end, past.end + self.problem.model(past.model).gate)
+                ]
+                moments += [other.start for _, other in waiting]
+                later = (moment for moment in moments if moment > slot.start)
+                free[number] = min([*later, self.problem.length])
                 slots[number] = self._slot(slot.cell, free[number])
                 continue
             self._add(session)
@@ -218,11 +228,6 @@ class _Greedy:
     def _rolling_change(self, place: WeekPlace, start: int) -> int | None:
         ends = [_until(place, span, quota.window) for quota, spans in self._windows(place) for span in spans]
         return min((-(-end // STEP) * STEP for end in ends if end > start), default=None)
-
-    def _next_change(self, at: int) -> int:
-        """The next moment at which a model is free again, or passes its gate."""
-        moments = [m for s in self.sessions for m in (s.end, s.end + self.problem.model(s.model).gate)]
-        return min((-(-m // STEP) * STEP for m in moments if m > at), default=self.problem.length)
 
     def _choose(self, slot: _Slot) -> Session | None:
         found = [
@@ -339,11 +344,6 @@ class _Greedy:
         if failed is None:
             return False
         return max((s.end for s in self.of_model[model.name]), default=0) <= failed
-
-
-def _order(slot: _Slot) -> tuple[int, float, float]:
-    place = slot.cell.place
-    return slot.start, -place.speed, place.usd_per_hour
 
 
 def _until(place: WeekPlace, span: Span, window: int) -> int:

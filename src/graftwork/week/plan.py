@@ -39,6 +39,7 @@ from graftwork.week.problem import (
     rounds_of,
     scenarios_of,
     window_use,
+    with_models,
     without_complete,
 )
 from graftwork.week.sat import SearchLimits, refine, solve
@@ -76,13 +77,29 @@ def try_changes(
 
 def _changes(problem: WeekProblem) -> Iterator[tuple[str, WeekProblem]]:
     for place in problem.places:
-        for text, update in _changes_of_place(problem, place):
-            yield text, _replace_place(problem, place.model_copy(update=update))
+        changes: list[tuple[str, dict[str, object]]] = []
+        if place.periods or place.rolling:
+            periods = tuple(
+                tuple(period.model_copy(update={"minutes": period.minutes + HOUR}) for period in quota)
+                for quota in place.periods
+            )
+            rolling = tuple(
+                quota.model_copy(update={"minutes": quota.minutes + HOUR}) for quota in place.rolling
+            )
+            longest = None if place.longest is None else place.longest + HOUR
+            update = {"periods": periods, "rolling": rolling, "longest": longest}
+            changes.append(("one more hour of quota and session", update))
+        elif place.open != ((0, problem.length),):
+            changes.append(("open an hour longer", {"open": _longer(place.open, problem.length)}))
+        if place.setup > 0:
+            changes.append(("no set-up time", {"setup": 0}))
+        for text, update in changes:
+            changed = place.model_copy(update=update)
+            places = tuple(changed if each is place else each for each in problem.places)
+            yield f"{place.name}: {text}", problem.model_copy(update={"places": places})
     if problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places):
-        yield (
-            f"${DOLLARS:.0f} more to spend",
-            problem.model_copy(update={"cap_usd": problem.cap_usd + DOLLARS}),
-        )
+        more = problem.model_copy(update={"cap_usd": problem.cap_usd + DOLLARS})
+        yield f"${DOLLARS:.0f} more to spend", more
     if any(place.starts is not None for place in problem.places):
         places = tuple(
             place
@@ -91,41 +108,18 @@ def _changes(problem: WeekProblem) -> Iterator[tuple[str, WeekProblem]]:
             for place in problem.places
         )
         yield "somebody there an hour longer each day", problem.model_copy(update={"places": places})
+
+    def without_gate(name: str) -> WeekProblem:
+        return with_models(problem, lambda model: {"gate": 0} if model.name == name else {})
+
     parents = {name for model in problem.models for name in (*model.after, model.inherits) if name}
     for model in problem.models:
         if model.name in parents and model.gate > 0:
-            models = tuple(
-                other.model_copy(update={"gate": 0}) if other.name == model.name else other
-                for other in problem.models
-            )
-            yield f"{model.name}: a gate that takes no time", problem.model_copy(update={"models": models})
-
-
-def _changes_of_place(problem: WeekProblem, place: WeekPlace) -> Iterator[tuple[str, dict[str, object]]]:
-    if place.periods or place.rolling:
-        periods = tuple(
-            tuple(p.model_copy(update={"minutes": p.minutes + HOUR}) for p in quota)
-            for quota in place.periods
-        )
-        rolling = tuple(r.model_copy(update={"minutes": r.minutes + HOUR}) for r in place.rolling)
-        longest = None if place.longest is None else place.longest + HOUR
-        yield (
-            f"{place.name}: one more hour of quota and session",
-            {"periods": periods, "rolling": rolling, "longest": longest},
-        )
-    elif place.open != ((0, problem.length),):
-        yield f"{place.name}: open an hour longer", {"open": _longer(place.open, problem.length)}
-    if place.setup > 0:
-        yield f"{place.name}: no set-up time", {"setup": 0}
+            yield f"{model.name}: a gate that takes no time", without_gate(model.name)
 
 
 def _longer(spans: Sequence[Span], length: int) -> tuple[Span, ...]:
     return clip(union((begin, end + HOUR) for begin, end in spans), (0, length))
-
-
-def _replace_place(problem: WeekProblem, changed: WeekPlace) -> WeekProblem:
-    places = tuple(changed if place.name == changed.name else place for place in problem.places)
-    return problem.model_copy(update={"places": places})
 
 
 def check_curves(
@@ -161,31 +155,26 @@ def check_curves(
 
 def _assumptions(problem: WeekProblem) -> dict[str, WeekProblem]:
     """The problem under each other assumption."""
+
+    def with_curves(factor: float) -> WeekProblem:
+        return with_models(
+            problem,
+            lambda model: {
+                "curve": model.curve.model_copy(update={"half_hours": model.curve.half_hours * factor})
+            },
+        )
+
+    def with_share(factor: float) -> WeekProblem:
+        return with_models(problem, lambda model: {"share": min(1.0, model.share * factor)})
+
     changed = {
-        "half is learned in half the hours": _with_curves(problem, FASTER),
-        "half is learned in twice the hours": _with_curves(problem, SLOWER),
+        "half is learned in half the hours": with_curves(FASTER),
+        "half is learned in twice the hours": with_curves(SLOWER),
     }
     if any(model.inherits and model.share for model in problem.models):
-        changed["starting from the main model brings nothing"] = _with_share(problem, 0.0)
-        changed["starting from the main model brings twice as much"] = _with_share(problem, 2.0)
+        changed["starting from the main model brings nothing"] = with_share(0.0)
+        changed["starting from the main model brings twice as much"] = with_share(2.0)
     return changed
-
-
-def _with_curves(problem: WeekProblem, factor: float) -> WeekProblem:
-    models = tuple(
-        model.model_copy(
-            update={"curve": model.curve.model_copy(update={"half_hours": model.curve.half_hours * factor})}
-        )
-        for model in problem.models
-    )
-    return problem.model_copy(update={"models": models})
-
-
-def _with_share(problem: WeekProblem, factor: float) -> WeekProblem:
-    models = tuple(
-        model.model_copy(update={"share": min(1.0, model.share * factor)}) for model in problem.models
-    )
-    return problem.model_copy(update={"models": models})
 
 
 SHARES: dict[Scenario, float] = {"parallel": 0.1, "sequential": 0.3, "iterative": 0.6}
@@ -240,11 +229,22 @@ def find_plans(
     for name in wanted:
         seconds = effort.seconds * SHARES[name] / share
         others = [tuple(earlier), *(other.sessions for other in found)]
-        plan = find_plan(problem, state, name, _limits(effort, seconds), others)
+        limits = SearchLimits(seconds, effort.workers, effort.enough, effort.seed)
+        plan = find_plan(problem, state, name, limits, others)
         if plan is not None:
             found.append(plan)
     if not found:
-        raise _impossible(problem, state, wanted, effort)
+        # Shown by the greedy plan that breaks the fewest rules.
+        rounds = rounds_of(problem, wanted[-1])
+        plans = plan_greedily(as_scenario(problem, wanted[-1]), in_rounds(state, rounds), rounds)
+        nearest = min(plans, key=lambda plan: (len(plan.broken), -plan.score.value))
+        raise WeekImpossible(
+            f"no week that keeps every rule was found within {effort.seconds:.0f} s",
+            why=f"the nearest one breaks: {'; '.join(nearest.broken)}",
+            fix="relax one of these rules, give the week more hours, "
+            "or give the search more time with --seconds",
+            where="plan.week",
+        )
     return found
 
 
@@ -321,25 +321,6 @@ def find_plan(
             gap=share_missed(worth.value, bound),
             optimal=bound <= worth.value * (1 + 1e-6),
         ),
-    )
-
-
-def _limits(effort: Effort, seconds: float) -> SearchLimits:
-    return SearchLimits(seconds, effort.workers, effort.enough, effort.seed)
-
-
-def _impossible(
-    problem: WeekProblem, state: WeekState, wanted: Sequence[Scenario], effort: Effort
-) -> WeekImpossible:
-    """Shown by the greedy plan that breaks the fewest rules."""
-    rounds = rounds_of(problem, wanted[-1])
-    plans = plan_greedily(as_scenario(problem, wanted[-1]), in_rounds(state, rounds), rounds)
-    nearest = min(plans, key=lambda plan: (len(plan.broken), -plan.score.value))
-    return WeekImpossible(
-        f"no week that keeps every rule was found within {effort.seconds:.0f} s",
-        why=f"the nearest one breaks: {'; '.join(nearest.broken)}",
-        fix="relax one of these rules, give the week more hours, or give the search more time with --seconds",
-        where="plan.week",
     )
 
 

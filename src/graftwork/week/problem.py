@@ -7,7 +7,7 @@ two.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Literal, NamedTuple, Self
@@ -140,7 +140,18 @@ class WeekProblem(Record):
         for place in self.places:
             for name in place.speeds:
                 require_name(name, models, kind="model", where=f"fleet.places.{place.name}")
-        _require_order(self.models)
+        # Models that wait for each other could never start.
+        waits = {model.name: {*model.after, *filter(None, (model.inherits,))} for model in self.models}
+        while ready := [name for name, needed in waits.items() if not needed & waits.keys()]:
+            for name in ready:
+                del waits[name]
+        if waits:
+            raise UserMistake(
+                f"these models wait for each other: {', '.join(sorted(waits))}",
+                why="each would have to be trained before the other",
+                fix="remove one of their `after` or `starts_from`",
+                where="plan.week.models",
+            )
         return self
 
     def place(self, name: str) -> WeekPlace:
@@ -171,26 +182,6 @@ def unknown_name(name: str, known: Sequence[str], *, kind: str, where: str) -> U
     near = get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
     return UserMistake(f"there is no {kind} {name!r}", fix=hint, where=where)
-
-
-def _require_order(models: tuple[WeekModel, ...]) -> None:
-    """Models that wait for each other could never start."""
-    waits = {model.name: {*model.after, *filter(None, (model.inherits,))} for model in models}
-    left = dict(waits)
-    while True:
-        ready = [name for name, needed in left.items() if not needed & left.keys()]
-        if not ready:
-            break
-        for name in ready:
-            del left[name]
-    if left:
-        names = ", ".join(sorted(left))
-        raise UserMistake(
-            f"these models wait for each other: {names}",
-            why="each would have to be trained before the other",
-            fix="remove one of their `after` or `starts_from`",
-            where="plan.week.models",
-        )
 
 
 class QuotaReading(Record):
@@ -236,19 +227,19 @@ def as_scenario(problem: WeekProblem, scenario: Scenario) -> WeekProblem:
     """The problem of one strategy: parallel models start from the base and inherit nothing."""
     if scenario != "parallel":
         return problem
-    models = tuple(model.model_copy(update={"inherits": None, "share": 0.0}) for model in problem.models)
+    return with_models(problem, lambda _: {"inherits": None, "share": 0.0})
+
+
+def with_models(problem: WeekProblem, change: Callable[[WeekModel], dict[str, object]]) -> WeekProblem:
+    """The problem with what `change` says changed of each model."""
+    models = tuple(model.model_copy(update=change(model)) for model in problem.models)
     return problem.model_copy(update={"models": models})
 
 
 def without_complete(problem: WeekProblem, state: WeekState) -> WeekProblem:
     """Models whose run is complete get no more than they have had."""
-    models = tuple(
-        model.model_copy(update={"least_hours": 0.0, "most_hours": 0.0})
-        if model.name in state.complete
-        else model
-        for model in problem.models
-    )
-    return problem.model_copy(update={"models": models})
+    none = {"least_hours": 0.0, "most_hours": 0.0}
+    return with_models(problem, lambda model: none if model.name in state.complete else {})
 
 
 def rounds_of(problem: WeekProblem, scenario: Scenario) -> dict[str, tuple[int, ...]]:

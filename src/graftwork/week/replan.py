@@ -87,7 +87,23 @@ def _plain(session: Session, *, fixed: bool) -> Session:
 
 
 def _apply(problem: WeekProblem, state: WeekState, event: WeekEvent) -> WeekState:
-    _require_whole(problem, event)
+    missing = [name for name in NEEDED[event.kind] if getattr(event, name) is None]
+    if missing:
+        raise UserMistake(
+            f"the event {event.kind!r} at {event.at.isoformat()} lacks {', '.join(missing)}",
+            fix=f"an event of this kind has: at, {', '.join(NEEDED[event.kind])}",
+            where="--event",
+        )
+    if event.at.tzinfo is None:
+        raise UserMistake(
+            f"the time {event.at.isoformat()} of an event has no offset",
+            fix="write it as 2026-11-18T09:00:00+01:00",
+            where="--event",
+        )
+    if event.place is not None:
+        require_name(event.place, [p.name for p in problem.places], kind="place", where="--event")
+    if event.model is not None:
+        require_name(event.model, [m.name for m in problem.models], kind="model", where="--event")
     at = minutes_since(problem.start, event.at)
     if event.kind == "quota":
         reading = QuotaReading(place=event.place or "", at=at, used=round((event.used_hours or 0) * 60))
@@ -132,23 +148,3 @@ def _changed(problem: WeekProblem, fixed: Sequence[Session], event: WeekEvent, a
     lost = place.transfer if event.kind == "preempted" else 0
     train = max(0, min(ended.train, at - ended.start - place.setup - place.transfer - lost))
     return [*others, ended.model_copy(update={"end": at, "train": train})] if at > ended.start else others
-
-
-def _require_whole(problem: WeekProblem, event: WeekEvent) -> None:
-    missing = [name for name in NEEDED[event.kind] if getattr(event, name) is None]
-    if missing:
-        raise UserMistake(
-            f"the event {event.kind!r} at {event.at.isoformat()} lacks {', '.join(missing)}",
-            fix=f"an event of this kind has: at, {', '.join(NEEDED[event.kind])}",
-            where="--event",
-        )
-    if event.at.tzinfo is None:
-        raise UserMistake(
-            f"the time {event.at.isoformat()} of an event has no offset",
-            fix="write it as 2026-11-18T09:00:00+01:00",
-            where="--event",
-        )
-    if event.place is not None:
-        require_name(event.place, [p.name for p in problem.places], kind="place", where="--event")
-    if event.model is not None:
-        require_name(event.model, [m.name for m in problem.models], kind="model", where="--event")

@@ -177,7 +177,10 @@ class SatWeek:
         for model in problem.models:
             self._add_chain(model)
             self._add_rounds(model)
-            self._add_waits(model)
+            for name in model.after:
+                parent, heirs = problem.model(name), self.tasks[model.name]
+                self._start_after(self._over(self.tasks[name], gate=parent.gate), heirs)
+                self._require_trained(parent, heirs, self.tasks[name], first=True)
         self.cost = self._add_money()
         past = own_hours(problem, state.fixed)
         self.past = {key: math.floor(hours * PER_HOUR) for key, hours in past.items()}
@@ -265,7 +268,10 @@ class SatWeek:
                 key=lambda s: s.start,
             )
             before: _Position | None = None
-            count = max(_most_sessions(cell), len(inside))
+            longest = min(place.longest or USUAL_SESSION, cell.usable)
+            fitting = cell.usable // (place.overhead + max(place.shortest, STEP))
+            usual = max(1, min(math.ceil(cell.usable / longest) + 1, fitting, MOST_SESSIONS))
+            count = max(usual, len(inside))
             for number in range(count):
                 known = inside[number] if number < len(inside) else None
                 position = self._add_position(cell, known, keep=keep)
@@ -385,12 +391,6 @@ class SatWeek:
                 self.model.add(moved == 1)
             for _, task, takes, _ in self._options_of(tasks):
                 self.model.add(takes <= moved if task.moves else takes <= 1 - moved)
-
-    def _add_waits(self, model: WeekModel) -> None:
-        for name in model.after:
-            parent, heirs = self.problem.model(name), self.tasks[model.name]
-            self._start_after(self._over(self.tasks[name], gate=parent.gate), heirs)
-            self._require_trained(parent, heirs, self.tasks[name], first=True)
 
     def _over(self, tasks: Sequence[RoundTask], *, gate: int) -> "IntVar":
         """When all sessions of these rounds and the gate are over; one variable for all heirs."""
@@ -518,9 +518,3 @@ class SatWeek:
 
 def _speed(place: WeekPlace, model: str) -> int:
     return round(place.speed_of(model) * SPEED_UNITS)
-
-
-def _most_sessions(cell: WeekCell) -> int:
-    longest = min(cell.place.longest or USUAL_SESSION, cell.usable)
-    fitting = cell.usable // (cell.place.overhead + max(cell.place.shortest, STEP))
-    return max(1, min(math.ceil(cell.usable / longest) + 1, fitting, MOST_SESSIONS))
