@@ -21,6 +21,10 @@ ROUND_LARGE = 2 * MIB
 ENDLESS = 2**60
 
 
+def rounded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
 class AllocatorLimitExceeded(Exception):
     """The limit holds no more, also after everything cached was given back."""
 
@@ -40,12 +44,14 @@ class MemoryBlock:
 class Pool:
     """Blocks of one kind of size."""
 
-    def __init__(self, *, small: bool) -> None:
+    def __init__(self, *, small: bool, expandable: bool) -> None:
         self.small = small
         self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
         self.free: list[tuple[int, int, MemoryBlock]] = []
         """By size, then by address."""
         self.unmapped: list[tuple[int, MemoryBlock]] = []
+        if expandable:
+            self.unmapped.append((0, MemoryBlock(self, 0, ENDLESS, mapped=False)))
 
     def add(self, block: MemoryBlock) -> None:
         insort(self.free, (block.size, block.start, block))
@@ -55,17 +61,21 @@ class Pool:
 
 
 class Allocator:
-    """`alloc` gives a block, `free` takes it back. `pool` names a private pool, as a recorded graph has."""
+    """`alloc` gives a block, `free` takes it back. A recorded graph has a `pool` of its own."""
 
     def __init__(self, *, expandable: bool = True, limit: int | None = None) -> None:
         self.expandable, self.limit = expandable, limit
         self.allocated = self.reserved = self.allocated_peak = self.reserved_peak = 0
+        self.pool = ""
         self._pools: dict[tuple[str, bool], Pool] = {}
         self._next_address = 0
 
-    def alloc(self, size: int, *, pool: str = "") -> MemoryBlock:
-        size = max(-(-size // BLOCK), 1) * BLOCK
-        blocks = self._pool(pool, small=size <= SMALL)
+    def alloc(self, size: int) -> MemoryBlock:
+        size = rounded(max(size, 1))
+        key = (self.pool, size <= SMALL)
+        if key not in self._pools:
+            self._pools[key] = Pool(small=size <= SMALL, expandable=self.expandable)
+        blocks = self._pools[key]
         found = self._cached(blocks, size)
         if found is None:
             found = self._fresh(blocks, size)
@@ -76,7 +86,7 @@ class Allocator:
             raise AllocatorLimitExceeded(f"{size} bytes besides {self.allocated}")
         rest = found.size - size
         if rest >= BLOCK if blocks.small or self.expandable else rest > SMALL:
-            self._split(found, size)
+            blocks.add(self._cut(found, size))
         found.used = True
         self.allocated += found.size
         self.allocated_peak = max(self.allocated_peak, self.allocated)
@@ -85,7 +95,15 @@ class Allocator:
     def free(self, block: MemoryBlock) -> None:
         self.allocated -= block.size
         block.used = False
-        block.pool.add(_merged(block))
+        # Free neighbours leave the pool, and are part of it.
+        before, after = block.before, block.after
+        if before is not None and not before.used and before.mapped:
+            before.pool.remove(before)
+            block = _join(before, block)
+        if after is not None and not after.used and after.mapped:
+            after.pool.remove(after)
+            _join(block, after)
+        block.pool.add(block)
 
     def empty_cache(self) -> None:
         """Release unused memory: whole segments, or whole pages of a range."""
@@ -99,15 +117,6 @@ class Allocator:
 
     def reset_peaks(self) -> None:
         self.allocated_peak, self.reserved_peak = self.allocated, self.reserved
-
-    def _pool(self, name: str, *, small: bool) -> Pool:
-        key = (name, small)
-        if key not in self._pools:
-            pool = self._pools[key] = Pool(small=small)
-            if self.expandable:
-                endless = MemoryBlock(pool, 0, ENDLESS, mapped=False)
-                pool.unmapped.append((0, endless))
-        return self._pools[key]
 
     def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
         """The smallest free block that is large enough."""
@@ -196,9 +205,6 @@ class Allocator:
                 block = _join(*sorted((block, neighbour), key=lambda block: block.start))
         insort(pool.unmapped, (block.start, block))
 
-    def _split(self, block: MemoryBlock, size: int) -> None:
-        block.pool.add(self._cut(block, size))
-
     @staticmethod
     def _cut(block: MemoryBlock, size: int) -> MemoryBlock:
         """What is behind the first `size` bytes, as a block of its own."""
@@ -230,15 +236,3 @@ def _join(left: MemoryBlock, right: MemoryBlock) -> MemoryBlock:
     if right.after is not None:
         right.after.before = left
     return left
-
-
-def _merged(block: MemoryBlock) -> MemoryBlock:
-    """With its free neighbours, which leave the pool."""
-    before, after = block.before, block.after
-    if before is not None and not before.used and before.mapped:
-        before.pool.remove(before)
-        block = _join(before, block)
-    if after is not None and not after.used and after.mapped:
-        after.pool.remove(after)
-        _join(block, after)
-    return block

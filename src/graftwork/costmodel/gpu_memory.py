@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from graftwork.costmodel import gpu_step
-from graftwork.costmodel.allocator import Allocator, AllocatorLimitExceeded, MemoryBlock
+from graftwork.costmodel.allocator import Allocator, AllocatorLimitExceeded
 from graftwork.costmodel.gpu_step import (
     WORKSPACE,
     Pass,
@@ -86,19 +86,16 @@ def count_by_levels(
 ) -> Callable[[int, int], StepBytes]:
     """The peak as a function of (keep, lean), all else as in the tuning: quick to ask many times."""
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
-    standing, most_of_pass = _standing(walk), _most_by_levels(walk)
-    return lambda keep, lean: StepBytes(standing, most_of_pass(keep, lean))
-
-
-def _standing(walk: StepRecipe) -> int:
-    """What is there before and after every step: one block's, as many times as there are blocks."""
-    places = (walk.shape.tied_embeddings, walk.tuning.host_embedding)
-    one, two = (_loaded(walk.sizes, layers, *places) for layers in (1, 2))
+    # What is there before and after every step: one block's, as many times as there are blocks.
+    tied, on_host = shape.tied_embeddings, tuning.host_embedding
+    one, two = (_loaded(walk.sizes, layers, tied, on_host) for layers in (1, 2))
     tally = ByteTally()
     tally.alloc(WORKSPACE)
-    if walk.tuning.compiled or walk.tuning.recorded:
+    if tuning.compiled or tuning.recorded:
         hold_recording(tally, walk)
-    return one + (walk.shape.layers - 1) * (two - one) + walk.adapted * _learned(walk.sizes) + tally.now
+    standing = one + (shape.layers - 1) * (two - one) + walk.adapted * _learned(walk.sizes) + tally.now
+    most_of_pass = _most_by_levels(walk)
+    return lambda keep, lean: StepBytes(standing, most_of_pass(keep, lean))
 
 
 @lru_cache(maxsize=1024)
@@ -124,7 +121,9 @@ def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
     """The most beyond the lasting bytes, over forward pass, loss and backward pass."""
     tuning, s, adapted = walk.tuning, walk.sizes, walk.adapted
     tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
-    start, loss = _begin(walk), _loss(s, tokens, walk.places, tuning.head_tokens).most
+    tally = ByteTally()
+    Pass(tally, walk).begin()
+    start, loss = tally.now, _most_of_loss(s, tokens, walk.places, tuning.head_tokens)
     levels: tuple[gpu_step.Level, ...] = ("again", "lean", "keep")
     forward = [_forward(s, tokens, chunk, level) for level in levels]
     backward = [_backward(s, tokens, chunk, level) for level in levels]
@@ -155,12 +154,6 @@ def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
     return most_of_pass
 
 
-def _begin(walk: StepRecipe) -> int:
-    tally = ByteTally()
-    Pass(tally, walk).begin()
-    return tally.now
-
-
 @lru_cache(maxsize=4096)
 def _forward(s: StepSizes, tokens: int, chunk: int, level: gpu_step.Level) -> PieceBytes:
     tally = ByteTally()
@@ -181,10 +174,10 @@ def _backward(s: StepSizes, tokens: int, chunk: int, level: gpu_step.Level) -> P
 
 
 @lru_cache(maxsize=4096)
-def _loss(s: StepSizes, tokens: int, places: int, head_tokens: int) -> PieceBytes:
+def _most_of_loss(s: StepSizes, tokens: int, places: int, head_tokens: int) -> int:
     tally = ByteTally()
     gpu_step.lose(tally, s, tokens, places, head_tokens)
-    return PieceBytes(tally.most, tally.now)
+    return tally.most
 
 
 def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) -> tuple[int, int]:
@@ -394,7 +387,9 @@ def _replay(walk: StepRecipe, *, expandable: bool, limit: int | None) -> int:
     if recorded:
         hold_recording(allocator, walk)
         allocator.empty_cache()
-        take_pass(Private(allocator), walk, keep_gradients=False)
+        # A recording has a pool for itself.
+        allocator.pool = "recorded"
+        take_pass(allocator, walk, keep_gradients=False)
     gaps = 0.0 if walk.tuning.compiled or not recorded else RECORDING_GAPS
     return allocator.reserved_peak + int(gaps * (allocator.reserved_peak - lasting))
 
@@ -402,16 +397,3 @@ def _replay(walk: StepRecipe, *, expandable: bool, limit: int | None) -> int:
 RECORDING_GAPS = 0.1
 """Of what a pass takes that is recorded operation by operation, what its pool holds besides: 0.02 to 0.15
 (nine families on an H200, `benchmarks/step_time.py --families`)."""
-
-
-class Private:
-    """A pool of the allocator's that a recording has for itself."""
-
-    def __init__(self, allocator: Allocator) -> None:
-        self._allocator = allocator
-
-    def alloc(self, size: int) -> MemoryBlock:
-        return self._allocator.alloc(size, pool="recorded")
-
-    def free(self, block: MemoryBlock) -> None:
-        self._allocator.free(block)

@@ -28,6 +28,20 @@ from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import MIB
 
 
+@dataclass
+class SavedActivationBytes:
+    """What the second half of a block leaves for its backward pass."""
+
+    middle: Any
+    gate_up: Any
+    lows: list[Any]
+    normed_behind: list[Any] = field(default_factory=list)
+
+    def blocks(self) -> list[Any]:
+        """In the order in which a tuple lets go of them: from its end."""
+        return [*self.normed_behind[::-1], *self.lows[::-1], self.gate_up, self.middle]
+
+
 def _weight(memory: TensorMemory, s: StepSizes, group: LinearGroup) -> list[Any]:
     """The frozen weight as numbers, where it is in four bits."""
     return [memory.alloc(HALF * group.weights)] if s.form == "four" else []
@@ -84,8 +98,7 @@ def _gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
 def compiled_before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
     normed = memory.alloc(HALF * tokens * s.hidden) if s.norms_before else None
     qkv, low = _grafted(memory, s, s.qkv, tokens)
-    if normed is not None:
-        memory.free(normed)
+    free_all(memory, [normed])
     extra = [] if low is None else [low]
     if s.head_norms != "none":
         extra.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
@@ -108,35 +121,20 @@ def compiled_before_attention_backward(
         held.append(memory.alloc(HALF * tokens * s.hidden))
     dx = memory.alloc(HALF * tokens * s.hidden) if wants_input else None
     gradient = _gradient(memory, s.qkv)
-    free_all(memory, held + ([] if dlow is None else [dlow]))
+    free_all(memory, [*held, dlow])
     return dx, gradient
 
 
-class Middle:
-    """As `step_block.Kept` holds it."""
-
-    def __init__(self, middle: Any, gate_up: Any, lows: list[Any], attended: list[Any]) -> None:
-        self.middle, self.gate_up, self.lows, self.attended = middle, gate_up, lows, attended
-
-
-def compiled_middle(memory: TensorMemory, s: StepSizes, tokens: int) -> Middle:
+def compiled_middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
     attended, low_out = _grafted(memory, s, s.out, tokens)
     mid = memory.alloc(HALF * tokens * s.hidden)
     if not s.norms_after:
         memory.free(attended)
     normed = memory.alloc(HALF * tokens * s.hidden) if s.norms_before else None
     gate_up, low = _grafted(memory, s, s.gate_up, tokens)
-    if normed is not None:
-        memory.free(normed)
-    lows = [block for block in (low_out, low) if block is not None]
-    return Middle(mid, gate_up, lows, [attended] if s.norms_after else [])
-
-
-def compiled_mlp(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
-    lifted = memory.alloc(HALF * tokens * s.inner)
-    down, low = _grafted(memory, s, s.down, tokens)
-    free_all(memory, [lifted] + ([] if low is None else [low]))
-    return down
+    free_all(memory, [normed])
+    lows = [low_out, low]
+    return SavedActivationBytes(mid, gate_up, lows, [attended] if s.norms_after else [])
 
 
 def compiled_after_attention_backward(
@@ -147,31 +145,30 @@ def compiled_after_attention_backward(
     gate_up = None
     if not has_gate_up:
         gate_up, low = _grafted(memory, s, s.gate_up, tokens)
-        if low is not None:
-            memory.free(low)
+        free_all(memory, [low])
     d_added = memory.alloc(wide) if s.changes_output else None
     d_lifted, d_low_down = _turned(memory, s, s.down, tokens)
     lifted, d_gate_up = memory.alloc(inner), memory.alloc(HALF * tokens * s.gate_up.out)
     dn = None
     if s.form == "eight":
         codes = [memory.alloc(tokens * s.gate_up.out // 2), memory.alloc(WORD * tokens)]
-        free_all(memory, [d_lifted] + ([] if gate_up is None else [gate_up]))
+        free_all(memory, [d_lifted, gate_up])
         codes += [] if s.turned else [memory.alloc(s.gate_up.weights)]
         dn = memory.alloc(wide)
         free_all(memory, codes)
     else:
-        free_all(memory, [d_lifted] + ([] if gate_up is None else [gate_up]))
+        free_all(memory, [d_lifted, gate_up])
     gradient = _gradient(memory, s.down)
-    free_all(memory, [block for block in (lifted, d_low_down, d_added) if block is not None])
+    free_all(memory, [lifted, d_low_down, d_added])
     dn, d_low = _turned(memory, s, s.gate_up, tokens, dn)
     gradient += _gradient(memory, s.gate_up)
-    free_all(memory, [block for block in (d_gate_up, d_low, normed) if block is not None])
+    free_all(memory, [d_gate_up, d_low, normed])
     d_middle = memory.alloc(wide)
     memory.free(dn)
     d_attended = memory.alloc(wide) if s.changes_output else None
     d_mixed, d_low_out = _turned(memory, s, s.out, tokens)
     gradient += _gradient(memory, s.out)
-    free_all(memory, [block for block in (d_attended, d_low_out) if block is not None])
+    free_all(memory, [d_attended, d_low_out])
     return [d_mixed, d_middle], gradient
 
 
@@ -179,21 +176,6 @@ Level = Literal["keep", "lean", "again"]
 
 SHOWN = 3
 """Chunks that are gone through tensor by tensor; the others ask for the same again."""
-
-
-@dataclass
-class SavedActivationBytes:
-    """What the second half of a block leaves for its backward pass."""
-
-    middle: Any
-    gate_up: Any
-    lows: list[Any]
-    normed_behind: list[Any] = field(default_factory=list)
-
-    def blocks(self) -> list[Any]:
-        """In the order in which a tuple lets go of them: from its end."""
-        wide = [block for block in (self.gate_up, self.middle) if block is not None]
-        return [*self.normed_behind[::-1], *self.lows[::-1], *wide]
 
 
 @dataclass
@@ -228,8 +210,7 @@ def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[l
         return compiled_before_attention(memory, s, tokens)
     normed = _norm_if(memory, s, tokens, s.norms_before)
     qkv, low = pieces.grafted_product(memory, s, s.qkv, tokens)
-    if normed is not None:
-        memory.free(normed)
+    free_all(memory, [normed])
     extra = [] if low is None else [low]
     heads = []
     if s.head_norms != "none":
@@ -268,25 +249,22 @@ def before_attention_backward(
         held.append(dn)
     else:
         dlow = memory.alloc(HALF * tokens * s.qkv.ranks) if s.qkv.rank else None
-    free_all(memory, held + ([] if dlow is None else [dlow]))
+    free_all(memory, [*held, dlow])
     return dx, []
 
 
 def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[SavedActivationBytes, Any]:
     """Through the output product and the first half of the MLP; and the sum that the MLP is added to."""
     if s.compiled:
-        made = compiled_middle(memory, s, tokens)
-        return SavedActivationBytes(made.middle, made.gate_up, made.lows, made.attended), None
+        return compiled_middle(memory, s, tokens), None
     attended, low_out = pieces.grafted_product(memory, s, s.out, tokens)
     normed_out = _norm_if(memory, s, tokens, s.norms_after)
     mid = memory.alloc(HALF * tokens * s.hidden)
-    if normed_out is not None:
-        memory.free(normed_out)
+    free_all(memory, [normed_out])
     normed = _norm_if(memory, s, tokens, s.norms_before)
     gate_up, low = pieces.grafted_product(memory, s, s.gate_up, tokens)
-    if normed is not None:
-        memory.free(normed)
-    lows = [block for block in (low_out, low) if block is not None]
+    free_all(memory, [normed])
+    lows = [low_out, low]
     # Where attention and MLP read one input, that is the middle, and nothing more is kept.
     kept = SavedActivationBytes(None if s.layout.parallel else mid, gate_up, lows)
     if s.norms_after:
@@ -297,11 +275,10 @@ def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[SavedActiva
 
 
 def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
-    if s.compiled:
-        return compiled_mlp(memory, s, tokens)
     lifted = memory.alloc(HALF * tokens * s.inner)
-    down, low = pieces.grafted_product(memory, s, s.down, tokens)
-    free_all(memory, [lifted] + ([] if low is None else [low]))
+    product = _grafted if s.compiled else pieces.grafted_product
+    down, low = product(memory, s, s.down, tokens)
+    free_all(memory, [lifted, low])
     return down
 
 
@@ -310,7 +287,7 @@ def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[An
     last = mlp_output(memory, s, tokens)
     normed = _norm_if(memory, s, tokens, s.norms_after and not s.compiled)
     y = memory.alloc(HALF * tokens * s.hidden)
-    free_all(memory, [block for block in (normed, start) if block is not None])
+    free_all(memory, [normed, start])
     if s.norms_after:
         kept.normed_behind.append(last)
     else:
@@ -320,8 +297,7 @@ def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[An
 
 def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
     kept, start = middle(memory, s, tokens)
-    if start is not None:
-        memory.free(start)
+    free_all(memory, [start])
     if s.norms_after:
         kept.normed_behind.append(mlp_output(memory, s, tokens))
     return kept
@@ -337,10 +313,10 @@ def after_attention_backward(
     if s.norms_before:
         held.append(_norm_if(memory, s, tokens, True))
     if not has_gate_up:
-        held += [item for item in pieces.grafted_product(memory, s, s.gate_up, tokens) if item is not None]
+        held += pieces.grafted_product(memory, s, s.gate_up, tokens)
     if s.changes_output:
         held.append(memory.alloc(HALF * tokens * s.hidden))
-    held += [item for item in pieces.input_gradient(memory, s, s.down, tokens) if item is not None]
+    held += pieces.input_gradient(memory, s, s.down, tokens)
     dn = None
     if not s.has_gate_kernel:
         recipe = pieces.OTHER_GATE_BACKWARD if s.layout.gated else pieces.UNGATED_BACKWARD
@@ -353,14 +329,12 @@ def after_attention_backward(
         held += follow(memory, pieces.GATE_BACKWARD, tokens * s.inner).values()
     if s.down.rank:
         held.append(memory.alloc(HALF * tokens * s.down.ranks))
-    held += [item for item in pieces.input_gradient(memory, s, s.gate_up, tokens, dn) if item is not None]
+    held += pieces.input_gradient(memory, s, s.gate_up, tokens, dn)
     d_middle = _norm_backward(memory, s, tokens)
     if s.changes_output:
         held.append(memory.alloc(HALF * tokens * s.hidden))
     d_mixed, dlow = pieces.input_gradient(memory, s, s.out, tokens)
-    if dlow is not None:
-        held.append(dlow)
-    free_all(memory, held)
+    free_all(memory, [*held, dlow])
     return [d_mixed, d_middle], []
 
 
@@ -379,12 +353,11 @@ def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) ->
         y, kept = after_attention(memory, s, some)
         free_all(memory, kept.blocks())
         parts.append(y)
-    return _put_together(memory, parts, HALF * tokens * s.hidden, [*extra, mixed[0]])
-
-
-def _put_together(memory: TensorMemory, parts: list[Any], size: int, others: list[Any]) -> Any:
-    whole = parts[0] if len(parts) == 1 else memory.alloc(size)
-    free_all(memory, others + (parts if len(parts) > 1 else []))
+    if len(parts) == 1:
+        free_all(memory, [*extra, mixed[0]])
+        return parts[0]
+    whole = memory.alloc(HALF * tokens * s.hidden)
+    free_all(memory, [*extra, mixed[0], *parts])
     return whole
 
 
@@ -496,8 +469,7 @@ def _chunk_loss(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
     """Logits become their gradient in place."""
     codes = follow(memory, pieces.CODES, tokens * s.hidden)["out"] if s.head == "eight" else None
     logits = memory.alloc(HALF * tokens * s.vocabulary)
-    if codes is not None:
-        memory.free(codes)
+    free_all(memory, [codes])
     losses = memory.alloc(WORD * tokens)
     if s.head == "eight":
         dh = pieces.eight_turned(memory, tokens, s.vocabulary, s.hidden, turned=s.turned)
@@ -526,7 +498,17 @@ def load(
     `tied`: the head is the embedding; `on_host`: the embedding does not come at all.
     """
     table = s.vocabulary * s.hidden
-    _load_blocks(memory, s, layers)
+    # A tally counts one of the blocks: they are alike.
+    tally = memory if isinstance(memory, ByteTally) else None
+    for _ in range(min(layers, 1) if tally else layers):
+        before = tally.now if tally else 0
+        for group in s.groups:
+            load_group(memory, group, form=s.form, turned=s.turned)
+    if tally is not None and layers > 1:
+        more = (tally.now - before) * (layers - 1)
+        tally.now += more
+        # The temporaries of the last block, on top of all that stays.
+        tally.most += more
     note("weights")
     if s.head == "eight":
         load_eight(memory, (s.vocabulary,), s.hidden, turned=s.turned)
@@ -541,20 +523,6 @@ def load(
     if s.head == "whole" and not tied:
         memory.alloc(HALF * table)
     note("head")
-
-
-def _load_blocks(memory: TensorMemory, s: StepSizes, layers: int) -> None:
-    """The products of all blocks. A tally counts one of them: they are alike."""
-    computed = min(layers, 1) if isinstance(memory, ByteTally) else layers
-    for _ in range(computed):
-        before = memory.now if isinstance(memory, ByteTally) else 0
-        for group in s.groups:
-            load_group(memory, group, form=s.form, turned=s.turned)
-    if isinstance(memory, ByteTally) and layers > 1:
-        more = (memory.now - before) * (layers - 1)
-        memory.now += more
-        # The temporaries of the last block, on top of all that stays.
-        memory.most += more
 
 
 def load_norms(memory: TensorMemory, s: StepSizes, layers: int) -> None:

@@ -7,7 +7,7 @@ frees them, `out` stays. What a family has besides Llama's parts is inferred fro
 blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
@@ -17,8 +17,6 @@ from graftwork.model.families.family import BlockLayout
 from graftwork.model.families.registry import find_family
 from graftwork.model.shape import layer_parameters, layout_of_shape, linear_sizes
 from graftwork.records.plan import ModelShape, Tuning
-
-"""Bytes that the allocator rounds up to."""
 
 
 class TensorMemory(Protocol):
@@ -30,15 +28,16 @@ class TensorMemory(Protocol):
 
 
 class ByteTally:
-    """Adds up what is there, and remembers the most."""
+    """Adds up what is there, and remembers the most, and the largest piece."""
 
     def __init__(self) -> None:
-        self.now = self.most = 0
+        self.now = self.most = self.largest = 0
 
     def alloc(self, size: int) -> int:
         size = max(-(-size // BLOCK), 1) * BLOCK
         self.now += size
         self.most = max(self.most, self.now)
+        self.largest = max(self.largest, size)
         return size
 
     def free(self, block: int) -> None:
@@ -230,9 +229,11 @@ def follow(memory: TensorMemory, recipe: str, elements: int) -> dict[str, Any]:
     return held
 
 
-def free_all(memory: TensorMemory, blocks: list[Any]) -> None:
+def free_all(memory: TensorMemory, blocks: Iterable[Any]) -> None:
+    """In this order; what was never there is None."""
     for block in blocks:
-        memory.free(block)
+        if block is not None:
+            memory.free(block)
 
 
 def norm(memory: TensorMemory, elements: int) -> Any:
@@ -279,8 +280,7 @@ def turned_product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, t
         return eight_turned(memory, tokens, group.out, group.inputs, turned=sizes.turned)
     weight = numbers(memory, group) if sizes.form == "four" else None
     dx = memory.alloc(HALF * tokens * group.inputs)
-    if weight is not None:
-        memory.free(weight)
+    free_all(memory, [weight])
     return dx
 
 
@@ -295,8 +295,7 @@ def codes_turned(
     """The product of codes with a weight that is turned over for it, where it is not held so."""
     weight = None if turned else memory.alloc(wide * narrow)
     dx = memory.alloc(HALF * tokens * narrow)
-    if weight is not None:
-        memory.free(weight)
+    free_all(memory, [weight])
     memory.free(codes)
     return dx
 

@@ -9,7 +9,7 @@ do not depend on the GPU. The limit of the chosen tuning may be a little lower t
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 from typing import Literal, NamedTuple
@@ -31,6 +31,7 @@ from graftwork.costmodel.gpu_step import (
     step_recipe,
     take_pass,
 )
+from graftwork.costmodel.gpu_tensors import ByteTally
 from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.run_time import compiling_pays
@@ -55,7 +56,14 @@ def with_room(
 ) -> Tuning | None:
     """`counted` is what the setting asks for; `scant`: it is also tried without the allocator's margin."""
     limit = tuning.limit_gib
-    pressing = _largest(shape, tuning, trainable=trainable, adapted=adapted) + SPARE
+    walk, tally = step_recipe(shape, tuning, trainable=trainable, adapted=adapted), ByteTally()
+    tally.alloc(WORKSPACE)
+    hold_recording(tally, walk)
+    hold_stacks(tally, walk.sizes, walk.adapted)
+    hold_states(tally, walk.sizes, walk.adapted)
+    take_pass(tally, walk, keep_gradients=False)
+    # The most that the allocator wants of the GPU at once.
+    pressing = max(-(-tally.largest // ROUND_LARGE) * ROUND_LARGE, LARGE_SEGMENT) + SPARE
 
     def under(limit_gib: float) -> Tuning | None:
         there = tuning.model_copy(update={"limit_gib": limit_gib})
@@ -96,30 +104,6 @@ def own_limits(counted: StepBytes, *, scant: bool) -> Iterator[float]:
 
 def _hundredths(limit: float) -> float:
     return math.ceil(limit * HUNDREDTHS / GIB) / HUNDREDTHS
-
-
-def _largest(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int:
-    """The most that the allocator wants of the GPU at once."""
-    walk, memory = step_recipe(shape, tuning, trainable=trainable, adapted=adapted), Largest()
-    memory.alloc(WORKSPACE)
-    hold_recording(memory, walk)
-    hold_stacks(memory, walk.sizes, walk.adapted)
-    hold_states(memory, walk.sizes, walk.adapted)
-    take_pass(memory, walk, keep_gradients=False)
-    return max(-(-memory.most // ROUND_LARGE) * ROUND_LARGE, LARGE_SEGMENT)
-
-
-class Largest:
-    """A memory that only remembers the most that was asked for at once."""
-
-    def __init__(self) -> None:
-        self.most = 0
-
-    def alloc(self, size: int) -> None:
-        self.most = max(self.most, size)
-
-    def free(self, block: None) -> None:
-        pass
 
 
 GRAIN = 256
@@ -173,13 +157,13 @@ class TuningOption:
         lean = adapted = self.trained.adapted
         for keep in range(adapted + 1):
             lean = min(lean, adapted - keep)
-            while lean >= 0 and not self._seems_to_fit(keep, lean):
+            while lean >= 0 and not self.seems_to_fit(keep, lean):
                 lean -= 1
             if lean < 0:
                 return
             yield keep, lean
 
-    def _seems_to_fit(self, keep: int, lean: int) -> bool:
+    def seems_to_fit(self, keep: int, lean: int) -> bool:
         return self._count(keep, lean).passing <= self._room
 
     @cached_property
@@ -323,31 +307,22 @@ def _choose(
         form = "four"
     elif request.eight:
         form = "eight"
-    settings = (
-        setting
-        for head in heads(shape, eight=request.eight)
-        for setting in _settings(form, head, request, limit_gib=limit_gib, compiled=compiled)
-    )
-    part = TrainedPart(request.adapted, request.trainable, rates)
-    return fastest(shape, _loadable(shape, settings, limit_gib=limit_gib), part)
+    # Those whose weights come onto the GPU at all.
+    needed: dict[tuple[str, bool, bool], int] = {}
+    loadable = []
+    for head in heads(shape, eight=request.eight):
+        for tuning in _settings(form, head, request, limit_gib=limit_gib, compiled=compiled):
+            key = (tuning.head, tuning.turned, tuning.host_embedding)
+            if key not in needed:
+                needed[key] = load_peak(shape, tuning)
+            if needed[key] <= limit_gib * GIB:
+                loadable.append(tuning)
+    return fastest(shape, loadable, TrainedPart(request.adapted, request.trainable, rates))
 
 
 def heads(shape: ModelShape, *, eight: bool) -> tuple[Literal["whole", "eight"], ...]:
     """In which bits the head may be, the fastest first. Products in 8 bits want sizes that 16 divides."""
     return ("eight", "whole") if eight and shape.vocab_size % 16 == 0 else ("whole",)
-
-
-def _loadable(shape: ModelShape, settings: Iterable[Tuning], *, limit_gib: float) -> list[Tuning]:
-    """Those whose weights come onto the GPU at all."""
-    needed: dict[tuple[str, bool, bool], int] = {}
-    found = []
-    for tuning in settings:
-        key = (tuning.head, tuning.turned, tuning.host_embedding)
-        if key not in needed:
-            needed[key] = load_peak(shape, tuning)
-        if needed[key] <= limit_gib * GIB:
-            found.append(tuning)
-    return found
 
 
 def _settings(

@@ -6,7 +6,7 @@ Filled by plain_decoder.py and by the tracer; plain_memory.py replays it through
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graftwork.costmodel.allocator import BLOCK
+from graftwork.costmodel.allocator import rounded
 from graftwork.records.base import Record
 from graftwork.records.plan import MemoryPeak, Optimizer
 from graftwork.records.units import MIB
@@ -47,9 +47,9 @@ class AllocationStream:
         if size > 0:
             self.give_back(self.take(size, part))
 
-    def use_together(self, sizes: Sequence[int], part: str = "workspace") -> None:
+    def use_together(self, sizes: Sequence[int]) -> None:
         """Taken one after the other; the last one goes first."""
-        numbers = [self.take(size, part) for size in sizes if size > 0]
+        numbers = [self.take(size, "workspace") for size in sizes if size > 0]
         for number in reversed(numbers):
             self.give_back(number)
 
@@ -71,24 +71,17 @@ class AllocationStream:
             phases[phase] = max(phases.get(phase, 0), held)
             if held > most and phase != "setup":
                 most, at, peak_phase = held, place, phase
-        parts: dict[str, float] = {}
-        for number in self._alive(at):
-            parts[self.parts[number]] = parts.get(self.parts[number], 0) + rounded(self.sizes[number])
-        peak = MemoryPeak(allocated=most, reserved=most, parts=parts, phase=peak_phase)
-        return MemoryTrace(peak=peak, sizes=tuple(self.sizes), events=tuple(self.events), phases=phases)
-
-    def _alive(self, place: int) -> set[int]:
         alive: set[int] = set()
-        for event in self.events[: place + 1]:
+        for event in self.events[: at + 1]:
             if event >= 0:
                 alive.add(event)
             else:
                 alive.discard(~event)
-        return alive
-
-
-def rounded(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
+        parts: dict[str, float] = {}
+        for number in alive:
+            parts[self.parts[number]] = parts.get(self.parts[number], 0) + rounded(self.sizes[number])
+        peak = MemoryPeak(allocated=most, reserved=most, parts=parts, phase=peak_phase)
+        return MemoryTrace(peak=peak, sizes=tuple(self.sizes), events=tuple(self.events), phases=phases)
 
 
 ROUND_QUERIES = 128

@@ -122,7 +122,7 @@ class Patient:
     alloc, free = ByteTally.alloc, ByteTally.free
 
     def __init__(self):
-        self.now = self.most = 0
+        self.now = self.most = self.largest = 0
 
 
 @pytest.mark.parametrize("form", ["whole", "eight", "four"])

@@ -103,7 +103,7 @@ def test_hardly_anything_faster_would_have_fitted(limit, adapted):
         for way in [TuningOption(SMALL, setting, trained)]
         for keep in range(adapted + 1)
         for lean in range(adapted - keep + 1)
-        if way.seconds(keep, lean) < 0.99 * found.seconds_a_token and way._seems_to_fit(keep, lean)
+        if way.seconds(keep, lean) < 0.99 * found.seconds_a_token and way.seems_to_fit(keep, lean)
         if (one := way.replayed(keep, lean)) is not None
     ]
     assert faster == []
