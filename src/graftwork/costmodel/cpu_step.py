@@ -15,7 +15,6 @@ from graftwork.model.shape import (
     total_parameters,
     trained_by,
 )
-from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workload
 from graftwork.records.units import GIB, NF4_BYTES
 
@@ -97,25 +96,6 @@ MOST_SCATTERED = 2.0
 """Not measured beyond 36 batches an epoch: there, earlier runs must say it."""
 
 
-class MemoryParts(Record):
-    """Bytes by what they are for."""
-
-    runtime: float
-    weights: float
-    packed: float = 0.0
-    """The CPU's own copies of frozen weights."""
-    adapter: float
-    optimizer: float
-    states: float = 0.0
-    """Output of the frozen blocks that waits for the next epoch."""
-    activations: float
-    logits: float
-
-    @property
-    def total(self) -> float:
-        return float(sum(self.model_dump().values()))
-
-
 def training_memory(
     shape: ModelShape,
     work: Workload,
@@ -124,21 +104,28 @@ def training_memory(
     trainable: int,
     width: int,
     checkpointed: bool = False,
-) -> MemoryParts:
-    """The peak, which is where the loss meets the longest batch. `checkpointed`: blocks of the plain step
-    keep only their input, and one at a time has the rest."""
+) -> dict[str, float]:
+    """Bytes at the peak, which is where the loss meets the longest batch, by what they are for.
+
+    `checkpointed`: blocks of the plain step keep only their input, and one at a time has the rest.
+    """
     longest = sorted(work.lengths)[-work.batch_rows :]
     mean_replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
     replies = max(work.most_replies, mean_replies)
-    return MemoryParts(
-        runtime=(RUNTIME_GIB if work.processor is None else PROCESSOR_RUNTIME_GIB) * GIB,
-        weights=weight_bytes(shape, work, parameters=parameters, width=width),
+    own = _step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed)
+    return {
+        "runtime": (RUNTIME_GIB if work.processor is None else PROCESSOR_RUNTIME_GIB) * GIB,
+        "weights": float(weight_bytes(shape, work, parameters=parameters, width=width)),
+        # The CPU's own copies of frozen weights.
+        "packed": float(own.get("packed", 0)),
         # What is trained is kept in float32, with its gradient; full weights were counted already.
-        adapter=(1 if work.method == "full" else 2) * trainable * 4,
-        optimizer=ADAM_STATES * trainable * 4,
-        logits=3 * replies * shape.vocab_size * 4,
-        **_step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed),
-    )
+        "adapter": (1.0 if work.method == "full" else 2.0) * trainable * 4,
+        "optimizer": float(ADAM_STATES * trainable * 4),
+        # Output of the frozen blocks that waits for the next epoch.
+        "states": float(own.get("states", 0)),
+        "activations": own["activations"],
+        "logits": float(3 * replies * shape.vocab_size * 4),
+    }
 
 
 def _step_bytes(
@@ -166,12 +153,10 @@ def _step_bytes(
     return {
         "packed": packed_bytes(shape, adapted=work.adapted_layers, method=work.method) if own.packed else 0,
         "states": waiting,
-        "activations": kept * scattered(steps) if waiting else kept + _freed_bytes(kept),
+        "activations": kept * scattered(steps)
+        if waiting
+        else kept + min(HEAP_GIB * GIB, MOST_HEAP_SHARE * kept),
     }
-
-
-def _freed_bytes(activations: float) -> float:
-    return min(HEAP_GIB * GIB, MOST_HEAP_SHARE * activations)
 
 
 def scattered(steps: int) -> float:
@@ -359,12 +344,12 @@ def choose_host_micro_batches(
             width=width,
             checkpointed=checkpointed,
         )
-        if rows == 1 or parts.total * HOST_SPREAD <= limit_gib * GIB:
+        if rows == 1 or sum(parts.values()) * HOST_SPREAD <= limit_gib * GIB:
             break
         rows //= 2
     if rows == work.batch_rows and not checkpointed:
         return None
-    return PlainStep(micro_rows=rows, checkpointed=checkpointed, peak_gib=parts.total / GIB)
+    return PlainStep(micro_rows=rows, checkpointed=checkpointed, peak_gib=sum(parts.values()) / GIB)
 
 
 def with_rows(work: Workload, rows: int) -> Workload:

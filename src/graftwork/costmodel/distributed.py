@@ -48,32 +48,6 @@ class Distribution(NamedTuple):
     cards: int
 
 
-class LastingBytes(NamedTuple):
-    """Bytes of a whole run that are there all the time, before they are cut up."""
-
-    frozen: float
-    learned: float
-    master: float
-    gradients: float
-    optimizer: float
-
-
-def whole_states(
-    shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int, frozen: float
-) -> LastingBytes:
-    """What all GPUs together hold of weights and of what is learned."""
-    zero = shared.sharding in ("zero2", "zero3")
-    learned = ELEMENT_BYTES[setup.dtype] if setup.method == "full" else ELEMENT_BYTES[setup.adapter_dtype]
-    return LastingBytes(
-        frozen=frozen,
-        learned=trainable * learned,
-        # ZeRO steps from a flat copy of its own, also where the weights are in float32 already.
-        master=trainable * MASTER_BYTES if zero else 0.0,
-        gradients=trainable * learned,
-        optimizer=trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES),
-    )
-
-
 def is_cut_up(setup: PlainSetup, shared: Distribution) -> bool:
     """Whether learned weights, with their gradients and states, are spread over the GPUs."""
     return setup.method == "full" and shared.sharding not in ("none", "ddp")
@@ -105,18 +79,18 @@ def share(
     if shared.sharding == "none":
         return passing
     if shared.sharding == "ddp":
-        return _with(passing, workspace=trainable * ELEMENT_BYTES[setup.adapter_dtype])
+        return passing.plus({"workspace": trainable * ELEMENT_BYTES[setup.adapter_dtype]})
     full = setup.method == "full"
     frozen = 0.0 if full else passing.parts.get("weights", 0.0)
-    states = whole_states(shape, setup, shared, trainable=trainable, frozen=frozen)
+    learned = trainable * ELEMENT_BYTES[setup.dtype if full else setup.adapter_dtype]
     parts = {name: size for name, size in passing.parts.items() if name not in HELD}
-    parts |= _cut(states, shared, full=full)
+    parts |= _lasting(setup, shared, trainable=trainable, frozen=frozen, learned=learned)
     if full:
         kept = setup.adapted_layers if not setup.checkpointed else 1
         norms = NORMED * shape.hidden_size * ELEMENT_BYTES[passing_setup(setup).dtype]
         parts["activations"] = parts.get("activations", 0.0) + norms * kept * setup.rows * setup.tokens
     parts["workspace"] = parts.get("workspace", 0.0) + _buffers(
-        shape, setup, shared, trainable=trainable, held=frozen or states.learned
+        shape, setup, shared, trainable=trainable, held=frozen or learned
     )
     allocated = sum(parts.values())
     # What the allocator takes beyond what is asked for comes of what passes, not of what stays.
@@ -124,23 +98,27 @@ def share(
     return MemoryPeak(allocated=allocated, reserved=allocated + beyond, parts=parts, phase=passing.phase)
 
 
-def _cut(states: LastingBytes, shared: Distribution, *, full: bool) -> dict[str, float]:
-    """Of the lasting bytes, those of one GPU."""
-    n = shared.cards
-    cut_up = shared.sharding in ("zero3", "fsdp2")
-    on_card = {
-        "weights": states.frozen / (n if cut_up else 1),
-        "adapters": 0.0 if full else states.learned / (n if cut_up else 1),
-        "gradients": states.gradients / n,
-        "optimizer": (states.optimizer + states.master) / n,
+def _lasting(
+    setup: PlainSetup, shared: Distribution, *, trainable: int, frozen: float, learned: float
+) -> dict[str, float]:
+    """What is there all the time, of weights and of what is learned: the bytes of one GPU."""
+    n, full = shared.cards, setup.method == "full"
+    weights = n if shared.sharding in ("zero3", "fsdp2") else 1
+    states = trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES)
+    if shared.sharding in ("zero2", "zero3"):
+        # ZeRO steps from a flat copy of its own, also where the weights are in float32 already.
+        states += trainable * MASTER_BYTES
+    on_gpu = {
+        "weights": (learned if full else frozen) / weights,
+        "adapters": 0.0 if full else learned / weights,
+        "gradients": learned / n,
+        "optimizer": states / n,
     }
-    if full:
-        on_card["weights"] = states.learned / (n if cut_up else 1)
     if shared.offload in ("optimizer", "weights"):
-        on_card["optimizer"] = on_card["gradients"] = 0.0
+        on_gpu["optimizer"] = on_gpu["gradients"] = 0.0
     if shared.offload == "weights":
-        on_card["weights"] = on_card["adapters"] = 0.0
-    return on_card
+        on_gpu["weights"] = on_gpu["adapters"] = 0.0
+    return on_gpu
 
 
 def _buffers(
@@ -162,17 +140,6 @@ def _buffers(
         return gathered + tables * computed + learned_block * learned
     prefetched = min(PREFETCH_ELEMENTS, total_parameters(shape)) * computed
     return gathered + table * computed + prefetched + bucket
-
-
-def _with(peak: MemoryPeak, *, workspace: float) -> MemoryPeak:
-    parts = {**peak.parts, "workspace": peak.parts.get("workspace", 0.0) + workspace}
-    return peak.model_copy(
-        update={
-            "parts": parts,
-            "allocated": peak.allocated + workspace,
-            "reserved": peak.reserved + workspace,
-        }
-    )
 
 
 class HostTransfers(NamedTuple):

@@ -78,16 +78,6 @@ class RowStatistics(NamedTuple):
         return cls(squares / sum(lengths), trained_share, uneven=min(lengths) < max(lengths))
 
 
-class Blocks(NamedTuple):
-    """Seconds of all blocks, by parts."""
-
-    products: float
-    again: float
-    attention: float
-    elementwise: float
-    changing: float
-
-
 def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics) -> StepTime:
     """One pass of `tuning.micro_tokens` tokens, and the optimizer's update."""
     rates, adapted = part.rates, part.adapted
@@ -97,17 +87,14 @@ def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: Ro
     host = shape.hidden_size * 2 * tuning.micro_tokens / (rates.host * HOST_TABLE_SHARE)
     factor = rates.factor_of(tuning.form)
     head = head_seconds(shape, tuning, rates=rates, trained_share=rows.trained_share)
-    busy = {
-        "products": factor * blocks.products,
-        "computed again": factor * blocks.again,
-        "attention": factor * blocks.attention,
-        "elementwise": factor * blocks.elementwise,
-        "changing the weights' form": factor * blocks.changing,
-        "head": rates.head_factor * head,
-    }
+    busy = {name: factor * seconds for name, seconds in blocks.items()} | {"head": rates.head_factor * head}
+    launching = 0.0
+    if not (tuning.compiled or tuning.recorded):
+        # Seconds of the host; a recording is launched at once.
+        launching = GPU_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds * HOST_OVER_LAUNCH
     parts = {
         **busy,
-        "waiting for launches": max(0.0, _launching(shape, tuning, rates) - sum(busy.values())),
+        "waiting for launches": max(0.0, launching - sum(busy.values())),
         "embedding from the host": host if tuning.host_embedding else 0.0,
         FIXED: rates.fixed_seconds,
     }
@@ -116,13 +103,6 @@ def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: Ro
         parts={name: seconds for name, seconds in parts.items() if seconds},
         once_a_step={"optimizer": update},
     )
-
-
-def _launching(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
-    """Seconds of the host; a recording is launched at once."""
-    if tuning.compiled or tuning.recorded:
-        return 0.0
-    return GPU_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds * HOST_OVER_LAUNCH
 
 
 def gpu_passes(tuning: Tuning, tokens: float) -> int:
@@ -168,10 +148,15 @@ def block_seconds(
     rates: StepRates,
     mean_length: float,
     uneven: bool = False,
-) -> Blocks:
-    """The blocks alone, before what a probe says of them."""
+) -> dict[str, float]:
+    """The blocks alone, by parts, before what a probe says of them."""
     tokens, weights = tuning.micro_tokens, layer_parameters(shape)
-    products = _block_products(shape, tuning, rates)
+    rate = rates.best_eight if tuning.form == "eight" else rates.half
+    # All products with a block's weights, one way.
+    products = sum(
+        rates.product_seconds(tokens, inputs, outputs, rate, width=BYTES_A_WEIGHT[tuning.form])
+        for inputs, outputs in joined_sizes(shape).values()
+    )
     goes = -(-tokens // tuning.chunk_tokens)
     again = adapted - tuning.keep - tuning.lean
     width = shape.hidden_size + shape.intermediate_size
@@ -181,26 +166,19 @@ def block_seconds(
     forward = max(mixing, ATTENTION_SECONDS[0])
     backward = max(mixing * (ATTENTION_PASSES - 1), ATTENTION_SECONDS[1])
     again_weights = weights_again(shape, (tuning.keep, tuning.lean), adapted)
-    return Blocks(
-        products=products * (shape.layers + adapted),
-        again=products * again_weights / weights
+    trained = adapted + FORWARD_SHARE * (shape.layers - adapted)
+    return {
+        "products": products * (shape.layers + adapted),
+        "computed again": products * again_weights / weights
         + again * forward
         + again * AGAIN_BYTES * width * tokens / rates.bandwidth
         + BLOCK_GO_SECONDS * (adapted - tuning.keep) * goes,
-        attention=forward * shape.layers + backward * adapted,
-        elementwise=_elementwise(shape, tuning, rates) * (adapted + FORWARD_SHARE * (shape.layers - adapted)),
-        changing=_changing(tuning, weights=weights, layers=shape.layers, adapted=adapted, rates=rates),
-    )
-
-
-def _block_products(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
-    """Seconds of all products with a block's weights, one way."""
-    rate = rates.best_eight if tuning.form == "eight" else rates.half
-    width = BYTES_A_WEIGHT[tuning.form]
-    return sum(
-        rates.product_seconds(tuning.micro_tokens, inputs, outputs, rate, width=width)
-        for inputs, outputs in joined_sizes(shape).values()
-    )
+        "attention": forward * shape.layers + backward * adapted,
+        "elementwise": _elementwise(shape, tuning, rates) * trained,
+        "changing the weights' form": _changing(
+            tuning, weights=weights, layers=shape.layers, adapted=adapted, rates=rates
+        ),
+    }
 
 
 def _elementwise(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:

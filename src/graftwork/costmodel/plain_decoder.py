@@ -225,10 +225,6 @@ def scale(tape: Tape, x: Tensor) -> Tensor:
     return tape.made(tape.new(x.count, x.width), [x], back)
 
 
-def negate(tape: Tape, x: Tensor) -> Tensor:
-    return scale(tape, x)
-
-
 def turned(tape: Tape, x: Tensor) -> Tensor:
     """A view whose gradient comes in another order and must be copied."""
     view = Tensor(x.storage, x.count, x.width)
@@ -588,7 +584,7 @@ def rotate(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor
 
 def _half_turned(tape: Tape, x: Tensor) -> Tensor:
     one, other = part_of(tape, x, x.count // 2), part_of(tape, x, x.count // 2)
-    return join(tape, [negate(tape, other), one])
+    return join(tape, [scale(tape, other), one])
 
 
 def rotate_part(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:

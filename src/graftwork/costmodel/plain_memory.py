@@ -201,28 +201,8 @@ def peak_of_each(
         alone = plain_peak(run.shape, asked, architecture=run.architecture)
     else:
         alone = quick_peak(run.shape, asked, architecture=run.architecture, trainable=run.trainable)
-    alone = _with_fewer_logits(_corrected(alone, run.correction), run.predicted)
+    if run.correction != 1.0:
+        alone = alone.times(run.correction)
+    if run.predicted != 1.0:
+        alone = alone.plus({"logits": -alone.parts.get("logits", 0.0) * (1 - run.predicted)})
     return share(alone, run.shape, setup, shared, trainable=run.trainable)
-
-
-def _corrected(peak: MemoryPeak, factor: float) -> MemoryPeak:
-    """As far off as a trace found it to be."""
-    if factor == 1.0:
-        return peak
-    return peak.model_copy(
-        update={
-            "allocated": peak.allocated * factor,
-            "reserved": peak.reserved * factor,
-            "parts": {name: size * factor for name, size in peak.parts.items()},
-        }
-    )
-
-
-def _with_fewer_logits(peak: MemoryPeak, share_: float) -> MemoryPeak:
-    if share_ == 1.0:
-        return peak
-    saved = peak.parts.get("logits", 0.0) * (1 - share_)
-    parts = {**peak.parts, "logits": peak.parts.get("logits", 0.0) - saved}
-    return peak.model_copy(
-        update={"parts": parts, "allocated": peak.allocated - saved, "reserved": peak.reserved - saved}
-    )

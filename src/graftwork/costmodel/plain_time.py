@@ -148,12 +148,9 @@ def _modules(shape: ModelShape, setup: PlainSetup, family: ModelFamily) -> list[
     found = [(norm, h)] * family.norms + [(RESIDUAL, h)] * 2
     found += [(rms, q), (rms, kv)] if family.head_norms != "none" else []
     found += [] if family.positions else [(rotary, q + kv)]
-    return [*found, (gate if _gated(shape) else ACTIVATION, shape.intermediate_size)]
-
-
-def _gated(shape: ModelShape) -> bool:
     names = {path.rsplit(".", 1)[-1] for path in linear_sizes(shape)}
-    return bool(names & {"gate_proj", "gate_up_proj"})
+    gated = bool(names & {"gate_proj", "gate_up_proj"})
+    return [*found, (gate if gated else ACTIVATION, shape.intermediate_size)]
 
 
 def _targets(shape: ModelShape, setup: PlainSetup) -> list[tuple[int, int]]:
@@ -173,16 +170,14 @@ def _rate(setup: PlainSetup, rates: StepRates) -> float:
 def _products(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> tuple[float, float]:
     """Seconds of a block's products with weights: forward, and backward."""
     tokens, rate = setup.rows * setup.tokens, _rate(setup, rates)
-    sizes = [*linear_sizes(shape).values(), *_expert_products(shape)]
+    sizes = list(linear_sizes(shape).values())
+    if shape.experts:
+        # Those of the experts that a token goes through, as one wide MLP.
+        inner = shape.experts_used * shape.expert_inner
+        sizes += [(shape.hidden_size, 2 * inner), (inner, shape.hidden_size)]
     forward = sum(rates.product_seconds(tokens, inputs, outputs, rate) for inputs, outputs in sizes)
     backward = sum(rates.product_seconds(tokens, outputs, inputs, rate) for inputs, outputs in sizes)
     return forward, backward * (2 if setup.method == "full" else 1)
-
-
-def _expert_products(shape: ModelShape) -> list[tuple[int, int]]:
-    """Those of the experts that a token goes through, as one wide MLP."""
-    inner = shape.experts_used * shape.expert_inner
-    return [(shape.hidden_size, 2 * inner), (inner, shape.hidden_size)] if shape.experts else []
 
 
 class BothPasses(NamedTuple):

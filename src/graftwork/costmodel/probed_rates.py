@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.costmodel.gpu_time import OPTIMIZER_BYTES, Blocks, block_seconds, head_seconds
+from graftwork.costmodel.gpu_time import OPTIMIZER_BYTES, block_seconds, head_seconds
 from graftwork.costmodel.rates import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,
@@ -20,7 +20,7 @@ from graftwork.costmodel.rates import (
     single_share,
 )
 from graftwork.records.base import Figure
-from graftwork.records.plan import ModelShape, ProbedStep, ProbeFacts
+from graftwork.records.plan import ModelShape, ProbedStep, ProbeFacts, ProductRate
 from graftwork.records.units import GIB
 
 IN_A_STEP, EIGHT_IN_A_STEP = 0.895, 0.816
@@ -74,9 +74,13 @@ def _rate(facts: ProbeFacts, dtypes: tuple[str, ...]) -> float | None:
     """Of all products of a block in full passes: their operations over their seconds."""
     found = [rate for rate in facts.products if rate.dtype in dtypes]
     full = [item for item in found if item.tokens >= FULL_TOKENS] or found
-    work = [2.0 * rate.tokens * rate.inputs * rate.outputs for rate in full]
-    seconds = sum(flops / one.flops for flops, one in zip(work, full, strict=True))
-    return sum(work) / seconds if seconds else None
+    return _reached(full) if full else None
+
+
+def _reached(products: Sequence[ProductRate]) -> float:
+    """Their operations over their seconds."""
+    work = [2.0 * product.tokens * product.inputs * product.outputs for product in products]
+    return sum(work) / sum(flops / product.flops for flops, product in zip(work, products, strict=True))
 
 
 def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
@@ -166,8 +170,8 @@ def _blocks(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
     """Seconds of the blocks of a probed step, and of their update, before correction."""
     assert step.tuning is not None
     few = shape.model_copy(update={"layers": step.layers, "parameters": None})
-    found: Blocks = block_seconds(few, step.tuning, adapted=step.layers, rates=rates, mean_length=step.length)
-    return sum(found) + step.trainable * OPTIMIZER_BYTES / rates.bandwidth
+    blocks = block_seconds(few, step.tuning, adapted=step.layers, rates=rates, mean_length=step.length)
+    return sum(blocks.values()) + step.trainable * OPTIMIZER_BYTES / rates.bandwidth
 
 
 MEASURED_RANGE = 0.1
@@ -201,8 +205,16 @@ def probe_figures(facts: ProbeFacts) -> dict[str, Figure]:
 def whole_model_speed(facts: ProbeFacts) -> Figure | None:
     """Tokens a second of the whole model: two and four layers drawn out to all of them."""
     best: Figure | None = None
-    for same in _pairs(facts):
-        low, high = same
+    kinds: dict[tuple[int, str], list[ProbedStep]] = {}
+    for step in facts.steps:
+        form = step.tuning.form if step.tuning else ""
+        kinds.setdefault((step.tokens, form), []).append(step)
+    for same in kinds.values():
+        # Steps that differ in their layers alone.
+        ordered = sorted(same, key=lambda step: step.layers)
+        low, high = ordered[0], ordered[-1]
+        if low.layers == high.layers:
+            continue
         a_layer = (high.seconds - low.seconds) / (high.layers - low.layers)
         if a_layer <= 0:
             # The machine was busy with other work: a layer cannot cost nothing.
@@ -214,23 +226,12 @@ def whole_model_speed(facts: ProbeFacts) -> Figure | None:
     return best
 
 
-def _pairs(facts: ProbeFacts) -> list[tuple[ProbedStep, ProbedStep]]:
-    """Steps that differ in their layers alone."""
-    kinds: dict[tuple[int, str], list[ProbedStep]] = {}
-    for step in facts.steps:
-        form = step.tuning.form if step.tuning else ""
-        kinds.setdefault((step.tokens, form), []).append(step)
-    ordered = [sorted(same, key=lambda step: step.layers) for same in kinds.values()]
-    return [(same[0], same[-1]) for same in ordered if same[0].layers < same[-1].layers]
-
-
 def _products(facts: ProbeFacts, dtype: str) -> Figure:
     """Of full passes; the range is that of the layers."""
     same = [rate for rate in facts.products if rate.dtype == dtype]
     most = max(rate.tokens for rate in same)
     full = [rate for rate in same if rate.tokens == most]
-    work = [2.0 * rate.tokens * rate.inputs * rate.outputs for rate in full]
-    rate = sum(work) / sum(flops / one.flops for flops, one in zip(work, full, strict=True))
+    rate = _reached(full)
     rates = [rate.flops for rate in full]
     low, high = min(*rates, rate), max(*rates, rate)
     scale, unit = (1e12, "TFLOPS") if facts.device.kind == "cuda" else (1e9, "GFLOPS")

@@ -131,7 +131,10 @@ class StepRates(Record):
 
 def rates_of(gpu: Gpu) -> StepRates:
     """What this GPU is expected to reach, before anybody has probed it."""
-    share = _share(gpu)
+    share = POWER_FREE_SHARE - LOST_TO_A_TFLOP_A_WATT * gpu.half_tflops / gpu.watts
+    share = min(max(share, LEAST_SHARE), MOST_SHARE) * (OLD_SHARE if gpu.capability < 8.0 else 1.0)
+    if gpu.name in SUSTAINED_TFLOPS:
+        share = SUSTAINED_TFLOPS[gpu.name] / gpu.half_tflops * OLD_SHARE
     old, stacked = gpu.capability < 8.0, gpu.capability in WITH_HBM
     half = gpu.half_tflops * 1e12 * share
     peak_eight = gpu.eight_tflops * 1e12 if gpu.has_fp8 and gpu.eight_tflops else None
@@ -148,14 +151,6 @@ def rates_of(gpu: Gpu) -> StepRates:
         peak_eight=peak_eight,
         peak_bandwidth=gpu.bandwidth_gb_s * 1e9,
     )
-
-
-def _share(gpu: Gpu) -> float:
-    if gpu.name in SUSTAINED_TFLOPS:
-        return SUSTAINED_TFLOPS[gpu.name] / gpu.half_tflops * OLD_SHARE
-    share = POWER_FREE_SHARE - LOST_TO_A_TFLOP_A_WATT * gpu.half_tflops / gpu.watts
-    share = min(max(share, LEAST_SHARE), MOST_SHARE)
-    return share * OLD_SHARE if gpu.capability < 8.0 else share
 
 
 def single_share(name: str, capability: float) -> float:

@@ -44,24 +44,11 @@ class StreamedWork(NamedTuple):
     """None: all, with embedding and head."""
 
 
-class HeldTensors(NamedTuple):
-    """Bytes on the device that outlive the pass of a block, by what they are for."""
-
-    weights: int
-    gradients: int
-    inputs: int
-    states: int
-    head: int
-    outer: int
-
-    def parts(self) -> dict[str, int]:
-        return {name: size for name, size in self._asdict().items() if size}
-
-
 def held_tensors(
     shape: ModelShape, step: StreamedStep, portions: Sequence[int], *, trained_layers: int | None = None
-) -> HeldTensors:
-    """What the engine holds when the backward pass begins; `portions` are the padded tokens of passes."""
+) -> dict[str, int]:
+    """Bytes on the device that outlive the pass of a block, by what they are for, when backward begins;
+    `portions` are the padded tokens of passes."""
     width, passes = ELEMENT_BYTES[step.dtype], len(portions)
     layers = shape.layers if trained_layers is None else trained_layers
     whole = layers == shape.layers
@@ -74,14 +61,15 @@ def held_tensors(
     of_outer = FLOAT if several else width
     below = shape.layers - layers
     kept = layers - min(max(step.host_inputs - below, 0), layers)
-    return HeldTensors(
-        weights=SLOTS * block * width,
-        gradients=SLOTS * block * width + (block * FLOAT if passes > 1 and width != FLOAT else 0),
-        inputs=kept * sum(portions) * hidden,
-        states=sum(portions) * hidden,
-        head=table * (width + (of_head if whole else 0)),
-        outer=outer * (width + (of_outer if whole else 0)),
-    )
+    gradients = SLOTS * block * width + (block * FLOAT if passes > 1 and width != FLOAT else 0)
+    return {
+        "weights": SLOTS * block * width,
+        "gradients": gradients,
+        "inputs": kept * sum(portions) * hidden,
+        "states": sum(portions) * hidden,
+        "head": table * (width + (of_head if whole else 0)),
+        "outer": outer * (width + (of_outer if whole else 0)),
+    }
 
 
 def host_bytes(run: PlainRun, work: StreamedWork, step: StreamedStep) -> float:
@@ -113,16 +101,7 @@ def streamed_peak(run: PlainRun, work: StreamedWork, step: StreamedStep) -> Memo
         update={"limit_gib": 0.0, "peak_gib": 0.0, "host_gib": 0.0, "parts_gib": {}, "seconds_a_token": None}
     )
     peak = _cached_peak(run.shape.model_dump_json(), key.model_dump_json(), run.architecture, sizes)
-    if run.correction == 1.0:
-        return peak
-    scaled = {name: size * run.correction for name, size in peak.parts.items()}
-    return peak.model_copy(
-        update={
-            "allocated": peak.allocated * run.correction,
-            "reserved": peak.reserved * run.correction,
-            "parts": scaled,
-        }
-    )
+    return peak if run.correction == 1.0 else peak.times(run.correction)
 
 
 class _StepSizes(NamedTuple):
@@ -198,7 +177,7 @@ class _Replay:
             self._shape, self._step, [sizes.tokens] * sizes.portions, trained_layers=sizes.trained
         )
         stream.enter("setup")
-        self._keep(held.weights, "weights", SLOTS)
+        self._keep(held["weights"], "weights", SLOTS)
         block = layer_parameters(self._shape) * self._width
         self._keep(SLOTS * block, "gradients", SLOTS)
         for number in range(STEPS):
@@ -207,11 +186,13 @@ class _Replay:
                 self._keep(UPDATE_SLICES, "optimizer", UPDATE_BUFFERS)
         return stream.finish()
 
-    def _take_step(self, held: HeldTensors) -> None:
+    def _take_step(self, held: dict[str, int]) -> None:
         tape, sizes = self._tape, self._sizes
         self._stream.enter("forward")
-        batches = [tape.new(tokens, 1) for tokens in self._batch_sizes() for _ in range(sizes.portions)]
-        outer = tape.new(held.outer, 1, part="weights")
+        # Tokens, the attention mask, where a token is predicted, and which one.
+        batch = (sizes.tokens * 8, sizes.tokens * 8, sizes.tokens, sizes.predicted * 8)
+        batches = [tape.new(size, 1) for size in batch for _ in range(sizes.portions)]
+        outer = tape.new(held["outer"], 1, part="weights")
         table = tape.new(self._table, self._width, part="weights")
         self._states = [tape.new(self._hidden, self._width) for _ in range(sizes.portions)]
         wave = sizes.longest * self._shape.head_dim
@@ -238,11 +219,6 @@ class _Replay:
     def _whole(self) -> bool:
         """All weights are trained, the embedding and the head too."""
         return self._sizes.trained == self._shape.layers
-
-    def _batch_sizes(self) -> list[int]:
-        """Tokens, the attention mask, where a token is predicted, and which one."""
-        tokens = self._sizes.tokens
-        return [tokens * 8, tokens * 8, tokens, self._sizes.predicted * 8]
 
     def _keep(self, size: int, part: str, pieces: int) -> None:
         for _ in range(pieces):
@@ -324,9 +300,9 @@ class _Replay:
         states = tape.new(positions * self._shape.hidden_size, width)
         del narrow, product, states
 
-    def _backward(self, held: HeldTensors) -> None:
+    def _backward(self, held: dict[str, int]) -> None:
         tape = self._tape
-        several = held.gradients - SLOTS * layer_parameters(self._shape) * self._width
+        several = held["gradients"] - SLOTS * layer_parameters(self._shape) * self._width
         if several and not self._summed:
             self._summed = True
             self._keep(several, "gradients", 1)

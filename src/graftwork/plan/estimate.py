@@ -5,7 +5,6 @@ how training is done, only what it costs.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -180,7 +179,7 @@ def _card_rate(
         RowStatistics.of(work.lengths, trained_share=trained_share),
         tokens=tokens,
     )
-    steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
+    steps = _steps(work)
     recording = recording_seconds(tuning, layers=shape.layers, steps=steps) / steps
     return tokens / (sum(parts.values()) + recording)
 
@@ -231,7 +230,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
     tuning, plain = inputs.tuning, inputs.plain
     parameters = total_parameters(shape)
     trainable = trained_by(shape, work)
-    steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
+    steps = _steps(work)
     tokens = sum(work.lengths) * work.epochs
     speed = tokens_per_second(
         shape,
@@ -242,8 +241,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         plain=plain,
         rates=inputs.rates,
     )
-    parts = _memory_parts(inputs, trainable)
-    computed = _computed(parts, work, device=device, plain=plain)
+    parts, computed = _computed_memory(inputs, trainable)
     memory = correct_memory(computed, inputs.learned_memory)
     if tuning is not None:
         # The engine measures, and keeps less where that was too much.
@@ -258,12 +256,28 @@ def make_plan(inputs: PlanInputs) -> Plan:
         speed,
         RunStart(device.kind, tuning=tuning, forked=inputs.forked, repeated_steps=inputs.repeated_steps),
     )
-    sampling = rollout_seconds(shape, work, device, tuning=tuning, rates=inputs.rates)
-    spent = _split_compute(spent, sum(sampling.values()) / 60)
-    minutes = _add_up(spent.values(), unit="min")
+    sampling = sum(rollout_seconds(shape, work, device, tuning=tuning, rates=inputs.rates).values()) / 60
+    if sampling:
+        # The minutes of steps as those of rollouts and of training.
+        share = min(sampling / spent["compute"].value, 0.95)
+        spent |= {
+            "rollouts": spent["compute"].times(share, "min"),
+            "compute": spent["compute"].times(1 - share, "min"),
+        }
+    minutes = Figure.total(spent.values(), "min")
     fits = not _is_beyond(memory, inputs.memory_limit_gib) and minutes.value <= (
         settings.time_limit_minutes or math.inf
     )
+    # The parts of the minutes and, where it is computed here, of the memory.
+    by_part = {f"minutes.{name}": figure for name, figure in spent.items()}
+    if tuning is None:
+        for name, size in parts.items():
+            by_part[f"peak_memory_gib.{name}"] = Figure.about(size / GIB, down=0.85, up=1.2, unit="GiB")
+        by_part["peak_memory_gib.computed"] = computed
+    certainty: Certainty = "learned"
+    if len(inputs.learned) < ENOUGH_RUNS:
+        probed = device.gflops is not None if inputs.rates is None else inputs.rates.certainty == "probed"
+        certainty = "probed" if probed else "computed"
     return Plan(
         base=inputs.base,
         base_fingerprint=inputs.base_fingerprint,
@@ -271,7 +285,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         method=work.method,
         dtype=inputs.dtype,
         device=device,
-        certainty=_certainty(device, inputs.learned, inputs.rates),
+        certainty=certainty,
         total_parameters=Figure.exact(parameters),
         trainable_parameters=Figure.exact(trainable),
         peak_memory_gib=memory,
@@ -287,7 +301,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         streamed=inputs.streamed,
         prompts_at_once=_prompts_at_once(work),
         train=inputs.train,
-        parts=_parts(parts, spent, computed, tuning=tuning),
+        parts=by_part,
         notes=_notes(inputs, parts, memory, minutes),
     )
 
@@ -304,13 +318,15 @@ def _is_beyond(memory: Figure, limit: float) -> bool:
     return memory.high > limit * (1 + 1e-9)
 
 
-def _memory_parts(inputs: PlanInputs, trainable: int) -> dict[str, float]:
-    """Bytes by what they are for."""
+def _computed_memory(inputs: PlanInputs, trainable: int) -> tuple[dict[str, float], Figure]:
+    """Bytes by what they are for, and the peak before earlier runs correct it."""
     shape, work, plain = inputs.shape, inputs.work, inputs.plain
     if plain is not None and inputs.device.kind == "cuda":
-        return {name: size * GIB for name, size in plain.parts_gib.items()}
+        down, up = CARD_MEMORY_RANGE
+        parts = {name: size * GIB for name, size in plain.parts_gib.items()}
+        return parts, Figure.about(plain.peak_gib, down=down, up=up, unit="GiB")
     width = ELEMENT_BYTES[inputs.dtype]
-    found = [
+    passes = [
         training_memory(
             shape,
             some if plain is None else with_rows(some, min(plain.micro_rows, some.batch_rows)),
@@ -321,21 +337,11 @@ def _memory_parts(inputs: PlanInputs, trainable: int) -> dict[str, float]:
         )
         for some in passes_of(work)
     ]
-    parts = {name: float(size) for name, size in max(found, key=lambda f: f.total).model_dump().items()}
+    parts = max(passes, key=lambda parts: sum(parts.values()))
     if work.rollouts is not None:
         parts["rollouts"] = sampling_beyond(shape, work.rollouts, parts, width=width)
-    return parts
-
-
-def _computed(
-    parts: dict[str, float], work: Workload, *, device: DeviceFacts, plain: PlainStep | None
-) -> Figure:
-    """The peak before earlier runs correct it."""
-    if plain is not None and device.kind == "cuda":
-        down, up = CARD_MEMORY_RANGE
-        return Figure.about(plain.peak_gib, down=down, up=up, unit="GiB")
     down, up = MEMORY_RANGE if work.processor is None else PROCESSOR_MEMORY_RANGE
-    return Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
+    return parts, Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
 
 
 class RunStart(NamedTuple):
@@ -357,52 +363,31 @@ def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure, start: Run
         kind, parameters=total_parameters(shape), tuning=start.tuning, forked=start.forked
     )
     loading = Figure.about(starting / 60, down=0.7, up=2.0, unit="min")
+    reference: dict[str, Figure] = {}
+    if work.reference_tokens:
+        # Preferences: the forward pass over all pairs before training.
+        reference["reference"] = _minutes(work.reference_tokens * validation_share(shape, work), speed)
+    restarts: dict[str, Figure] = {}
+    if start.repeated_steps is not None:
+        # A rehearsed crash: starting and recording again, and the steps since the last checkpoint.
+        steps, recording = _steps(work), 0.0
+        if start.tuning is not None:
+            recording = recording_seconds(start.tuning, layers=shape.layers, steps=steps)
+        repeated = _minutes(tokens * start.repeated_steps / steps, speed)
+        restarts["restarts"] = Figure.total((loading, repeated, _about_minutes(recording)), "min")
+    saving = CHECKPOINT_SECONDS[kind] * work.checkpoints / 60
     return {
-        "load": _add_up((loading, validation), unit="min"),
-        **_reference(shape, work, speed),
+        "load": Figure.total((loading, validation), "min"),
+        **reference,
         "compute": _minutes(tokens, speed),
-        "checkpoints": Figure.about(
-            CHECKPOINT_SECONDS[kind] * work.checkpoints / 60, down=0.3, up=3.0, unit="min"
-        ),
-        **_restart(shape, work, speed, start, loading),
-        "validation": _add_up((validation, _about_minutes(VALIDATION_SECONDS[kind])), unit="min"),
+        "checkpoints": Figure.about(saving, down=0.3, up=3.0, unit="min"),
+        **restarts,
+        "validation": Figure.total((validation, _about_minutes(VALIDATION_SECONDS[kind])), "min"),
     }
 
 
-def _restart(
-    shape: ModelShape, work: Workload, speed: Figure, start: RunStart, loading: Figure
-) -> dict[str, Figure]:
-    """A rehearsed crash: starting and recording again, and the steps since the last checkpoint."""
-    if start.repeated_steps is None:
-        return {}
-    steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
-    tokens = sum(work.lengths) * work.epochs
-    recording = 0.0
-    if start.tuning is not None:
-        recording = recording_seconds(start.tuning, layers=shape.layers, steps=steps)
-    repeated = _minutes(tokens * start.repeated_steps / steps, speed)
-    again = (loading, repeated, _about_minutes(recording))
-    return {"restarts": _add_up(again, unit="min")}
-
-
-def _reference(shape: ModelShape, work: Workload, speed: Figure) -> dict[str, Figure]:
-    """Preferences: the forward pass over all pairs before training."""
-    if not work.reference_tokens:
-        return {}
-    return {"reference": _minutes(work.reference_tokens * validation_share(shape, work), speed)}
-
-
-def _split_compute(spent: dict[str, Figure], sampling: float) -> dict[str, Figure]:
-    """The minutes of steps as those of rollouts and of training."""
-    if not sampling:
-        return spent
-    steps = spent["compute"]
-    share = min(sampling / steps.value, 0.95)
-    parts = {"rollouts": share, "compute": 1 - share}
-    return spent | {
-        name: Figure(value=steps.value * part, low=steps.low * part, high=steps.high * part, unit="min")
-        for name, part in parts.items()
-    }
+def _steps(work: Workload) -> int:
+    return math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
 
 
 def _about_minutes(seconds: float) -> Figure:
@@ -416,37 +401,6 @@ def _minutes(tokens: float, speed: Figure) -> Figure:
         high=tokens / speed.low / 60,
         unit="min",
     )
-
-
-def _add_up(figures: Iterable[Figure], *, unit: str) -> Figure:
-    """Figures that move together: the ends of their ranges add up too."""
-    members = tuple(figures)
-    return Figure(
-        value=sum(figure.value for figure in members),
-        low=sum(figure.low for figure in members),
-        high=sum(figure.high for figure in members),
-        unit=unit,
-    )
-
-
-def _parts(
-    parts: dict[str, float], spent: dict[str, Figure], computed: Figure, *, tuning: Tuning | None
-) -> dict[str, Figure]:
-    """The parts of the minutes and, where it is computed here, of the memory."""
-    found = {f"minutes.{name}": figure for name, figure in spent.items()}
-    if tuning is not None:
-        return found
-    for name, size in parts.items():
-        found[f"peak_memory_gib.{name}"] = Figure.about(size / GIB, down=0.85, up=1.2, unit="GiB")
-    return {**found, "peak_memory_gib.computed": computed}
-
-
-def _certainty(device: DeviceFacts, learned: tuple[float, ...], rates: StepRates | None) -> Certainty:
-    if len(learned) >= ENOUGH_RUNS:
-        return "learned"
-    if rates is not None:
-        return "probed" if rates.certainty == "probed" else "computed"
-    return "probed" if device.gflops is not None else "computed"
 
 
 def describe_plain(plain: PlainStep) -> str:

@@ -7,7 +7,7 @@ trainer takes; None on a processor where all rows of a step fit at once. Does no
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from graftwork.costmodel.cpu_step import UNEVEN_REPLIES
 from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
@@ -26,34 +26,19 @@ SHARDINGS: dict[str, Sharding] = {
 }
 
 
-class TrainStrategy(NamedTuple):
-    """Who shares a run, as the trainer's settings name it."""
-
-    strategy: str = "single"
-    processes: int = 1
-    offload: bool = False
-
-    @property
-    def shared(self) -> Distribution:
-        sharding = SHARDINGS[self.strategy]
-        moved: Offload = "none"
-        if self.offload and sharding in ("zero2", "zero3", "fsdp2"):
-            moved = "optimizer" if sharding == "zero2" else "weights"
-        return Distribution(sharding, moved, self.processes if self.strategy != "single" else 1)
-
-
-class MicroBatchOption(NamedTuple):
-    """A way with its figures."""
-
-    setup: PlainSetup
-    peak: MemoryPeak
-    seconds_a_token: float
+def distribution_of(strategy: str, processes: int = 1, *, offload: bool = False) -> Distribution:
+    """Who shares a run, from how the trainer's settings name it."""
+    sharding = SHARDINGS[strategy]
+    moved: Offload = "none"
+    if offload and sharding in ("zero2", "zero3", "fsdp2"):
+        moved = "optimizer" if sharding == "zero2" else "weights"
+    return Distribution(sharding, moved, processes if sharding != "none" else 1)
 
 
 def choose_micro_batches(
     run: PlainRun,
     work: Workload,
-    strategy: TrainStrategy,
+    shared: Distribution,
     *,
     limit_gib: float,
     checkpointing: Literal["auto", "on", "off"] = "auto",
@@ -61,21 +46,31 @@ def choose_micro_batches(
     """The fastest option within the limit; where there is none, the one that needs the least."""
     room = limit_gib * GIB / (1 + RESERVED_SPREAD[memory_level(run.architecture, run.correction)])
 
-    def estimate(setup: PlainSetup, *, exact: bool) -> MicroBatchOption:
-        peak = _peak(run, work, setup, strategy, exact=exact)
-        return MicroBatchOption(setup, peak, _seconds_a_token(run, work, setup, strategy))
+    def seconds_a_token(setup: PlainSetup) -> float:
+        return _seconds_a_token(run, work, setup, shared)
+
+    def step(setup: PlainSetup, peak: MemoryPeak) -> PlainStep:
+        return PlainStep(
+            micro_rows=setup.rows,
+            checkpointed=setup.checkpointed > 0,
+            peak_gib=peak.reserved / GIB,
+            parts_gib={name: size / GIB for name, size in peak.parts.items() if size > 0},
+            seconds_a_token=seconds_a_token(setup),
+        )
 
     options = [
-        estimate(setup, exact=False) for setup in _setups(run, work, strategy, checkpointing=checkpointing)
+        (_peak(run, work, setup, shared, exact=False).reserved, setup)
+        for setup in _setups(run, work, shared, checkpointing=checkpointing)
     ]
-    roomy = sorted((option for option in options if option.peak.reserved <= room), key=_preference)
-    for option in roomy:
+    roomy = [setup for reserved, setup in options if reserved <= room]
+    # Of equals the one that computes nothing again.
+    for setup in sorted(roomy, key=lambda setup: (seconds_a_token(setup), setup.checkpointed)):
         # The search follows straight lines; what is chosen is computed tensor by tensor.
-        exact = estimate(option.setup, exact=True)
-        if exact.peak.reserved <= room:
-            return _step(exact)
-    leanest = min(options, key=lambda option: option.peak.reserved)
-    return _step(estimate(leanest.setup, exact=True))
+        peak = _peak(run, work, setup, shared, exact=True)
+        if peak.reserved <= room:
+            return step(setup, peak)
+    _, leanest = min(options, key=lambda option: option[0])
+    return step(leanest, _peak(run, work, leanest, shared, exact=True))
 
 
 def needs_more(step: PlainStep, *, limit_gib: float, level: Level = "computed") -> bool:
@@ -84,12 +79,15 @@ def needs_more(step: PlainStep, *, limit_gib: float, level: Level = "computed") 
 
 
 def _setups(
-    run: PlainRun, work: Workload, strategy: TrainStrategy, *, checkpointing: Literal["auto", "on", "off"]
+    run: PlainRun, work: Workload, shared: Distribution, *, checkpointing: Literal["auto", "on", "off"]
 ) -> Iterator[PlainSetup]:
     full, layers = work.method == "full", run.shape.layers
     depths = {"auto": (0, layers), "on": (layers,), "off": (0,)}[checkpointing]
+    longest, common = max(work.lengths), work.shared_tokens
     for checkpointed in depths:
-        rows = -(-min(work.batch_rows, len(work.lengths)) // strategy.shared.cards)
+        # Else a row has its part of the beginning that all rows share.
+        whole = checkpointed or shared.sharding in ("fsdp2", "zero3")
+        rows = -(-min(work.batch_rows, len(work.lengths)) // shared.cards)
         while rows:
             yield PlainSetup(
                 method=work.method,
@@ -98,9 +96,9 @@ def _setups(
                 adapted_layers=work.adapted_layers,
                 # Trained weights are in float32; precisions are mixed only where one process works alone.
                 dtype="float32" if full else run.half,
-                autocast=run.half != "float32" and not (full and strategy.strategy != "single"),
+                autocast=run.half != "float32" and not (full and shared.sharding != "none"),
                 rows=rows,
-                tokens=_tokens(work, strategy, rows=rows, checkpointed=bool(checkpointed)),
+                tokens=longest if whole else longest - common + -(-common // rows),
                 checkpointed=checkpointed,
                 kbit_upcast=False,
                 fused_nf4=True,
@@ -108,18 +106,10 @@ def _setups(
             rows //= 2
 
 
-def _tokens(work: Workload, strategy: TrainStrategy, *, rows: int, checkpointed: bool) -> int:
-    """Of a row, with its padding and its part of the beginning that all rows share."""
-    longest = max(work.lengths)
-    if checkpointed or strategy.shared.sharding in ("fsdp2", "zero3"):
-        return longest
-    return longest - work.shared_tokens + -(-work.shared_tokens // rows)
-
-
 def _peak(
-    run: PlainRun, work: Workload, setup: PlainSetup, strategy: TrainStrategy, *, exact: bool
+    run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution, *, exact: bool
 ) -> MemoryPeak:
-    shared, longest = strategy.shared, max(work.lengths)
+    longest = max(work.lengths)
     of_step = min(1.0, UNEVEN_REPLIES * setup.rows * shared.cards / work.batch_rows)
     replies = (work.most_replies or work.batch_rows * longest) * of_step
     predicted = min(1.0, replies / (setup.rows * setup.tokens))
@@ -127,31 +117,13 @@ def _peak(
     # Every row has the keys and values of the shared prefix in front of its own.
     copied = setup.rows * (longest - setup.tokens) * 2 * run.shape.kv_heads * run.shape.head_dim
     size = float(copied * ELEMENT_BYTES[setup.dtype] * setup.adapted_layers)
-    parts = {**peak.parts, "activations": peak.parts.get("activations", 0.0) + size}
-    return peak.model_copy(
-        update={"parts": parts, "allocated": peak.allocated + size, "reserved": peak.reserved + size}
-    )
+    return peak.plus({"activations": size})
 
 
-def _seconds_a_token(run: PlainRun, work: Workload, setup: PlainSetup, strategy: TrainStrategy) -> float:
+def _seconds_a_token(run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution) -> float:
     """Of an optimizer step of usual rows, over all processes."""
     usual = max(1, round(expected_longest(work.lengths, setup.rows) * setup.tokens / max(work.lengths)))
-    passes = math.ceil(work.batch_rows / (setup.rows * strategy.shared.cards))
+    passes = math.ceil(work.batch_rows / (setup.rows * shared.cards))
     step = setup.model_copy(update={"tokens": usual})
-    seconds = sum(plain_step_parts(run, step, strategy.shared, passes=passes).values())
+    seconds = sum(plain_step_parts(run, step, shared, passes=passes).values())
     return seconds / (sum(work.lengths) / len(work.lengths) * work.batch_rows)
-
-
-def _preference(found: MicroBatchOption) -> tuple[float, int]:
-    """The fastest; of equals the one that computes nothing again."""
-    return found.seconds_a_token, found.setup.checkpointed
-
-
-def _step(found: MicroBatchOption) -> PlainStep:
-    return PlainStep(
-        micro_rows=found.setup.rows,
-        checkpointed=found.setup.checkpointed > 0,
-        peak_gib=found.peak.reserved / GIB,
-        parts_gib={name: size / GIB for name, size in found.peak.parts.items() if size > 0},
-        seconds_a_token=found.seconds_a_token,
-    )

@@ -26,7 +26,7 @@ from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
 from graftwork.plan.fit.own_step import LARGE_PARAMETERS
 from graftwork.plan.fit.project import this_host
 from graftwork.plan.fit.question import SYSTEM_GIB
-from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
+from graftwork.plan.micro_batches import choose_micro_batches, distribution_of, needs_more
 from graftwork.plan.probe import stored_probe
 from graftwork.project.open_project import OpenProject
 from graftwork.records.errors import AnswerIsNo, UserMistake
@@ -97,7 +97,8 @@ def plan_passes(
             shape, load, limit_gib=limit, width=ELEMENT_BYTES[dtype], checkpointed=again
         )
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * GPU_SHARE
-    strategy = TrainStrategy(settings.strategy, settings.processes * settings.run.nodes, settings.offload)
+    processes = settings.processes * settings.run.nodes
+    shared = distribution_of(settings.strategy, processes, offload=settings.offload)
     config = base_config(work)
     run = PlainRun(
         shape=shape,
@@ -105,11 +106,11 @@ def plan_passes(
         trainable=trained_by(shape, load),
         half=cast(Precision, dtype),
         rates=rates or default_rates(),
-        machine=_machine(device, cards=strategy.shared.cards),
+        machine=_machine(device, cards=shared.cards),
     )
     sampled = sampling_gib(shape, load)
     limit -= sampled
-    found = choose_micro_batches(run, load, strategy, limit_gib=limit, checkpointing=settings.checkpointing)
+    found = choose_micro_batches(run, load, shared, limit_gib=limit, checkpointing=settings.checkpointing)
     level = memory_level(run.architecture)
     if needs_more(found, limit_gib=limit, level=level):
         raise AnswerIsNo(

@@ -95,12 +95,7 @@ def planned_memory(plan: Plan) -> dict[str, Figure]:
     for group, names in GROUPS.items():
         members = [named[name] for name in names if name in named]
         if members:
-            found[group] = Figure(
-                value=sum(figure.value for figure in members),
-                low=sum(figure.low for figure in members),
-                high=sum(figure.high for figure in members),
-                unit="GiB",
-            )
+            found[group] = Figure.total(members, "GiB")
     return found if len(found) == len(GROUPS) else {}
 
 
@@ -115,32 +110,32 @@ def _parts_of(plan: Plan, figure: str) -> dict[str, Figure]:
 
 def find_drifts(residuals: Sequence[Residual], parts: Sequence[Residual]) -> tuple[Drift, ...]:
     """Every figure beyond its range, and the part that moved most in the same direction."""
-    return tuple(_drift(residual, parts) for residual in residuals if not residual.inside)
-
-
-def _drift(residual: Residual, parts: Sequence[Residual]) -> Drift:
-    cause = _cause(residual, parts)
-    planned, title = residual.planned, TITLES.get(residual.name, residual.name)
-    says = f"{title} came to {_number(residual.actual)} {planned.unit}".rstrip()
-    says += f", planned {_number(planned.low)} … {_number(planned.high)}"
-    if planned.low == planned.high:
-        says = f"{title} came to {_number(residual.actual)}, planned {_number(planned.value)}"
-    if cause is None:
-        return Drift(figure=residual.name, planned=planned, actual=residual.actual, says=says)
-    component = cause.name.partition(".")[2]
-    says += (
-        f": mostly {component}, {_number(cause.actual)} {cause.planned.unit} "
-        f"in place of {_number(cause.planned.value)}"
-    )
-    return Drift(
-        figure=residual.name,
-        planned=planned,
-        actual=residual.actual,
-        component=component,
-        component_planned=cause.planned.value,
-        component_actual=cause.actual,
-        says=says,
-    )
+    drifts = []
+    for residual in residuals:
+        if residual.inside:
+            continue
+        planned, title = residual.planned, TITLES.get(residual.name, residual.name)
+        says = f"{title} came to {_number(residual.actual)} {planned.unit}".rstrip()
+        says += f", planned {_number(planned.low)} … {_number(planned.high)}"
+        if planned.low == planned.high:
+            says = f"{title} came to {_number(residual.actual)}, planned {_number(planned.value)}"
+        drift = Drift(figure=residual.name, planned=planned, actual=residual.actual, says=says)
+        cause = _cause(residual, parts)
+        if cause is not None:
+            component = cause.name.partition(".")[2]
+            says += (
+                f": mostly {component}, {_number(cause.actual)} {cause.planned.unit} "
+                f"in place of {_number(cause.planned.value)}"
+            )
+            changes = {
+                "component": component,
+                "component_planned": cause.planned.value,
+                "component_actual": cause.actual,
+                "says": says,
+            }
+            drift = drift.model_copy(update=changes)
+        drifts.append(drift)
+    return tuple(drifts)
 
 
 def _cause(residual: Residual, parts: Sequence[Residual]) -> Residual | None:
@@ -165,17 +160,19 @@ def find_biases(runs: Iterable[Sequence[Residual]]) -> tuple[Bias, ...]:
         for residual in residuals:
             if residual.planned.value:
                 kinds.setdefault(residual.name, []).append(residual)
-    return tuple(_bias(name, found) for name, found in kinds.items())
-
-
-def _bias(name: str, found: Sequence[Residual]) -> Bias:
-    off = [residual.off for residual in found]
-    return Bias(
-        figure=name,
-        runs=len(found),
-        off=Figure(value=median(off), low=min(off), high=max(off)),
-        inside=Figure.exact(sum(residual.inside for residual in found) / len(found)),
-    )
+    biases = []
+    for name, residuals in kinds.items():
+        off = [residual.off for residual in residuals]
+        inside = sum(residual.inside for residual in residuals) / len(residuals)
+        biases.append(
+            Bias(
+                figure=name,
+                runs=len(residuals),
+                off=Figure(value=median(off), low=min(off), high=max(off)),
+                inside=Figure.exact(inside),
+            )
+        )
+    return tuple(biases)
 
 
 def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> LearnedMemory | None:
@@ -245,30 +242,23 @@ def pool_runs(prior: Figure, seen: Sequence[float]) -> Figure:
         return prior
     logs = [math.log(value) for value in known]
     if len(known) < ENOUGH_RUNS:
-        value, low, high = _weighted(prior, logs), prior.low, prior.high
+        # Prior and runs, each by the inverse of its variance.
+        tau = math.log(prior.high / prior.low) / (2 * NORMAL_95) if prior.low > 0 else math.inf
+        weight = (RUN_SPREAD / tau) ** 2 if tau > 0 else math.inf
+        value, low, high = prior.value, prior.low, prior.high
+        if math.isfinite(weight):
+            value = math.exp((weight * math.log(prior.value) + sum(logs)) / (weight + len(logs)))
     else:
-        value, reach = median(known), math.exp(_half_width(logs))
+        # A 90 % prediction interval for the next run, on the log scale.
+        mean = sum(logs) / len(logs)
+        squares = sum((log - mean) ** 2 for log in logs)
+        degrees = PRIOR_DEGREES + len(logs) - 1
+        spread = math.sqrt((PRIOR_DEGREES * USUAL_SPREAD**2 + squares) / degrees)
+        reach = math.exp(student_95(degrees) * spread * math.sqrt(1 + 1 / len(logs)))
+        value = median(known)
         low, high = value / reach, value * reach
     low, high = min(low, *known), max(high, *known)
     return Figure(value=min(max(value, low), high), low=low, high=high, unit=prior.unit)
-
-
-def _weighted(prior: Figure, logs: Sequence[float]) -> float:
-    """Prior and runs, each by the inverse of its variance."""
-    tau = math.log(prior.high / prior.low) / (2 * NORMAL_95) if prior.low > 0 else math.inf
-    weight = (RUN_SPREAD / tau) ** 2 if tau > 0 else math.inf
-    if math.isinf(weight):
-        return prior.value
-    return math.exp((weight * math.log(prior.value) + sum(logs)) / (weight + len(logs)))
-
-
-def _half_width(logs: Sequence[float]) -> float:
-    """Of a 90 % prediction interval for the next run, on the log scale."""
-    mean = sum(logs) / len(logs)
-    squares = sum((value - mean) ** 2 for value in logs)
-    degrees = PRIOR_DEGREES + len(logs) - 1
-    spread = math.sqrt((PRIOR_DEGREES * USUAL_SPREAD**2 + squares) / degrees)
-    return student_95(degrees) * spread * math.sqrt(1 + 1 / len(logs))
 
 
 def student_95(degrees: float) -> float:

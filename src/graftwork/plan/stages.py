@@ -93,23 +93,19 @@ def estimate_stage(stage: str, facts: StageFacts) -> Figure:
 
 def pool_stage(stage: str, prior: Figure, past: Sequence[Residual]) -> tuple[Figure, int]:
     """The estimate corrected by how far earlier ones were off, and how many these were."""
-    ratios = [
-        _unexplained(residual, SPREAD.get(stage, USUAL_SPREAD))
-        for residual in past
-        if residual.name == residual_name(stage) and residual.planned.value > 0
-    ]
+    spread, ratios = SPREAD.get(stage, USUAL_SPREAD), []
+    for residual in past:
+        planned, actual = residual.planned, residual.actual
+        if residual.name == residual_name(stage) and planned.value > 0:
+            # How far it was off besides what others' load explains: it was planned for a machine as busy as
+            # when it was measured, and done on one that was as busy, free, or between.
+            when_free = min(planned.low * spread, planned.value)
+            ratios.append(actual / min(max(actual, when_free), planned.value))
     pooled = pool_runs(prior, [prior.value * ratio for ratio in ratios])
-    if prior.low * SPREAD.get(stage, USUAL_SPREAD) < prior.value * (1 - 1e-9):
+    if prior.low * spread < prior.value * (1 - 1e-9):
         # The machine is busy now, and may become free.
         pooled = pooled.model_copy(update={"low": min(pooled.low, prior.low)})
     return pooled, len(ratios)
-
-
-def _unexplained(residual: Residual, spread: float) -> float:
-    """How far it was off besides what others' load explains: it was planned for a machine as busy as when it
-    was measured, and done on one that was as busy, free, or between."""
-    when_free = min(residual.planned.low * spread, residual.planned.value)
-    return residual.actual / min(max(residual.actual, when_free), residual.planned.value)
 
 
 MODEL = 2

@@ -1,7 +1,8 @@
 """Predictions of a run, how far they were off, and answers to questions of fit."""
 
 import math
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from graftwork.records.base import Figure, Record
 from graftwork.records.hardware import Machine
@@ -404,6 +405,28 @@ class MemoryPeak(Record):
     """Of the allocated bytes: weights, adapters, gradients, optimizer, activations, logits, workspace."""
     phase: str
     """Where the peak occurs: forward, loss, backward, optimizer, generation."""
+
+    def plus(self, parts: Mapping[str, float]) -> Self:
+        """With bytes that are there besides, by what they are for."""
+        size = sum(parts.values())
+        together = {**self.parts, **{name: self.parts.get(name, 0.0) + more for name, more in parts.items()}}
+        return self.model_copy(
+            update={
+                "allocated": self.allocated + size,
+                "reserved": self.reserved + size,
+                "parts": together,
+            }
+        )
+
+    def times(self, factor: float) -> Self:
+        """As far off as a trace found it to be."""
+        return self.model_copy(
+            update={
+                "allocated": self.allocated * factor,
+                "reserved": self.reserved * factor,
+                "parts": {name: size * factor for name, size in self.parts.items()},
+            }
+        )
 
 
 class StepTime(Record):

@@ -11,7 +11,7 @@ from graftwork.model.shape import linear_names, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan
-from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
+from graftwork.plan.micro_batches import choose_micro_batches, distribution_of, needs_more
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
@@ -39,14 +39,14 @@ def load(method="qlora", *, tokens=2048, rows=16, **more):
 
 def choose(work=None, *, shape=SHAPE, limit=14.6, strategy="ddp", processes=2, rates=None, **more):
     work = work or load()
-    shared = TrainStrategy(strategy, processes if strategy != "single" else 1)
+    shared = distribution_of(strategy, processes)
     run = PlainRun(
         shape=shape,
         architecture=MODEL.architecture,
         trainable=trained_by(shape, work),
         half="bfloat16",
         rates=rates or default_rates(),
-        machine=Machine(gpu=None, gpus=shared.shared.cards, ram_gib=64.0),
+        machine=Machine(gpu=None, gpus=shared.cards, ram_gib=64.0),
     )
     return choose_micro_batches(run, work, shared, limit_gib=limit, **more)
 

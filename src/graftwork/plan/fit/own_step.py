@@ -15,7 +15,7 @@ from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import FORWARD_SHARE, forward_rows, gpu_seconds, weight_width
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
-from graftwork.plan.fit.plain_step import host_memory, sampled_parts, trained, with_parts
+from graftwork.plan.fit.plain_step import host_memory, sampled_parts, trained
 from graftwork.plan.fit.question import card_room, rollout_load
 from graftwork.records.plan import FitQuestion, Level, MemoryPeak, ModelShape, Tuning
 from graftwork.records.units import GIB
@@ -171,7 +171,7 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
         peak = peak.model_copy(update={"reserved": float(max(loaded, peak.reserved)), "phase": "loading"})
         floor = float(loaded)
     # Recorded passes keep their memory while a step is computed: both are there.
-    peak, floor = with_parts(peak, sampled_parts(question)), floor + sampled_bytes(question)
+    peak, floor = peak.plus(sampled_parts(question)), floor + sampled_bytes(question)
     return FitCandidate(
         way=StrategyOption("graft", True, ALONE, rows, adapted - tuning.keep),
         setup=None,

@@ -4,8 +4,6 @@ In: a question, how the run is shared, what the card reaches. Out: a FitCandidat
 and PEFT, or the step of `graft train` for families that it has no step of its own for.
 """
 
-from collections.abc import Mapping
-
 from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.plain_memory import peak_of_each
 from graftwork.costmodel.plain_time import expected_longest
@@ -74,18 +72,6 @@ def sampled_parts(question: FitQuestion) -> dict[str, float]:
     if load is None:
         return {}
     return sampling_memory(question.shape, load, width=2.0, recorded=True)
-
-
-def with_parts(peak: MemoryPeak, parts: Mapping[str, float]) -> MemoryPeak:
-    """The peak with what is there besides the step, by what it is for."""
-    size = sum(parts.values())
-    return peak.model_copy(
-        update={
-            "allocated": peak.allocated + size,
-            "reserved": peak.reserved + size,
-            "parts": {**peak.parts, **parts},
-        }
-    )
 
 
 def _generation_bytes(question: FitQuestion, *, rows: int) -> dict[str, float]:
@@ -200,7 +186,7 @@ def _with_generation(
     """The peak and the seconds with the answers that are generated before they are learned from."""
     if question.method == "full":
         # Without adapters to turn off, the reference is a second copy in 16 bits.
-        peak = with_parts(peak, {"reference": total_parameters(question.shape) * 2.0})
+        peak = peak.plus({"reference": total_parameters(question.shape) * 2.0})
     lasting = {name: peak.parts.get(name, 0.0) for name in LASTING}
     # Where weights are cut up, TRL gathers them to generate.
     whole = run.base_bytes(setup) if shared.sharding in ("zero3", "fsdp2") else 0.0
@@ -214,7 +200,7 @@ def _with_generation(
     seconds = generation_seconds(question, rows=rows, cards=shared.cards, rates=run.rates, training=training)
     if sampled := sampled_parts(question):
         # Recorded passes keep their memory while a step is computed: both are there.
-        return with_parts(peak, sampled), seconds
+        return peak.plus(sampled), seconds
     lasting["weights"] = max(lasting["weights"], whole)
     passing = _generation_bytes(question, rows=rows)
     generating = sum(lasting.values()) + sum(passing.values())

@@ -109,7 +109,7 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
     limit = card_room(question, cards=1).value
     fewer = choose_host_micro_batches(shape, work, limit_gib=limit, width=width)
     rows = question.batch_rows if fewer is None else fewer.micro_rows
-    parts = max(
+    sizes = max(
         (
             training_memory(
                 shape,
@@ -120,7 +120,7 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
             )
             for some in passes_of(work)
         ),
-        key=lambda found: found.total,
+        key=lambda parts: sum(parts.values()),
     )
     tokens = question.batch_rows * sum(question.lengths) / len(question.lengths)
     # Without a matrix unit, bfloat16 saves memory and no time.
@@ -132,7 +132,6 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
         seconds = update_seconds(shape, work, gflops=gflops, cores=cpu.cores)
         seconds |= cpu_seconds(shape, work.rollouts, gflops=gflops)
     # The C library takes and gives back pages: what is reserved is what is allocated.
-    sizes = {name: float(size) for name, size in parts.model_dump().items()}
     if work.rollouts is not None:
         sizes["rollouts"] = sampling_beyond(shape, work.rollouts, sizes, width=width)
     total = sum(sizes.values())
