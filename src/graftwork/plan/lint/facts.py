@@ -169,25 +169,20 @@ NUMBER_AS_TEXT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 PLACEHOLDER = re.compile(r"YOUR[_ -]|^<[^>]+>$|CHANGE[_ -]?ME|^TODO\b|^\.\.\.$", re.IGNORECASE)
 
 
-class Value(NamedTuple):
-    value: Any
-    line: int | None
-
-
 class WrittenConfig(NamedTuple):
-    """All leaves of a file by their path, lists whole."""
+    """All leaves of a file by their path, lists whole, and the lines of its keys where they are known."""
 
     file: str
-    leaves: dict[Path_, Value]
+    leaves: dict[Path_, Any]
+    lines: dict[Path_, int]
 
-    def named(self, name: str) -> tuple[str, Value] | None:
+    def named(self, name: str) -> Path_ | None:
         """The leaf whose path ends so: `save_steps`, or `lora.r` where the last part alone is too short."""
         parts = tuple(name.split("."))
-        found = [(path, leaf) for path, leaf in self.leaves.items() if path[-len(parts) :] == parts]
-        if not found:
-            return None
-        path, leaf = min(found, key=lambda item: len(item[0]))
-        return ".".join(path), leaf
+        return min((path for path in self.leaves if path[-len(parts) :] == parts), key=len, default=None)
+
+    def location(self, path: Path_) -> ConfigLocation:
+        return ConfigLocation(key=".".join(path), line=self.lines.get(path))
 
     def has(self, *names: str) -> bool:
         return any(self.named(name) is not None for name in names)
@@ -208,15 +203,15 @@ def read_written(text: str, *, file: str) -> WrittenConfig:
         raise UserMistake(
             "this is not a mapping of keys", fix="name a configuration in YAML or JSON", where=file
         )
-    return WrittenConfig(file, _leaves(content, _lines(node)))
+    return WrittenConfig(file, _leaves(content), _lines(node))
 
 
 def matching_texts(written: WrittenConfig, pattern: re.Pattern[str]) -> dict[str, str]:
     """Keys whose text has the pattern, such as NUMBER_AS_TEXT or PLACEHOLDER."""
     return {
-        ".".join(path): leaf.value
-        for path, leaf in written.leaves.items()
-        if isinstance(leaf.value, str) and pattern.search(leaf.value)
+        ".".join(path): value
+        for path, value in written.leaves.items()
+        if isinstance(value, str) and pattern.search(value)
     }
 
 
@@ -230,14 +225,11 @@ def _lines(node: yaml.Node | None, prefix: Path_ = ()) -> dict[Path_, int]:
     return found
 
 
-def _leaves(content: dict[Any, Any], lines: dict[Path_, int], prefix: Path_ = ()) -> dict[Path_, Value]:
-    found: dict[Path_, Value] = {}
+def _leaves(content: dict[Any, Any], prefix: Path_ = ()) -> dict[Path_, Any]:
+    found: dict[Path_, Any] = {}
     for key, value in content.items():
         here = (*prefix, str(key))
-        if isinstance(value, dict):
-            found.update(_leaves(value, lines, here))
-        else:
-            found[here] = Value(value, lines.get(here))
+        found |= _leaves(value, here) if isinstance(value, dict) else {here: value}
     return found
 
 
@@ -254,18 +246,17 @@ Check = Callable[[Configuration, LintContext], Iterator[RuleHit]]
 
 
 class LintRule(NamedTuple):
-    """A check with its name, how severe what it finds is, and what that is, in one line."""
+    """A check with its name and how severe what it finds is."""
 
     id: str
     severity: Severity
-    finds: str
     check: Check
     source: str = ""
 
 
-def rule(id_: str, severity: Severity, finds: str, source: str = "") -> Callable[[Check], LintRule]:
+def rule(id_: str, severity: Severity, source: str = "") -> Callable[[Check], LintRule]:
     """Makes a rule of the check below it; the rules of a module apply in the order in which they stand."""
-    return lambda check: LintRule(id_, severity, finds, check, source)
+    return lambda check: LintRule(id_, severity, check, source)
 
 
 SPOKEN_WITH_A_VOWEL = "AEFHILMNORSX"

@@ -100,11 +100,11 @@ class FoundSettings:
         self.places: dict[str, ConfigLocation] = {}
         for field, names in fields.items():
             for name in names.names:
-                leaf = written.named(name)
-                value = names.read(leaf[1].value) if leaf else None
-                if leaf is not None and value is not None:
+                path = written.named(name)
+                value = names.read(written.leaves[path]) if path else None
+                if path is not None and value is not None:
                     self.values[field] = value
-                    self.places[field] = ConfigLocation(key=leaf[0], line=leaf[1].line)
+                    self.places[field] = written.location(path)
                     break
 
     def set(self, field: str, value: Any, *, from_field: str) -> None:
@@ -133,7 +133,7 @@ class FoundSettings:
         unfilled = matching_texts(written, PLACEHOLDER)
         texts = {} if written.file.endswith(".json") else matching_texts(written, NUMBER_AS_TEXT)
         by_key = {
-            key: ConfigLocation(key=key, line=written.leaves[tuple(key.split("."))].line)
+            key: written.location(tuple(key.split(".")))
             for key in (*unfilled, *texts)
             if tuple(key.split(".")) in written.leaves
         }
@@ -418,9 +418,8 @@ def _at(settings: Any, path: tuple[str, ...]) -> Any:
 
 def _place(written: WrittenConfig, path: tuple[str, ...], model: str) -> ConfigLocation:
     for tried in (("models", model, *path), path):
-        leaf = written.leaves.get(tried)
-        if leaf is not None:
-            return ConfigLocation(key=".".join(tried), line=leaf.line)
+        if tried in written.leaves:
+            return written.location(tried)
     return ConfigLocation(key=".".join(path))
 
 

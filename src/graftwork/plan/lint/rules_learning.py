@@ -37,8 +37,9 @@ ATTENTION = {
 }
 
 
-@rule("rate-out-of-range", "warning", "a rate that suits another method", RATES_SOURCE)
+@rule("rate-out-of-range", "warning", RATES_SOURCE)
 def rate_is_out_of_range(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """A rate that suits another method."""
     if config.learning_rate is None or config.method is None:
         return
     low, high = RATES[config.method]
@@ -61,8 +62,9 @@ def rate_is_out_of_range(config: Configuration, context: LintContext) -> Iterato
     )
 
 
-@rule("scale-is-odd", "warning", "alpha / rank outside what is published", SCALES_SOURCE)
+@rule("scale-is-odd", "warning", SCALES_SOURCE)
 def scale_is_odd(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Alpha / rank outside what is published."""
     if config.rank is None or config.alpha is None or config.method == "full":
         return
     scale = config.alpha / (config.rank**0.5 if config.stabilised else config.rank)
@@ -76,13 +78,9 @@ def scale_is_odd(config: Configuration, _context: LintContext) -> Iterator[RuleH
         )
 
 
-@rule(
-    "only-attention",
-    "note",
-    "adapters on attention alone",
-    "LoRA primer, tinker-docs.thinkingmachines.ai, read 2026-11",
-)
+@rule("only-attention", "note", "LoRA primer, tinker-docs.thinkingmachines.ai, read 2026-11")
 def only_attention_is_adapted(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Adapters on attention alone."""
     if config.targets and config.method != "full" and set(config.targets) <= ATTENTION:
         yield RuleHit(
             "only attention layers get an adapter",
@@ -93,8 +91,9 @@ def only_attention_is_adapted(config: Configuration, _context: LintContext) -> I
         )
 
 
-@rule("packing-mixes-rows", "warning", "packing without document masks", "TRL SFTConfig, 1.16")
+@rule("packing-mixes-rows", "warning", "TRL SFTConfig, 1.16")
 def packing_mixes_rows(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Packing without document masks."""
     if config.packing and not config.document_masks:
         yield RuleHit(
             "rows are packed into one sequence, and nothing in the file keeps them apart",
@@ -107,8 +106,9 @@ def packing_mixes_rows(config: Configuration, _context: LintContext) -> Iterator
         )
 
 
-@rule("rows-are-cut", "warning", "rows longer than the limit")
+@rule("rows-are-cut", "warning")
 def rows_are_cut(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Rows longer than the limit."""
     if not context.lengths or config.max_length is None:
         return
     longer = [length for length in context.lengths if length > config.max_length]
@@ -129,8 +129,9 @@ def rows_are_cut(config: Configuration, context: LintContext) -> Iterator[RuleHi
     )
 
 
-@rule("length-beyond-model", "error", "a length beyond the model's positions")
+@rule("length-beyond-model", "error")
 def length_is_beyond_model(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """A length beyond the model's positions."""
     if context.shape is None or config.max_length is None or config.max_length <= context.shape.max_positions:
         return
     yield RuleHit(
@@ -141,8 +142,9 @@ def length_is_beyond_model(config: Configuration, context: LintContext) -> Itera
     )
 
 
-@rule("ppo-is-heavy", "warning", "PPO where memory is short")
+@rule("ppo-is-heavy", "warning")
 def ppo_is_heavy(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """PPO where memory is short."""
     if (config.algorithm or "").lower() == "ppo":
         yield RuleHit(
             "PPO keeps a value model, a reward model and a reference besides the policy",
@@ -163,10 +165,9 @@ def _samples(config: Configuration) -> bool:
     return (config.algorithm or "").lower() in SAMPLING
 
 
-@rule(
-    "rl-rate-too-low", "warning", "a rate for full weights with an adapter", "trl#2872; LoRA Without Regret"
-)
+@rule("rl-rate-too-low", "warning", "trl#2872; LoRA Without Regret")
 def rate_suits_full_weights(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A rate for full weights with an adapter."""
     rate = config.learning_rate
     if not _samples(config) or config.method in (None, "full") or rate is None or rate >= LEAST_ADAPTER_RATE:
         return
@@ -178,8 +179,9 @@ def rate_suits_full_weights(config: Configuration, _context: LintContext) -> Ite
     )
 
 
-@rule("rl-few-answers", "warning", "groups of fewer than four answers")
+@rule("rl-few-answers", "warning")
 def group_is_small(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Groups of fewer than four answers."""
     if _samples(config) and config.answers is not None and config.answers < LEAST_ANSWERS:
         yield RuleHit(
             f"{config.answers} answers to a prompt",
@@ -189,8 +191,9 @@ def group_is_small(config: Configuration, _context: LintContext) -> Iterator[Rul
         )
 
 
-@rule("rl-deviation-of-few", "warning", "division by the deviation of few rewards", "mlx-lm-lora#50")
+@rule("rl-deviation-of-few", "warning", "mlx-lm-lora#50")
 def deviation_of_few(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Division by the deviation of few rewards."""
     few = config.answers is not None and config.answers < ANSWERS_FOR_DEVIATION
     if _samples(config) and few and config.reward_scale in ("group", "True", "true"):
         yield RuleHit(
@@ -204,8 +207,9 @@ def deviation_of_few(config: Configuration, _context: LintContext) -> Iterator[R
 CONFIDENCE = 0.95
 
 
-@rule("data-from-another-model", "warning", "rows that another model wrote")
+@rule("data-from-another-model", "warning")
 def data_came_from_another(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Rows that another model wrote."""
     if config.model and config.data_model and not same_model(config.model, config.data_model):
         yield RuleHit(
             f"the rows were written by {config.data_model}, and {config.model} is trained on them",
@@ -216,8 +220,9 @@ def data_came_from_another(config: Configuration, _context: LintContext) -> Iter
         )
 
 
-@rule("another-is-deployed", "error", "an adapter for another model than is served")
+@rule("another-is-deployed", "error")
 def another_is_deployed(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """An adapter for another model than is served."""
     if config.model and config.deployed_model and not same_model(config.model, config.deployed_model):
         yield RuleHit(
             f"the adapter is trained on {config.model}, but {config.deployed_model} is what is served",
@@ -228,12 +233,10 @@ def another_is_deployed(config: Configuration, _context: LintContext) -> Iterato
 
 
 @rule(
-    "rate-cannot-be-proven",
-    "warning",
-    "a goal that so few held-out rows cannot show",
-    "exact binomial interval (Clopper and Pearson 1934), all cases right",
+    "rate-cannot-be-proven", "warning", "exact binomial interval (Clopper and Pearson 1934), all cases right"
 )
 def rate_cannot_be_proven(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A goal that so few held-out rows cannot show."""
     if config.target_rate is None or config.test_rows is None or not 0 < config.target_rate < 1:
         return
     tail = (1 - CONFIDENCE) / 2
@@ -249,8 +252,9 @@ def rate_cannot_be_proven(config: Configuration, _context: LintContext) -> Itera
     )
 
 
-@rule("spot-without-checkpoints", "error", "a spot place and nothing saved")
+@rule("spot-without-checkpoints", "error")
 def spot_without_checkpoints(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A spot place and nothing saved."""
     if not config.spot:
         return
     steps, every = count_steps(config), interval_of(config.save_when, config.save_steps)
@@ -264,8 +268,9 @@ def spot_without_checkpoints(config: Configuration, _context: LintContext) -> It
         )
 
 
-@rule("spot-without-mirror", "warning", "a spot place and checkpoints on its disk")
+@rule("spot-without-mirror", "warning")
 def spot_without_mirror(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A spot place and checkpoints on its disk."""
     if config.spot and config.mirror is None:
         yield RuleHit(
             "the place can be taken away at any time, and checkpoints stay on its own disk",
@@ -275,8 +280,9 @@ def spot_without_mirror(config: Configuration, _context: LintContext) -> Iterato
         )
 
 
-@rule("deadline-comes-first", "error", "a session shorter than the run")
+@rule("deadline-comes-first", "error")
 def deadline_comes_first(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A session shorter than the run."""
     if config.deadline_minutes is None or config.expected_minutes is None:
         return
     if config.expected_minutes > config.deadline_minutes:
@@ -290,8 +296,9 @@ def deadline_comes_first(config: Configuration, _context: LintContext) -> Iterat
         )
 
 
-@rule("placeholder", "error", "a value of a template")
+@rule("placeholder", "error")
 def template_was_not_filled_in(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A value of a template."""
     for key, value in config.unfilled.items():
         yield RuleHit(
             f"{key} still holds the placeholder {value!r}",
@@ -301,8 +308,9 @@ def template_was_not_filled_in(config: Configuration, _context: LintContext) -> 
         )
 
 
-@rule("number-is-a-text", "warning", "2e-4, which YAML 1.1 reads as a text")
+@rule("number-is-a-text", "warning")
 def number_is_a_text(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """2e-4, which YAML 1.1 reads as a text."""
     for key, value in config.texts_for_numbers.items():
         mantissa, exponent = value.lower().split("e")
         mantissa = mantissa if "." in mantissa else f"{mantissa}.0"

@@ -142,8 +142,9 @@ HARDLY = 0.7
 FIT = "`graft plan fit` shows what does fit"
 
 
-@rule("weights-larger-than-stated", "error", "weights that take more than stated")
+@rule("weights-larger-than-stated", "error")
 def weights_are_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Weights that take more than stated."""
     weights = weights_of(config, context)
     stated = config.stated_weights_gb
     if weights is None or stated is None or weights.gib <= stated * GENEROUS:
@@ -160,8 +161,9 @@ def weights_are_larger(config: Configuration, context: LintContext) -> Iterator[
     )
 
 
-@rule("memory-larger-than-stated", "error", "training that takes more than stated")
+@rule("memory-larger-than-stated", "error")
 def memory_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Training that takes more than stated."""
     weights = weights_of(config, context)
     stated = config.stated_memory_gb
     if weights is None or stated is None or weights.gib <= stated:
@@ -174,8 +176,9 @@ def memory_is_larger(config: Configuration, context: LintContext) -> Iterator[Ru
     )
 
 
-@rule("weights-do-not-fit", "error", "weights larger than the card or the memory")
+@rule("weights-do-not-fit", "error")
 def weights_do_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Weights larger than the card or the memory."""
     weights = weights_of(config, context)
     if weights is None or config.method == "full":
         return
@@ -195,13 +198,9 @@ def weights_do_not_fit(config: Configuration, context: LintContext) -> Iterator[
         )
 
 
-@rule(
-    "full-does-not-fit",
-    "error",
-    "all weights trained where that cannot be",
-    "ZeRO, arXiv 1910.02054, section 3",
-)
+@rule("full-does-not-fit", "error", "ZeRO, arXiv 1910.02054, section 3")
 def full_does_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """All weights trained where that cannot be."""
     floor = full_floor(config, context)
     if floor is None or context.gpu is None or floor[0] <= context.gpu.memory_gib:
         return
@@ -222,8 +221,9 @@ def full_does_not_fit(config: Configuration, context: LintContext) -> Iterator[R
     )
 
 
-@rule("full-hardly-fits", "warning", "all weights trained with nearly nothing left")
+@rule("full-hardly-fits", "warning")
 def full_hardly_fits(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """All weights trained with nearly nothing left."""
     floor = full_floor(config, context)
     if floor is None or context.gpu is None:
         return
@@ -240,13 +240,9 @@ def full_hardly_fits(config: Configuration, context: LintContext) -> Iterator[Ru
     )
 
 
-@rule(
-    "host-memory-short",
-    "warning",
-    "an offload that the host cannot hold",
-    "DeepSpeed estimate_zero2/3_model_states_mem_needs",
-)
+@rule("host-memory-short", "warning", "DeepSpeed estimate_zero2/3_model_states_mem_needs")
 def host_memory_is_short(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """An offload that the host cannot hold."""
     if not config.offload_optimizer or config.ram_gib is None or context.parameters is None:
         return
     if config.method not in (None, "full"):
@@ -266,8 +262,9 @@ def host_memory_is_short(config: Configuration, context: LintContext) -> Iterato
     )
 
 
-@rule("recomputing-is-off", "error", "gradient checkpointing off where it is needed")
+@rule("recomputing-is-off", "error")
 def recomputing_is_off(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Gradient checkpointing off where it is needed."""
     if context.gpu is None or context.peaks is None or config.recompute:
         return
     room, peaks = context.gpu.memory_gib, context.peaks
@@ -282,8 +279,9 @@ def recomputing_is_off(config: Configuration, context: LintContext) -> Iterator[
         )
 
 
-@rule("peak-does-not-fit", "error", "a step larger than the card")
+@rule("peak-does-not-fit", "error")
 def peak_does_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """A step larger than the card."""
     if context.gpu is None or context.peaks is None or context.peaks.recomputed <= context.gpu.memory_gib:
         return
     yield RuleHit(
@@ -295,8 +293,9 @@ def peak_does_not_fit(config: Configuration, context: LintContext) -> Iterator[R
     )
 
 
-@rule("download-larger-than-stated", "warning", "model files that are larger")
+@rule("download-larger-than-stated", "warning")
 def download_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Model files that are larger."""
     if config.stated_download_gb is None or context.parameters is None:
         return
     real = 2 * context.parameters / 1e9
@@ -310,8 +309,9 @@ def download_is_larger(config: Configuration, context: LintContext) -> Iterator[
         )
 
 
-@rule("serving-larger-than-stated", "warning", "a result too large for its machine")
+@rule("serving-larger-than-stated", "warning")
 def serving_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """A result too large for its machine."""
     if config.serving_gb is None or context.parameters is None:
         return
     half = 2 * context.parameters / GIB
@@ -325,8 +325,9 @@ def serving_is_larger(config: Configuration, context: LintContext) -> Iterator[R
         )
 
 
-@rule("trainable-not-as-stated", "warning", "number of adapter parameters that differs from the computed one")
+@rule("trainable-not-as-stated", "warning")
 def trainable_is_not_as_stated(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Number of adapter parameters that differs from the computed one."""
     stated, real = config.stated_trainable, context.trainable
     if stated is None or real is None or abs(stated / real - 1) <= 0.1:
         return

@@ -16,8 +16,9 @@ VOLTA = 7.0
 WHEELS = "pytorch issues 157517 (2.8: Pascal) and 172352 (2.11: Volta), read 2026-11"
 
 
-@rule("both-halves", "error", "bf16 and fp16 at once")
+@rule("both-halves", "error")
 def both_halves_are_on(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Bf16 and fp16 at once."""
     if config.both_halves:
         yield RuleHit(
             "bf16 and fp16 are both switched on",
@@ -27,8 +28,9 @@ def both_halves_are_on(config: Configuration, _context: LintContext) -> Iterator
         )
 
 
-@rule("bf16-missing", "error", "bfloat16 on a card without it")
+@rule("bf16-missing", "error")
 def bf16_is_missing(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Bfloat16 on a card without it."""
     gpu = context.gpu
     if gpu is None or gpu.has_bf16 or "bfloat16" not in (config.precision, config.compute_dtype):
         return
@@ -41,13 +43,9 @@ def bf16_is_missing(config: Configuration, context: LintContext) -> Iterator[Rul
     )
 
 
-@rule(
-    "flash-attention-missing",
-    "error",
-    "Flash Attention 2 before Ampere",
-    "flash-attn README: Ampere, Ada or Hopper",
-)
+@rule("flash-attention-missing", "error", "flash-attn README: Ampere, Ada or Hopper")
 def flash_attention_is_missing(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Flash Attention 2 before Ampere."""
     if config.flash_attention and context.gpu is not None and context.gpu.capability < AMPERE:
         yield RuleHit(
             f"Flash Attention 2 on {a(context.gpu.name)} (compute capability {context.gpu.capability:g})",
@@ -57,8 +55,9 @@ def flash_attention_is_missing(config: Configuration, context: LintContext) -> I
         )
 
 
-@rule("tf32-missing", "error", "TF32 before Ampere", "transformers training_args, 5.22")
+@rule("tf32-missing", "error", "transformers training_args, 5.22")
 def tf32_is_missing(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """TF32 before Ampere."""
     if config.tf32 and context.gpu is not None and context.gpu.capability < AMPERE:
         yield RuleHit(
             f"TF32 on {a(context.gpu.name)}, which does not have it",
@@ -68,8 +67,9 @@ def tf32_is_missing(config: Configuration, context: LintContext) -> Iterator[Rul
         )
 
 
-@rule("fp16-where-bf16-is", "note", "fp16 on a card that has bfloat16")
+@rule("fp16-where-bf16-is", "note")
 def fp16_where_bf16_is(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Fp16 on a card that has bfloat16."""
     gpu = context.gpu
     if config.precision != "float16" or gpu is None or not gpu.has_bf16:
         return
@@ -84,8 +84,9 @@ def fp16_where_bf16_is(config: Configuration, context: LintContext) -> Iterator[
     )
 
 
-@rule("fp16-products", "warning", "QLoRA with fp16 products")
+@rule("fp16-products", "warning")
 def fp16_products_of_bf16_weights(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """QLoRA with fp16 products."""
     if config.bits != 4 or config.compute_dtype != "float16":
         return
     if context.gpu is not None and not context.gpu.has_bf16:
@@ -98,8 +99,9 @@ def fp16_products_of_bf16_weights(config: Configuration, context: LintContext) -
     )
 
 
-@rule("two-half-precisions", "warning", "run and products in different halves")
+@rule("two-half-precisions", "warning")
 def two_half_precisions(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Run and products in different halves."""
     halves = {config.precision, config.compute_dtype} - {None, "float32"}
     if config.bits == 4 and len(halves) == 2:
         yield RuleHit(
@@ -110,13 +112,9 @@ def two_half_precisions(config: Configuration, _context: LintContext) -> Iterato
         )
 
 
-@rule(
-    "float32-products",
-    "note",
-    "QLoRA whose products fall back to float32",
-    "transformers BitsAndBytesConfig: default torch.float32",
-)
+@rule("float32-products", "note", "transformers BitsAndBytesConfig: default torch.float32")
 def four_bits_multiply_in_float32(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """QLoRA whose products fall back to float32."""
     if config.bits == 4 and config.kind == "training" and config.compute_dtype is None:
         yield RuleHit(
             "nothing says what the four-bit weights are multiplied in",
@@ -126,8 +124,9 @@ def four_bits_multiply_in_float32(config: Configuration, _context: LintContext) 
         )
 
 
-@rule("card-left-behind", "warning", "a card that today's torch has no kernels for", WHEELS)
+@rule("card-left-behind", "warning", WHEELS)
 def card_is_left_behind(_said: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """A card that today's torch has no kernels for."""
     gpu = context.gpu
     if gpu is None or gpu.capability >= TURING:
         return
@@ -140,8 +139,9 @@ def card_is_left_behind(_said: Configuration, context: LintContext) -> Iterator[
     )
 
 
-@rule("no-tensor-cores", "note", "half precision that is no faster")
+@rule("no-tensor-cores", "note")
 def card_has_no_tensor_cores(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Half precision that is no faster."""
     gpu = context.gpu
     if gpu is not None and gpu.capability < VOLTA and config.precision in ("float16", "bfloat16"):
         yield RuleHit(
@@ -152,8 +152,9 @@ def card_has_no_tensor_cores(config: Configuration, context: LintContext) -> Ite
         )
 
 
-@rule("8bit-optimizer-on-processor", "error", "an optimizer that needs a card")
+@rule("8bit-optimizer-on-processor", "error")
 def eight_bit_optimizer_on_processor(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """An optimizer that needs a card."""
     if (
         context.on_processor
         and config.optimizer
@@ -167,8 +168,9 @@ def eight_bit_optimizer_on_processor(config: Configuration, context: LintContext
         )
 
 
-@rule("fp16-on-processor", "warning", "fp16 where it is slowest")
+@rule("fp16-on-processor", "warning")
 def fp16_on_processor(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """Fp16 where it is slowest."""
     if context.on_processor and config.precision == "float16":
         yield RuleHit(
             "fp16 on a processor",

@@ -23,8 +23,9 @@ ASKS_FOR_EVALUATION = ("training", "llama-factory")
 """Kinds where an interval alone switches no evaluation on."""
 
 
-@rule("warmup-outlasts-run", "error", "a warm-up as long as the run")
+@rule("warmup-outlasts-run", "error")
 def warmup_outlasts_run(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A warm-up as long as the run."""
     steps = count_steps(config)
     warmup = warmup_of(config, steps.total) if steps else None
     if steps is None or warmup is None or warmup < steps.total:
@@ -38,8 +39,9 @@ def warmup_outlasts_run(config: Configuration, _context: LintContext) -> Iterato
     )
 
 
-@rule("warmup-large-share", "warning", "a warm-up of more than a fifth")
+@rule("warmup-large-share", "warning")
 def warmup_large_share(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A warm-up of more than a fifth."""
     steps = count_steps(config)
     warmup = warmup_of(config, steps.total) if steps else None
     if steps is None or warmup is None or not LARGE_WARMUP * steps.total < warmup < steps.total:
@@ -52,8 +54,9 @@ def warmup_large_share(config: Configuration, _context: LintContext) -> Iterator
     )
 
 
-@rule("checkpoint-never-comes", "error", "an interval longer than the run")
+@rule("checkpoint-never-comes", "error")
 def checkpoint_never_comes(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """An interval longer than the run."""
     steps, every = count_steps(config), interval_of(config.save_when, config.save_steps)
     if steps is None or every is None or every < steps.total:
         return
@@ -69,8 +72,9 @@ def checkpoint_never_comes(config: Configuration, _context: LintContext) -> Iter
     )
 
 
-@rule("saving-is-off", "warning", "a run that saves nothing")
+@rule("saving-is-off", "warning")
 def saving_is_off(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A run that saves nothing."""
     if config.save_when == "no":
         yield RuleHit(
             "no checkpoint is ever written",
@@ -80,8 +84,9 @@ def saving_is_off(config: Configuration, _context: LintContext) -> Iterator[Rule
         )
 
 
-@rule("evaluation-never-happens", "error", "an evaluation interval longer than the run")
+@rule("evaluation-never-happens", "error")
 def evaluation_never_happens(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """An evaluation interval longer than the run."""
     steps, every = count_steps(config), interval_of(config.eval_when, config.eval_steps)
     if steps is None or every is None or every < steps.total:
         return
@@ -93,8 +98,9 @@ def evaluation_never_happens(config: Configuration, _context: LintContext) -> It
     )
 
 
-@rule("evaluation-not-switched-on", "error", "an interval whose strategy is `no`", TRAINER)
+@rule("evaluation-not-switched-on", "error", TRAINER)
 def evaluation_not_switched_on(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """An interval whose strategy is `no`."""
     if config.kind in ASKS_FOR_EVALUATION and config.eval_steps and config.eval_when in (None, "no"):
         yield RuleHit(
             f"an interval of {config.eval_steps} steps is set, but evaluation is not switched on",
@@ -104,8 +110,9 @@ def evaluation_not_switched_on(config: Configuration, _context: LintContext) -> 
         )
 
 
-@rule("stop-without-evaluation", "error", "early stopping that sees no figure", TRAINER)
+@rule("stop-without-evaluation", "error", TRAINER)
 def stop_without_evaluation(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Early stopping that sees no figure."""
     if config.stops_early and not _evaluates(config):
         yield RuleHit(
             "early stopping is set, but nothing is evaluated during the run",
@@ -115,8 +122,9 @@ def stop_without_evaluation(config: Configuration, _context: LintContext) -> Ite
         )
 
 
-@rule("stop-without-metric", "error", "early stopping without a metric", TRAINER)
+@rule("stop-without-metric", "error", TRAINER)
 def stop_without_metric(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Early stopping without a metric."""
     foreign = config.kind != "graft"
     if (
         foreign
@@ -133,8 +141,9 @@ def stop_without_metric(config: Configuration, _context: LintContext) -> Iterato
         )
 
 
-@rule("best-without-evaluation", "error", "a best model that nothing measures", TRAINER)
+@rule("best-without-evaluation", "error", TRAINER)
 def best_without_evaluation(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A best model that nothing measures."""
     if config.keep_best and not _evaluates(config):
         yield RuleHit(
             "the best model is to be loaded at the end, but nothing is evaluated",
@@ -144,8 +153,9 @@ def best_without_evaluation(config: Configuration, _context: LintContext) -> Ite
         )
 
 
-@rule("best-off-the-grid", "error", "checkpoints between two evaluations", TRAINER)
+@rule("best-off-the-grid", "error", TRAINER)
 def best_off_the_grid(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Checkpoints between two evaluations."""
     if not config.keep_best or not _evaluates(config) or config.save_when == "best":
         return
     saved, evaluated = config.save_when or "steps", config.eval_when or "steps"
@@ -168,8 +178,9 @@ def best_off_the_grid(config: Configuration, _context: LintContext) -> Iterator[
         )
 
 
-@rule("few-steps", "note", "a run of fewer than a hundred updates")
+@rule("few-steps", "note")
 def few_steps(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A run of fewer than a hundred updates."""
     steps = count_steps(config)
     if steps is not None and config.max_steps is None and steps.total < FEW_STEPS:
         yield RuleHit(
@@ -186,8 +197,9 @@ def _evaluates(config: Configuration) -> bool:
     return config.eval_when not in (None, "no") or config.eval_steps is not None
 
 
-@rule("batch-not-as-stated", "error", "a batch that is not micro × accumulation × cards")
+@rule("batch-not-as-stated", "error")
 def batch_is_not_as_stated(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A batch that is not micro × accumulation × cards."""
     batch = effective_batch(config)
     if config.micro_batch is None or config.stated_batch is None or config.stated_batch == batch:
         return
@@ -199,13 +211,9 @@ def batch_is_not_as_stated(config: Configuration, _context: LintContext) -> Iter
     )
 
 
-@rule(
-    "batch-contradicts-itself",
-    "error",
-    "DeepSpeed's three batch figures that do not agree",
-    "DeepSpeed configuration, batch size related parameters",
-)
+@rule("batch-contradicts-itself", "error", "DeepSpeed configuration, batch size related parameters")
 def batch_contradicts_itself(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """DeepSpeed's three batch figures that do not agree."""
     if config.kind != "deepspeed" or None in (config.batch, config.micro_batch, config.accumulation):
         return
     assert config.batch is not None
@@ -222,8 +230,9 @@ def batch_contradicts_itself(config: Configuration, _context: LintContext) -> It
     )
 
 
-@rule("batch-larger-than-data", "warning", "a step of more rows than there are")
+@rule("batch-larger-than-data", "warning")
 def batch_is_larger_than_the_data(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A step of more rows than there are."""
     batch = effective_batch(config)
     if config.rows is not None and batch is not None and batch > config.rows:
         yield RuleHit(
@@ -234,8 +243,9 @@ def batch_is_larger_than_the_data(config: Configuration, _context: LintContext) 
         )
 
 
-@rule("max-steps-win", "note", "epochs that steps overrule")
+@rule("max-steps-win", "note")
 def max_steps_win(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Epochs that steps overrule."""
     steps = count_steps(config.model_copy(update={"max_steps": None}))
     if config.max_steps is None or config.epochs is None or config.kind == "deepspeed":
         return
@@ -250,8 +260,9 @@ def max_steps_win(config: Configuration, _context: LintContext) -> Iterator[Rule
     )
 
 
-@rule("batch-does-not-divide", "warning", "rows that cards cannot share evenly")
+@rule("batch-does-not-divide", "warning")
 def batch_does_not_divide(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """Rows that cards cannot share evenly."""
     cards, batch = config.cards or 1, config.batch or config.stated_batch
     if cards < 2 or batch is None or batch % cards == 0:
         return
@@ -263,8 +274,9 @@ def batch_does_not_divide(config: Configuration, _context: LintContext) -> Itera
     )
 
 
-@rule("epoch-steps-not-as-stated", "error", "a wrong number of steps per epoch")
+@rule("epoch-steps-not-as-stated", "error")
 def epoch_steps_are_not_as_stated(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A wrong number of steps per epoch."""
     steps = count_steps(config)
     stated = config.stated_epoch_steps
     if steps is None or steps.epoch is None or stated is None or abs(stated - steps.epoch) <= 1:
@@ -278,8 +290,9 @@ def epoch_steps_are_not_as_stated(config: Configuration, _context: LintContext) 
     )
 
 
-@rule("steps-not-as-stated", "error", "a wrong number of steps of the run")
+@rule("steps-not-as-stated", "error")
 def steps_are_not_as_stated(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    """A wrong number of steps of the run."""
     steps, stated = count_steps(config), config.stated_steps
     if steps is None or stated is None or abs(stated - steps.total) <= max(1, 0.05 * steps.total):
         return
