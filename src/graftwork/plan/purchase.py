@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-from graftwork.plan.cost.bill import PlaceComparison, PlaceRow, Terms
+from graftwork.plan.cost.bill import CardRun, PlaceComparison, PlaceRow, Terms
 from graftwork.plan.cost.compare import (
     OfferFilter,
     best_of_each_place,
@@ -21,7 +21,7 @@ from graftwork.plan.cost.compare import (
     duration,
     finder,
 )
-from graftwork.plan.cost.runs import Brief, card_run, describe_run, fit_in_brief
+from graftwork.plan.cost.runs import describe_run, fit_in_brief
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu, Machine
@@ -161,13 +161,12 @@ METHODS: tuple[Method, ...] = ("qlora", "lora", "full")
 LADDER = (512, 1024, 2048, 4096, 8192, 16384)
 
 
-Ask = Callable[[Machine, Method | None, int | None], Brief]
+Ask = Callable[[Machine, Method | None, int | None], CardRun]
 """The fit of the team's run on a machine, with another method or length where these are given."""
 
 
 def reach_of(machine: Machine, ask: Ask, *, max_positions: int) -> MachineReach:
-    answer = ask(machine, None, None)
-    run = card_run(answer)
+    run = ask(machine, None, None)
     alone = ask(machine.model_copy(update={"gpus": 1}), None, None) if machine.gpus > 1 else None
     return MachineReach(
         label=machine.name,
@@ -180,9 +179,7 @@ def reach_of(machine: Machine, ask: Ask, *, max_positions: int) -> MachineReach:
         strategy=run.strategy,
         link=link_words(machine),
         alone_hours=alone.hours if alone is not None and alone.fits else None,
-        reaches=tuple(
-            _reach(machine, method, ask, max_positions=max_positions, own=answer) for method in METHODS
-        ),
+        reaches=tuple(_reach(machine, method, ask, max_positions=max_positions) for method in METHODS),
     )
 
 
@@ -213,11 +210,11 @@ def news(have: MachineReach, other: MachineReach) -> tuple[str, ...]:
     return tuple(news)
 
 
-def _reach(machine: Machine, method: Method, ask: Ask, *, max_positions: int, own: Brief) -> Reach:
+def _reach(machine: Machine, method: Method, ask: Ask, *, max_positions: int) -> Reach:
     lengths = [length for length in LADDER if length <= max_positions] or [max_positions]
     # What fits fits at all lengths below.
     fitting = bisect_left(lengths, True, key=lambda length: not ask(machine, method, length).fits)
-    at_own = own if own.question.method == method else ask(machine, method, None)
+    at_own = ask(machine, method, None)
     return Reach(
         method=method,
         longest=lengths[fitting - 1] if fitting else None,
@@ -270,7 +267,7 @@ def own_choice(
     rentals: Sequence[PlaceRow],
 ) -> PurchaseChoice:
     """Keeping (price 0) or buying a machine."""
-    power = _times(machine.hours, (machine.watts + use.host_watts) / 1000 * use.electricity_usd_kwh, "USD")
+    power = machine.hours.times((machine.watts + use.host_watts) / 1000 * use.electricity_usd_kwh, "USD")
     down, up = RESIDUAL_SPREAD
     residual = Figure(
         value=price.usd * use.residual_share,
@@ -279,8 +276,8 @@ def own_choice(
         unit="USD",
     )
     # Several cards can each have a run of their own: the week is then shorter than its runs together.
-    apart = _times(machine.alone_hours, 1 / machine.gpus, "h") if machine.alone_hours else machine.hours
-    week = _times(min(machine.hours, apart, key=lambda hour: hour.value), use.runs_a_week, "h a week")
+    apart = machine.alone_hours.times(1 / machine.gpus, "h") if machine.alone_hours else machine.hours
+    week = min(machine.hours, apart, key=lambda hours: hours.value).times(use.runs_a_week, "h a week")
     in_week = week.value <= MOST_HOURS_A_WEEK
     too_slow = f"{use.runs_a_week:g} runs take {week.value:.0f} of a week's 168 hours"
     a_run = Figure(
@@ -314,7 +311,7 @@ def own_choice(
         throughput=throughput,
         power_usd_a_run=power,
         cost_usd_a_run=a_run,
-        total_usd=_times(a_run, use.runs, "USD"),
+        total_usd=a_run.times(use.runs, "USD"),
         becomes_possible=news(have, machine) if machine.label != have.label else (),
         paybacks=tuple(_payback(rental, price=price, power=power, use=use) for rental in rentals)
         if price.usd and machine.fits
@@ -343,11 +340,11 @@ def rent_choice(rental: PlaceRow, *, use: Use, have: MachineReach) -> PurchaseCh
         residual_usd=nothing,
         possible=True,
         hours_a_run=hours,
-        hours_a_week=_times(hours, use.runs_a_week, "h a week"),
+        hours_a_week=hours.times(use.runs_a_week, "h a week"),
         speed_up=speed_up,
         power_usd_a_run=nothing,
         cost_usd_a_run=rental.cost_usd,
-        total_usd=_times(rental.cost_usd, use.runs, "USD"),
+        total_usd=rental.cost_usd.times(use.runs, "USD"),
     )
 
 
@@ -405,10 +402,6 @@ def _payback(rental: PlaceRow, *, price: Price, power: Figure, use: Use) -> Payb
         months=months,
         in_time=months is not None and months.value <= 12 * use.years,
     )
-
-
-def _times(figure: Figure, factor: float, unit: str) -> Figure:
-    return Figure(value=figure.value * factor, low=figure.low * factor, high=figure.high * factor, unit=unit)
 
 
 def decide(
@@ -483,7 +476,7 @@ def weigh_purchase(
     """Keep what is there, buy one of the options, or rent: over the years, for this run."""
     find = finder(overlay)
 
-    def ask(machine: Machine, method: Method | None, seq: int | None) -> Brief:
+    def ask(machine: Machine, method: Method | None, seq: int | None) -> CardRun:
         changed: dict[str, object] = {"machine": machine, "method": method or question.method}
         if seq is not None:
             # Only whether it fits matters: one row a card is enough to know.

@@ -35,9 +35,7 @@ class DiskNeed(Record):
     """What is carried away in the end: the adapter, or the model."""
 
 
-def need_disk(
-    *, total_parameters: float, trainable: float, full: bool, tokens: float, kept: int = KEPT_CHECKPOINTS
-) -> DiskNeed:
+def need_disk(*, total_parameters: float, trainable: float, full: bool, tokens: float) -> DiskNeed:
     result = trainable * (WEIGHT_BYTES if full else ADAPTER_BYTES) / GIB
     checkpoint = result + trainable * STATE_BYTES / GIB
     low, value, high = PACKAGES_GIB
@@ -48,7 +46,7 @@ def need_disk(
         "base weights": Figure(value=weights, low=weights, high=2 * weights, unit="GiB"),
         "data": Figure.about(tokens * BYTES_A_TOKEN / GIB, down=0.5, up=3.0, unit="GiB"),
         # One more than are kept: the new one is whole before the oldest goes.
-        "checkpoints": Figure.exact((kept + 1) * checkpoint, unit="GiB"),
+        "checkpoints": Figure.exact((KEPT_CHECKPOINTS + 1) * checkpoint, unit="GiB"),
         "result": Figure.exact(result, unit="GiB"),
         "logs": Figure.about(LOGS_GIB, down=0.2, up=3.0, unit="GiB"),
     }

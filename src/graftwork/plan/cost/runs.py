@@ -31,35 +31,20 @@ from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import FitQuestion, Strategy
 
 
-class Brief(NamedTuple):
-    """What a machine makes of a run."""
-
-    question: FitQuestion
-    fits: bool
-    why_not: str
-    hours: Figure
-    steps: float
-    strategy: Strategy
-
-
-def fit_in_brief(question: FitQuestion) -> Brief:
+def fit_in_brief(question: FitQuestion) -> CardRun:
     """The best way of the engine asked for, as `fit` finds it; of transformers, where our own has none."""
     ways = ways_of(question)
-    if len(ways) == 1 and question.engine == "graft":
+    runs = [_run_of(way.model_dump_json()) for way in ways]
+    if len(ways) == 1 and question.engine == "graft" and not runs[0].fits:
         # Of several ways one is with transformers already.
-        found = _known(ways[0])
-        ways = ways if found.fits else (*ways, question.model_copy(update={"engine": "hf"}))
-    best = min(map(_known, ways), key=lambda brief: (not brief.fits, brief.hours.value))
+        runs.append(_run_of(question.model_copy(update={"engine": "hf"}).model_dump_json()))
+    best = min(runs, key=lambda run: (not run.fits, run.hours.value))
     # All cards are paid for, whether or not they are used.
-    return best._replace(question=best.question.model_copy(update={"machine": question.machine}))
-
-
-def _known(question: FitQuestion) -> Brief:
-    return _brief_of(question.model_dump_json())
+    return best.model_copy(update={"gpus": question.machine.gpus})
 
 
 @lru_cache(maxsize=1024)
-def _brief_of(text: str) -> Brief:
+def _run_of(text: str) -> CardRun:
     question = FitQuestion.model_validate_json(text)
     gpu = question.machine.gpu
     if gpu is None:
@@ -84,13 +69,21 @@ def _brief_of(text: str) -> Brief:
         reason = f"takes up to {reserved_figure(chosen, question, level).high:.1f} of {room:.1f} GiB"
     elif host_excess(chosen, question) > 0:
         reason = f"takes {chosen.host.value:.0f} of {host_room(question):.0f} GiB of host memory"
-    return Brief(
-        question=question,
+    strategy = strategy_of(chosen, question)
+    return CardRun(
+        gpu=gpu.name,
+        gpus=question.machine.gpus,
         fits=fits(chosen, question, level),
         why_not=reason,
         hours=hours,
         steps=float(steps),
-        strategy=strategy_of(chosen, question),
+        tokens=sum(question.lengths) / max(len(question.lengths), 1) * question.rows,
+        total_parameters=total_parameters(question.shape),
+        trainable_parameters=trained(question),
+        full=question.method == "full",
+        # A way that takes one card of several leaves the others idle.
+        watts=gpu.watts * (question.machine.gpus if strategy.sharding != "none" else 1),
+        strategy=in_words(strategy),
     )
 
 
@@ -104,38 +97,6 @@ class MeasuredRun(NamedTuple):
     gpu: str
     gpus: int
     hours: float
-
-
-def card_run(brief: Brief, *, factor: float = 1.0, measured: bool = False) -> CardRun:
-    """What the costs need of a fit; `factor` is measured over computed hours."""
-    machine, question = brief.question.machine, brief.question
-    gpu = machine.gpu
-    if gpu is None:
-        raise ValueError("a comparison of places is about cards")
-    hours, certainty = brief.hours, "computed"
-    if measured:
-        hours, certainty = Figure.exact(hours.value * factor, "h"), "measured"
-    elif factor != 1.0:
-        down, up = SCALED_RANGE
-        hours = Figure.about(hours.value * factor, down=down, up=up, unit="h")
-        certainty = "scaled from your measurement"
-    mean = sum(question.lengths) / max(len(question.lengths), 1)
-    return CardRun(
-        gpu=gpu.name,
-        gpus=machine.gpus,
-        fits=brief.fits,
-        why_not=brief.why_not,
-        hours=hours,
-        steps=brief.steps,
-        tokens=mean * question.rows,
-        total_parameters=total_parameters(question.shape),
-        trainable_parameters=trained(question),
-        full=question.method == "full",
-        # A way that takes one card of several leaves the others idle.
-        watts=gpu.watts * (machine.gpus if brief.strategy.sharding != "none" else 1),
-        certainty=certainty,
-        strategy=in_words(brief.strategy),
-    )
 
 
 def in_words(strategy: Strategy) -> str:
@@ -171,12 +132,18 @@ class RunEstimator:
             ram_gib = None
         key = (self._find(gpu).name, gpus, ram_gib)
         if key not in self._runs:
-            measured = self._measured
+            run, measured = self._fit(*key), self._measured
             same = measured is not None and (self._find(measured.gpu).name, measured.gpus) == key[:2]
-            self._runs[key] = card_run(self._fit(*key), factor=self._factor, measured=same)
+            if same or self._factor != 1.0:
+                down, up = (1.0, 1.0) if same else SCALED_RANGE
+                scaled = run.hours.value * self._factor
+                certainty = "measured" if same else "scaled from your measurement"
+                hours = Figure.about(scaled, down=down, up=up, unit="h")
+                run = run.model_copy(update={"hours": hours, "certainty": certainty})
+            self._runs[key] = run
         return self._runs[key]
 
-    def _fit(self, gpu: str, gpus: int, ram_gib: float | None) -> Brief:
+    def _fit(self, gpu: str, gpus: int, ram_gib: float | None) -> CardRun:
         # A machine whose memory no price list states has the usual one for each card.
         machine = Machine(gpu=self._find(gpu), gpus=gpus, ram_gib=ram_gib or USUAL_RAM_GIB * gpus)
         return fit_in_brief(self._question.model_copy(update={"machine": machine}))
