@@ -21,12 +21,10 @@ class FittedCurve(NamedTuple):
     """Share of the variance of the losses that the curve explains."""
 
 
-def bin_losses(
-    hours: Sequence[float], losses: Sequence[float], bins: int = BINS
-) -> list[tuple[float, float]]:
+def bin_losses(hours: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:
     """Means of consecutive steps: single losses are noise."""
     count = len(hours)
-    edges = [round(number * count / bins) for number in range(bins + 1)]
+    edges = [round(number * count / BINS) for number in range(BINS + 1)]
     return [(fmean(hours[a:b]), fmean(losses[a:b])) for a, b in pairwise(edges) if b > a]
 
 

@@ -8,7 +8,6 @@ it are tried in a few sizes; the best plan wins.
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
@@ -131,23 +130,28 @@ class _Slot(NamedTuple):
         return self.start, -self.cell.place.speed, self.cell.place.usd_per_hour
 
 
-@dataclass
 class _Greedy:
-    problem: WeekProblem
-    state: WeekState
-    places: list[OpenPlace]
-    choices: _Choices
-    rounds: Mapping[str, tuple[int, ...]]
-    sessions: list[Session] = field(default_factory=list)
-    hours: dict[tuple[str, int], float] = field(default_factory=dict)
-    spent: float = 0.0
-    at_place: dict[str, list[Session]] = field(default_factory=lambda: defaultdict(list))
-    of_model: dict[str, list[Session]] = field(default_factory=lambda: defaultdict(list))
+    """One plan as it grows."""
+
+    def __init__(
+        self,
+        problem: WeekProblem,
+        state: WeekState,
+        places: list[OpenPlace],
+        choices: _Choices,
+        rounds: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self.problem, self.state, self.places = problem, state, places
+        self.choices, self.rounds = choices, rounds
+        self.sessions: list[Session] = []
+        self.hours: dict[tuple[str, int], float] = {}
+        self.spent = spent_so_far(problem, state)
+        self.at_place: dict[str, list[Session]] = defaultdict(list)
+        self.of_model: dict[str, list[Session]] = defaultdict(list)
+        for happened in state.fixed:
+            self._add(happened)
 
     def run(self) -> list[Session]:
-        self.spent = spent_so_far(self.problem, self.state)
-        for happened in self.state.fixed:
-            self._add(happened)
         cells = [cell for opened in self.places for cell in opened.cells]
         free = [cell.start for cell in cells]
         slots = [self._slot(cell, cell.start) for cell in cells]

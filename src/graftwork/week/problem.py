@@ -238,7 +238,7 @@ def with_models(problem: WeekProblem, change: Callable[[WeekModel], dict[str, ob
 
 def without_complete(problem: WeekProblem, state: WeekState) -> WeekProblem:
     """Models whose run is complete get no more than they have had."""
-    none = {"least_hours": 0.0, "most_hours": 0.0}
+    none: dict[str, object] = {"least_hours": 0.0, "most_hours": 0.0}
     return with_models(problem, lambda model: none if model.name in state.complete else {})
 
 
