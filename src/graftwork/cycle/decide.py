@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from graftwork.cycle.cron import parse_cron
 from graftwork.cycle.settings import CANARY, DELIVER, PROMOTE, CycleSettings
-from graftwork.cycle.state import CoordinatorState, CycleOutcome, CycleState, CycleStepState, Notice, is_free
+from graftwork.cycle.state import CoordinatorState, CycleOutcome, CycleState, Notice, is_free
 
 AFTER_DEPLOY = ("release", "try", CANARY, PROMOTE, DELIVER)
 """Steps that are skipped unless the gate says deploy."""
@@ -129,7 +129,7 @@ def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, place: 
         return Rest(step.until, f"{step.holder} does {step.name}")
     if step.status == "waiting" and (why := why_skipped(cycle, step.name, settings)):
         return SkipStep(step.name, why)
-    if needs_approval(cycle, step, settings):
+    if step.name in settings.approve and step.name not in {approval.step for approval in cycle.approvals}:
         return AwaitApproval(step.name)
     if step.status == "waiting" and step.not_before > now:
         why = f"{step.name}: {step.summary.get('why', 'waiting')}"
@@ -138,11 +138,6 @@ def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, place: 
             why = f"{step.name} failed {step.failures} time(s): {what}; trying again"
         return Rest(step.not_before, why)
     return DoStep(step.name)
-
-
-def needs_approval(cycle: CycleState, step: CycleStepState, settings: CycleSettings) -> bool:
-    given = {approval.step for approval in cycle.approvals}
-    return step.name in settings.approve and step.name not in given
 
 
 def why_skipped(cycle: CycleState, step: str, settings: CycleSettings) -> str:

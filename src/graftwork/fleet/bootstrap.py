@@ -55,7 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="for the unpacked wheel and installed packages")
     parser.add_argument("--secrets", type=Path, help="variables of the environment as JSON; removed")
     given = parser.parse_args(arguments)
-    take_secrets(given.secrets)
+    if given.secrets is not None and given.secrets.exists():
+        # Into the environment, where no file may keep them.
+        os.environ.update(json.loads(given.secrets.read_text()))
+        given.secrets.unlink()
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     # Of an attempt before: a queue may start the job again.
@@ -107,13 +110,6 @@ def explain_failure(error: OSError, work: Path) -> Trouble:
             fix=f"free some space there, or let the job work elsewhere than {work}",
         )
     return Trouble(f"the machine says: {error.strerror or error}", why=str(error), fix="check its folders")
-
-
-def take_secrets(path: Path | None) -> None:
-    """Into the environment, where no file may keep them."""
-    if path is not None and path.exists():
-        os.environ.update(json.loads(path.read_text()))
-        path.unlink()
 
 
 def read_bundle(folder: Path) -> dict[str, Any]:

@@ -76,7 +76,8 @@ class Sampler:
         # Cores kept busy and MiB swapped a second, since the sample before.
         used, pages = time.process_time(), memory.swapped_pages()
         before, self._last = self._last, (now, used, pages)
-        cores = swapped = None
+        cores: float | None = None
+        swapped: float | None = None
         if before is not None and now > before[0]:
             seconds = now - before[0]
             cores = (used - before[1]) / seconds

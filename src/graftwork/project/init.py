@@ -212,11 +212,6 @@ MOST_VISITED = 1200
 """Rows that a processor trains on in some tens of minutes."""
 
 
-def write_starter(*, name: str, logs: str) -> str:
-    """Without a log: the keys that one changes first."""
-    return STARTER.format(name=_flow(name), logs=_flow(logs))
-
-
 def write_proposal(
     proposal: Proposal, *, name: str, logs: Sequence[str], device: DeviceFacts, base: str, own: dict[str, Any]
 ) -> str:
@@ -388,7 +383,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     name = re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
     if not logs and any(folder.glob(USUAL_LOGS)):
         logs = [str(folder / USUAL_LOGS)]
-    starter = write_starter(name=name, logs=USUAL_LOGS)
+    starter = STARTER.format(name=_flow(name), logs=_flow(USUAL_LOGS))
     if path.exists() and not (logs and path.read_bytes() == starter.encode()):
         raise UserMistake(
             f"there is a {PROJECT_FILE} already",

@@ -55,7 +55,11 @@ def check_stage(stage: Stage, before: StageState | None, after: StageState) -> d
         return {f"stage {stage} keeps the source": True}
     kept = {
         f"stage {stage} keeps the interface": keeps_interface(before.verdict.facts, facts),
-        f"stage {stage} keeps what passed": keeps_passed(before.verdict, after.verdict),
+        f"stage {stage} keeps what passed": all(
+            not after.verdict.cases.get(case, "missing")
+            for case, fault in before.verdict.cases.items()
+            if not fault
+        ),
     }
     if stage == 3:
         kept["stage 3 gives the same values"] = before.verdict.values == after.verdict.values
@@ -68,16 +72,8 @@ def check_stage(stage: Stage, before: StageState | None, after: StageState) -> d
 def keeps_interface(before: SourceFacts, after: SourceFacts) -> bool:
     """The same public names; the same parameters first, and new ones need not be given."""
     count = len(before.parameters)
-    same = after.parameters[:count] == before.parameters
-    return (
-        same
-        and before.public == after.public
-        and not any(each["needed"] for each in after.parameters[count:])
-    )
-
-
-def keeps_passed(before: SourceVerdict, after: SourceVerdict) -> bool:
-    return all(not after.cases.get(case, "missing") for case, reason in before.cases.items() if not reason)
+    same = after.parameters[:count] == before.parameters and before.public == after.public
+    return same and not any(each["needed"] for each in after.parameters[count:])
 
 
 def needs_less(before: Evidence | None, after: Evidence | None) -> bool:

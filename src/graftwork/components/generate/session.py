@@ -346,7 +346,11 @@ def _score(
     mutations = dict(zip(given, _mutate(job, list(given.values()), verifier, journal), strict=True))
     cards = []
     for each in built:
-        users = [known[user.id] for user in job.plan.users_of(each.id) if user.id in known]
+        users = [
+            known[user.id]
+            for user in job.plan.components
+            if each.id in user.dependencies and user.id in known
+        ]
         component, mutation = job.plan.get(each.id), mutations.get(each.id)
         card = score_component(
             component, each, users, mutation, job.settings.thresholds, language=job.plan.language

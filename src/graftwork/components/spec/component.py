@@ -238,9 +238,6 @@ class ComponentPlan(Record):
         """The component that a property calls on results."""
         return self.get(rule.inverse) if rule is not None and rule.inverse is not None else None
 
-    def users_of(self, identifier: str) -> list[Component]:
-        return [each for each in self.components if identifier in each.dependencies]
-
 
 def load_plan(spec: Path, cases: Path | None = None) -> ComponentPlan:
     """The components of a spec file and of the cases next to it."""

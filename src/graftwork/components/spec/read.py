@@ -133,10 +133,6 @@ def read_yaml_tree(text: str, *, where: str) -> SpecTree:
     return SpecTree(dialect=YAML, root=root, findings=tuple(reader.findings))
 
 
-def write_yaml_tree(tree: SpecTree) -> str:
-    return _dump(_to_plain(tree.root))
-
-
 def _to_plain(node: SpecNode) -> dict[str, Any]:
     plain: dict[str, Any] = {"id": node.id} if node.id else {}
     if node.name:
@@ -436,7 +432,7 @@ def is_schema(content: Any) -> bool:
 
 
 def write_spec(tree: SpecTree, dialect: Dialect) -> str:
-    return write_outline(tree) if dialect == "outline" else write_yaml_tree(tree)
+    return write_outline(tree) if dialect == "outline" else _dump(_to_plain(tree.root))
 
 
 def _free_text(text: str, *, where: str, why: str) -> UserMistake:

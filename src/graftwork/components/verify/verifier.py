@@ -10,7 +10,7 @@ property and count give the same inputs on every machine; no prompt shows them.
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,24 +96,17 @@ MOST_TEXT = 16
 FREE_DRAWS = 8
 
 
-def draw_for(component: Component, case: PropertyCase) -> list[list[Any]]:
-    """One list of arguments for each draw."""
-    return _draw(component, case.id, case.inputs, case.count)
-
-
-def draw_free(component: Component) -> list[list[Any]]:
-    """Inputs that no case decides: sources are compared with each other on them."""
-    rules = next((case.inputs for case in component.cases.properties if case.inputs), ())
-    return _draw(component, "free", rules, FREE_DRAWS) if rules or component.parameters else []
-
-
-def _draw(component: Component, name: str, rules: Sequence[InputRule], count: int) -> list[list[Any]]:
-    """By the rules of the inputs; without them by the types of the specification."""
+def draw(
+    component: Component, name: str, rules: Sequence[InputRule], count: int
+) -> Iterator[tuple[Any, ...]]:
+    """Arguments by the rules of the inputs; without them by the types of the specification."""
     source = random.Random(fingerprint([component.id, component.function, name]))
-    if rules:
-        return [[by_rule(rule, source) for rule in rules] for _ in range(count)]
     shapes = [read_type(kind)[0] or Shape("str") for _, kind in component.parameters]
-    return [[by_shape(shape, source) for shape in shapes] for _ in range(count)]
+    for _ in range(count):
+        if rules:
+            yield tuple(by_rule(rule, source) for rule in rules)
+        else:
+            yield tuple(by_shape(shape, source) for shape in shapes)
 
 
 def by_rule(rule: InputRule, source: random.Random) -> Any:
@@ -217,8 +210,13 @@ def calls_of(component: Component, stage: Stage) -> list[PlannedCall]:
             found.append(PlannedCall(call.id, call.args, call.named, expected))
     for rule in component.cases.properties:
         if rule.stage <= stage:
-            found += [PlannedCall(rule.id, tuple(args), {}, rule=rule) for args in draw_for(component, rule)]
-    return found + [PlannedCall(None, tuple(args), {}) for args in draw_free(component)]
+            drawn = draw(component, rule.id, rule.inputs, rule.count)
+            found += [PlannedCall(rule.id, args, {}, rule=rule) for args in drawn]
+    # Inputs that no case decides: sources are compared with each other on them.
+    rules = next((case.inputs for case in component.cases.properties if case.inputs), ())
+    if rules or component.parameters:
+        found += [PlannedCall(None, args, {}) for args in draw(component, "free", rules, FREE_DRAWS)]
+    return found
 
 
 def case_ids(component: Component, stage: Stage) -> list[str]:
@@ -327,10 +325,10 @@ class Verifier:
         for number, (component, calls, results) in enumerate(groups):
             parameters = [name for name, _ in component.parameters]
             items = {}
-            for place, (call, result) in enumerate(zip(calls, results, strict=False)):
+            for place, (call, outcome) in enumerate(zip(calls, results, strict=False)):
                 if call.rule is not None and call.rule.holds:
                     names = dict(zip(parameters, call.args, strict=False))
-                    names |= {"result": result.get("value"), "error": result.get("raises")}
+                    names |= {"result": outcome.get("value"), "error": outcome.get("raises")}
                     items[place] = {"expression": call.rule.holds, "names": names}
             if items:
                 asked[number] = items

@@ -475,14 +475,10 @@ def _feed(content: Any) -> Feed:
     return write
 
 
-def send_files(connection: HostConnection, folder: Path, bundle: Bundle) -> int:
-    """Send the files that the host does not have; returns their bytes."""
-    hashes = sorted({file.sha256 for file in bundle.files.values()})
-    missing = json.loads(connection.run("missing", feed=_feed(hashes)))
-    return send_missing(connection, folder, bundle, missing) if missing else 0
-
-
 def send_missing(connection: HostConnection, folder: Path, bundle: Bundle, missing: list[str]) -> int:
+    """Send the files with these hashes; returns their bytes."""
+    if not missing:
+        return 0
     by_hash = {file.sha256: (folder / name, file.size) for name, file in bundle.files.items()}
     connection.send({name: by_hash[name][0] for name in missing})
     return sum(by_hash[name][1] for name in missing)
@@ -505,7 +501,10 @@ class SharedFolderPlace:
     def lay_out(self, order: JobOrder) -> bool:
         """Put the bundle there. Whether the job has not written an end yet."""
         folder = Path(order.bundle)
-        self.sent_bytes = send_files(self._files, folder, read_bundle(folder))
+        bundle = read_bundle(folder)
+        hashes = sorted({file.sha256 for file in bundle.files.values()})
+        missing = json.loads(self._files.run("missing", feed=_feed(hashes)))
+        self.sent_bytes = send_missing(self._files, folder, bundle, missing)
         request = {"label": order.label, "bundle": (folder / BUNDLE_FILE).read_text()}
         self._files.run("prepare", feed=_feed(request))
         ended = self.status(order.label).phase == "ended"

@@ -189,11 +189,10 @@ def _notebook(order: JobOrder, secrets: Mapping[str, str]) -> dict[str, Any]:
         ("code", pack),
         ("markdown", f"Download `{RESULTS}` and run `graft fleet fetch {order.job_id} {RESULTS}`."),
     ]
-    cells = [
-        {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text}
-        | ({"execution_count": None, "outputs": []} if kind == "code" else {})
-        for number, (kind, text) in enumerate(texts)
-    ]
+    cells: list[dict[str, Any]] = []
+    for number, (kind, text) in enumerate(texts):
+        output = {"execution_count": None, "outputs": []} if kind == "code" else {}
+        cells.append({"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text, **output})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 

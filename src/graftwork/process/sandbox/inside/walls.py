@@ -70,11 +70,6 @@ def bind_read_only(source: str, target: str) -> None:
         mount("", target, flags=flags)
 
 
-def set_host_name(name: str) -> None:
-    check(libc.sethostname(name.encode(), len(name)), "sethostname")
-    check(libc.setdomainname(b"(none)", 6), "setdomainname")
-
-
 def unmount(target: str) -> None:
     check(libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
@@ -378,7 +373,8 @@ def bound_folder(folder: str, *, size: int, files: int) -> None:
 
 def hide_host_name() -> None:
     """In a host name space of its own, which begins with the names of the machine."""
-    set_host_name("box")
+    check(libc.sethostname(b"box", 3), "sethostname")
+    check(libc.setdomainname(b"(none)", 6), "setdomainname")
 
 
 def _add_view(kind: str, source: str, target: str) -> None:
