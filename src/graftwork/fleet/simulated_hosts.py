@@ -139,15 +139,7 @@ class HostNetwork:
     def _start(self, name: str, address: str) -> SimulatedHost:
         words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount", "--pid", "--fork"]
         words += ["--kill-child=KILL", sys.executable, str(self.state / "init.py"), str(self.state), name]
-        with (self.state / f"{name}.log").open("wb") as log:
-            parent = subprocess.Popen(
-                [*words, *map(str, self._share)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PATH": PATH},
-                start_new_session=True,
-            )
+        parent = self._spawn(name, [*words, *map(str, self._share)])
         until = time.monotonic() + START_SECONDS
         while not (self.state / f"{name}.up").exists():
             if parent.poll() is not None or time.monotonic() > until:
@@ -172,13 +164,7 @@ class HostNetwork:
         self, name: str, words: Sequence[str], *, environment: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """Run a command on a host to its end."""
-        done = subprocess.run(
-            self.command(name, words),
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PATH": PATH, **(environment or {})},
-        )
+        done = _run(self.command(name, words), environment)
         if done.returncode:
             raise EnvironmentLacks(
                 f"{words[0]} failed on {name}",
@@ -192,9 +178,14 @@ class HostNetwork:
         self, name: str, words: Sequence[str], *, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         """Start a command on a host; its output goes to the host's log."""
+        return self._spawn(name, self.command(name, words), environment)
+
+    def _spawn(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
         with (self.state / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                self.command(name, words),
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -235,10 +226,7 @@ class HostNetwork:
     def _outside(self, *words: str) -> None:
         """Run a command in the namespace of the bridge."""
         assert self._switch is not None
-        enter = ["nsenter", "-t", str(self._switch.pid), "--net", *words]
-        done = subprocess.run(
-            enter, capture_output=True, text=True, check=False, env={**os.environ, "PATH": PATH}
-        )
+        done = _run(["nsenter", "-t", str(self._switch.pid), "--net", *words])
         if done.returncode:
             raise EnvironmentLacks(
                 f"{' '.join(words[:3])} failed",
@@ -250,6 +238,13 @@ class HostNetwork:
         if name not in self.hosts:
             raise UserMistake(f"there is no host {name}", fix=f"name one of {', '.join(self.hosts)}")
         return self.hosts[name]
+
+
+def _run(
+    words: Sequence[str], environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    variables = {**os.environ, "PATH": PATH, **(environment or {})}
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=variables)
 
 
 def _end(host: SimulatedHost) -> None:
@@ -277,13 +272,7 @@ def require_namespaces() -> None:
             fix="apt install iproute2 util-linux mount, or as your system has it",
         )
     unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork"]
-    tried = subprocess.run(
-        [*unshare, "ip", "link", "add", "br0", "type", "bridge"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PATH": PATH},
-    )
+    tried = _run([*unshare, "ip", "link", "add", "br0", "type", "bridge"])
     if tried.returncode:
         raise EnvironmentLacks(
             "namespaces are not allowed here",
