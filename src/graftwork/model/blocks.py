@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from graftwork.model.families.family import BlockLayout
@@ -127,6 +128,27 @@ def _causal_mask(tokens: int, columns: int, times: int, dtype: torch.dtype, wind
             outside = torch.full((tokens, columns), float("-inf"), dtype=dtype)
             forbidden += outside.tril(columns - tokens - window)
         return forbidden.repeat(times, 1)[None, None]
+
+
+CARD_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""The first takes a mask; others would be chosen before it, and take none or plan for each shape."""
+
+
+def attend_to_slots(
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, *, on_card: bool, scale: float | None = None
+) -> Tensor:
+    """[rows, heads, width] against [rows, groups, columns, width]: the heads of a group are as tokens of one
+    head, so that its keys are read once. `bias` is [rows, columns]."""
+    rows, heads, width = query.shape
+    grouped = query.view(rows, keys.shape[1], -1, width)
+    mask = bias[:, None, None]
+    if not on_card:
+        mixed = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+    else:
+        mask = mask.expand(*grouped.shape[:3], mask.shape[-1])
+        with sdpa_kernel(CARD_BACKENDS):
+            mixed = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+    return mixed.reshape(rows, heads, width)
 
 
 def pairs_to_halves(x: Tensor) -> Tensor:

@@ -281,10 +281,10 @@ def test_the_head_looks_at_few_places_that_predict_nothing(count, head_tokens):
 def test_a_pack_predicts_exactly_the_trained_tokens(lengths):
     rows = make_rows(lengths)
     portions = pack(rows, PackSizes(room=64, head_tokens=8), device="cpu")
-    found = sorted(int(t) for p in portions for t in p.packed.targets if t >= 0)
+    found = sorted(int(t) for p in portions for t in p.targets if t >= 0)
     assert found == sorted(token for row in rows for token in row.tokens[row.trained_from :])
     for portion in portions:
-        for place, target in zip(portion.packed.predicts, portion.packed.targets, strict=True):
+        for place, target in zip(portion.predicts, portion.targets, strict=True):
             assert target < 0 or portion.tokens[place + 1] == target
 
 
@@ -344,7 +344,7 @@ def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
     captured.decoder = crowded
     captured._recordings["a full pass"] = "its memory"
     (portion,) = pack(make_rows((20, 30)), PackSizes(room=64, head_tokens=8), device="cpu")
-    assert float(captured.learn(portion.tokens[:, None], portion.packed, torch.tensor(1.0))) == 1.0
+    assert float(captured.learn(portion.tokens[:, None], portion, torch.tensor(1.0))) == 1.0
     assert crowded.passes == 1
     assert not captured._recordings
 

@@ -7,16 +7,15 @@ each of which takes longer to follow the last one than to compute.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, silu
 
 from graftwork.model.blocks import (
     AttentionRule,
+    attend_to_slots,
     attention_rule,
     has_onednn_products,
     head_width,
@@ -71,7 +70,7 @@ class LeanPass:
         cos, sin = self._rotary(x[:, None], positions[:, None])
         unseen = torch.arange(columns, device=x.device) > positions[:, None]
         mask = torch.zeros(unseen.shape, dtype=cache.dtype, device=x.device)
-        mask = mask.masked_fill_(unseen, float("-inf"))[:, None, None]
+        mask = mask.masked_fill_(unseen, float("-inf"))
         half = self._width // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
         for number, layer in enumerate(self._layers):
@@ -87,11 +86,7 @@ class LeanPass:
             # sin has the sign of the halves that change places.
             turned = torch.addcmul(both * cos, both.roll(half, dims=-1), sin)
             keys, values = cache.write_tokens(number, turned[:, -groups:], value, positions, columns)
-            # The heads of a group are as tokens of one head, so that its keys are read once.
-            query = turned[:, :-groups].view(len(x), groups, -1, self._width)
-            seen = mask.expand(*query.shape[:3], mask.shape[-1]) if self.on_card else mask
-            with sdpa_kernel(_CARD_BACKENDS) if self.on_card else nullcontext():
-                mixed = scaled_dot_product_attention(query, keys, values, attn_mask=seen)
+            mixed = attend_to_slots(turned[:, :-groups], keys, values, mask, on_card=self.on_card)
             x = x + attention.o_proj.forward(mixed.reshape(len(x), -1))
             normed = self._rms(x, layer.post_attention_layernorm)
             x = x + mlp.down_proj.forward(
@@ -146,7 +141,3 @@ class LeanPass:
 
     def _rms(self, x: Tensor, norm: Any) -> Tensor:
         return rms_norm(x, norm.weight.shape, norm.weight, self._epsilon)
-
-
-_CARD_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""The first takes a mask; others would be chosen before it, and take none or plan for each shape."""

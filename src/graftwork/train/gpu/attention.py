@@ -5,7 +5,6 @@ training a small graph of its own around them. A rule names the scale, the windo
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,7 +51,9 @@ class Island:
 def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Tensor:
     """[tokens, heads, width] of mixed values."""
     window = None if rule.window is None or rule.window >= documents.longest else rule.window
-    if rule.cap is not None or (q.is_cuda and _wants_own_kernels(documents, window)):
+    # For rows of one length cuDNN's kernels are faster; they may add up in another order each time.
+    own = window is not None or not documents.even or torch.are_deterministic_algorithms_enabled()
+    if rule.cap is not None or (q.is_cuda and own):
         scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
         reach = _Reach(scale, rule.cap or 0.0, min(window or documents.longest, documents.longest), window)
         mixed: Tensor = _PackedAttention.apply(q, k, v, documents.starts, reach)  # type: ignore[no-untyped-call]
@@ -65,11 +66,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: Attentio
         for a, b, c in zip(*split, strict=True)
     ]
     return torch.cat(parts)
-
-
-def _wants_own_kernels(documents: Documents, window: int | None) -> bool:
-    """For rows of one length cuDNN's are faster; they may add up in another order each time."""
-    return window is not None or not documents.even or torch.are_deterministic_algorithms_enabled()
 
 
 def attend_keeping(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Island:
@@ -85,7 +81,11 @@ def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: 
     mask = None
     if rule.window is not None and rule.window < length:
         mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - rule.window)
-    with _kernels(q):
+    # cuDNN's attention is the fastest on recent cards; the others are fallbacks.
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if q.is_cuda and q.dtype != torch.float32:
+        order = [SDPBackend.CUDNN_ATTENTION, *order]
+    with sdpa_kernel(order, set_priority=True):
         mixed = scaled_dot_product_attention(
             batched[0],
             batched[1],
@@ -96,19 +96,6 @@ def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: 
             enable_gqa=q.shape[1] != k.shape[1],
         )
     return mixed.transpose(1, 2).reshape(q.shape)
-
-
-def _kernels(q: Tensor) -> AbstractContextManager[None]:
-    """cuDNN's attention is the fastest on recent cards; the others are fallbacks."""
-    order = [
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.MATH,
-    ]
-    if q.device.type != "cuda" or q.dtype == torch.float32:
-        order = order[1:]
-    return sdpa_kernel(order, set_priority=True)
 
 
 TILE = 256
@@ -138,15 +125,8 @@ class _Reach(NamedTuple):
         return self.scale, self.cap, self.window or self.back
 
 
-class _Tile(NamedTuple):
+def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> list[tuple[slice, slice, Tensor]]:
     """Some queries, the keys that they may see, and which of them they do."""
-
-    queries: slice
-    keys: slice
-    seen: Tensor
-
-
-def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> "list[_Tile]":
     places = torch.arange(tokens, device=starts.device)
     document = torch.bucketize(places, starts[1:].long(), right=True)
     found = []
@@ -157,7 +137,7 @@ def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> "list[_Tile]":
         seen = (apart >= 0) & (document[queries, None] == document[None, keys])
         if reach.window is not None:
             seen &= apart < reach.window
-        found.append(_Tile(queries, keys, seen))
+        found.append((queries, keys, seen))
     return found
 
 
@@ -177,10 +157,10 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.float(), b.float())
 
 
-def _capped_scores(q: Tensor, k: Tensor, tile: _Tile, reach: _Reach) -> Tensor:
+def _capped_scores(q: Tensor, k: Tensor, reach: _Reach) -> Tensor:
     """[groups, heads of a group, queries, keys] in float32, before the mask."""
-    count, groups = tile.queries.stop - tile.queries.start, k.shape[1]
-    scores = _product(_by_group(q[tile.queries], groups), k[tile.keys].permute(1, 2, 0))
+    count, groups = q.shape[0], k.shape[1]
+    scores = _product(_by_group(q, groups), k.permute(1, 2, 0))
     return (
         scores.mul_(reach.scale / reach.cap).tanh_().mul_(reach.cap).view(groups, -1, count, scores.shape[2])
     )
@@ -212,13 +192,13 @@ def _attend_packed(
     tokens, heads, _ = q.shape
     mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
     sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
-    for tile in _tiles(tokens, starts, reach):
-        scores = _capped_scores(q, k, tile, reach).masked_fill_(~tile.seen, float("-inf"))
+    for queries, keys, seen in _tiles(tokens, starts, reach):
+        scores = _capped_scores(q[queries], k[keys], reach).masked_fill_(~seen, float("-inf"))
         total = torch.logsumexp(scores, dim=-1)
         weights = scores.sub_(total[..., None]).exp_().flatten(1, 2).to(v.dtype)
-        own = _product(weights, v[tile.keys].transpose(0, 1))
-        mixed[tile.queries] = _by_token(own, total.shape[2]).to(q.dtype)
-        sums[tile.queries] = total.permute(2, 0, 1).reshape(-1, heads)
+        own = _product(weights, v[keys].transpose(0, 1))
+        mixed[queries] = _by_token(own, total.shape[2]).to(q.dtype)
+        sums[queries] = total.permute(2, 0, 1).reshape(-1, heads)
     return mixed, sums
 
 
@@ -238,19 +218,19 @@ def _attend_packed_backward(
     groups = k.shape[1]
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-    for tile in _tiles(q.shape[0], starts, reach):
-        queries, keys = _by_group(q[tile.queries], groups), k[tile.keys].transpose(0, 1)
-        d_own = _by_group(d_mixed[tile.queries], groups)
-        along = (d_own.float() * _by_group(mixed[tile.queries], groups).float()).sum(-1)
-        total = sums[tile.queries].view(-1, groups, sums.shape[1] // groups).permute(1, 2, 0)
-        scores = _capped_scores(q, k, tile, reach)
+    for queries, keys, seen in _tiles(q.shape[0], starts, reach):
+        asking = _by_group(q[queries], groups)
+        d_own = _by_group(d_mixed[queries], groups)
+        along = (d_own.float() * _by_group(mixed[queries], groups).float()).sum(-1)
+        total = sums[queries].view(-1, groups, sums.shape[1] // groups).permute(1, 2, 0)
+        scores = _capped_scores(q[queries], k[keys], reach)
         slope = torch.square(scores).mul_(-reach.scale / reach.cap**2).add_(reach.scale).flatten(1, 2)
-        weights = scores.sub_(total[..., None]).exp_().masked_fill_(~tile.seen, 0.0).flatten(1, 2)
-        dv[tile.keys] += _product(weights.to(v.dtype).transpose(1, 2), d_own).transpose(0, 1)
-        d_weights = _product(d_own, v[tile.keys].permute(1, 2, 0)).sub_(along[..., None])
+        weights = scores.sub_(total[..., None]).exp_().masked_fill_(~seen, 0.0).flatten(1, 2)
+        dv[keys] += _product(weights.to(v.dtype).transpose(1, 2), d_own).transpose(0, 1)
+        d_weights = _product(d_own, v[keys].permute(1, 2, 0)).sub_(along[..., None])
         d_scores = d_weights.mul_(weights).mul_(slope).to(q.dtype)
-        dq[tile.queries] = _by_token(_product(d_scores, keys), total.shape[2]).to(q.dtype)
-        dk[tile.keys] += _product(d_scores.transpose(1, 2), queries).transpose(0, 1)
+        dq[queries] = _by_token(_product(d_scores, k[keys].transpose(0, 1)), total.shape[2]).to(q.dtype)
+        dk[keys] += _product(d_scores.transpose(1, 2), asking).transpose(0, 1)
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 

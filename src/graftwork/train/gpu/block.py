@@ -20,7 +20,7 @@ from graftwork.train.gpu.lora import (
     lora_gradient,
     lora_product,
     stacked_a,
-    thin_gradient,
+    stacked_b,
 )
 from graftwork.train.gpu.quantized import (
     EightBitWeight,
@@ -104,34 +104,23 @@ def _halves_to_pairs(x: Tensor) -> Tensor:
     return x.view(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
 
 
-def _heads_in_pairs(dqkv: Tensor, shape: BlockShape) -> Tensor:
-    dq, dk, dv = _split(dqkv, shape)
-    turned = (_halves_to_pairs(dq), _halves_to_pairs(dk), dv)
-    return torch.cat([part.reshape(dqkv.shape[0], -1) for part in turned], dim=1)
-
-
-class SavedInput(NamedTuple):
-    """What the first half keeps for its backward pass; `raw` are heads before their norm."""
-
-    x: Tensor
-    low: Tensor | None
-    raw: Tensor | None
-
-
 def before_attention_backward(
     d_heads: tuple[Tensor, Tensor, Tensor],
     dx2: Tensor,
-    kept: SavedInput,
+    kept: tuple[Tensor, Tensor | None, Tensor | None],
     rotary: tuple[Tensor, Tensor],
     w: BlockWeights,
     shape: BlockShape,
     wants_input: bool,
 ) -> tuple[Tensor | None, LoraGradient]:
+    """`kept` are the block's input, the thin product, and what heads were before their norm."""
     x, low, raw = kept
     tokens = x.shape[0]
     dqkv = fused.rotate_backward(*d_heads, *rotary)
     if shape.interleaved:
-        dqkv = _heads_in_pairs(dqkv, shape)
+        dq, dk, dv = _split(dqkv, shape)
+        turned = (_halves_to_pairs(dq), _halves_to_pairs(dk), dv)
+        dqkv = torch.cat([part.reshape(tokens, -1) for part in turned], dim=1)
     if raw is not None and w.query_norm is not None and w.key_norm is not None:
         heads, (dq, dk, dv) = raw.view(tokens, -1, shape.head_width), _split(dqkv, shape)
         q, k = _wide(heads[:, : shape.heads], w.query_norm), _wide(heads[:, shape.heads :], w.key_norm)
@@ -140,7 +129,8 @@ def before_attention_backward(
         dqkv = torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
     normed = norm_if(x, w.before_attention, shape.epsilon)
     if not wants_input:
-        return None, lora_gradient(w.qkv_graft, normed, low, dqkv, thin_gradient(w.qkv_graft, dqkv))
+        dlow = dqkv @ stacked_b(w.qkv_graft, dqkv.dtype) if w.qkv_graft.a else None
+        return None, lora_gradient(w.qkv_graft, normed, low, dqkv, dlow)
     dn, dlow = input_gradient(w.qkv, w.qkv_graft, dqkv)
     dx = norm_if_backward(dn, x, w.before_attention, shape.epsilon, dx2)
     return dx, lora_gradient(w.qkv_graft, normed, low, dqkv, dlow)
@@ -202,16 +192,10 @@ def _added(kept: SavedActivations, w: BlockWeights, shape: BlockShape) -> Tensor
     return added if shape.residual == 1 else added.mul_(shape.residual)
 
 
-class HalfGradient(NamedTuple):
-    out: LoraGradient
-    gate_up: LoraGradient
-    down: LoraGradient
-
-
 def after_attention_backward(
     dy: Tensor, mixed: Tensor, kept: SavedActivations, w: BlockWeights, shape: BlockShape
-) -> tuple[Tensor, Tensor, HalfGradient]:
-    """Gradients of the attention's output, of the residual stream, and of the adapters."""
+) -> tuple[Tensor, Tensor, tuple[LoraGradient, LoraGradient, LoraGradient]]:
+    """Gradients of the attention's output, of the residual stream, and of the adapters in their order."""
     normed = norm_if(kept.middle, w.before_mlp, shape.epsilon)
     gate_up = kept.gate_up
     if gate_up is None:
@@ -227,12 +211,12 @@ def after_attention_backward(
     d_attended = norm_if_backward(reached, kept.attended, w.after_attention, shape.epsilon)
     d_attended = d_attended if shape.residual == 1 else d_attended * shape.residual
     d_mixed, d_low_out = input_gradient(w.out, w.out_graft, d_attended)
-    gradient = HalfGradient(
-        out=lora_gradient(w.out_graft, mixed, kept.low_out, d_attended, d_low_out),
-        gate_up=lora_gradient(w.gate_up_graft, normed, kept.low_gate_up, d_gate_up, d_low),
-        down=lora_gradient(w.down_graft, lifted, low_down, d_added, d_low_down),
+    gradients = (
+        lora_gradient(w.out_graft, mixed, kept.low_out, d_attended, d_low_out),
+        lora_gradient(w.gate_up_graft, normed, kept.low_gate_up, d_gate_up, d_low),
+        lora_gradient(w.down_graft, lifted, low_down, d_added, d_low_down),
     )
-    return d_mixed, d_middle, gradient
+    return d_mixed, d_middle, gradients
 
 
 def _activate_backward(

@@ -19,29 +19,12 @@ from graftwork.model.parts import LogitsEnding
 from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu import fused
 from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
-from graftwork.train.gpu.block import BlockShape, BlockWeights, SavedActivations, SavedInput
+from graftwork.train.gpu.block import BlockShape, BlockWeights, SavedActivations
 from graftwork.train.gpu.cross_entropy import replace_by_gradient, target_losses
 from graftwork.train.gpu.fused import NormWeights
 from graftwork.train.gpu.lora import LoraGradient, LoraGroup, LoraStacks
 from graftwork.train.gpu.packing import PackedLayout
 from graftwork.train.gpu.quantized import FrozenWeight, product, transposed_product
-
-
-def chunk_loss(
-    hidden: Tensor, targets: Tensor, weights: Tensor | None, head: FrozenWeight, ending: LogitsEnding
-) -> tuple[Tensor, Tensor]:
-    """The weighted loss of a chunk and its gradient by the hidden states. Logits exist for one chunk only."""
-    logits = product(head, hidden)
-    losses = replace_by_gradient(logits, targets, weights, ending)
-    counted = targets >= 0
-    weight = counted if weights is None else weights * counted
-    return (losses * weight).sum(), transposed_product(head, logits)
-
-
-def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight, ending: LogitsEnding) -> Tensor:
-    """The summed loss of a chunk, for evaluation."""
-    return (target_losses(product(head, hidden), targets, ending) * (targets >= 0)).sum()
-
 
 KeepLevel = Literal["keep", "lean", "again"]
 
@@ -110,7 +93,13 @@ class GpuDecoder:
             if any(g.a for g in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft))
         ]
         self.first = adapted[0] if adapted else len(self.blocks)
-        wrap: Callable[[Any], Any] = _compile if policy.compiled else lambda function: function
+        if policy.compiled:
+            # Four sizes of batches, three levels, kept or not: each is one compilation of the same function.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+
+        def wrap(function: Any) -> Any:
+            return torch.compile(function, fullgraph=True, dynamic=False) if policy.compiled else function
+
         self._before = wrap(pieces.before_attention)
         self._before_backward = wrap(pieces.before_attention_backward)
         self._after = wrap(pieces.after_attention)
@@ -147,9 +136,8 @@ class GpuDecoder:
     ) -> Tensor:
         """From embedded tokens to the summed loss; its gradient times `scale` is added to the adapters'."""
         found: Gradients = []
-        if self._stacks is not None:
-            self._stacks.refresh()
-        turns = self._positions(x, packed)
+        self.refresh_adapters()
+        turns = self._turns(x, packed.positions)
         memories: list[BlockMemory] = []
         for at, block in enumerate(self.blocks):
             x = self._forward(at, block, x, turns, packed.documents, memories)
@@ -167,21 +155,12 @@ class GpuDecoder:
     @torch.no_grad()
     def lose(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The summed loss alone."""
-        if self._stacks is not None:
-            self._stacks.refresh()
-        turns = self._positions(x, packed)
-        for at in range(len(self.blocks)):
-            x = self._pass(at, x, turns, packed.documents)
-        return self._lose(x, packed, None)[0]
+        return self._lose(self._read(x, packed), packed, None)[0]
 
     @torch.no_grad()
     def log_probabilities(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The log-probability of each target, padding included. Logits exist for one chunk only."""
-        if self._stacks is not None:
-            self._stacks.refresh()
-        turns = self._positions(x, packed)
-        for at in range(len(self.blocks)):
-            x = self._pass(at, x, turns, packed.documents)
+        x = self._read(x, packed)
         weight, epsilon, outside = self.outside.final_norm, self.shapes[-1].epsilon, self.outside
         size = self.policy.head_tokens
         return torch.cat(
@@ -197,9 +176,17 @@ class GpuDecoder:
 
     @torch.no_grad()
     def refresh_adapters(self) -> None:
-        """Take the adapters as they are now, before tokens are written by `advance`."""
+        """Take the adapters as they are now, before a pass or before tokens are written by `advance`."""
         if self._stacks is not None:
             self._stacks.refresh()
+
+    def _read(self, x: Tensor, packed: PackedLayout) -> Tensor:
+        """Through all blocks, nothing kept."""
+        self.refresh_adapters()
+        turns = self._turns(x, packed.positions)
+        for at in range(len(self.blocks)):
+            x = self._pass(at, x, turns, packed.documents)
+        return x
 
     @torch.no_grad()
     def advance(self, tokens: Tensor, positions: Tensor, attend: "AttendToEarlier") -> Tensor:
@@ -214,9 +201,6 @@ class GpuDecoder:
         normed = fused.apply_norm(x, outside.final_norm, self.shapes[-1].epsilon)
         return outside.ending.apply_(product(outside.head, normed).float())
 
-    def _positions(self, x: Tensor, packed: PackedLayout) -> Turns:
-        return self._turns(x, packed.positions)
-
     def _turns(self, x: Tensor, positions: Tensor) -> Turns:
         found = self.outside.rotary(x, positions)
         return [(cos.to(x.dtype), sin.to(x.dtype)) for cos, sin in found]
@@ -227,7 +211,8 @@ class GpuDecoder:
         q, k, v, _, _ = self._before(x, *turns[shape.turn], w, shape)
         mixed = attend(q, k, v, documents, shape.attention).reshape(x.shape[0], -1)
         del q, k, v
-        parts = [self._after(*some, w, shape)[0] for some in self._chunks(x, mixed)]
+        chunks = zip(*(torch.split(part, self.policy.chunk_tokens) for part in (x, mixed)), strict=True)
+        parts = [self._after(*chunk, w, shape)[0] for chunk in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _forward(
@@ -274,7 +259,7 @@ class GpuDecoder:
         d_heads = island.backward(d_mixed)
         del island, d_mixed
         dx, gradient = self._before_backward(
-            d_heads, d_middle, SavedInput(x, low, raw), turns[shape.turn], w, shape, at > self.first
+            d_heads, d_middle, (x, low, raw), turns[shape.turn], w, shape, at > self.first
         )
         found.append((w.qkv_graft, gradient))
         return dx  # type: ignore[no-any-return]
@@ -291,15 +276,18 @@ class GpuDecoder:
         """In chunks where the widest tensors were not kept: then they are never there for all tokens."""
         w, shape = self.blocks[at], self.shapes[at]
         if kept is not None and kept.gate_up is not None:
-            d_mixed, d_middle, gradient = self._after_backward(dy, mixed, kept, w, shape)
-            _collect(w, gradient, found)
+            d_mixed, d_middle, gradients = self._after_backward(dy, mixed, kept, w, shape)
+            found += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
             return d_mixed, d_middle
         parts: list[tuple[Tensor, Tensor]] = []
         for begin in range(0, x.shape[0], self.policy.chunk_tokens):
             some = slice(begin, begin + self.policy.chunk_tokens)
-            part = self._after_again(x[some], mixed[some], w, shape) if kept is None else _part(kept, some)
-            d_mixed, d_middle, gradient = self._after_backward(dy[some], mixed[some], part, w, shape)
-            _collect(w, gradient, found)
+            if kept is None:
+                part = self._after_again(x[some], mixed[some], w, shape)
+            else:
+                part = SavedActivations._make(None if held is None else held[some] for held in kept)
+            d_mixed, d_middle, gradients = self._after_backward(dy[some], mixed[some], part, w, shape)
+            found += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
             parts.append((d_mixed, d_middle))
         if len(parts) == 1:
             return parts[0]
@@ -308,6 +296,7 @@ class GpuDecoder:
     def _lose(self, x: Tensor, packed: PackedLayout, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """The loss at the places that predict, and the gradient of the last block's output."""
         weight, epsilon, ending = self.outside.final_norm, self.shapes[-1].epsilon, self.outside.ending
+        head = self.outside.head
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         dx = torch.zeros_like(x)
         size = self.policy.head_tokens
@@ -315,48 +304,22 @@ class GpuDecoder:
             places, targets = packed.predicts[begin : begin + size], packed.targets[begin : begin + size]
             hidden = x[places]
             normed = self._norm(hidden, weight, epsilon)
+            # Logits exist for one chunk only.
+            logits = product(head, normed)
             if scale is None:
-                total += chunk_loss_only(normed, targets, self.outside.head, ending)
+                total += (target_losses(logits, targets, ending) * (targets >= 0)).sum()
                 continue
             weights = None if packed.weights is None else packed.weights[begin : begin + size]
-            loss, d = chunk_loss(normed, targets, weights, self.outside.head, ending)
-            total += loss
+            losses = replace_by_gradient(logits, targets, weights, ending)
+            counted = targets >= 0
+            total += (losses * (counted if weights is None else weights * counted)).sum()
+            d = transposed_product(head, logits)
             d = self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
             dx.index_add_(0, places, d)
         return total, dx
 
-    def _chunks(self, x: Tensor, mixed: Tensor) -> list[tuple[Tensor, Tensor]]:
-        size = self.policy.chunk_tokens
-        return list(zip(torch.split(x, size), torch.split(mixed, size), strict=True))
-
-
-def _compile(function: Any) -> Any:
-    # Four sizes of batches, three levels, kept or not: each is one compilation of the same function.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(function, fullgraph=True, dynamic=False)
-
-
-def _part(kept: SavedActivations, some: slice) -> SavedActivations:
-    """What was kept of some tokens."""
-
-    def of(held: Tensor | None) -> Tensor | None:
-        return None if held is None else held[some]
-
-    return SavedActivations(
-        middle=kept.middle[some],
-        gate_up=None,
-        low_out=of(kept.low_out),
-        low_gate_up=of(kept.low_gate_up),
-        attended=of(kept.attended),
-        added=of(kept.added),
-    )
-
 
 Gradients = list[tuple[LoraGroup, LoraGradient]]
-
-
-def _collect(w: BlockWeights, gradient: pieces.HalfGradient, found: Gradients) -> None:
-    found += [(w.out_graft, gradient.out), (w.gate_up_graft, gradient.gate_up), (w.down_graft, gradient.down)]
 
 
 def _add(found: Gradients) -> None:
@@ -376,15 +339,6 @@ def _add(found: Gradients) -> None:
         torch._foreach_add_([held for held, _ in sums.values()], [d for _, d in sums.values()])
 
 
-@dataclass(frozen=True)
-class GraphRecording:
-    graph: Any
-    x: Tensor
-    packed: PackedLayout
-    scale: Tensor
-    loss: Tensor
-
-
 class CudaGraphDecoder:
     """Replaces the decoder on a GPU. Gradients have fixed addresses from the start."""
 
@@ -393,7 +347,8 @@ class CudaGraphDecoder:
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         self._runs: dict[Any, int] = {}
-        self._recordings: dict[Any, GraphRecording] = {}
+        self._recordings: dict[Any, tuple[Any, Tensor, PackedLayout, Tensor, Tensor]] = {}
+        """By shape: a graph, the tensors that it reads (hidden states, layout, scale), and its loss."""
         self._plain: set[Any] = set()
         self._plain_runs = plain_runs
         self._pool = torch.cuda.MemPool()
@@ -402,7 +357,10 @@ class CudaGraphDecoder:
     def learn(
         self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
     ) -> Tensor:
-        shape = _shape_of(x, packed)
+        documents = packed.documents
+        even = documents.lengths if documents.even else (documents.longest,)
+        sizes = documents.starts.shape[0], packed.predicts.shape[0]
+        shape = tuple(x.shape), even, *sizes, packed.weights is not None
         if shape not in self._recordings:
             seen = self._runs.get(shape, 0)
             self._runs[shape] = seen + 1
@@ -416,11 +374,13 @@ class CudaGraphDecoder:
                 # Not enough memory for another recording: this shape stays eager.
                 self._plain.add(shape)
                 return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
-        recording = self._recordings[shape]
-        _copy_into(recording, x, packed, scale)
-        recording.graph.replay()
+        graph, still_x, still, still_scale, loss = self._recordings[shape]
+        still_x.copy_(x)
+        still_scale.copy_(scale)
+        still.copy_(packed)
+        graph.replay()
         progress()
-        return recording.loss.clone()
+        return loss.clone()
 
     def give_way(self, compute: Callable[[], Tensor]) -> Tensor:
         """Compute something plainly, in the memory of the recordings; if it does not fit there, without them.
@@ -446,7 +406,9 @@ class CudaGraphDecoder:
             yield
         current.wait_stream(self._stream)
 
-    def _record(self, x: Tensor, packed: PackedLayout, scale: Tensor) -> GraphRecording:
+    def _record(
+        self, x: Tensor, packed: PackedLayout, scale: Tensor
+    ) -> tuple[Any, Tensor, PackedLayout, Tensor, Tensor]:
         """Recording computes nothing: gradients stay what they are until the first replay."""
         still, x, scale = packed.clone(), x.clone(), scale.clone()
         if not self._recordings:
@@ -457,7 +419,7 @@ class CudaGraphDecoder:
         recording = record(
             lambda: self.decoder.learn(x, still, scale), pool=self._pool.id, stream=self._stream
         )
-        return GraphRecording(recording.graph, x, still, scale, recording.result)
+        return recording.graph, x, still, scale, recording.result
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -468,16 +430,3 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         found = found.__context__
     return False
-
-
-def _shape_of(x: Tensor, packed: PackedLayout) -> Any:
-    documents = packed.documents
-    even = documents.lengths if documents.even else (documents.longest,)
-    weighted = packed.weights is not None
-    return tuple(x.shape), even, documents.starts.shape[0], packed.predicts.shape[0], weighted
-
-
-def _copy_into(recording: GraphRecording, x: Tensor, packed: PackedLayout, scale: Tensor) -> None:
-    recording.x.copy_(x)
-    recording.scale.copy_(scale)
-    recording.packed.copy_(packed)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from graftwork.costmodel.gpu_memory import keep_measured
 from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, bin_rows
@@ -18,14 +19,18 @@ from graftwork.model.load import tensors_digest
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
-from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
+from graftwork.train.distributed.strategies import BatchLoss, OptimizerState, SingleProcess
 from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine, limit_gpu_memory
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
-from graftwork.train.gpu.packing import PackedPass, PackSizes, pack, pack_rows
+from graftwork.train.gpu.packing import PackedLayout, PackSizes, pack, pack_rows
 from graftwork.train.gpu.token_pass import CardTokenPass
-from graftwork.train.objectives.samples import LOSS_MEASURE, TrainingSample
-from graftwork.train.objectives.sft import SupervisedFineTuning, count_trained
+from graftwork.train.objectives.samples import (
+    LOSS_MEASURE,
+    SupervisedFineTuning,
+    TrainingSample,
+    count_trained,
+)
 from graftwork.train.settings import TrainSettings
 
 
@@ -52,7 +57,7 @@ class GpuEngine(TrainingEngine):
         self._recorded = (tuning.compiled or tuning.recorded) and self._on_card
         self._decoder: GpuDecoder = self._build(tuning.model_copy(update={"keep": 0, "lean": 0}))
         self._runner: GpuDecoder | CudaGraphDecoder = self._decoder
-        self._prefetched: tuple[Sequence[Row], list[PackedPass]] = ((), [])
+        self._prefetched: tuple[Sequence[Row], list[PackedLayout]] = ((), [])
 
     def settle(self, rows: Sequence[Row]) -> Tuning:
         """Measure one step that keeps nothing, then keep what the limit allows; what was settled on.
@@ -65,7 +70,14 @@ class GpuEngine(TrainingEngine):
         limit_gpu_memory(self.tuning.limit_gib + self.tuning.sampling_gib)
         adapted = len(self._decoder.blocks) - self._decoder.first
         rows = _fullest(rows, room=self.tuning.micro_tokens)
-        least = self._measure_within(rows)
+        while (least := self._try(rows)) > self.tuning.limit_gib:
+            # In smaller chunks if it does not fit as planned.
+            smaller = _one_less(self.tuning.model_copy(update={"keep": 0, "lean": 0}))
+            if smaller is None:
+                break
+            self.tuning = smaller
+            del self._runner, self._decoder
+            self._runner = self._decoder = self._build(smaller)
         tuning = keep_measured(self.tuning, self._shape, measured_gib=least, adapted=adapted)
         while True:
             self._use(tuning)
@@ -76,17 +88,6 @@ class GpuEngine(TrainingEngine):
             tuning = smaller
         self.tuning = tuning.model_copy(update={"peak_gib": peak})
         return self.tuning
-
-    def _measure_within(self, rows: Sequence[Row]) -> float:
-        """GiB of a step that keeps nothing, in smaller chunks if it does not fit as planned."""
-        while (peak := self._try(rows)) > self.tuning.limit_gib:
-            smaller = _one_less(self.tuning.model_copy(update={"keep": 0, "lean": 0}))
-            if smaller is None:
-                break
-            self.tuning = smaller
-            del self._runner, self._decoder
-            self._runner = self._decoder = self._build(smaller)
-        return peak
 
     def _try(self, rows: Sequence[Row], *, times: int = 1) -> float:
         """GiB of a step; more than the limit where it ran out of memory."""
@@ -101,7 +102,11 @@ class GpuEngine(TrainingEngine):
     def backward(self, rows: Sequence[Row]) -> StepResult:
         normalizer = self._objective.normalizer(rows)
         self._progress("data")
-        portions = self._take_prefetched(rows) or self._pack(rows, self._weigh(rows))
+        (known, portions), self._prefetched = self._prefetched, ((), [])
+        if portions and len(known) == len(rows) and all(a is b for a, b in zip(known, rows, strict=True)):
+            self._measures = StepMeasures()
+        else:
+            portions = self._pack(rows, self._weigh(rows))
         total = torch.zeros((), device=self._device)
         scale = torch.tensor(1 / normalizer, device=self._device)
         for portion in portions:
@@ -121,14 +126,6 @@ class GpuEngine(TrainingEngine):
         """Pack a later batch, if its objective needs no pass of the model before."""
         if self._on_card and isinstance(self._objective, SupervisedFineTuning):
             self._prefetched = (rows, self._pack(rows))
-
-    def _take_prefetched(self, rows: Sequence[Row]) -> list[PackedPass] | None:
-        (known, portions), self._prefetched = self._prefetched, ((), [])
-        same = len(known) == len(rows) and all(a is b for a, b in zip(known, rows, strict=True))
-        if not (same and portions):
-            return None
-        self._measures = StepMeasures()
-        return portions
 
     def _weigh(self, rows: Sequence[Row]) -> list[Tensor] | None:
         """The weights of a step; an objective that compares costs one more forward pass."""
@@ -152,12 +149,16 @@ class GpuEngine(TrainingEngine):
     def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
         """By the packed passes of training: never more memory than a step takes."""
         found: dict[int, Tensor] = {}
-        sizes = self._sizes()
+        sizes, decoder = self._sizes(), self._decoder
         for some in bin_rows([len(row.tokens) for row in rows], room=sizes.room):
             portion = pack_rows([rows[at] for at in some], sizes, device=self._device)
             self._progress("forward")
             counts = [count_trained([rows[at]]) for at in some]
-            found |= zip(some, torch.split(self._read(portion)[: sum(counts)], counts), strict=True)
+            # In host memory: a replay would overwrite what is left in its pool.
+            read = self._apart(
+                lambda: decoder.log_probabilities(decoder.embed(portion.tokens), portion).cpu()  # noqa: B023
+            )
+            found |= zip(some, torch.split(read[: sum(counts)], counts), strict=True)
         return [found[at] for at in range(len(rows))]
 
     @torch.no_grad()
@@ -166,9 +167,9 @@ class GpuEngine(TrainingEngine):
         del batch_rows
         if not rows:
             return None
-        total = 0.0
+        total, decoder = 0.0, self._decoder
         for portion in self._pack(rows):
-            total += float(self._lose(portion))
+            total += float(self._apart(lambda: decoder.lose(decoder.embed(portion.tokens), portion)))  # noqa: B023
             self._progress("forward")
         return total / count_trained(rows)
 
@@ -189,7 +190,7 @@ class GpuEngine(TrainingEngine):
     def peak_memory_gib(self) -> float:
         return torch.cuda.max_memory_reserved() / GIB if self._on_card else super().peak_memory_gib()
 
-    def _pack(self, rows: Sequence[Row], weights: Sequence[Tensor] | None = None) -> list[PackedPass]:
+    def _pack(self, rows: Sequence[Row], weights: Sequence[Tensor] | None = None) -> list[PackedLayout]:
         return pack(rows, self._sizes(), device=self._device, weights=weights)
 
     def _sizes(self) -> PackSizes:
@@ -201,25 +202,14 @@ class GpuEngine(TrainingEngine):
             shapes=COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES,
         )
 
-    def _lose(self, portion: PackedPass) -> Tensor:
-        decoder = self._decoder
-        return self._apart(lambda: decoder.lose(decoder.embed(portion.tokens), portion.packed))
-
-    def _read(self, portion: PackedPass) -> Tensor:
-        """Log-probabilities in host memory: a replay would overwrite what is left in its pool."""
-        decoder = self._decoder
-        return self._apart(
-            lambda: decoder.log_probabilities(decoder.embed(portion.tokens), portion.packed).cpu()
-        )
-
     def _apart(self, compute: Callable[[], Tensor]) -> Tensor:
         """Outside of the recorded step, whose memory gives way where it is needed."""
         runner = self._runner
         return runner.give_way(compute) if isinstance(runner, CudaGraphDecoder) else compute()
 
-    def _learn(self, portion: PackedPass, scale: Tensor) -> Tensor:
+    def _learn(self, portion: PackedLayout, scale: Tensor) -> Tensor:
         return self._runner.learn(
-            self._decoder.embed(portion.tokens), portion.packed, scale, lambda: self._progress("backward")
+            self._decoder.embed(portion.tokens), portion, scale, lambda: self._progress("backward")
         )
 
     def _build(self, tuning: Tuning) -> GpuDecoder:
@@ -245,12 +235,9 @@ class GpuEngine(TrainingEngine):
         self._learn(portion, torch.zeros((), device=self._device))
         torch.cuda.synchronize()
         self.forget()
-        return torch.cuda.max_memory_reserved() / GIB + self._states_to_come()
-
-    def _states_to_come(self) -> float:
-        """Adam's two states, which are made at the first step."""
+        # Adam's two states are made at the first step.
         made = any(self.strategy.optimizer_state(parameter) for parameter in self.parameters)
-        return 0.0 if made else 2 * 4 * self.trainable / GIB
+        return torch.cuda.max_memory_reserved() / GIB + (0.0 if made else 2 * 4 * self.trainable / GIB)
 
 
 class SingleGpu(SingleProcess):
@@ -264,11 +251,7 @@ class SingleGpu(SingleProcess):
     _updates = 0
 
     def prepare(
-        self,
-        model: Any,
-        parameters: Sequence[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any], Tensor],
+        self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
         joined = super().prepare(model, parameters, optimizer, loss)
         self._on_card = joined[0].is_cuda

@@ -6,7 +6,9 @@ step's memory holds its results and no intermediates. Compiled steps use the pla
 compiler fuses by itself.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,60 +83,30 @@ def _activation_gradient(dy: Tensor, x: Tensor, activation: Activation) -> Tenso
     return torch.ops.aten.gelu_backward(dy, x, approximate=approximate)  # type: ignore[no-any-return]
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """RMS norm over the last dimension; x may be a strided slice of heads."""
-    y: Tensor = _plain_norm(x, weight, epsilon) if is_compiling() else _norm(x, weight, epsilon)
-    return y
+P, R = ParamSpec("P"), TypeVar("R")
 
 
-def add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """x + y, and its norm."""
-    if is_compiling():
-        return x + y, _plain_norm(x + y, weight, epsilon)
-    pair: tuple[Tensor, Tensor] = _add_norm(x, y, weight, epsilon)
-    return pair
+def one_launch(reference: Callable[P, R]) -> Callable[P, R]:
+    """The function as one operator: its Triton kernel on a GPU; as it is where a compiler fuses by itself."""
+    name = reference.__name__
+    operator = torch.library.custom_op(f"graftwork::{name}", reference, mutates_args=())
 
+    def launch(*arguments: Any) -> Any:
+        # Triton is only installed where a GPU is.
+        from graftwork.train.gpu import kernels
 
-def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Tensor | None = None) -> Tensor:
-    """The gradient of the norm's input, plus `add`."""
-    if is_compiling():
-        dx = _plain_norm_backward(dy, x, weight, epsilon)
-        return dx if add is None else add + dx
-    found: Tensor = _norm_backward(dy, x, weight, epsilon, add)
-    return found
+        return getattr(kernels, name)(*arguments)
 
+    operator.register_kernel("cuda")(launch)
 
-def rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys with rotary position embeddings, and values: each contiguous.
+    @wraps(reference)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        if is_compiling():
+            return reference(*arguments, **named)
+        result: R = operator(*arguments, **named)
+        return result
 
-    The inputs are [tokens, heads, width] and may be slices of one product.
-    """
-    if is_compiling():
-        return blocks.rotate(q, cos, sin), blocks.rotate(k, cos, sin), v.contiguous()
-    rotated: tuple[Tensor, Tensor, Tensor] = _rotate(q, k, v, cos, sin)
-    return rotated
-
-
-def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient of queries, keys and values, concatenated: [tokens, all heads × width]."""
-    if is_compiling():
-        return _plain_rotate_backward(dq, dk, dv, cos, sin)
-    found: Tensor = _rotate_backward(dq, dk, dv, cos, sin)
-    return found
-
-
-def gate(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up."""
-    gated: Tensor = _plain_gate(gate_up) if is_compiling() else _gate(gate_up)
-    return gated
-
-
-def gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(gate) · up again, and the gradient of gate and up."""
-    if is_compiling():
-        return _plain_gate_backward(gate_up, d_gated)
-    pair: tuple[Tensor, Tensor] = _gate_backward(gate_up, d_gated)
-    return pair
+    return call
 
 
 def _plain_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -143,15 +115,43 @@ def _plain_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return (weight * even).to(x.dtype)
 
 
-def _plain_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+@one_launch
+def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMS norm over the last dimension; x may be a strided slice of heads."""
+    return _plain_norm(x, weight, epsilon).contiguous()
+
+
+@one_launch
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x + y, and its norm."""
+    total = x + y
+    return total, _plain_norm(total, weight, epsilon)
+
+
+@one_launch
+def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Tensor | None) -> Tensor:
+    """The gradient of the norm's input, plus `add`."""
     wide = x.float()
     inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     even = wide * inverse
     d = dy.float() * weight.float()
-    return (inverse * (d - even * (d * even).mean(-1, keepdim=True))).to(dy.dtype)
+    dx = (inverse * (d - even * (d * even).mean(-1, keepdim=True))).to(dy.dtype)
+    return dx.contiguous() if add is None else add + dx
 
 
-def _plain_rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+@one_launch
+def rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys with rotary position embeddings, and values: each contiguous.
+
+    The inputs are [tokens, heads, width] and may be slices of one product.
+    """
+    copy = v.clone(memory_format=torch.contiguous_format)
+    return blocks.rotate(q, cos, sin), blocks.rotate(k, cos, sin), copy
+
+
+@one_launch
+def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradient of queries, keys and values, concatenated: [tokens, all heads × width]."""
     parts = []
     for dy in (dq, dk):
         half = dy.shape[-1] // 2
@@ -160,12 +160,16 @@ def _plain_rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin:
     return torch.cat([part.reshape(dq.shape[0], -1) for part in (*parts, dv)], dim=1)
 
 
-def _plain_gate(gate_up: Tensor) -> Tensor:
+@one_launch
+def gate(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up."""
     left, right = gate_up.chunk(2, dim=1)
     return silu(left) * right
 
 
-def _plain_gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
+@one_launch
+def gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
+    """silu(gate) · up again, and the gradient of gate and up."""
     left, right = gate_up.chunk(2, dim=1)
     # The activation is rounded as in the forward pass.
     lit = silu(left)
@@ -173,64 +177,3 @@ def _plain_gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tens
     slope = sigmoid * (1 + left.float() * (1 - sigmoid))
     d_left = (d_gated.float() * right.float() * slope).to(gate_up.dtype)
     return lit * right, torch.cat((d_left, d_gated * lit), dim=1)
-
-
-@torch.library.custom_op("graftwork::norm", mutates_args=())
-def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return _plain_norm(x, weight, epsilon).contiguous()
-
-
-@torch.library.custom_op("graftwork::add_norm", mutates_args=())
-def _add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    total = x + y
-    return total, _plain_norm(total, weight, epsilon)
-
-
-@torch.library.custom_op("graftwork::norm_backward", mutates_args=())
-def _norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Tensor | None) -> Tensor:
-    dx = _plain_norm_backward(dy, x, weight, epsilon)
-    return dx.contiguous() if add is None else add + dx
-
-
-@torch.library.custom_op("graftwork::rotate", mutates_args=())
-def _rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    copy = v.clone(memory_format=torch.contiguous_format)
-    return blocks.rotate(q, cos, sin), blocks.rotate(k, cos, sin), copy
-
-
-@torch.library.custom_op("graftwork::rotate_backward", mutates_args=())
-def _rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return _plain_rotate_backward(dq, dk, dv, cos, sin)
-
-
-@torch.library.custom_op("graftwork::gate", mutates_args=())
-def _gate(gate_up: Tensor) -> Tensor:
-    return _plain_gate(gate_up)
-
-
-@torch.library.custom_op("graftwork::gate_backward", mutates_args=())
-def _gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
-    return _plain_gate_backward(gate_up, d_gated)
-
-
-def _on_gpu(name: str) -> Any:
-    """Call the Triton kernel of this name; Triton is only installed where a GPU is."""
-
-    def call(*arguments: Any) -> Any:
-        from graftwork.train.gpu import kernels
-
-        return getattr(kernels, name)(*arguments)
-
-    return call
-
-
-for _operator, _kernel in (
-    (_norm, "norm"),
-    (_add_norm, "add_norm"),
-    (_norm_backward, "norm_backward"),
-    (_rotate, "rotate"),
-    (_rotate_backward, "rotate_backward"),
-    (_gate, "gate"),
-    (_gate_backward, "gate_backward"),
-):
-    _operator.register_kernel("cuda")(_on_gpu(_kernel))

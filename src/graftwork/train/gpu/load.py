@@ -32,7 +32,6 @@ from graftwork.train.gpu.fused import NormWeights
 from graftwork.train.gpu.lora import LoraGroup
 from graftwork.train.gpu.quantized import (
     EightBitLinear,
-    EightBitWeight,
     FourBitWeight,
     FrozenWeight,
     WholeWeight,
@@ -90,7 +89,10 @@ class HostEmbedding(nn.Module):
     def __init__(self, table: Tensor, *, device: str, scale: float = 1.0) -> None:
         super().__init__()
         # Kept out of parameters and buffers: moving the model must not move it.
-        self._table = [_pinned_copy(table) if device.startswith("cuda") else table]
+        if device.startswith("cuda"):
+            buffer = host_buffer(table.numel(), table.dtype, pinned=True)
+            table = buffer.view(table.shape).copy_(table)
+        self._table = [table]
         self._pinned = device.startswith("cuda") and self.weight.is_pinned()
         self._scale = torch.tensor(scale, dtype=table.dtype)
         self._device = device
@@ -110,23 +112,31 @@ class HostEmbedding(nn.Module):
         return rows.to(self._device, non_blocking=True)
 
 
-def _pinned_copy(table: Tensor) -> Tensor:
-    buffer = host_buffer(table.numel(), table.dtype, pinned=True)
-    return buffer.view(table.shape).copy_(table)
-
-
 def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> FrozenWeight:
     linears = [layer.get_submodule(path) for path in paths]
-    if tuning.form == "four" and all(can_be_four(linear) for linear in linears):
-        return _four(layer, paths, linears, device)
+    if tuning.form == "four" and all(
+        isinstance(linear, Nf4Linear) or can_quantize(linear.weight) for linear in linears
+    ):
+        parts: list[Nf4Weight] = []
+        four_biases: list[Tensor] = []
+        for path, linear in zip(paths, linears, strict=True):
+            four = linear if isinstance(linear, Nf4Linear) else quantize_linear(linear, device=device)
+            _replace(layer, path, four)
+            parts.append(four.quantised)
+            four_biases += [] if four.bias is None else [four.bias.detach()]
+        joined = torch.cat(four_biases) if four_biases else None
+        return FourBitWeight(tuple(parts), torch.tensor(LEVELS, device=device), joined)
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases]).to(device)
-    weights = [linear.weight.detach() for linear in linears]
+    weights, begin = [linear.weight.detach() for linear in linears], 0
     if tuning.form == "eight":
         shared = quantize_eight(weights, bias, turned=tuning.turned, device=device)
-        return _eight(layer, paths, linears, shared)
+        for path, linear in zip(paths, linears, strict=True):
+            height, dtype = linear.out_features, linear.weight.dtype
+            _replace(layer, path, EightBitLinear(shared, begin=begin, rows=height, dtype=dtype))
+            begin += height
+        return shared
     weight = torch.cat([own.to(device) for own in weights])
-    begin = 0
     for linear in linears:
         rows = slice(begin, begin + linear.out_features)
         linear.weight = nn.Parameter(weight[rows], requires_grad=False)
@@ -136,31 +146,6 @@ def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> F
     return WholeWeight(weight, bias)
 
 
-def can_be_four(linear: Any) -> bool:
-    return isinstance(linear, Nf4Linear) or can_quantize(linear.weight)
-
-
-def _four(layer: Any, paths: tuple[str, ...], linears: list[Any], device: str) -> FourBitWeight:
-    parts: list[Nf4Weight] = []
-    biases: list[Tensor] = []
-    for path, linear in zip(paths, linears, strict=True):
-        four = linear if isinstance(linear, Nf4Linear) else quantize_linear(linear, device=device)
-        _replace(layer, path, four)
-        parts.append(four.quantised)
-        biases += [] if four.bias is None else [four.bias.detach()]
-    bias = torch.cat(biases) if biases else None
-    return FourBitWeight(tuple(parts), torch.tensor(LEVELS, device=device), bias)
-
-
-def _eight(layer: Any, paths: tuple[str, ...], linears: list[Any], shared: EightBitWeight) -> EightBitWeight:
-    begin = 0
-    for path, linear in zip(paths, linears, strict=True):
-        rows = linear.out_features
-        _replace(layer, path, EightBitLinear(shared, begin=begin, rows=rows, dtype=linear.weight.dtype))
-        begin += rows
-    return shared
-
-
 def _replace(layer: Any, path: str, module: nn.Module) -> None:
     parent, _, leaf = path.rpartition(".")
     setattr(layer.get_submodule(parent), leaf, module)
@@ -168,10 +153,13 @@ def _replace(layer: Any, path: str, module: nn.Module) -> None:
 
 def build_decoder(model: Any, frozen: FrozenWeights, policy: MemoryPolicy) -> GpuDecoder:
     inner, layout = model.model, layout_of(model)
-    final_norm = _required(_norm_weights(inner.norm, layout))
+    final_norm = _norm_weights(inner.norm, layout)
+    assert final_norm is not None
     positions = RotaryPositions(inner, interleaved=layout.interleaved)
+    multiplier = getattr(inner, "embedding_multiplier", 1.0)
+    embed: Callable[[Tensor], Tensor] = inner.embed_tokens
     outside = EmbeddingAndHead(
-        embed=_embedding(inner),
+        embed=embed if multiplier == 1 else lambda tokens: embed(tokens) * multiplier,
         rotary=positions.of,
         final_norm=final_norm,
         head=frozen.head,
@@ -185,11 +173,6 @@ def build_decoder(model: Any, frozen: FrozenWeights, policy: MemoryPolicy) -> Gp
         _block(layer, layout, frozen) for layer, frozen in zip(inner.layers, frozen.blocks, strict=True)
     ]
     return GpuDecoder(blocks, outside, shapes, policy)
-
-
-def _embedding(inner: Any) -> Callable[[Tensor], Tensor]:
-    multiplier = getattr(inner, "embedding_multiplier", 1.0)
-    return inner.embed_tokens if multiplier == 1 else lambda tokens: inner.embed_tokens(tokens) * multiplier
 
 
 def _block_shape(config: Any, layer: Any, layout: BlockLayout, turn: int) -> BlockShape:
@@ -264,11 +247,6 @@ def _norm_weights(norm: Any, layout: BlockLayout) -> NormWeights | None:
         weight = 1 + weight.float()
     bias: Tensor | None = getattr(norm, "bias", None)
     return NormWeights(weight, None if bias is None else bias.detach(), centred=layout.norm == "layer")
-
-
-def _required(norm: NormWeights | None) -> NormWeights:
-    assert norm is not None
-    return norm
 
 
 def _lora_group(layers: list[Any]) -> LoraGroup:

@@ -4,7 +4,7 @@ In: the A and B of each (q, k, v or gate, up or a single one). Out: one stacked 
 layers' blocks on its diagonal, scales folded in, so that all of them cost one thin product each way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -95,11 +95,6 @@ def input_gradient(
     return dx, dlow
 
 
-def thin_gradient(group: LoraGroup, dy: Tensor) -> Tensor | None:
-    """The gradient of x Aᵀ alone, for the lowest block that trains."""
-    return dy @ stacked_b(group, dy.dtype) if group.a else None
-
-
 def lora_gradient(
     group: LoraGroup, x: Tensor, low: Tensor | None, dy: Tensor, dlow: Tensor | None
 ) -> LoraGradient:
@@ -107,20 +102,14 @@ def lora_gradient(
     if low is None or dlow is None:
         return LoraGradient((), ())
     if group.stack is not None:
-        _add_to_stack(group, group.stack, x, low, dy, dlow)
+        _add_product(group.stack.da, dlow.t(), x)
+        at = 0
+        for number, db in enumerate(group.stack.db):
+            begin = sum(group.outs[: group.places[number]])
+            _add_product(db, low[:, at : at + db.shape[0]].t(), dy[:, begin : begin + db.shape[1]])
+            at += db.shape[0]
         return LoraGradient((), ())
     return _gradient(group, dlow.t() @ x, low.t() @ dy)
-
-
-def _add_to_stack(
-    group: LoraGroup, stack: LoraStack, x: Tensor, low: Tensor, dy: Tensor, dlow: Tensor
-) -> None:
-    _add_product(stack.da, dlow.t(), x)
-    at = 0
-    for number, db in enumerate(stack.db):
-        begin = sum(group.outs[: group.places[number]])
-        _add_product(db, low[:, at : at + db.shape[0]].t(), dy[:, begin : begin + db.shape[1]])
-        at += db.shape[0]
 
 
 @torch.library.custom_op("graftwork::add_product", mutates_args={"total"})
@@ -136,23 +125,23 @@ class LoraStacks:
     """A decoder's adapters, stacked: copied before a pass, their gradients added back after it."""
 
     def __init__(self, groups: Sequence[LoraGroup], dtype: torch.dtype) -> None:
-        self.groups = [
-            group._replace(stack=self._make(group, dtype)) if group.a else group for group in groups
-        ]
+        self.groups: list[LoraGroup] = []
+        for group in groups:
+            if group.a:
+                device, ranks = group.a[0].device, sum(a.shape[0] for a in group.a)
+                stack = LoraStack(
+                    a=torch.zeros(ranks, group.a[0].shape[1], dtype=dtype, device=device),
+                    b=torch.zeros(sum(group.outs), ranks, dtype=dtype, device=device),
+                    da=torch.zeros(ranks, group.a[0].shape[1], device=device),
+                    db=tuple(torch.zeros(b.shape[1], b.shape[0], device=device) for b in group.b),
+                )
+                group = group._replace(stack=stack)  # noqa: PLW2901
+            self.groups.append(group)
         self._used = [group for group in self.groups if group.stack is not None]
         self._gradients = [t for g in self._used if g.stack for t in (g.stack.da, *g.stack.db)]
         self._refresh: Any = None
         self._add: Any = None
         self._into: list[int] = []
-
-    def _make(self, group: LoraGroup, dtype: torch.dtype) -> LoraStack:
-        device, ranks = group.a[0].device, sum(a.shape[0] for a in group.a)
-        return LoraStack(
-            a=torch.zeros(ranks, group.a[0].shape[1], dtype=dtype, device=device),
-            b=torch.zeros(sum(group.outs), ranks, dtype=dtype, device=device),
-            da=torch.zeros(ranks, group.a[0].shape[1], device=device),
-            db=tuple(torch.zeros(b.shape[1], b.shape[0], device=device) for b in group.b),
-        )
 
     def refresh(self) -> None:
         """Take the adapters as they are now, and forget their stacked gradients."""
@@ -160,7 +149,13 @@ class LoraStacks:
             return
         torch._foreach_zero_(self._gradients)
         if self._refresh is None:
-            self._refresh = _copies(self._parts(), add=False)
+            parts = []
+            for group, stack, number, ranks in self._adapters():
+                a, b, begin = group.a[number], group.b[number], sum(group.outs[: group.places[number]])
+                parts.append((a.detach(), stack.a[ranks], 1.0))
+                rows = slice(begin, begin + b.shape[0])
+                parts.append((b.detach(), stack.b[rows, ranks], group.scales[number]))
+            self._refresh = _copies(parts, add=False)
         self._refresh.run()
 
     def add(self) -> None:
@@ -173,39 +168,24 @@ class LoraStacks:
                 parameter.grad = torch.zeros_like(parameter)
         into = [parameter.grad.data_ptr() for parameter in parameters if parameter.grad is not None]
         if self._add is None or into != self._into:
-            self._add, self._into = _copies(self._gradient_parts(), add=True), into
+            parts = []
+            for group, stack, number, ranks in self._adapters():
+                a_grad, b_grad = group.a[number].grad, group.b[number].grad
+                assert a_grad is not None
+                assert b_grad is not None
+                parts.append((stack.da[ranks], a_grad, 1.0))
+                parts.append((stack.db[number].t(), b_grad, group.scales[number]))
+            self._add, self._into = _copies(parts, add=True), into
         self._add.run()
 
-    def _parts(self) -> list[tuple[Tensor, Tensor, float]]:
-        found = []
+    def _adapters(self) -> Iterator[tuple[LoraGroup, LoraStack, int, slice]]:
+        """Each adapter: its group, the stack, its number in the group, its ranks in the stack."""
         for group in self._used:
             assert group.stack is not None
             at = 0
-            for number, (a, b) in enumerate(zip(group.a, group.b, strict=True)):
-                rank, begin = b.shape[1], sum(group.outs[: group.places[number]])
-                found.append((a.detach(), group.stack.a[at : at + rank], 1.0))
-                found.append(
-                    (
-                        b.detach(),
-                        group.stack.b[begin : begin + b.shape[0], at : at + rank],
-                        group.scales[number],
-                    )
-                )
-                at += rank
-        return found
-
-    def _gradient_parts(self) -> list[tuple[Tensor, Tensor, float]]:
-        found = []
-        for group in self._used:
-            assert group.stack is not None
-            at = 0
-            for number, (a, b) in enumerate(zip(group.a, group.b, strict=True)):
-                assert a.grad is not None
-                assert b.grad is not None
-                found.append((group.stack.da[at : at + b.shape[1]], a.grad, 1.0))
-                found.append((group.stack.db[number].t(), b.grad, group.scales[number]))
+            for number, b in enumerate(group.b):
+                yield group, group.stack, number, slice(at, at + b.shape[1])
                 at += b.shape[1]
-        return found
 
 
 class _PlainCopies:

@@ -5,8 +5,8 @@ GPU in one copy. Does not know the model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,24 +19,16 @@ from graftwork.train.gpu.attention import Documents
 FEWEST_DOCUMENTS = 16
 
 
-@dataclass(frozen=True)
-class PackedNumbers:
-    """Tokens, positions, places and targets of a pass, and where its documents begin: one flat tensor."""
+class PackedLayout(NamedTuple):
+    """One pass: documents behind each other in one sequence, and where a token is predicted."""
 
     flat: Tensor
-    counts: tuple[int, int, int]
-    """Tokens, places, bounds of documents."""
-
-    @classmethod
-    def join(cls, tokens: Any, positions: Any, predicts: Any, targets: Any, starts: Sequence[int]) -> Self:
-        bounds = np.zeros(len(starts) + len(starts) % 2, dtype=np.int32)
-        bounds[: len(starts)] = starts
-        flat = np.concatenate((tokens, positions, predicts, targets, bounds.view(np.int64)))
-        return cls(torch.from_numpy(flat), (len(tokens), len(predicts), len(starts)))
-
-    def to(self, device: str) -> Self:
-        flat = self.flat.pin_memory() if device.startswith("cuda") else self.flat
-        return replace(self, flat=flat.to(device, non_blocking=True))
+    """Tokens, positions, places and targets, and where documents begin."""
+    counts: tuple[int, int]
+    """Tokens, and places that predict."""
+    documents: Documents
+    weights: Tensor | None = None
+    """The objective's weight for each target; None: every target weighs 1."""
 
     @property
     def tokens(self) -> Tensor:
@@ -48,6 +40,7 @@ class PackedNumbers:
 
     @property
     def predicts(self) -> Tensor:
+        """Places whose next token is trained on."""
         begin = 2 * self.counts[0]
         return self.flat[begin : begin + self.counts[1]]
 
@@ -56,54 +49,21 @@ class PackedNumbers:
         begin = 2 * self.counts[0] + self.counts[1]
         return self.flat[begin : begin + self.counts[1]]
 
-    @property
-    def starts(self) -> Tensor:
-        return self.flat[2 * (self.counts[0] + self.counts[1]) :].view(torch.int32)[: self.counts[2]]
-
-
-class PackedLayout(NamedTuple):
-    """Documents behind each other in one sequence, and where a token is predicted."""
-
-    numbers: PackedNumbers
-    documents: Documents
-    weights: Tensor | None = None
-    """The objective's weight for each target; None: every target weighs 1."""
-
-    @property
-    def positions(self) -> Tensor:
-        return self.numbers.positions
-
-    @property
-    def predicts(self) -> Tensor:
-        """Places whose next token is trained on."""
-        return self.numbers.predicts
-
-    @property
-    def targets(self) -> Tensor:
-        return self.numbers.targets
-
     def clone(self) -> "PackedLayout":
-        numbers = replace(self.numbers, flat=self.numbers.flat.clone())
-        documents = replace(self.documents, starts=numbers.starts)
-        return PackedLayout(numbers, documents, None if self.weights is None else self.weights.clone())
+        flat = self.flat.clone()
+        starts = _starts_in(flat, self.counts, documents=self.documents.starts.shape[0])
+        weights = None if self.weights is None else self.weights.clone()
+        return PackedLayout(flat, self.counts, replace(self.documents, starts=starts), weights)
 
     def copy_(self, other: "PackedLayout") -> None:
         """Take the numbers of a pass of the same sizes."""
-        self.numbers.flat.copy_(other.numbers.flat)
+        self.flat.copy_(other.flat)
         if self.weights is not None and other.weights is not None:
             self.weights.copy_(other.weights)
 
 
-@dataclass(frozen=True)
-class PackedPass:
-    """One pass: what the decoder needs to know about its tokens, and how many of them are not padding."""
-
-    packed: PackedLayout
-    count: int
-
-    @property
-    def tokens(self) -> Tensor:
-        return self.packed.numbers.tokens
+def _starts_in(flat: Tensor, counts: tuple[int, int], *, documents: int) -> Tensor:
+    return flat[2 * sum(counts) :].view(torch.int32)[:documents]
 
 
 class PackSizes(NamedTuple):
@@ -119,7 +79,7 @@ class PackSizes(NamedTuple):
 
 def pack(
     rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
-) -> list[PackedPass]:
+) -> list[PackedLayout]:
     """The passes of a step."""
     bins = bin_rows([len(row.tokens) for row in rows], room=sizes.room)
     return [
@@ -135,7 +95,7 @@ def pack(
 
 def pack_rows(
     rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
-) -> PackedPass:
+) -> PackedLayout:
     """One pass of all these rows."""
     count = sum(len(row.tokens) for row in rows)
     step = token_step(sizes.room, sizes.shapes)
@@ -153,21 +113,25 @@ def pack_rows(
     predicts = np.concatenate(places)
     idle = round_places(len(predicts), head_tokens=sizes.head_tokens) - len(predicts)
     bounds, at_most = _document_bounds(starts, lengths, max(sizes.longest, step))
-    numbers = PackedNumbers.join(
-        tokens=tokens[:-1],
-        positions=np.concatenate([np.arange(length) for length in lengths]),
-        predicts=np.pad(predicts, (0, idle)),
-        targets=np.pad(tokens[predicts + 1], (0, idle), constant_values=-1),
-        starts=bounds,
-    ).to(device)
-    packed = PackedLayout(
-        numbers,
-        Documents(numbers.starts, tuple(lengths), at_most),
+    padded = np.zeros(len(bounds) + len(bounds) % 2, dtype=np.int32)
+    padded[: len(bounds)] = bounds
+    positions = [np.arange(length) for length in lengths]
+    targets = np.pad(tokens[predicts + 1], (0, idle), constant_values=-1)
+    joined = np.concatenate(
+        (tokens[:-1], *positions, np.pad(predicts, (0, idle)), targets, padded.view(np.int64))
+    )
+    flat, counts = torch.from_numpy(joined), (starts[-1], len(targets))
+    if device.startswith("cuda"):
+        flat = flat.pin_memory()
+    flat = flat.to(device, non_blocking=True)
+    return PackedLayout(
+        flat,
+        counts,
+        Documents(_starts_in(flat, counts, documents=len(bounds)), tuple(lengths), at_most),
         weights=None
         if weights is None
         else nn.functional.pad(torch.cat(list(weights)).to(device), (0, idle)),
     )
-    return PackedPass(packed, count)
 
 
 def _document_bounds(starts: list[int], lengths: list[int], longest: int) -> tuple[list[int], int]:

@@ -66,37 +66,22 @@ def quantize_eight(
 
 def dequantize_four(four: FourBitWeight, dtype: torch.dtype) -> Tensor:
     """The 4-bit weight as numbers, its layers below each other."""
-    codes, scale_codes, chunk_scales, offsets = (list(of_all) for of_all in zip(*four.parts, strict=True))
-    whole: Tensor = dequantize_nf4(codes, scale_codes, chunk_scales, offsets, four.levels, dtype)
+    tensors = [tensor for part in four.parts for tensor in part]
+    whole: Tensor = dequantize_nf4(tensors, four.levels, dtype)
     return whole
 
 
 @torch.library.custom_op("graftwork::dequantize_nf4", mutates_args=())
-def dequantize_nf4(
-    codes: list[Tensor],
-    scale_codes: list[Tensor],
-    chunk_scales: list[Tensor],
-    offsets: list[Tensor],
-    levels: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
-    """One kernel a layer on a card: operation by operation, a weight passes through 22 bytes a number."""
-    parts = map(Nf4Weight, codes, scale_codes, chunk_scales, offsets)
-    return torch.cat([dequantize(part, dtype) for part in parts])
+def dequantize_nf4(tensors: list[Tensor], levels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of the tensors of layers, one Nf4Weight behind the other. One kernel a layer on a card: operation by
+    operation, a weight passes through 22 bytes a number."""
+    return torch.cat([dequantize(part, dtype) for part in _weights_of(tensors)])
 
 
 @dequantize_nf4.register_kernel("cuda")
-def _(
-    codes: list[Tensor],
-    scale_codes: list[Tensor],
-    chunk_scales: list[Tensor],
-    offsets: list[Tensor],
-    levels: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
-    whole = _room_for(codes, dtype)
-    begin = 0
-    for part in map(Nf4Weight, codes, scale_codes, chunk_scales, offsets):
+def _(tensors: list[Tensor], levels: Tensor, dtype: torch.dtype) -> Tensor:
+    whole, begin = _room_for(tensors, dtype), 0
+    for part in _weights_of(tensors):
         rows = part.codes.shape[0]
         dequantize_into(part, levels, whole[begin : begin + rows])
         begin += rows
@@ -104,18 +89,17 @@ def _(
 
 
 @dequantize_nf4.register_fake
-def _(
-    codes: list[Tensor],
-    scale_codes: list[Tensor],
-    chunk_scales: list[Tensor],
-    offsets: list[Tensor],
-    levels: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
-    return _room_for(codes, dtype)
+def _(tensors: list[Tensor], levels: Tensor, dtype: torch.dtype) -> Tensor:
+    return _room_for(tensors, dtype)
 
 
-def _room_for(codes: list[Tensor], dtype: torch.dtype) -> Tensor:
+def _weights_of(tensors: list[Tensor]) -> list[Nf4Weight]:
+    size = len(Nf4Weight._fields)
+    return [Nf4Weight(*tensors[at : at + size]) for at in range(0, len(tensors), size)]
+
+
+def _room_for(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    codes = [part.codes for part in _weights_of(tensors)]
     rows = sum(part.shape[0] for part in codes)
     return torch.empty(rows, 2 * codes[0].shape[1], dtype=dtype, device=codes[0].device)
 

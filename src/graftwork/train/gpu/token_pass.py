@@ -6,15 +6,10 @@ the kernels of the model's own pass, and multiplies as training does: what is sa
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
-from graftwork.model.blocks import AttentionRule
+from graftwork.model.blocks import AttentionRule, attend_to_slots
 from graftwork.model.generate.cache import SlotCache
 from graftwork.train.gpu.decoder import GpuDecoder
-
-BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""The first takes a mask; others would be chosen before it, and take none or plan for each shape."""
 
 
 class CardTokenPass:
@@ -43,18 +38,6 @@ class CardTokenPass:
 
         def attend(block: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
             keys, values = cache.write_tokens(block, k, v, positions, columns)
-            return attend_to_slots(q, keys, values, bias, rule)
+            return attend_to_slots(q, keys, values, bias, on_card=True, scale=rule.scale)
 
         return self._decoder.advance(tokens, positions, attend)
-
-
-def attend_to_slots(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, rule: AttentionRule) -> Tensor:
-    """[rows, heads, width] against [rows, groups, columns, width]: the heads of a group are as tokens of one
-    head, so that its keys are read once."""
-    rows, heads, width = q.shape
-    groups = keys.shape[1]
-    grouped = q.view(rows, groups, heads // groups, width)
-    mask = bias[:, None, None].expand(rows, groups, heads // groups, bias.shape[1])
-    with sdpa_kernel(BACKENDS):
-        mixed = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=rule.scale)
-    return mixed.reshape(rows, heads, width)

@@ -26,13 +26,13 @@ from graftwork.train.engine import (
     random_states,
 )
 from graftwork.train.loss import TokenBatch
-from graftwork.train.objectives.sft import count_trained
+from graftwork.train.objectives.samples import count_trained
 from graftwork.train.settings import TrainSettings
 from graftwork.train.streamed.memory import DeviceBytes
 from graftwork.train.streamed.passes import StreamedPasses
 from graftwork.train.streamed.shell import DecoderShell
 from graftwork.train.streamed.transfers import Placement
-from graftwork.train.streamed.units import HostUnit, ModelUnits, UnitMemory, cut_up, gradient_norm
+from graftwork.train.streamed.units import HostUnit, ModelUnits, cut_up, gradient_norm
 
 # Adam over units in host memory: on the host in slices, or on the card with slices streamed through it.
 # In: units with gradients, the factor that clips them, a learning rate. Out: updated weights, moments and
@@ -249,8 +249,7 @@ class StreamedEngine(TrainingEngine):
             limit_gpu_memory(step.limit_gib)
         dtype: torch.dtype = getattr(torch, step.dtype)
         shell = DecoderShell(model, device=place, dtype=dtype)
-        memory = UnitMemory(dtype, pinned=card, pinned_states=card and step.update == "card")
-        self._units = cut_up(model, memory)
+        self._units = cut_up(model, dtype, pinned=card, pinned_states=card and step.update == "card")
         adam = StreamedAdam(
             self._units.in_order(),
             weight_decay=settings.weight_decay,

@@ -242,7 +242,11 @@ class StreamedPasses:
             summed = self._gradients.begin(blocks[at], passes=len(portions))
             onwards = at > self._lowest or self._units.table.trained
             for number, portion in enumerate(portions):
-                self._prefetch_input(at, number, len(portions))
+                # The next input that will be asked for is fetched while this one is computed with.
+                if number + 1 < len(portions):
+                    self._inputs.prefetch(at, number + 1)
+                elif at > self._lowest:
+                    self._inputs.prefetch(at - 1, 0)
                 hidden = self._inputs.take(at, number).detach().requires_grad_(onwards)
                 out = self._shell.run(at, leaves, hidden, portion.calls[at])
                 asked = [hidden, *leaves.values()] if onwards else list(leaves.values())
@@ -255,13 +259,6 @@ class StreamedPasses:
                 del gradients, hidden, asked
             summed.finish()
             self._gradients.send(summed)
-
-    def _prefetch_input(self, at: int, number: int, portions: int) -> None:
-        """The next input that will be asked for is fetched while this one is computed with."""
-        if number + 1 < portions:
-            self._inputs.prefetch(at, number + 1)
-        elif at > self._lowest:
-            self._inputs.prefetch(at - 1, 0)
 
     def _leave(self, portions: list[Portion], outer: dict[str, Tensor], sums: GradientSum | None) -> None:
         """The gradients of what is before the blocks: of the embedding, on the host."""

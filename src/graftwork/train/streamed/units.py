@@ -5,7 +5,7 @@ buffers of the host. The model's parameters become views of the float32 weights,
 model (checkpoints, digests, the saved folder) sees what is trained.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -87,19 +87,14 @@ class ModelUnits:
         }
 
 
-class UnitMemory(NamedTuple):
-    """How the buffers of units are made."""
+def cut_up(
+    model: Any, dtype: torch.dtype, *, pinned: bool = False, pinned_states: bool = False
+) -> ModelUnits:
+    """Move the weights of a model in host memory into units, one after the other.
 
-    dtype: torch.dtype
-    """Of the working copies."""
-    pinned: bool = False
-    """What the device copies from and to."""
-    pinned_states: bool = False
-    """Masters and moments, too."""
-
-
-def cut_up(model: Any, memory: UnitMemory) -> ModelUnits:
-    """Move the weights of a model in host memory into units, one after the other."""
+    `dtype` is that of the working copies. What the device copies from and to is pinned, with `pinned_states`
+    also masters and moments.
+    """
     parts = decoder_parts(model)
     embedding = model.get_input_embeddings()
     within = {id(parameter) for block in parts.blocks for parameter in block.parameters()}
@@ -112,12 +107,34 @@ def cut_up(model: Any, memory: UnitMemory) -> ModelUnits:
         name: parameter for name, parameter in parts.decoder.named_parameters() if id(parameter) not in apart
     }
     tied = any(id(parameter) in in_table for parameter in parts.head.parameters())
-    _require_known(model, apart | {id(parameter) for parameter in outer.values()})
+    known = apart | {id(parameter) for parameter in outer.values()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in known:
+            raise _cannot(f"{name} belongs neither to its decoder nor to its head")
     if len(in_table) > 1 or (tied and head):
         raise _cannot("its embedding or its head has more than one weight")
 
-    def unit(name: str, parameters: Mapping[str, nn.Parameter]) -> HostUnit:
-        return _make_unit(name, dict(parameters), memory)
+    def unit(name: str, parameters: dict[str, nn.Parameter]) -> HostUnit:
+        specs, end = {}, 0
+        for key, parameter in parameters.items():
+            specs[key] = ViewSpec(end, parameter.shape)
+            end += aligned(parameter.numel())
+        own = dtype == torch.float32
+        master = host_buffer(end, torch.float32, pinned=pinned_states or (pinned and own))
+        for key, parameter in parameters.items():
+            view = specs[key].of(master)
+            view.copy_(parameter.detach())
+            parameter.data = view
+        working = master if own else host_buffer(end, dtype, pinned=pinned)
+        made = HostUnit(name, specs, parameters, master, working)
+        made.refresh()
+        if any(parameter.requires_grad for parameter in parameters.values()):
+            # Rows of the table are added up on the host, in float32.
+            kind = torch.float32 if name == "embedding" else dtype
+            made.gradient = host_buffer(end, kind, pinned=pinned)
+            first, second = (host_buffer(end, torch.float32, pinned=pinned_states) for _ in range(2))
+            made.moments = (first, second)
+        return made
 
     return ModelUnits(
         table=unit("embedding", dict(embedding.named_parameters())),
@@ -127,41 +144,12 @@ def cut_up(model: Any, memory: UnitMemory) -> ModelUnits:
     )
 
 
-def _require_known(model: Any, known: set[int]) -> None:
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in known:
-            raise _cannot(f"{name} belongs neither to its decoder nor to its head")
-
-
 def _cannot(why: str) -> UserMistake:
     return UserMistake(
         "this model cannot be streamed from host memory",
         why=why,
         fix="set `train.strategy: fsdp`, or remove `train.offload`",
     )
-
-
-def _make_unit(name: str, parameters: dict[str, nn.Parameter], memory: UnitMemory) -> HostUnit:
-    specs, end = {}, 0
-    for key, parameter in parameters.items():
-        specs[key] = ViewSpec(end, parameter.shape)
-        end += aligned(parameter.numel())
-    own = memory.dtype == torch.float32
-    master = host_buffer(end, torch.float32, pinned=memory.pinned_states or (memory.pinned and own))
-    for key, parameter in parameters.items():
-        view = specs[key].of(master)
-        view.copy_(parameter.detach())
-        parameter.data = view
-    working = master if own else host_buffer(end, memory.dtype, pinned=memory.pinned)
-    made = HostUnit(name, specs, parameters, master, working)
-    made.refresh()
-    if any(parameter.requires_grad for parameter in parameters.values()):
-        # Rows of the table are added up on the host, in float32.
-        kind = torch.float32 if name == "embedding" else memory.dtype
-        made.gradient = host_buffer(end, kind, pinned=memory.pinned)
-        first, second = (host_buffer(end, torch.float32, pinned=memory.pinned_states) for _ in range(2))
-        made.moments = (first, second)
-    return made
 
 
 def add_rows(table: HostUnit, tokens: Tensor, gradient: Tensor, *, padding: int | None) -> None:
