@@ -13,8 +13,13 @@ from typing import NamedTuple
 
 from graftwork.costmodel.cpu_step import PASS_TOKENS, reached_share, seconds_a_token
 from graftwork.costmodel.rates import PLAIN_DEQUANTISING, StepRates
-from graftwork.model.generate.memory import MOST_ROWS
-from graftwork.model.generate.sizes import PREFILL_TOKENS, DecoderSizes, allocated_columns, cut_prompts
+from graftwork.model.generate.sizes import (
+    MOST_ROWS,
+    PREFILL_TOKENS,
+    DecoderSizes,
+    allocated_columns,
+    cut_prompts,
+)
 from graftwork.model.shape import cache_bytes, layer_parameters, total_parameters
 from graftwork.records.plan import ModelShape, RolloutLoad, Tuning, Workload
 from graftwork.records.units import GIB, NF4_BYTES

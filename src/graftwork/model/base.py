@@ -14,10 +14,10 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from graftwork.files.disk import atomic_folder, file_digest, write_atomic
 from graftwork.model.hub import (
-    HubModel,
     HubPlace,
     fetch,
     find_local,
@@ -100,11 +100,8 @@ def find_base(
     if commit is None:
         commit = resolve(hub_name, place)
         pin(hub_name, commit, project_folder)
-    return describe_hub_model(fetch(hub_name, commit, place, weights=weights))
-
-
-def describe_hub_model(model: HubModel) -> BaseFolder:
-    """A model of the Hub as a base: its name pins the commit."""
+    # The name of a model of the Hub pins its commit.
+    model = fetch(hub_name, commit, place, weights=weights)
     hashes = model.hashes
     return BaseFolder(name=model.name, folder=model.folder, revision=fingerprint(hashes), files=hashes)
 
@@ -214,7 +211,7 @@ def _describe(name: str, folder: Path) -> BaseFolder:
     # Hashed once, and again only when a size or a time of change differs.
     stamp = {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in _files(folder)}
     remembered = folder / FINGERPRINT_FILE
-    known = json.loads(remembered.read_text()) if remembered.exists() else {"stamp": None}
+    known: dict[str, Any] = json.loads(remembered.read_text()) if remembered.exists() else {"stamp": None}
     if known["stamp"] == stamp:
         files: dict[str, str] = known["files"]
     else:

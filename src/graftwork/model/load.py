@@ -135,7 +135,11 @@ def eval_mode(model: Any) -> Iterator[Any]:
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     model.eval()
     try:
-        with _eagerly():
+        # One more token each time is one more shape each time: compiled layers would always recompile.
+        eagerly: Any = nullcontext()
+        if "torch._dynamo" in sys.modules:
+            eagerly = torch.compiler.set_stance("force_eager")
+        with eagerly:
             yield model
     finally:
         for module, training in modes.items():
@@ -147,10 +151,3 @@ def eval_mode(model: Any) -> Iterator[Any]:
         torch.set_rng_state(random)
         if devices:
             torch.cuda.set_rng_state_all(devices)
-
-
-def _eagerly() -> Any:
-    """One more token each time is one more shape each time: compiled layers would always recompile."""
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")

@@ -66,14 +66,11 @@ def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
         for path, module in block.named_modules():
             if any(path.startswith(f"{outer}.") for outer in within):
                 continue
-            if is_linear(module) and path.rsplit(".", 1)[-1] not in ROUTERS:
+            # nn.Linear, its replacement, or the transposed layer of GPT-2.
+            has_sizes = hasattr(module, "in_features") and hasattr(module, "out_features")
+            if (has_sizes or is_transposed(module)) and path.rsplit(".", 1)[-1] not in ROUTERS:
                 within.append(path)
                 yield number, f"{parts.blocks_path}.{number}.{path}", module
-
-
-def is_linear(module: Any) -> bool:
-    """nn.Linear, its replacement, or the transposed layer of GPT-2."""
-    return (hasattr(module, "in_features") and hasattr(module, "out_features")) or is_transposed(module)
 
 
 def is_transposed(module: Any) -> bool:

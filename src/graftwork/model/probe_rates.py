@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.model.shape import joined_sizes
 from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
@@ -123,17 +123,6 @@ TRANSFERRED_BYTES = 2**28
 DISK_BYTES, DISK_PIECE = 2**28, 2**23
 
 
-class TransferRates(NamedTuple):
-    to_device: float
-    from_device: float
-
-
-class Disk(NamedTuple):
-    write: float
-    read: float | None
-    """None where the system would answer from memory."""
-
-
 def used_before() -> float | None:
     """Bytes of the first card that others hold; must be asked before this process touches the card."""
     printed = ask_nvidia_smi(("memory.used",), seconds=COLD_DRIVER_SECONDS)
@@ -156,19 +145,20 @@ def measure_context(before: float | None) -> float | None:
     return float(held) if held > 0 else None
 
 
-def measure_transfers() -> TransferRates:
-    """Pinned host memory to the card and back."""
+def measure_transfers() -> tuple[float, float]:
+    """Bytes a second from pinned host memory to the card, and back."""
     import torch
 
     host = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, pin_memory=True)
     card = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, device="cuda")
     there = time_go(lambda: card.copy_(host, non_blocking=True), device="cuda", least=0.02)
     back = time_go(lambda: host.copy_(card, non_blocking=True), device="cuda", least=0.02)
-    return TransferRates(TRANSFERRED_BYTES / there, TRANSFERRED_BYTES / back)
+    return TRANSFERRED_BYTES / there, TRANSFERRED_BYTES / back
 
 
-def measure_disk(folder: Path) -> Disk | None:
-    """A file written through to the disk, then read past the system's cache; None where there is no room."""
+def measure_disk(folder: Path) -> tuple[float, float | None] | None:
+    """Bytes a second of a file written through to the disk, and read past the system's cache (None where the
+    system would answer from memory). None where there is no room."""
     if shutil.disk_usage(folder).free < 4 * DISK_BYTES:
         return None
     file = folder / f".probe-{uuid.uuid4().hex[:8]}.part"
@@ -179,17 +169,14 @@ def measure_disk(folder: Path) -> Disk | None:
             for _ in range(DISK_BYTES // DISK_PIECE):
                 handle.write(piece)
             os.fsync(handle.fileno())
-        return Disk(DISK_BYTES / (time.perf_counter() - begun), _read(file))
+        written = DISK_BYTES / (time.perf_counter() - begun)
+        if not hasattr(os, "posix_fadvise"):
+            return written, None
+        with file.open("rb", buffering=0) as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            begun = time.perf_counter()
+            while handle.read(DISK_PIECE):
+                pass
+        return written, DISK_BYTES / (time.perf_counter() - begun)
     finally:
         file.unlink(missing_ok=True)
-
-
-def _read(file: Path) -> float | None:
-    if not hasattr(os, "posix_fadvise"):
-        return None
-    with file.open("rb", buffering=0) as handle:
-        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        begun = time.perf_counter()
-        while handle.read(DISK_PIECE):
-            pass
-        return DISK_BYTES / (time.perf_counter() - begun)

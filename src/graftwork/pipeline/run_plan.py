@@ -22,7 +22,7 @@ from graftwork.data.project import PreparedData
 from graftwork.evaluate.project import Evaluated
 from graftwork.evaluate.project_subjects import rows_at_once
 from graftwork.files.dataset import iterate_rows
-from graftwork.model.generate.prefix import common_length
+from graftwork.model.generate.scheduler import common_length
 from graftwork.model.probe import describe_device, name_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk

@@ -32,8 +32,7 @@ from graftwork.train.loss import (
     weighted_loss,
 )
 from graftwork.train.objectives import Objective, make_objective
-from graftwork.train.objectives.samples import LOSS_MEASURE, has_units, join_units, split_units
-from graftwork.train.objectives.sft import count_trained
+from graftwork.train.objectives.samples import LOSS_MEASURE, count_trained, has_units, join_units, split_units
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:

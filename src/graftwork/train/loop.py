@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from graftwork.files.disk import write_atomic
 from graftwork.process import clock
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
@@ -24,12 +25,10 @@ from graftwork.train.objectives import BatchSource
 from graftwork.train.objectives.epochs import learning_rate
 from graftwork.train.run_folder import (
     CHECKPOINTS,
-    Replay,
+    COPIED_FILES,
     StepLog,
-    copy_side_files,
     find_replay,
     read_journal,
-    restore_side_files,
 )
 from graftwork.train.settings import TrainSettings
 
@@ -107,8 +106,8 @@ class TrainingLoop:
     def steps(self) -> int:
         return self._source.steps
 
-    def run(self) -> Replay | None:
-        """Train from the last good checkpoint to the last step; report repeated steps over all attempts."""
+    def run(self) -> tuple[int, bool] | None:
+        """Train from the last good checkpoint to the last step; what `find_replay` gives for all attempts."""
 
         def work_meanwhile() -> None:
             """While a GPU computes a step: write the line of the one before, and prepare the one after."""
@@ -294,7 +293,12 @@ class TrainingLoop:
             "skipped": list(self._skipped),
             "metrics": {"score": score, "losses": list(self._losses)},
             "attendants": {callback.name: callback.state() for callback in self._callbacks},
-            "beside": copy_side_files(self._folder),
+            # The other small files that a run in a new place would miss.
+            "beside": {
+                name: (self._folder / name).read_text()
+                for name in COPIED_FILES
+                if (self._folder / name).exists()
+            },
         }
         self._store.save(Checkpoint(step, self._engine.state(), state, score, self._log.copy()))
 
@@ -344,7 +348,9 @@ class TrainingLoop:
         self._engine.restore(checkpoint.tensors)
         if self._strategy.rank == 0:
             self._log.restore(checkpoint.journal)
-            restore_side_files(self._folder, state.get("beside", {}))
+            for name, content in state.get("beside", {}).items():
+                if name in COPIED_FILES and not (self._folder / name).exists():
+                    write_atomic(self._folder / name, content)
         kept = state.get("attendants", {})
         for callback in self._callbacks:
             callback.restore(kept.get(callback.name, {}))

@@ -327,11 +327,11 @@ def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[s
         "products": products or (),
         "copy_bytes_s": copied or 0.0,
         "context_bytes": context,
-        "to_device_bytes_s": transfers and transfers.to_device,
-        "from_device_bytes_s": transfers and transfers.from_device,
+        "to_device_bytes_s": transfers and transfers[0],
+        "from_device_bytes_s": transfers and transfers[1],
         "launch_seconds": launch,
-        "disk_write_bytes_s": disk and disk.write,
-        "disk_read_bytes_s": disk and disk.read,
+        "disk_write_bytes_s": disk and disk[0],
+        "disk_read_bytes_s": disk and disk[1],
         "steps": _card_steps(job, probing, ahead),
     }
 
@@ -391,8 +391,8 @@ def _processor_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
         "products": products or (),
         "copy_bytes_s": copied or 0.0,
         "launch_seconds": launch,
-        "disk_write_bytes_s": disk and disk.write,
-        "disk_read_bytes_s": disk and disk.read,
+        "disk_write_bytes_s": disk and disk[0],
+        "disk_read_bytes_s": disk and disk[1],
         "steps": tuple(steps),
     }
 

@@ -1,9 +1,8 @@
-"""The names of the files in a run's folder."""
+"""A run's folder: the names of its files, its journal of steps, what was done again after a crash."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.files.disk import Journal, write_atomic
@@ -26,14 +25,6 @@ REPLANNED = "replanned.json"
 
 
 COPIED_FILES = (EVALUATIONS, TRACKED)
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Steps that were done again because of a crash, and whether each time gave the same as the first."""
-
-    steps: int
-    identical: bool
 
 
 class StepLog:
@@ -71,17 +62,6 @@ class StepLog:
             write_atomic(self._journal.path, copied)
 
 
-def copy_side_files(folder: Path) -> dict[str, str]:
-    """The other small files that a run in a new place would miss."""
-    return {name: (folder / name).read_text() for name in COPIED_FILES if (folder / name).exists()}
-
-
-def restore_side_files(folder: Path, copied: dict[str, str]) -> None:
-    for name in COPIED_FILES:
-        if name in copied and not (folder / name).exists():
-            write_atomic(folder / name, copied[name])
-
-
 def read_journal(folder: Path) -> list[TrainStep]:
     """Every step as it was done, those that a crash made necessary twice included."""
     return [TrainStep.model_validate(line) for line in Journal(folder / STEPS).read()]
@@ -102,8 +82,9 @@ def mean_measures(steps: Sequence[TrainStep]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
-def find_replay(journal: Iterable[TrainStep]) -> Replay | None:
-    """What was done again over all attempts; None where nothing was.
+def find_replay(journal: Iterable[TrainStep]) -> tuple[int, bool] | None:
+    """How many steps were done again because of a crash, over all attempts, and whether each time gave the
+    same as the first; None where nothing was.
 
     Loss and gradient are compared bit by bit every time, the weights wherever both times have their
     digest.
@@ -114,14 +95,11 @@ def find_replay(journal: Iterable[TrainStep]) -> Replay | None:
     again = [same for same in times.values() if len(same) > 1]
     if not again:
         return None
-    return Replay(steps=sum(len(same) - 1 for same in again), identical=all(map(_agree, again)))
-
-
-def _agree(same: list[TrainStep]) -> bool:
     # Not a number is not equal to itself, but written twice it is the same outcome.
-    outcomes = {(repr(step.loss), repr(step.gradient_norm)) for step in same}
-    weights = {step.weights for step in same if step.weights}
-    return len(outcomes) == 1 and len(weights) <= 1
+    outcomes = [{(repr(step.loss), repr(step.gradient_norm)) for step in same} for same in again]
+    weights = [{step.weights for step in same if step.weights} for same in again]
+    identical = max(map(len, outcomes)) == 1 and max(map(len, weights)) <= 1
+    return sum(len(same) - 1 for same in again), identical
 
 
 def is_settled(job: TrainJob) -> bool:

@@ -110,15 +110,6 @@ def guard_callbacks(
     return found
 
 
-def run_inputs(job: TrainJob) -> dict[str, str]:
-    """What a checkpoint of this job belongs to, besides its settings and the order of its rows."""
-    return {
-        "dataset": job.plan.dataset_hash,
-        "base": job.plan.base_fingerprint,
-        "adapter": json.dumps(job.plan.train["adapter"], sort_keys=True),
-    }
-
-
 def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
     """Updates the heartbeat; on a stop request it abandons the step between two of its parts.
 

@@ -41,8 +41,7 @@ from graftwork.train.rollouts.preflight import (
     split_checks,
     uses_checks,
 )
-from graftwork.train.settings import TrainSettings
-from graftwork.train.unused_settings import describe_idle
+from graftwork.train.settings import TrainSettings, describe_idle
 
 if TYPE_CHECKING:
     from graftwork.grading.reward_runner import RewardRunner

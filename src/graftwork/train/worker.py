@@ -5,6 +5,7 @@ of steps and checkpoints. Needs torch, transformers, safetensors and pydantic, a
 trains.
 """
 
+import json
 import os
 import platform
 import sys
@@ -47,7 +48,6 @@ from graftwork.train.run_setup import (
     guard_callbacks,
     open_checkpoint_store,
     reporting_callbacks,
-    run_inputs,
     stoppable_progress,
 )
 from graftwork.train.settings import TrainSettings
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from graftwork.train.distributed.strategies import SingleProcess
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.loop import TrainingLoop
-    from graftwork.train.run_folder import Replay
 
 # Whether a run adds up in the same order every time: a killed run then resumes to the bytes of a whole one.
 # On a GPU the order of sums differs in the backward pass of attention. Its deterministic version is slower
@@ -317,7 +316,12 @@ class _Run:
             self.folder,
             report=self.report,
             stop_requested=stop_asked.is_set,
-            made_for=run_inputs(job),
+            # A checkpoint belongs to these, besides its settings and the order of its rows.
+            made_for={
+                "dataset": job.plan.dataset_hash,
+                "base": job.plan.base_fingerprint,
+                "adapter": json.dumps(job.plan.train["adapter"], sort_keys=True),
+            },
             versions=_versions(),
         )
         callbacks = guard_callbacks(
@@ -330,7 +334,7 @@ class _Run:
         callbacks = [*callbacks, *self.source_callbacks, *reporting]
         return TrainingLoop(self.engine, self.batches, context, callbacks=callbacks, store=store)
 
-    def finish(self, replay: "Replay | None", *, load_seconds: float) -> TrainOutcome | None:
+    def finish(self, replay: tuple[int, bool] | None, *, load_seconds: float) -> TrainOutcome | None:
         """Check that the base is unchanged, save what was trained, and describe the outcome."""
         from graftwork.model.adapters.trainable import save_trained
         from graftwork.model.base import loadable_name
@@ -373,9 +377,9 @@ class _Run:
             peak_allocated_gib=peak_allocated_gib(),
             trainable_parameters=engine.trainable,
             restarts=0,
-            replayed_steps=replay.steps if replay else 0,
+            replayed_steps=replay[0] if replay else 0,
             # Fewer rows at a time add up to the same gradient, but not to its last bit.
-            replay_identical=replay.identical if replay and not (folder / REPLANNED).exists() else None,
+            replay_identical=replay[1] if replay and not (folder / REPLANNED).exists() else None,
             skipped_steps=sum(step.skipped for step in steps),
             repeated_steps=sum(len(step.repeated) for step in steps),
             rows=self.rows,

@@ -83,7 +83,7 @@ def test_content_cannot_forge_a_turn(template, forged):
 
 def test_a_template_that_puts_words_into_the_reply_is_refused(template):
     odd = ChatTemplate(
-        tokenizer_json=template._tokenizer_json,
+        tokenizer_json=template.tokenizer_json,
         config=template._config,
         chat_template="{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
         "{% if m['role'] == 'assistant' %}well, {% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -95,7 +95,7 @@ def test_a_template_that_puts_words_into_the_reply_is_refused(template):
 
 def test_the_fingerprint_changes_with_the_template(template):
     other = ChatTemplate(
-        tokenizer_json=template._tokenizer_json, config=template._config, chat_template="{{ messages }}"
+        tokenizer_json=template.tokenizer_json, config=template._config, chat_template="{{ messages }}"
     )
     assert other.template_fingerprint != template.template_fingerprint
     assert other.tokenizer_fingerprint == template.tokenizer_fingerprint

@@ -352,7 +352,7 @@ def test_any_template_is_proven_and_its_prompt_is_the_one_of_transformers(templa
 
     template = templates[name]
     peer = PreTrainedTokenizerFast(
-        tokenizer_object=Plain.from_str(template._tokenizer_json),
+        tokenizer_object=Plain.from_str(template.tokenizer_json),
         chat_template=TEMPLATES[name],
         bos_token="<s>",
         eos_token="<|im_end|>",

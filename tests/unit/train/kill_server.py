@@ -102,7 +102,7 @@ def attempt(engine, folder, order):
     loop = TrainingLoop(engine, source, RunContext(LONG, folder), callbacks=callbacks)
     replay = loop.run()
     save_file(engine.learned(), folder / "adapter.safetensors")
-    return {"replayed": replay.steps if replay else 0, "identical": replay.identical if replay else None}
+    return {"replayed": replay[0] if replay else 0, "identical": replay[1] if replay else None}
 
 
 def journalled(path, offset):

@@ -18,8 +18,7 @@ from graftwork.train.loss import TokenBatch, loss_and_gradient, token_losses, we
 from graftwork.train.objective_settings import PolicySettings
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.policy import PolicyGradient
-from graftwork.train.objectives.samples import make_sample
-from graftwork.train.objectives.sft import SupervisedFineTuning, count_trained
+from graftwork.train.objectives.samples import SupervisedFineTuning, count_trained, make_sample
 from graftwork.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(rank=4, alpha=8, batch_rows=4, max_gradient_norm=1e9)

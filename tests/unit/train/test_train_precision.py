@@ -162,7 +162,13 @@ def test_a_killed_float16_run_goes_on_to_the_same_bytes(tiny_base, tmp_path, kil
 def test_a_gradient_that_no_scale_can_save_is_not_taken_for_an_overflow(tiny_base, tmp_path):
     loop = make_loop(tiny_base, tmp_path, first_factor=SMALLEST_SCALE)
     engine = loop._engine
-    engine._unscale_gradients = lambda: engine.parameters[0].grad.fill_(float("inf"))
+    clip = engine.strategy.clip_gradients
+
+    def clip_spoiled(most):
+        engine.parameters[0].grad.fill_(float("inf"))
+        return clip(most)
+
+    engine.strategy.clip_gradients = clip_spoiled
     measured = engine.backward(make_rows(4))
     assert not measured.overflowed
     assert not math.isfinite(measured.gradient_norm)

@@ -12,16 +12,16 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train.rollouts.episodes import EpisodeJournal, EpisodeTurn, SampledAnswer
 from graftwork.train.rollouts.preflight import (
+    advise,
     are_apart,
+    describe_signal,
     describe_too_long,
     find_too_long,
     make_canaries,
-    read_preflight,
     split_checks,
 )
 from graftwork.train.rollouts.source import RolloutParts, RolloutSource
-from graftwork.train.settings import TrainSettings
-from graftwork.train.unused_settings import describe_idle
+from graftwork.train.settings import TrainSettings, describe_idle
 
 GRPO = {"objective": "grpo", "rewards": [{"metric": "task_success"}]}
 NO_STOP = {"preflight": False}
@@ -421,10 +421,12 @@ def test_the_preflight_is_reported_once_and_expects_nothing_of_a_batch_that_was_
 
 
 def test_preflight_counts_prompts_in_a_night():
-    found = read_preflight({"dead_groups": 0.5, "pass@1": 0.2}, prompts=8, seconds=16)
-    assert found.prompts_a_night == 14_400
-    assert found.advice() is None
-    assert "50%" in found.describe()
+    names = ("dead_groups", "pass@1", "pass@k", "length", "truncated", "reward_seconds")
+    measures = dict.fromkeys(names, 0.0) | {"dead_groups": 0.5, "pass@1": 0.2}
+    described = describe_signal(measures, prompts=8, seconds=16)
+    assert "about 14,400 prompts in 8 hours" in described
+    assert "50%" in described
+    assert advise(measures) is None
 
 
 @pytest.mark.parametrize(

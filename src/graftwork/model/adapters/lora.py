@@ -76,7 +76,8 @@ class LoraLinear(nn.Module):
         matrix of the size of W is built. Who only reads, reads it again and again: then it is kept as long as
         A and B stay what they are.
         """
-        magnitude, a, b = self.lora_magnitude_vector[name], self.lora_A[name], self.lora_B[name]
+        magnitude: Tensor = self.lora_magnitude_vector[name]
+        a, b = self.lora_A[name], self.lora_B[name]
         state = (a._version, b._version, a.data_ptr(), b.data_ptr())
         if not torch.is_grad_enabled() and name in self._lengths and self._lengths[name][0] == state:
             return magnitude / self._lengths[name][1]

@@ -74,9 +74,10 @@ def merged_weights(base: Path, adapter: Path) -> tuple[Change, set[str]]:
         replacing = _opened(adapter / FULL_WEIGHTS_FILE)
         names = set(_names(replacing))
 
-        def change(name: str, weight: Tensor) -> Tensor:
+        def replace(name: str, weight: Tensor) -> Tensor:
             return replacing.get_tensor(name).to(weight.dtype) if name in names else weight
 
+        change: Change = replace
     else:
         change, names = _low_rank_changes(base, adapter)
     known = {name for path in base.glob("*.safetensors") for name in _names(_opened(path))}

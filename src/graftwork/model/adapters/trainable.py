@@ -88,7 +88,20 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
             where=str(folder),
         )
     tensors = load_file(folder / WEIGHTS_FILE)
-    _require_same(read_adapter_shape(model, folder, tensors), shape, folder)
+    # Training goes on only with what was trained before: same layers, ranks and strength.
+    theirs, ours = (
+        each.model_dump() | {"targets": sorted(each.targets), "layers": sorted(each.layers)}
+        for each in (read_adapter_shape(model, folder, tensors), shape)
+    )
+    if differing := [key for key in theirs if theirs[key] != ours[key]]:
+        names = {"kind": "method", "stabilised": "rank_stabilised", "ranks": "modules", "alphas": "modules"}
+        setting = names.get(differing[0], "upper_layers" if differing[0] == "layers" else differing[0])
+        raise UserMistake(
+            "the adapter to start from has another shape than the settings",
+            why="; ".join(f"{k}: it has {theirs[k]}, the settings have {ours[k]}" for k in differing),
+            fix=f"give `train.{setting}` its value, or start without it",
+            where=str(folder),
+        )
     own = adapter_tensors(model)
     strangers = sorted(own.keys() ^ tensors.keys())
     unlike = strangers or [name for name in own if own[name].shape != tensors[name].shape]
@@ -101,25 +114,6 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
         )
     for name, tensor in tensors.items():
         own[name].copy_(tensor)
-
-
-def _require_same(theirs: AdapterShape, ours: AdapterShape, folder: Path) -> None:
-    """Training goes on only with what was trained before: same layers, ranks and strength."""
-    names = {"kind": "method", "stabilised": "rank_stabilised", "ranks": "modules", "alphas": "modules"}
-    one, other = (
-        shape.model_dump() | {"targets": sorted(shape.targets), "layers": sorted(shape.layers)}
-        for shape in (theirs, ours)
-    )
-    differing = [key for key in one if one[key] != other[key]]
-    if differing:
-        key = differing[0]
-        raise UserMistake(
-            "the adapter to start from has another shape than the settings",
-            why="; ".join(f"{k}: it has {one[k]}, the settings have {other[k]}" for k in differing),
-            fix=f"give `train.{names.get(key, 'upper_layers' if key == 'layers' else key)}` its value, "
-            "or start without it",
-            where=str(folder),
-        )
 
 
 def sum_bits(weight: Tensor) -> Tensor:

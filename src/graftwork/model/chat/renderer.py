@@ -275,11 +275,11 @@ class ChatRenderer:
                 why="no tokenizer can read it",
                 fix="fix the encoding of the log, or drop the row",
             )
-        guarded = []
+        guarded: list[tuple[str, str]] = []
         for message in messages:
-            content, before = message.content, None
-            while content != before:  # once more: what is left may spell a shorter control token
-                content, before = self._forged.sub(_split_control_token, content), content
+            content = message.content
+            while (split := self._forged.sub(_split_control_token, content)) != content:
+                content = split  # once more: what is left may spell a shorter control token
             guarded.append((message.role, content))
         return guarded
 

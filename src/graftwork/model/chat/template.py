@@ -97,14 +97,6 @@ _PRELUDE = r"""
 """
 
 
-def write_tagged_template(source: str) -> str:
-    """The template with the prelude; messages without tools and calls reach it as they are."""
-    prelude = _PRELUDE.replace("\n", "")
-    for name, value in _TEXTS.items():
-        prelude = prelude.replace(name, json.dumps(value))
-    return prelude + source
-
-
 Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -132,9 +124,10 @@ class ChatTemplate:
     def __init__(
         self, *, tokenizer_json: str, config: dict[str, Any], chat_template: str, reasoning: bool = True
     ) -> None:
-        self._tokenizer_json = tokenizer_json
+        self.tokenizer_json = tokenizer_json
         self._config = config
-        self._source = chat_template
+        self.source = chat_template
+        """The template as Jinja source."""
         self._reasoning = reasoning
         self._drafted = 0
 
@@ -165,7 +158,7 @@ class ChatTemplate:
 
     def as_texts(self) -> "TemplateTexts":
         """All that another process needs to make the same template."""
-        return TemplateTexts(self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
+        return TemplateTexts(self.tokenizer_json, json.dumps(self._config), self.source, self._reasoning)
 
     @classmethod
     def from_texts(
@@ -180,22 +173,7 @@ class ChatTemplate:
 
     def without_reasoning(self) -> "ChatTemplate":
         """The same template, asked for answers without reasoning."""
-        return ChatTemplate(
-            tokenizer_json=self._tokenizer_json,
-            config=self._config,
-            chat_template=self._source,
-            reasoning=False,
-        )
-
-    @property
-    def source(self) -> str:
-        """The template as Jinja source."""
-        return self._source
-
-    @property
-    def end_of_turn(self) -> str:
-        """The control token that ends a turn, as text."""
-        return self._end_of_turn
+        return ChatTemplate.from_texts(*self.as_texts()._replace(reasoning=False))
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """What `prompt` encodes, with the control tokens spelled out."""
@@ -205,11 +183,11 @@ class ChatTemplate:
     def template_fingerprint(self) -> str:
         special = {k: self._special_name(k) for k in ("bos_token", "eos_token")}
         switches = [self._turns.switches] if self._turns.switches else []
-        return hashlib.sha256(json.dumps([self._source, special, *switches]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.source, special, *switches]).encode()).hexdigest()
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        return hashlib.sha256(self._tokenizer_json.encode()).hexdigest()
+        return hashlib.sha256(self.tokenizer_json.encode()).hexdigest()
 
     @property
     def control_tokens(self) -> frozenset[str]:
@@ -238,9 +216,11 @@ class ChatTemplate:
         call = write_calls(TextAndCalls("", (ToolCall("find", {"city": "Bern"}), ToolCall("wait", {}))))
         turns = (("user", "x"), ("assistant", call), ("tool", "y"), ("user", "z"))
         asked = add_tools([Message(role=role, content=text) for role, text in turns], [tool])
-        longer = ChatTemplate.from_texts(
-            *self.as_texts()._replace(chat_template=write_tagged_template(self._source))
-        )
+        # Messages without tools and calls reach the template as they are.
+        prelude = _PRELUDE.replace("\n", "")
+        for name, value in _TEXTS.items():
+            prelude = prelude.replace(name, json.dumps(value))
+        longer = ChatTemplate.from_texts(*self.as_texts()._replace(chat_template=prelude + self.source))
         with suppress(CannotProve):
             if longer.writes_tool_calls and longer.prompt_text(asked) == self.prompt_text(asked):
                 return longer.source
@@ -259,13 +239,9 @@ class ChatTemplate:
         return None
 
     @property
-    def tokenizer_json(self) -> str:
-        return self._tokenizer_json
-
-    @property
     def writes_reasoning(self) -> bool:
         """Whether the template knows reasoning in tags of its own."""
-        return "think>" in self._source or "reasoning_content" in self._source
+        return "think>" in self.source or "reasoning_content" in self.source
 
     @cached_property
     def longest_token(self) -> int:
@@ -275,13 +251,13 @@ class ChatTemplate:
     @cached_property
     def eos(self) -> int:
         """The token that ends a turn."""
-        if self._end_of_turn not in self._special:
+        if self.end_of_turn not in self._special:
             raise UserMistake(
                 "the chat template ends a turn with no control token",
                 why="the model could not say that it is done",
                 fix="name the eos_token in the base model's tokenizer_config.json",
             )
-        return self._special[self._end_of_turn]
+        return self._special[self.end_of_turn]
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens up to the place where the model begins to answer."""
@@ -296,7 +272,7 @@ class ChatTemplate:
             (question, Message(role="assistant", content=mark), Message(role=role, content=text))
         )
         at = next((at for at in range(0, len(pieces), 2) if mark in pieces[at]), len(pieces))
-        if pieces[at + 1 : at + 2] != [self._end_of_turn]:
+        if pieces[at + 1 : at + 2] != [self.end_of_turn]:
             raise not_a_plain_turn()
         rest = pieces[at + 2 :]
         return self._join(rest, self._segments.encode_for_real(rest[::2]).tokens).tolist()
@@ -374,7 +350,7 @@ class ChatTemplate:
         tooled = self._turns.uses_tools(contents)
         skeleton = None if tooled else self._skeletons.find(roles, contents)
         drafted = None
-        if skeleton is not None and skeleton.end == self._end_of_turn:
+        if skeleton is not None and skeleton.end == self.end_of_turn:
             drafted = skeleton.fill(contents)
             self._drafted += 1
             if self._drafted % self.CHECKED_EVERY != 1:
@@ -390,7 +366,7 @@ class ChatTemplate:
 
     def _draft_for_real(self, messages: Sequence[Message], reply: str) -> RenderedTurn:
         turn = self._turns.answer(messages, reply)
-        if turn.end != self._end_of_turn:
+        if turn.end != self.end_of_turn:
             raise not_a_plain_turn()
         return turn
 
@@ -414,7 +390,8 @@ class ChatTemplate:
         return joined
 
     @cached_property
-    def _end_of_turn(self) -> str:
+    def end_of_turn(self) -> str:
+        """The control token that ends a turn, as text."""
         question = (Message(role="user", content="x"),)
         for reply in ("y", "<think>\nr\n</think>\n\ny"):
             with suppress(CannotProve):
@@ -424,7 +401,7 @@ class ChatTemplate:
     @cached_property
     def _definition(self) -> dict[str, Any]:
         try:
-            definition: dict[str, Any] = json.loads(self._tokenizer_json)
+            definition: dict[str, Any] = json.loads(self.tokenizer_json)
         except (ValueError, RecursionError) as broken:
             raise UserMistake(
                 f"the tokenizer.json of the base model is not JSON: {broken}", fix="fetch the file again"
@@ -444,7 +421,7 @@ class ChatTemplate:
     def _tokenizer(self) -> "Tokenizer":
         with needs_extra("train"):
             from tokenizers import Tokenizer
-        definition, pre = self._tokenizer_json, self._definition.get("pre_tokenizer") or {}
+        definition, pre = self.tokenizer_json, self._definition.get("pre_tokenizer") or {}
         spaced = pre.get("type") == "Metaspace" and pre.get("prepend_scheme") == "first"
         if spaced and not self._turns.ask((Message(role="user", content="x"),))[0]:
             # A space is put before the first word; behind a control token no word is the first.
@@ -466,9 +443,7 @@ class ChatTemplate:
         # Without one these two are written as nothing; a template may ask whether the others are defined.
         names = {"bos_token": "", "eos_token": ""}
         names |= {key: name for key in _NAMED if (name := self._special_name(key))}
-        return ChatRenderer(
-            self._source, control_tokens=self._special, names=names, reasoning=self._reasoning
-        )
+        return ChatRenderer(self.source, control_tokens=self._special, names=names, reasoning=self._reasoning)
 
     @cached_property
     def _skeletons(self) -> SkeletonCache:

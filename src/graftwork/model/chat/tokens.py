@@ -215,9 +215,10 @@ class WordTokenizer:
         for word in unknown:
             if len(word) > self.LONGEST:
                 self._known.pop(word, None)
-        for remembered in (self._known, self._lost):
-            if len(remembered) > self.LIMIT:
-                remembered.clear()
+        if len(self._known) > self.LIMIT:
+            self._known.clear()
+        if len(self._lost) > self.LIMIT:
+            self._lost.clear()
         return results
 
     def _cut(self, text: str) -> list[str] | None:

@@ -24,11 +24,10 @@ from graftwork.model.generate.constraint import (
     note_top_logprobs,
 )
 from graftwork.model.generate.lean import LeanPass
-from graftwork.model.generate.prefix import SlotContents, common_length
 from graftwork.model.generate.recorded import GraphRecorder
 from graftwork.model.generate.requests import GenerationRequest
 from graftwork.model.generate.sampling import choose_tokens
-from graftwork.model.generate.scheduler import SlotScheduler
+from graftwork.model.generate.scheduler import SlotContents, SlotScheduler, common_length
 from graftwork.model.generate.sizes import PREFILL_TOKENS, RECORDED_PREFILLS, DecoderSizes, cut_prompts
 
 

@@ -19,10 +19,10 @@ from graftwork.model.generate.attention import register_attention
 from graftwork.model.generate.cache import cache_shape
 from graftwork.model.generate.constraint import apply_constraints, note_logprobs
 from graftwork.model.generate.decoder import SlotDecoder, TokenPass
-from graftwork.model.generate.memory import MOST_ROWS
-from graftwork.model.generate.prefix import common_length
 from graftwork.model.generate.requests import Generated, GenerationRequest
 from graftwork.model.generate.sampling import Sampling, choose_tokens
+from graftwork.model.generate.scheduler import common_length
+from graftwork.model.generate.sizes import MOST_ROWS
 
 
 class StaticDecoder:

@@ -6,9 +6,18 @@ generator asks here before it allocates and the plan asks here before it runs, s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from graftwork.model.generate.memory import MOST_ROWS
+from graftwork.model.shape import cached_numbers
 
+MOST_ROWS = 256
+"""More rows answer hardly more a second: by then the products keep the card busy."""
+SHARE = 0.8
+"""Of the free memory; the rest is for what the allocator cannot use in one piece."""
+HALF = 2
+"""Bytes of a number in 16 bits."""
+UNKNOWN_SHAPE_ROWS = 32
+"""For a decoder whose measures cannot be read; an out-of-memory error halves it."""
 PREFILL_TOKENS = 8192
 """Tokens of prompts that are read in one pass, padding included."""
 RECORDED_PREFILLS = (32, 64, 128, 256, 512)
@@ -78,3 +87,32 @@ def cut_prompts(lengths: Sequence[int]) -> list[list[int]]:
             parts.append([])
         parts[-1].append(place)
     return parts
+
+
+def rows_that_fit(config: Any, *, prompt_tokens: int, new_tokens: int, free_bytes: int) -> int:
+    """In 16 bits; a usual number where the configuration names its measures in a way of its own."""
+    heads = _number(config, "num_attention_heads")
+    hidden, layers = _number(config, "hidden_size"), _number(config, "num_hidden_layers")
+    if heads is None or hidden is None or layers is None:
+        return UNKNOWN_SHAPE_ROWS
+    width = _number(config, "head_dim") or hidden // heads
+    groups = _number(config, "num_key_value_heads") or heads
+    inner = _number(config, "intermediate_size") or 4 * hidden
+    vocabulary = _number(config, "vocab_size") or 0
+    keys = cached_numbers(layers, groups, width) * HALF
+    # The states in and out of a layer, its gate, up and their product.
+    passing = (4 * hidden + 3 * inner) * HALF
+    # Growing copies the keys once.
+    a_row = 2 * keys * (prompt_tokens + new_tokens) + passing * prompt_tokens + 4 * vocabulary * HALF
+    return max(1, min(MOST_ROWS, int(SHARE * free_bytes) // a_row))
+
+
+def _number(config: Any, name: str) -> int | None:
+    """A positive number, or the largest of one for each layer."""
+    try:
+        found = getattr(config, name, None)
+    except Exception:  # some configurations refuse a name that differs from layer to layer
+        return None
+    if isinstance(found, list | tuple) and found and all(isinstance(number, int) for number in found):
+        found = max(found)
+    return found if isinstance(found, int) and found > 0 else None

@@ -251,15 +251,8 @@ class StoredTensor(NamedTuple):
         return np.asarray(data, np.float32)
 
 
-class _PlannedTensor(NamedTuple):
-    """A tensor of the file: its name, how it is stored, and what computes it."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    make: Callable[[], Array]
-
-
+PlannedTensor = tuple[str, tuple[int, ...], str, Callable[[], Array]]
+"""A tensor of the file: its name, its shape, how it is stored, and what computes it."""
 Change = Callable[[str, Array], Array]
 """Gives a weight of the base, by its name, as it is written."""
 
@@ -279,12 +272,12 @@ def write_base(
         **read_vocabulary(folder, size=size),
     }
 
-    def plan(tensor: StoredTensor) -> _PlannedTensor:
+    def plan(tensor: StoredTensor) -> PlannedTensor:
         path = tensor.name.rpartition(".")[0]
         kind: str = precision if len(tensor.shape) > 1 else "f32"
         if kind.startswith("q") and tensor.shape[-1] % 32:
             kind = "f16"  # rows that cannot be cut into the blocks of a quantized type
-        return _PlannedTensor(
+        return (
             architecture.tensor_name(tensor.name),
             tensor.shape,
             kind,
@@ -298,7 +291,7 @@ def write_base(
     ]
     factors = architecture.rope_factors()
     if factors is not None:
-        tensors.append(_PlannedTensor(ROPE_FACTORS, factors.shape, "f32", lambda: factors))
+        tensors.append((ROPE_FACTORS, factors.shape, "f32", lambda: factors))
     _write(target, architecture.name, metadata, tensors)
 
 
@@ -308,7 +301,7 @@ def write_adapter(folder: Path, target: Path, *, base: Path) -> None:
     tensors = {tensor.name: tensor for tensor in stored_tensors(folder)}
     paths = sorted({name.removeprefix(_PREFIX).partition(".lora_")[0] for name in tensors})
     shape = _read_shape(folder, layers=architecture.layers, paths=paths)
-    planned: list[_PlannedTensor] = []
+    planned: list[PlannedTensor] = []
     for path in paths:
         name = architecture.tensor_name(f"{path}.weight")
         if name == "output.weight" and architecture.tied:
@@ -318,8 +311,8 @@ def write_adapter(folder: Path, target: Path, *, base: Path) -> None:
         def scaled(path: str = path, b: StoredTensor = b) -> Array:
             return architecture.arrange(path, b.read()) * np.float32(shape.scale_of(path))
 
-        planned.append(_PlannedTensor(f"{name}.lora_a", a.shape, "f32", a.read))
-        planned.append(_PlannedTensor(f"{name}.lora_b", b.shape, "f32", scaled))
+        planned.append((f"{name}.lora_a", a.shape, "f32", a.read))
+        planned.append((f"{name}.lora_b", b.shape, "f32", scaled))
     metadata = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 0.0}
     _write(target, architecture.name, metadata, planned)
 
@@ -361,7 +354,7 @@ def _refuse(what: str, folder: Path) -> UserMistake:
     )
 
 
-def _write(target: Path, architecture: str, metadata: dict[str, Any], tensors: list[_PlannedTensor]) -> None:
+def _write(target: Path, architecture: str, metadata: dict[str, Any], tensors: list[PlannedTensor]) -> None:
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
     from gguf.quants import quant_shape_to_byte_shape, quantize
 
@@ -369,20 +362,20 @@ def _write(target: Path, architecture: str, metadata: dict[str, Any], tensors: l
     for key, value in metadata.items():
         kind = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}.get(type(value), "ARRAY")
         writer.add_key_value(key, value, GGUFValueType[kind])
-    for tensor in tensors:
-        stored = GGMLQuantizationType[tensor.kind.upper()]
-        if tensor.kind in ("f32", "f16"):
-            dtype = np.dtype(np.float32 if tensor.kind == "f32" else np.float16)
-            size = int(np.prod(tensor.shape)) * dtype.itemsize
-            writer.add_tensor_info(tensor.name, tensor.shape, dtype, size)
+    for name, shape, kind, _ in tensors:
+        stored = GGMLQuantizationType[kind.upper()]
+        if kind in ("f32", "f16"):
+            dtype = np.dtype(np.float32 if kind == "f32" else np.float16)
+            size = int(np.prod(shape)) * dtype.itemsize
+            writer.add_tensor_info(name, shape, dtype, size)
         else:
-            packed = quant_shape_to_byte_shape(tensor.shape, stored)
-            writer.add_tensor_info(tensor.name, packed, np.dtype(np.uint8), int(np.prod(packed)), stored)
+            packed = quant_shape_to_byte_shape(shape, stored)
+            writer.add_tensor_info(name, packed, np.dtype(np.uint8), int(np.prod(packed)), stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for tensor in tensors:
-        writer.write_tensor_data(quantize(tensor.make(), GGMLQuantizationType[tensor.kind.upper()]))
+    for _, _, kind, make in tensors:
+        writer.write_tensor_data(quantize(make(), GGMLQuantizationType[kind.upper()]))
     writer.close()
 
 

@@ -47,7 +47,8 @@ class HeartbeatCallback(TrainingCallback):
         self._here += 1
         self._recent.append(step.seconds)
         # Estimated from the steps of this process alone.
-        seconds_left, now = None, time.perf_counter()
+        now = time.perf_counter()
+        seconds_left: float | None = None
         if self._first is None:
             self._first, self._begun = step.step, now
         else:

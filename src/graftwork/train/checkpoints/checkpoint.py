@@ -156,7 +156,10 @@ def write_checkpoint(
             manifest = CheckpointManifest(checkpoint.step, sha256=hashes, sizes=sizes, score=checkpoint.score)
             write_atomic(temporary / MANIFEST, manifest.to_json())
         verify_checkpoint(path)
-    remove_others(folder, verified=checkpoint.step, keep=keep, spare=spare)
+    stay = steps_to_keep(list_saved(folder), verified=checkpoint.step, newest=keep) | spare
+    for other in _folders(folder):
+        if other.name not in map(step_name, stay):
+            shutil.rmtree(other, ignore_errors=True)
     return path
 
 
@@ -237,15 +240,6 @@ def verify_checkpoint(path: Path) -> CheckpointManifest:
 def list_saved(folder: Path) -> list[SavedCheckpoint]:
     """Step and score of each checkpoint with a readable manifest; nothing else of it is read."""
     return [saved for saved, _ in _manifests(folder)]
-
-
-def remove_others(folder: Path, *, verified: int, keep: int, spare: Set[int] = frozenset()) -> None:
-    """Let go what the policy does not keep, now that `verified` is known to be good."""
-    stay = {step_name(step) for step in steps_to_keep(list_saved(folder), verified=verified, newest=keep)}
-    stay |= {step_name(step) for step in spare}
-    for path in _folders(folder):
-        if path.name not in stay:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_partial(folder: Path) -> None:

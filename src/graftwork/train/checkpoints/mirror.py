@@ -94,7 +94,13 @@ class FsspecMirror:
         pause = min(self._first_pause, 2.0)
         for attempt in range(1, LAST_TRIES + 1):
             try:
-                self._fetch(folder)
+                there = self._steps()
+                step = next((step for step in sorted(there, reverse=True) if self._bring(step, folder)), None)
+                if step is not None:
+                    self._messages.put(f"the checkpoint of step {step} was fetched from the mirror")
+                    best = best_of([saved for saved in self._look_at(there) if saved.step < step])
+                    if best is not None:
+                        self._bring(best.step, folder)
             except Exception as error:  # whatever a network library may raise
                 self._messages.put(f"the mirror cannot be read: {self._say(error)}")
                 if attempt == LAST_TRIES:
@@ -122,16 +128,6 @@ class FsspecMirror:
 
     def _say(self, error: Exception) -> str:
         return redact_login(error, self._url)
-
-    def _fetch(self, folder: Path) -> None:
-        there = self._steps()
-        for step in sorted(there, reverse=True):
-            if self._bring(step, folder):
-                self._messages.put(f"the checkpoint of step {step} was fetched from the mirror")
-                best = best_of([saved for saved in self._look_at(there) if saved.step < step])
-                if best is not None:
-                    self._bring(best.step, folder)
-                return
 
     def _bring(self, step: int, folder: Path) -> bool:
         """Copy one checkpoint here; it gets its name only if every byte matches its manifest."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.optim import Optimizer
 
 from graftwork.model.parts import decoder_parts
 from graftwork.records.dataset import Row
@@ -61,6 +62,7 @@ def balance_rows(lengths: Sequence[int], *, size: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
+BatchLoss = Callable[[Any], Tensor]
 OptimizerState = dict[str, Tensor]
 """What the optimizer holds of one parameter, by its own names."""
 
@@ -78,11 +80,7 @@ class SingleProcess:
     """Where this process works; None: where the model is."""
 
     def prepare(
-        self,
-        model: Any,
-        parameters: Sequence[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any], Tensor],
+        self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
         """Take the model over; the parameters as they are from now on, in the same order."""
         del model
@@ -159,7 +157,7 @@ SYNC_TIMEOUT = timedelta(hours=1)
 class LossModule(nn.Module):
     """A model whose forward is its loss, so that a wrapper sees all of a step."""
 
-    def __init__(self, model: Any, loss: Callable[[Any], Tensor]) -> None:
+    def __init__(self, model: Any, loss: BatchLoss) -> None:
         super().__init__()
         self.model = model
         self.of = loss
@@ -202,11 +200,7 @@ class DataParallel(SingleProcess):
         return {}
 
     def prepare(
-        self,
-        model: Any,
-        parameters: Sequence[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any], Tensor],
+        self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in parameters]
@@ -280,11 +274,7 @@ class FullyShardedDataParallel(DataParallel):
         return {"fsdp_plugin": self._plugin}
 
     def prepare(
-        self,
-        model: Any,
-        parameters: Sequence[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any], Tensor],
+        self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
         blocks = decoder_parts(model).blocks
         self._plugin.transformer_cls_names_to_wrap = sorted({type(block).__name__ for block in blocks})

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -104,9 +103,13 @@ def main(arguments: list[str]) -> int:
     if "--shutdown-timeout" in parser._option_string_actions:
         arguments = ["--shutdown-timeout", str(SHUTDOWN_SECONDS), *arguments]
     args = parser.parse_args(arguments)
+    # As `torchrun_arguments` named them.
+    machines = NodeGroup()
+    if not args.standalone:
+        machines = NodeGroup(int(args.nnodes), args.node_rank, args.master_addr, args.master_port)
     done = False
     try:
-        with main_node_leaves_last(nodes_of(args)):
+        with main_node_leaves_last(machines):
             run(args)  # type: ignore[no-untyped-call]
             done = True
     except ChildFailedError as failed:
@@ -115,15 +118,6 @@ def main(arguments: list[str]) -> int:
         # While it only waits for others to leave, nothing is left to resume.
         return 0 if done else EXIT_RESUME_ME
     return 0
-
-
-def nodes_of(args: Namespace) -> NodeGroup:
-    """As `torchrun_arguments` named them."""
-    if args.standalone:
-        return NodeGroup()
-    return NodeGroup(
-        count=int(args.nnodes), rank=args.node_rank, address=args.master_addr, port=args.master_port
-    )
 
 
 def exit_likewise(code: int) -> None:

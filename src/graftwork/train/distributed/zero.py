@@ -8,14 +8,15 @@ Checkpoints hold whole tensors under the same names as those of one process.
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from graftwork.model.parts import decoder_parts
-from graftwork.train.distributed.strategies import DataParallel, OptimizerState
+from graftwork.train.distributed.strategies import BatchLoss, DataParallel, OptimizerState
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -61,11 +62,7 @@ class ZeroStrategy(DataParallel):
         return {"deepspeed_plugin": self._plugin}
 
     def prepare(
-        self,
-        model: Any,
-        parameters: Sequence[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any], Tensor],
+        self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
         if self._on_cpu:
             # accelerate turns to DeepSpeed only where it sees an accelerator; DeepSpeed knows processors.

@@ -6,8 +6,8 @@ Engines, checkpoints, strategies and callbacks stay as they are: every engine mi
 
     sum over trained tokens of weight · -log p(token) / normalizer
 
-so an objective is a pure function of rows and log-probabilities. `sft.py` is supervised fine-tuning and
-`epochs.py` its batch source; `preference.py` is DPO and ORPO, `kto.py` KTO, `policy.py` the losses over
+so an objective is a pure function of rows and log-probabilities. `samples.py` has supervised fine-tuning
+and `epochs.py` its batch source; `preference.py` is DPO and ORPO, `kto.py` KTO, `policy.py` the losses over
 sampled answers.
 """
 
@@ -69,7 +69,7 @@ class BatchSource(Protocol):
 def make_objective(settings: TrainSettings | None = None) -> Objective:
     """The objective of a run; supervised fine-tuning without settings."""
     if settings is None or settings.objective == "sft":
-        from graftwork.train.objectives.sft import SupervisedFineTuning
+        from graftwork.train.objectives.samples import SupervisedFineTuning
 
         return SupervisedFineTuning()
     if settings.objective == "grpo":

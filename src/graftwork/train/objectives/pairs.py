@@ -155,7 +155,15 @@ class PairOrder(PlannedOrder):
     """The batch source of preferences: `batch_rows` pairs per step, in the order of epochs."""
 
     def __init__(self, pairs: Sequence[ReplyPair], *, settings: TrainSettings) -> None:
-        super().__init__(plan_pair_steps(pairs, settings=settings), rows_each=2)
+        steps = plan_batches(
+            tuple(max(len(row.tokens) for row in pair) for pair in pairs),
+            batch_rows=settings.batch_rows,
+            epochs=settings.epochs,
+            seed=settings.seed,
+            stages=[pair.chosen.stage for pair in pairs],
+            weights=[pair.chosen.weight for pair in pairs],
+        )
+        super().__init__(steps, rows_each=2)
         self._pairs = pairs
 
     def batch(self, step: int) -> list[TrainingSample]:
@@ -171,14 +179,3 @@ class PairOrder(PlannedOrder):
 
     def mark(self, number: int) -> object:
         return [row.tokens for row in self._pairs[number]]
-
-
-def plan_pair_steps(pairs: Sequence[ReplyPair], *, settings: TrainSettings) -> tuple[tuple[int, ...], ...]:
-    return plan_batches(
-        tuple(max(len(row.tokens) for row in pair) for pair in pairs),
-        batch_rows=settings.batch_rows,
-        epochs=settings.epochs,
-        seed=settings.seed,
-        stages=[pair.chosen.stage for pair in pairs],
-        weights=[pair.chosen.weight for pair in pairs],
-    )

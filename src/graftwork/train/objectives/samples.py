@@ -1,13 +1,16 @@
 """Samples: rows with what an objective compares them with, and the scale that divides a step's loss.
 
-In: rows of one optimizer step. Out: the same rows, each with the factor of its tokens. Pure.
+In: rows of one optimizer step. Out: the same rows, each with the factor of its tokens. Pure. Supervised
+fine-tuning, which compares nothing and divides by its tokens, is here too.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from graftwork.records.dataset import Row
-from graftwork.train.objectives.sft import count_trained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOSS_MEASURE = "loss"
 """The measure that a step reports as its loss: a weighted sum of log-probabilities says nothing by itself."""
@@ -35,6 +38,27 @@ class TrainingSample(Row):
     factors: tuple[float, ...] | None = None
     """What the weight of each trained token is multiplied by; 0 for tokens that the model did not write or
     whose log-probabilities disagree with the sampler's. None: 1 for every token."""
+
+
+def count_trained(rows: Sequence[Row]) -> int:
+    """How many tokens of the rows are trained."""
+    return sum(len(row.tokens) - row.trained_from for row in rows)
+
+
+class SupervisedFineTuning:
+    """The mean cross entropy over the reply tokens of a step."""
+
+    name = "sft"
+
+    def normalizer(self, rows: Sequence[Row]) -> int:
+        return count_trained(rows)
+
+    def weights(self, rows: Sequence[Row], log_probabilities: Callable[[], object]) -> None:
+        """Every reply token weighs the same."""
+
+    def measure(self, rows: Sequence[Row], log_probabilities: object) -> dict[str, "Tensor"]:
+        """The loss says it all."""
+        return {}
 
 
 def make_sample(row: Row, **fields: object) -> TrainingSample:

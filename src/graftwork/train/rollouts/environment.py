@@ -47,8 +47,9 @@ class Environment:
             why = describe_failure(result)
             given = {} if why else read_line(result)
             is_text = isinstance(given.get("text"), str | None)
-            tools = clean_tools(given.get("tools"))
-            if why or not is_text or tools is None:
+            tools = given.get("tools")
+            are_tools = isinstance(tools, list | None) and all(isinstance(tool, dict) for tool in tools or ())
+            if why or not is_text or not are_tools:
                 raise UserMistake(
                     f"the environment does not start for the case {case.id}",
                     why=why
@@ -57,7 +58,8 @@ class Environment:
                     "`evaluate.sandbox.packages` can be imported",
                     where="train.rollouts.environment",
                 )
-            found.append((clean_text(given.get("text") or ""), tools))
+            cleaned = json.loads(clean_text(json.dumps(tools or [], ensure_ascii=False)))
+            found.append((clean_text(given.get("text") or ""), tuple(cleaned)))
         return found
 
     def answer(self, episodes: Sequence[tuple[Case, Sequence[str]]]) -> list[EnvironmentAnswer]:
@@ -88,7 +90,8 @@ class Environment:
                 spoken.append({"text": text, "calls": listed, "broken": calls is None})
             given = json.dumps({**environment, "case": described, "replies": spoken})
             jobs.append(BatchJob(f"import {PRELUDE}\n{PRELUDE}.main({given!r})\n", self._files))
-        return run_batch(jobs, sandbox=self._sandbox, prelude=Prelude(PRELUDE, inside_source(), MODULES))
+        source = Path(__file__).with_name("environment_inside.py").read_text()
+        return run_batch(jobs, sandbox=self._sandbox, prelude=Prelude(PRELUDE, source, MODULES))
 
 
 def environment_files(settings: EnvironmentSettings) -> list[str]:
@@ -107,10 +110,6 @@ def read_inner(folder: Path, name: str) -> str:
             where="train.rollouts.environment",
         )
     return path.read_text()
-
-
-def inside_source() -> str:
-    return Path(__file__).with_name("environment_inside.py").read_text()
 
 
 def describe_failure(result: SandboxResult) -> str:
@@ -138,13 +137,6 @@ def clean_text(text: str) -> str:
     from graftwork.model.chat.renderer import GUARD
 
     return text.encode("utf-8", "replace").decode().replace(GUARD, "\ufffd")
-
-
-def clean_tools(given: Any) -> tuple[dict[str, Any], ...] | None:
-    """The definitions of tools; None if they are none."""
-    if not isinstance(given, list | None) or not all(isinstance(tool, dict) for tool in given or ()):
-        return None
-    return tuple(json.loads(clean_text(json.dumps(given or [], ensure_ascii=False))))
 
 
 def read_answer(result: SandboxResult) -> EnvironmentAnswer:

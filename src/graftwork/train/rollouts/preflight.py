@@ -43,56 +43,28 @@ class SignalSearch(NamedTuple):
         return SignalSearch(batch, self.prompts + prompts, found=not prompts)
 
 
-class SignalReport(NamedTuple):
-    """What the first batch shows before any weight has changed."""
-
-    signal: float
-    """Share of prompts whose answers differ in reward."""
-    pass_at_1: float
-    pass_at_k: float
-    length: float
-    truncated: float
-    reward_seconds: float
-    seconds: float
-    """Of sampling and grading the batch; 0 if it was read from the journal."""
-    prompts: int
-
-    @property
-    def prompts_a_night(self) -> int:
-        return int(self.prompts * NIGHT_SECONDS / self.seconds) if self.seconds else 0
-
-    def describe(self) -> str:
-        night = f"; about {self.prompts_a_night:,} prompts in 8 hours" if self.seconds else ""
-        return (
-            f"preflight: {self.signal:.0%} of prompts carry a signal, pass@1 {self.pass_at_1:.0%}, "
-            f"pass@k {self.pass_at_k:.0%}, {self.length:.0f} tokens an answer, {self.truncated:.0%} cut, "
-            f"{self.reward_seconds:.2f} s a reward{night}"
-        )
-
-    def advice(self) -> str | None:
-        """Why training would be wasted, and what to do; None if it can start."""
-        if self.signal >= LEAST_SIGNAL:
-            return None
-        if self.pass_at_1 > MOST_SOLVED:
-            return "nearly every answer is right already: nothing is left to learn; take harder prompts"
-        if self.truncated > MOST_TRUNCATED:
-            return "most answers are cut: raise `rollouts.max_tokens`, or train on short replies first"
-        if self.pass_at_k == 0:
-            return "no answer is ever right: train with `objective: sft` first, or take easier prompts"
-        return "all answers to a prompt get the same reward: use a finer reward or other prompts"
-
-
-def read_preflight(measures: Mapping[str, float], *, prompts: int, seconds: float) -> SignalReport:
-    return SignalReport(
-        signal=1 - measures.get("dead_groups", 1.0),
-        pass_at_1=measures.get("pass@1", 0.0),
-        pass_at_k=measures.get("pass@k", 0.0),
-        length=measures.get("length", 0.0),
-        truncated=measures.get("truncated", 0.0),
-        reward_seconds=measures.get("reward_seconds", 0.0),
-        seconds=seconds,
-        prompts=prompts,
+def describe_signal(measures: Mapping[str, float], *, prompts: int, seconds: float) -> str:
+    """What the first batch shows before any weight has changed. `seconds` are those of sampling and grading
+    it; 0 if it was read from the journal."""
+    night = f"; about {int(prompts * NIGHT_SECONDS / seconds):,} prompts in 8 hours" if seconds else ""
+    return (
+        f"preflight: {1 - measures['dead_groups']:.0%} of prompts carry a signal, pass@1 "
+        f"{measures['pass@1']:.0%}, pass@k {measures['pass@k']:.0%}, {measures['length']:.0f} tokens an "
+        f"answer, {measures['truncated']:.0%} cut, {measures['reward_seconds']:.2f} s a reward{night}"
     )
+
+
+def advise(measures: Mapping[str, float]) -> str | None:
+    """Why training would be wasted, and what to do; None if it can start."""
+    if 1 - measures["dead_groups"] >= LEAST_SIGNAL:
+        return None
+    if measures["pass@1"] > MOST_SOLVED:
+        return "nearly every answer is right already: nothing is left to learn; take harder prompts"
+    if measures["truncated"] > MOST_TRUNCATED:
+        return "most answers are cut: raise `rollouts.max_tokens`, or train on short replies first"
+    if measures["pass@k"] == 0:
+        return "no answer is ever right: train with `objective: sft` first, or take easier prompts"
+    return "all answers to a prompt get the same reward: use a finer reward or other prompts"
 
 
 def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions: int) -> list[str]:

@@ -138,8 +138,8 @@ class RolloutSampler:
     ) -> "list[list[GenerationRequest]]":
         from graftwork.model.generate.constraint import TokenOptions
         from graftwork.model.generate.generator import Sampling, open_decoder, use_grouped_attention
-        from graftwork.model.generate.memory import MOST_ROWS
         from graftwork.model.generate.requests import GenerationRequest
+        from graftwork.model.generate.sizes import MOST_ROWS
 
         settings = self._settings
         # The activations of the last step: without this, the cache of answers comes on top of them.

@@ -45,8 +45,9 @@ from graftwork.train.rollouts.preflight import (
     CAUGHT,
     ENOUGH_PROMPTS,
     SignalSearch,
+    advise,
     are_apart,
-    read_preflight,
+    describe_signal,
 )
 from graftwork.train.rollouts.sampling import AskedPrompt
 from graftwork.train.settings import TrainSettings
@@ -300,11 +301,11 @@ class RolloutSource(TrainingCallback):
         if self._looked.found or number <= self._looked.until:
             return
         spent = seconds if self._has_sampled else 0.0
-        found = read_preflight(self._measures, prompts=self._rollouts.prompts, seconds=spent)
+        described = describe_signal(self._measures, prompts=self._rollouts.prompts, seconds=spent)
         if number == 1:
-            self._parts.report(found.describe())
+            self._parts.report(described)
         known = sum(not name.startswith(CANARY) for name in self._parts.prompts)
-        advice = found.advice()
+        advice = advise(self._measures)
         self._looked = self._looked.after(number, prompts=0 if advice is None else self._rollouts.prompts)
         if advice is None:
             return
@@ -312,7 +313,7 @@ class RolloutSource(TrainingCallback):
         if self._looked.prompts >= enough or number == self._rollouts.steps:
             raise AnswerIsNo(
                 "there is nothing to learn from these prompts",
-                why=found.describe(),
+                why=described,
                 fix=advice,
                 where="train.rollouts",
             )
