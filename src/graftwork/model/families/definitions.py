@@ -73,7 +73,7 @@ FAMILIES = (
         capped_attention=True,
         tied=True,
         defaults={"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
-        block=LATER_GEMMA._replace(capped=True, capped_logits=True),
+        block=LATER_GEMMA._replace(capped=True),
     ),
     ModelFamily(
         "gemma3_text",

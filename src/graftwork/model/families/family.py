@@ -74,7 +74,6 @@ class BlockLayout(NamedTuple):
     """What attention and MLP add is multiplied with a number first."""
     capped: bool = False
     """Scores of attention are capped, which fused attention cannot."""
-    capped_logits: bool = False
 
 
 class ModelFamily(NamedTuple):

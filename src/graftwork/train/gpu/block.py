@@ -104,6 +104,12 @@ def _halves_to_pairs(x: Tensor) -> Tensor:
     return x.view(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
 
 
+def _heads_in_pairs(dqkv: Tensor, shape: BlockShape) -> Tensor:
+    dq, dk, dv = _split(dqkv, shape)
+    turned = (_halves_to_pairs(dq), _halves_to_pairs(dk), dv)
+    return torch.cat([part.reshape(dqkv.shape[0], -1) for part in turned], dim=1)
+
+
 def before_attention_backward(
     d_heads: tuple[Tensor, Tensor, Tensor],
     dx2: Tensor,
@@ -118,9 +124,7 @@ def before_attention_backward(
     tokens = x.shape[0]
     dqkv = fused.rotate_backward(*d_heads, *rotary)
     if shape.interleaved:
-        dq, dk, dv = _split(dqkv, shape)
-        turned = (_halves_to_pairs(dq), _halves_to_pairs(dk), dv)
-        dqkv = torch.cat([part.reshape(tokens, -1) for part in turned], dim=1)
+        dqkv = _heads_in_pairs(dqkv, shape)
     if raw is not None and w.query_norm is not None and w.key_norm is not None:
         heads, (dq, dk, dv) = raw.view(tokens, -1, shape.head_width), _split(dqkv, shape)
         q, k = _wide(heads[:, : shape.heads], w.query_norm), _wide(heads[:, shape.heads :], w.key_norm)

@@ -26,6 +26,23 @@ from graftwork.train.gpu.lora import LoraGradient, LoraGroup, LoraStacks
 from graftwork.train.gpu.packing import PackedLayout
 from graftwork.train.gpu.quantized import FrozenWeight, product, transposed_product
 
+
+def chunk_loss(
+    hidden: Tensor, targets: Tensor, weights: Tensor | None, head: FrozenWeight, ending: LogitsEnding
+) -> tuple[Tensor, Tensor]:
+    """The weighted loss of a chunk and its gradient by the hidden states. Logits exist for one chunk only."""
+    logits = product(head, hidden)
+    losses = replace_by_gradient(logits, targets, weights, ending)
+    counted = targets >= 0
+    weight = counted if weights is None else weights * counted
+    return (losses * weight).sum(), transposed_product(head, logits)
+
+
+def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight, ending: LogitsEnding) -> Tensor:
+    """The summed loss of a chunk, for evaluation."""
+    return (target_losses(product(head, hidden), targets, ending) * (targets >= 0)).sum()
+
+
 KeepLevel = Literal["keep", "lean", "again"]
 
 
@@ -155,12 +172,19 @@ class GpuDecoder:
     @torch.no_grad()
     def lose(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The summed loss alone."""
-        return self._lose(self._read(x, packed), packed, None)[0]
+        self.refresh_adapters()
+        turns = self._turns(x, packed.positions)
+        for at in range(len(self.blocks)):
+            x = self._pass(at, x, turns, packed.documents)
+        return self._lose(x, packed, None)[0]
 
     @torch.no_grad()
     def log_probabilities(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The log-probability of each target, padding included. Logits exist for one chunk only."""
-        x = self._read(x, packed)
+        self.refresh_adapters()
+        turns = self._turns(x, packed.positions)
+        for at in range(len(self.blocks)):
+            x = self._pass(at, x, turns, packed.documents)
         weight, epsilon, outside = self.outside.final_norm, self.shapes[-1].epsilon, self.outside
         size = self.policy.head_tokens
         return torch.cat(
@@ -179,14 +203,6 @@ class GpuDecoder:
         """Take the adapters as they are now, before a pass or before tokens are written by `advance`."""
         if self._stacks is not None:
             self._stacks.refresh()
-
-    def _read(self, x: Tensor, packed: PackedLayout) -> Tensor:
-        """Through all blocks, nothing kept."""
-        self.refresh_adapters()
-        turns = self._turns(x, packed.positions)
-        for at in range(len(self.blocks)):
-            x = self._pass(at, x, turns, packed.documents)
-        return x
 
     @torch.no_grad()
     def advance(self, tokens: Tensor, positions: Tensor, attend: "AttendToEarlier") -> Tensor:
@@ -304,16 +320,12 @@ class GpuDecoder:
             places, targets = packed.predicts[begin : begin + size], packed.targets[begin : begin + size]
             hidden = x[places]
             normed = self._norm(hidden, weight, epsilon)
-            # Logits exist for one chunk only.
-            logits = product(head, normed)
             if scale is None:
-                total += (target_losses(logits, targets, ending) * (targets >= 0)).sum()
+                total += chunk_loss_only(normed, targets, head, ending)
                 continue
             weights = None if packed.weights is None else packed.weights[begin : begin + size]
-            losses = replace_by_gradient(logits, targets, weights, ending)
-            counted = targets >= 0
-            total += (losses * (counted if weights is None else weights * counted)).sum()
-            d = transposed_product(head, logits)
+            loss, d = chunk_loss(normed, targets, weights, head, ending)
+            total += loss
             d = self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
             dx.index_add_(0, places, d)
         return total, dx
