@@ -218,7 +218,7 @@ def test_importing_graftwork_loads_nothing_heavy():
 
 
 def test_printing_a_plan_needs_neither_stores_nor_the_settings_of_a_project():
-    loaded = loaded_after("from graftwork.api.plans import plan_fit\nimport graftwork.cli.show.plan")
+    loaded = loaded_after("from graftwork.api.plans import plan_fit\nimport graftwork.views.plan")
     assert not loaded & (HEAVY | {"sqlalchemy"})
 
 

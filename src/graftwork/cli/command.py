@@ -109,7 +109,7 @@ def opened_with_progress(project: Path | None, model: str | None = None) -> "Ite
 
 def print_record(record: "Record", *, as_json: bool) -> None:
     """The record on standard output: as JSON, or as tables."""
-    from graftwork.cli.show import show
+    from graftwork.views.terminal import show
 
     if as_json:
         print_json(record)

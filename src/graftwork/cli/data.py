@@ -16,7 +16,7 @@ from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
 from graftwork.views.document import quote
-from graftwork.views.terminal import print_line, table
+from graftwork.views.terminal import print_document, print_line, table
 
 if TYPE_CHECKING:
     from graftwork.data.project import LogScoresAudit
@@ -74,7 +74,7 @@ def audit(
     Example:  graft data audit logs/interactions.jsonl --html audit.html
     """
     from graftwork.files.disk import write_atomic
-    from graftwork.views.audit_page import make_audit_page
+    from graftwork.views.audit import make_audit_page
 
     if scores:
         if html is not None or row_format is not None:
@@ -208,10 +208,10 @@ def show(
 
     Example:  graft data show --split test --rows 5
     """
-    from graftwork.cli.show.data import show_rows as print_rows
     from graftwork.data.inspect.rows import show_rows
     from graftwork.data.project import open_decoder
     from graftwork.files.dataset import read_manifest
+    from graftwork.views.dataset import view_rows
 
     chosen = _to_split(split)
     folder, root = _find_dataset(dataset, project)
@@ -221,7 +221,7 @@ def show(
         content_hash = read_manifest(folder).content_hash
         print_json({"dataset": content_hash, "rows": [found.model_dump(mode="json") for found in shown]})
     else:
-        print_rows(stdout, shown, by_token=tokens, plain=plain)
+        print_document(stdout, view_rows(shown, by_token=tokens, plain=plain))
 
 
 @app.command("diff")
@@ -268,10 +268,10 @@ def export(
 
     Example:  graft data export openai --out exports/openai
     """
-    from graftwork.cli.show.data import show_export
     from graftwork.data.export.run import export_dataset
     from graftwork.data.export.sink import ExportOptions
     from graftwork.records.dataset import SPLITS
+    from graftwork.views.dataset import view_export
 
     splits = [_to_split(chosen) for chosen in split or SPLITS]
     options = ExportOptions(name=name, title=title, license=license_name)
@@ -280,7 +280,7 @@ def export(
     if json:
         print_json({"folder": str(out), **made.model_dump(mode="json")})
     else:
-        show_export(stdout, made, folder=out)
+        print_document(stdout, view_export(made, folder=out))
 
 
 def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:

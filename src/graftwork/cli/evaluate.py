@@ -18,7 +18,7 @@ from graftwork.cli.command import (
 from graftwork.cli.output import Json, print_json, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, AnswerIsNo
 from graftwork.views.document import quote
-from graftwork.views.terminal import print_line
+from graftwork.views.terminal import print_document, print_line
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
@@ -104,15 +104,15 @@ def import_results(
 
     Example:  graft eval import logs/base.eval logs/adapter.eval
     """
-    from graftwork.cli.show.evaluation import show_imported
     from graftwork.evaluate.commands import import_evaluation
+    from graftwork.views.evaluation import view_imported
 
     with opened_with_progress(project, model) as work:
         imported = import_evaluation(work, [path.absolute() for path in files])
     if json:
         print_json(imported)
     else:
-        show_imported(stdout, imported)
+        print_document(stdout, view_imported(imported))
 
 
 class EvaluationLogFormat(StrEnum):
@@ -266,13 +266,13 @@ def calibrate(
 
     Example:  graft eval calibrate --json | jq '.modes[].kappa'
     """
-    from graftwork.cli.show.evaluation import show_calibration
+    from graftwork.views.evaluation import view_calibration
 
     with reporting(project, model) as found:
         judged = found.calibrate(limit=limit)
     if json:
         print_json(judged)
     else:
-        show_calibration(stdout, judged)
+        print_document(stdout, view_calibration(judged))
     if not judged.sufficient:
         raise typer.Exit(EXIT_ANSWER_IS_NO)

@@ -9,7 +9,7 @@ from graftwork.cli.command import Folder, Model, reporting
 from graftwork.cli.output import Json, print_json, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 from graftwork.views.document import quote
-from graftwork.views.terminal import print_line, table
+from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -189,7 +189,7 @@ def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
 
 
 def _print(verdict: "Verdict") -> None:
-    from graftwork.cli.show import show
+    from graftwork.views.terminal import show
 
     show(stdout, verdict)
     for note in verdict.notes:
@@ -197,19 +197,6 @@ def _print(verdict: "Verdict") -> None:
 
 
 def _print_session(found: "NextStart") -> None:
-    from graftwork.cli.show.evaluation import OUTCOMES
+    from graftwork.views.evaluation import view_next_start
 
-    title = "START FROM THIS CHECKPOINT" if found.start == "this" else "START FROM THE PREVIOUS CHECKPOINT"
-    colour = "green" if found.start == "this" else "yellow"
-    print_line(stdout, f"[bold {colour}]{title}[/]  {quote(found.reason)}")
-    rows = table("rule", "", "why")
-    for rule in found.rules:
-        rows.add_row(quote(rule.rule), OUTCOMES[rule.outcome], quote(rule.sentence))
-    if found.rules:
-        stdout.print(rows)
-    if found.adapter_folder:
-        print_line(stdout, f"train.start_from: {quote(found.adapter_folder)}", soft_wrap=True)
-    elif not found.adapter_hash:
-        print_line(stdout, "train.start_from: omit it; the session started from the base")
-    else:
-        print_line(stdout, f"the adapter {quote(found.adapter_hash[:12])} is in no run or release any more")
+    print_document(stdout, view_next_start(found))

@@ -168,9 +168,9 @@ def fit(
     if json:
         print_json(_as_json(answer))
     else:
-        from graftwork.cli.show.plan import show_fit
+        from graftwork.views.fit import view_fit
 
-        show_fit(stdout, answer, files=files)
+        print_document(stdout, view_fit(answer, files=files))
     raise typer.Exit(0 if answer.fits else EXIT_ANSWER_IS_NO)
 
 
@@ -382,9 +382,9 @@ def compare(
     if json:
         print_json(found)
     else:
-        from graftwork.cli.show.costs import show_comparison
+        from graftwork.views.comparison import view_comparison
 
-        show_comparison(stdout, found, everything=everything)
+        print_document(stdout, view_comparison(found, everything=everything))
     raise typer.Exit(0 if found.best else EXIT_ANSWER_IS_NO)
 
 
@@ -764,9 +764,9 @@ def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) 
             }
         )
         return
-    from graftwork.cli.show.plan import show_probe
+    from graftwork.views.fit import view_probe
 
-    show_probe(stdout, facts, figures, files)
+    print_document(stdout, view_probe(facts, figures, files))
 
 
 def _show_past(project: Path | None, runs: int, *, as_json: bool) -> None:
@@ -785,9 +785,9 @@ def _show_past(project: Path | None, runs: int, *, as_json: bool) -> None:
                 entry["inside"] = residual.inside
         print_json(body)
         return
-    from graftwork.cli.show.plan import show_past
+    from graftwork.views.plan import view_past
 
-    show_past(stdout, found)
+    print_document(stdout, view_past(found))
 
 
 def catalog(
@@ -811,9 +811,9 @@ def catalog(
     if json:
         print_json(listed)
         return
-    from graftwork.cli.show.costs import show_catalog
+    from graftwork.views.comparison import view_catalog
 
-    show_catalog(stdout, listed)
+    print_document(stdout, view_catalog(listed))
 
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -848,7 +848,7 @@ def plan(
             raise typer.BadParameter("--past cannot be combined with --model: it is about all runs")
         _show_past(project, past, as_json=json)
         return
-    from graftwork.cli.show import show
+    from graftwork.views.terminal import show
 
     with reporting(project, model) as found:
         planned, whole = found.plan(), found.plan_run()

@@ -1,10 +1,12 @@
 """Progress on standard error: a bar on a terminal, plain lines elsewhere."""
 
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
@@ -13,16 +15,75 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from graftwork.cli.output import stderr
-from graftwork.cli.show import show
-from graftwork.cli.show.training import LossTrend, describe_detail
 from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Record
 from graftwork.text.wording import duration
-from graftwork.views.document import quote
-from graftwork.views.terminal import print_line
+from graftwork.views.document import quote, safe
+from graftwork.views.terminal import print_line, show
 
 PLAIN_SECONDS = 10.0
 """Between two lines of progress in a log file or a pipe, where there is no bar."""
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+WIDTH = 20
+KEPT = 400
+
+
+class LossTrend:
+    """The losses so far, one per step; progress may report the same step many times."""
+
+    def __init__(self) -> None:
+        self._losses: dict[float, float] = {}
+
+    def see(self, done: float, detail: dict[str, float | str]) -> None:
+        if "loss" in detail:
+            self._losses[done] = float(detail["loss"])
+            if len(self._losses) > KEPT:
+                # Drop every other value of the older half.
+                for old in list(self._losses)[: KEPT // 2 : 2]:
+                    del self._losses[old]
+
+    @property
+    def trend(self) -> str:
+        return sparkline([self._losses[step] for step in sorted(self._losses)])
+
+
+def sparkline(values: Sequence[float], *, width: int = WIDTH) -> str:
+    """Values as a row of small bars, each the mean of its part; empty for fewer than two values."""
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2:
+        return ""
+    count = min(width, len(known))
+    edges = [round(place * len(known) / count) for place in range(count + 1)]
+    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
+        return BLOCKS[0] * count
+    top = len(BLOCKS) - 1
+    return "".join(BLOCKS[min(round((mean - low) / (high - low) * top), top)] for mean in means)
+
+
+def describe_detail(detail: dict[str, float | str], losses: LossTrend, *, total: float = 0) -> str:
+    """The line below the progress bar."""
+    shown: list[str] = []
+    if "loss" in detail:
+        shown.append(f"loss {float(detail['loss']):.3f} {losses.trend}".rstrip())
+    if "tokens_per_second" in detail:
+        shown.append(f"{float(detail['tokens_per_second']):,.0f} tokens/s")
+    if "gradient_norm" in detail:
+        shown.append(f"gradient {float(detail['gradient_norm']):.2g}")
+    if "memory_gib" in detail:
+        shown.append(f"{float(detail['memory_gib']):.1f} GiB")
+    if "step_seconds" in detail and "expected_step_seconds" in detail:
+        expected = float(detail["expected_step_seconds"])
+        shown.append(
+            f"{duration(float(detail['step_seconds']))} per step (plan: {duration(expected)}, "
+            f"{duration(expected * total)} in total)"
+        )
+    shown += [f"{value:,} {name}" for name, value in detail.items() if name.endswith("/s")]
+    if "subject" in detail:
+        shown.append(safe(str(detail["subject"])))
+    return ", ".join(shown)
 
 
 class _Bar(Progress):

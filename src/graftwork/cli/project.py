@@ -137,14 +137,14 @@ def _show_fields(started: "Started") -> None:
 
 def _show_preflight(folder: Path, started: "Started", *, as_json: bool) -> None:
     """What `graft run` will do, and its estimated time."""
-    from graftwork.cli.show.plan import show_preflight
+    from graftwork.views.terminal import show
 
     with reporting(folder) as project:
         found = project.dry_run()
     if as_json:
         print_json({**started.model_dump(mode="json"), "preflight": found.model_dump(mode="json")})
     else:
-        show_preflight(stdout, found)
+        show(stdout, found)
 
 
 MARKS = {"ok": "[green]✓[/]", "missing": "[red]✗[/]", "note": "[dim]·[/]"}

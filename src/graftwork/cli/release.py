@@ -20,7 +20,7 @@ from graftwork.cli.command import (
 from graftwork.cli.output import Json, print_json, print_text, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
 from graftwork.text.wording import plural
-from graftwork.views.terminal import print_line
+from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
     from graftwork.project.open_project import OpenProject
@@ -401,9 +401,9 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
 
     Example:  graft release show champion
     """
-    from graftwork.cli.show.releases import show_known
     from graftwork.registry.index import find_release
     from graftwork.registry.project import read_verdict
+    from graftwork.views.release import view_known
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -415,7 +415,7 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
         found = None if verdict is None else verdict.model_dump(mode="json")
         print_json({**release.model_dump(mode="json"), **known, "notes": written, "verdict": found})
         return
-    show_known(stdout, release, entry, notes)
+    print_document(stdout, view_known(release, entry, notes))
     for line in () if verdict is None else (verdict.reason, *(rule.sentence for rule in verdict.rules)):
         stdout.print(f"  {line}", highlight=False, markup=False)
 
@@ -448,8 +448,8 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
 
     Example:  graft release log --alias champion
     """
-    from graftwork.cli.show.releases import show_log
     from graftwork.registry.project import full_alias
+    from graftwork.views.release import view_log
 
     with opened(project, model) as work:
         full = full_alias(work, alias)
@@ -458,7 +458,7 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
     if json:
         print_json({"alias": full, "moves": [move.model_dump(mode="json") for move in moves]})
     else:
-        show_log(stdout, full, moves, decisions=decisions)
+        print_document(stdout, view_log(full, moves, decisions=decisions))
 
 
 def lineage(
@@ -472,9 +472,9 @@ def lineage(
 
     Example:  graft release lineage champion
     """
-    from graftwork.cli.show.releases import show_lineage
     from graftwork.registry.index import find_release
     from graftwork.registry.project import to_dot, trace_release
+    from graftwork.views.release import view_lineage
 
     with opened(project) as work:
         graph = trace_release(work, find_release(work.releases, name), lines=lines)
@@ -483,7 +483,7 @@ def lineage(
     elif dot:
         typer.echo(to_dot(graph), nl=False)
     else:
-        show_lineage(stdout, graph)
+        print_document(stdout, view_lineage(graph))
 
 
 def promote(
@@ -593,9 +593,9 @@ def list_(
 
     Example:  graft release list --decision deploy --since 30d
     """
-    from graftwork.cli.show.releases import show_entries
     from graftwork.records.release import ReleaseQuery
     from graftwork.registry.project import count_unindexed, index_releases, make_query
+    from graftwork.views.release import view_entries
 
     filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
     query = make_query(filters, decision=decision, since=since, limit=limit)
@@ -610,7 +610,7 @@ def list_(
         body |= {} if indexed is None else {"indexed": indexed.model_dump(mode="json")}
         print_json({**body, "more": True} if more else body)
     else:
-        show_entries(stdout, shown, more=bool(more))
+        print_document(stdout, view_entries(shown, more=bool(more)))
         if unindexed:
             on_disk = f"{plural(unindexed, 'release')} on disk"
             print_line(
@@ -665,15 +665,15 @@ def collect(
 
     Example:  graft release gc --dry-run
     """
-    from graftwork.cli.show.releases import show_garbage
     from graftwork.registry.project import collect_garbage
+    from graftwork.views.release import view_garbage
 
     with opened_with_progress(project) as work:
         found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
     if json:
         print_json(found)
         return
-    show_garbage(stdout, found)
+    print_document(stdout, view_garbage(found))
     if found.readers_unseen:
         print_line(
             stdout,

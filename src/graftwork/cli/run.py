@@ -19,7 +19,7 @@ from graftwork.records.errors import (
 )
 from graftwork.text.wording import duration, plural
 from graftwork.views.document import quote
-from graftwork.views.terminal import fit_words, print_line, table
+from graftwork.views.terminal import fit_words, print_document, print_line, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,9 +63,9 @@ def run(
     if detach:
         start_detached("run", project=project, model=None, as_json=json)
         return
-    from graftwork.cli.show.data import warn_of_unread
     from graftwork.data.project import PreparedData
     from graftwork.records.report import Verdict
+    from graftwork.views.dataset import view_unread
 
     with reporting(project, tables=not json) as found:
         _show_estimate(found)
@@ -78,13 +78,13 @@ def run(
         stdout.print(f"[bold]{verdict.decision}[/]: {verdict.reason}", highlight=False)
         report = getattr(made.outputs.get("report"), "path", None)
         stdout.print(f"report: {report}", highlight=False)
-    warn_of_unread(stderr, Path(prepared.folder), prepared.dataset)
+    print_document(stderr, view_unread(Path(prepared.folder), prepared.dataset))
     raise typer.Exit(verdict.exit_code)
 
 
 def _show_estimate(project: "Project") -> None:
     """The estimated time on standard error, where anything is to do. The run itself reports errors."""
-    from graftwork.cli.show import show
+    from graftwork.views.terminal import show
 
     try:
         planned = project.plan_run()
@@ -113,7 +113,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     Example:  graft status --json
     """
     from graftwork.api.project import open_project
-    from graftwork.cli.show.live import show_shadow
+    from graftwork.views.terminal import show
 
     found = open_project(project).status()
     if json:
@@ -136,7 +136,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     _print_losses(found.capture_totals)
     _print_drift(found.drift)
     if found.shadow is not None:
-        show_shadow(stdout, found.shadow)
+        show(stdout, found.shadow)
     if found.working:
         stdout.print("[cyan]another process is working on this project[/]", highlight=False)
 
@@ -336,9 +336,9 @@ def _print(event: "Event", *, as_json: bool, vitals: bool) -> None:
         return
     if event.kind == "machine" and not vitals:
         return
-    from graftwork.cli.show.training import to_markup
+    from graftwork.views.run import mark_up_event
 
-    print_line(stdout, to_markup(event), soft_wrap=True)
+    print_line(stdout, mark_up_event(event), soft_wrap=True)
 
 
 Now = Annotated[bool, typer.Option("--now", help="Kill the run; work since the last checkpoint is lost.")]

@@ -41,6 +41,13 @@ def parse_time(text: str, *, now: datetime, back: bool = False) -> datetime | No
         return None
 
 
+def figure_text(value: float) -> str:
+    """1,234, 12.3 or 1.23."""
+    if value >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
 def moment(at: float) -> str:
     """2026-05-01 12:30, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))

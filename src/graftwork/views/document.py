@@ -7,7 +7,7 @@ models and people goes through `quote`, which escapes its brackets and makes con
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.markup import escape
 
@@ -44,9 +44,14 @@ class Timestamp(NamedTuple):
 Cell = str | int | State | Timestamp | None
 
 
+class Name(str):
+    """A column that is a name: pages leave its letters as they are."""
+
+
 @dataclass
 class Table:
     columns: Sequence[str]
+    """Without columns, a grid without a head."""
     rows: Sequence[Sequence[Cell]]
     title: str = ""
     right: Collection[str] = ()
@@ -108,9 +113,9 @@ class Branch(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A chart that only pages show: `draw` makes the SVG for a width."""
+    """A chart that only pages show, as SVG."""
 
-    draw: Callable[[float], str]
+    draw: Callable[[], Any]
 
 
 Part = Table | Paragraph | Heading | Items | Gantt | Branch | Drawing

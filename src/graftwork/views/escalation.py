@@ -1,15 +1,22 @@
-"""Escalation as drawings: quality against the share of requests that escalate, and against cost.
-
-In: a forecast with a curve. Out: SVG, as a file of its own or within a page. Bars are intervals on the test
-cases; the chosen threshold is marked.
+"""Escalation: its forecast with drawings of quality against the share of requests that escalate and against
+cost, and what came of it. Bars are intervals on the test cases; the chosen threshold is marked.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from graftwork.records.routing import EscalationForecast, EscalationOption, EscalationPoint
+from graftwork.records.routing import (
+    EscalationForecast,
+    EscalationLive,
+    EscalationOption,
+    EscalationPoint,
+    MeasuredShare,
+)
+from graftwork.text.wording import plural
+from graftwork.views.document import Document, Drawing, State, quote
 from graftwork.views.svg import (
     Scale,
     drawing,
@@ -151,43 +158,103 @@ def describe_chosen(forecast: EscalationForecast) -> str:
     )
 
 
-def show_escalation(forecast: EscalationForecast, *, widths: Sequence[float] = (WIDTH,)) -> dict[str, Any]:
-    """What the template of a forecast needs."""
-    figures = []
-    if forecast.curve is not None:
-        for draw in (draw_by_share, draw_by_cost):
-            figures += [drawn for width in widths if (drawn := draw(forecast, width=width)) is not None]
-    return {
-        "forecast": forecast,
-        "escalation_rows": _rows(forecast),
-        "escalation_chosen": "" if forecast.curve is None else describe_chosen(forecast),
-        "escalation_figures": figures,
-    }
-
-
-def _rows(forecast: EscalationForecast) -> list[dict[str, Any]]:
+def view_forecast(forecast: EscalationForecast) -> Document:
+    """Each model alone and the pair, then the curve of thresholds."""
+    small, large, curve = quote(forecast.small), quote(forecast.large), forecast.curve
+    viewed = Document(f"{forecast.small} first, {forecast.large} if needed")
     rows = []
     for option in forecast.options:
-        checks = " or ".join(option.checks)
-        name = f"{forecast.large} where {checks} fails" if checks else f"{forecast.small} alone"
-        is_chosen = (
-            forecast.curve is None and bool(checks) and set(option.checks) == set(forecast.chosen.checks)
-        )
-        rows.append(_row(name, option, chosen=is_chosen))
-    if forecast.curve is not None:
-        checks = "".join(f", or {check} fails" for check in forecast.chosen.checks)
-        below = f"{forecast.large} below a log-probability of {forecast.curve.chosen.threshold:.3f}{checks}"
-        rows.append(_row(below, forecast.curve.chosen, chosen=True))
-    return [*rows, _row(f"{forecast.large} alone", forecast.large_alone)]
+        checks = quote(" or ".join(option.checks))
+        name = f"{small}, {large} where {checks} fails" if checks else f"{small} alone"
+        chosen = curve is None and bool(checks) and set(option.checks) == set(forecast.chosen.checks)
+        rows.append(_row(name, option, chosen=chosen))
+    if curve is not None:
+        checks = "".join(f", or {quote(check)} fails" for check in forecast.chosen.checks)
+        below = f"{large} below a log-probability of {curve.chosen.threshold:.3f}{checks}"
+        rows.append(_row(below, curve.chosen, chosen=True))
+    figures = ("escalated", quote(forecast.metric), "$ for 1,000")
+    rows.append(_row(f"{large} alone", forecast.large_alone))
+    viewed.table(("answers", *figures), rows, right=figures)
+    gain = f"{_points(forecast.gain_over_small)} points ({_range(forecast.gain_low, forecast.gain_high)})"
+    loss = f"{_points(-forecast.loss_to_large)} points ({_range(-forecast.loss_high, -forecast.loss_low)})"
+    viewed.line(
+        f"on {forecast.cases} held-out cases the pair is {gain} against {small} alone and {loss} against "
+        f"{large} alone",
+        *(f"[dim]·[/] {quote(remark)}" for remark in forecast.remarks),
+        wrap=False,
+    )
+    if curve is None:
+        return viewed
+    auc = "" if curve.auc is None else f"; it ranks a right answer above a wrong one in {curve.auc:.0%}"
+    first = "" if curve.prefix_tokens is None else f" of the first {plural(curve.prefix_tokens, 'token')}"
+    viewed.heading("Threshold of the log-probability" + first)
+    viewed.line(
+        f"Chosen on {plural(curve.validation_cases, 'validation case')} ({curve.validation_escalated:.1%} "
+        f"escalated, at most {curve.max_rate:.0%}; {quote(forecast.metric)} {curve.validation_quality:.1%}), "
+        f"shown on {plural(curve.chosen.quality.n, 'test case')}{auc}",
+        wrap=False,
+    )
+    for draw in (draw_by_share, draw_by_cost):
+        if draw(forecast) is not None:
+            viewed.add(Drawing(partial(draw, forecast)))
+    viewed.table(
+        ("log-probability below", *figures),
+        [
+            _row(f"{point.threshold:.3f}", point, chosen=point.threshold == curve.chosen.threshold)
+            for point in curve.points
+        ],
+        right=figures,
+    )
+    return viewed
 
 
-def _row(name: str, found: EscalationOption | EscalationPoint, *, chosen: bool = False) -> dict[str, Any]:
-    return {
-        "name": name,
-        "escalated": found.escalated,
-        "quality": found.quality,
-        "cost": found.cost_per_1000,
-        "cost_low": found.cost_low,
-        "cost_high": found.cost_high,
-        "chosen": chosen,
+def _row(name: str, found: EscalationOption | EscalationPoint, *, chosen: bool = False) -> tuple[str, ...]:
+    cost = "?" if found.cost_per_1000 is None else f"{found.cost_per_1000:.2f}"
+    if found.cost_low is not None and found.cost_high is not None:
+        cost += f" [dim]({found.cost_low:.2f}–{found.cost_high:.2f})[/]"
+    mark = " [bold green]chosen[/]" if chosen else ""
+    return f"{name}{mark}", _share(found.escalated), _share(found.quality), cost
+
+
+def _share(share: MeasuredShare) -> str:
+    return f"{share.value:.1%} [dim]({100 * share.low:.0f}–{100 * share.high:.0f})[/]"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{_points(low)} to {_points(high)}"
+
+
+def _points(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:+.1f}"  # + 0.0: never "-0.0"
+
+
+def view_live(found: EscalationLive) -> Document:
+    """What came of a forecast."""
+    viewed = Document("Escalation")
+    agrees = {
+        True: State("as predicted", "green"),
+        False: State("not as predicted", "red"),
+        None: State("not known", "dim"),
     }
+    viewed.table(
+        ("", "predicted", "live", "n", ""),
+        [
+            (
+                figure.name,
+                _measured(figure.predicted, figure.predicted_low, figure.predicted_high),
+                _measured(figure.live, figure.live_low, figure.live_high),
+                figure.n,
+                agrees[figure.agrees],
+            )
+            for figure in found.figures
+        ],
+    )
+    viewed.line(f"{found.requests:,} requests since the forecast of {quote(found.predicted_at)}")
+    viewed.line(*(f"[dim]·[/] {quote(remark)}" for remark in found.remarks), wrap=False)
+    return viewed
+
+
+def _measured(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.3g}" if low is None or high is None else f"{value:.3g} ({low:.3g} to {high:.3g})"

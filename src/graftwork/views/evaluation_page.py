@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from graftwork.records.base import Record
-from graftwork.records.report import Answer, Case, Comparison, Metric, Report, SliceFigure, SubjectReport
-from graftwork.text.wording import number, percent, plural, points
+from graftwork.records.report import Answer, Case, Metric, Report, SliceFigure, SubjectReport
+from graftwork.text.wording import number, p_value, percent, plural, points
 from graftwork.views import html
-from graftwork.views.html import name_of
+from graftwork.views.document import Document, Name, Table, quote
 from graftwork.views.svg import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
 
 LINE = 17.0
@@ -98,7 +98,7 @@ def list_cases(
         "metrics": [
             {
                 "name": name,
-                "label": name_of(name),
+                "label": html.name_of(name),
                 "rate": metric.kind == "rate",
                 "less": name in LESS_IS_BETTER,
             }
@@ -121,9 +121,10 @@ def list_cases(
 
 
 def subjects_of(report: Report) -> list[SubjectReport]:
-    """Baseline, candidate, then the others; one that was measured alone is not named twice."""
-    named = {subject.subject: subject for subject in (report.baseline, report.candidate, *report.others)}
-    return list(named.values())
+    """Baseline, champion, candidate, then the others: each once."""
+    champion = [other for other in report.others if other.subject == report.champion]
+    ordered = (report.baseline, *champion, report.candidate, *report.others)
+    return list({subject.subject: subject for subject in ordered}.values())
 
 
 def embed(data: Mapping[str, Any]) -> Markup:
@@ -213,11 +214,11 @@ def render_evaluation(page: EvaluationPage) -> str:
         report=report,
         subjects=[{"name": shown.subject, "kind": kind_of(report, shown)} for shown in subjects_of(report)],
         figure=draw_metrics(report),
-        metrics=metric_rows(report),
-        pairs=pair_rows(report),
+        metrics=compare_subjects(report),
+        pairs=compare_pairs(report),
         failed=_failed(report),
-        cuts=cut_tables(report.slices),
-        confusions=confusion_tables(report),
+        cuts=view_cuts(report.slices),
+        confusions=view_confusions(report),
         confidence=next((metric.confidence for metric in report.candidate.metrics.values()), 0.95),
         facts=_facts(report),
         script=Markup(script) if browsed else "",
@@ -259,65 +260,54 @@ def _names(report: Report) -> list[str]:
     return list(dict.fromkeys(name for subject in (candidate, *others) for name in subject.metrics))
 
 
-def metric_rows(report: Report) -> list[dict[str, Any]]:
-    return [
-        {
-            "metric": name,
-            "name": html.name_of(name),
-            "by_case": any(
-                metric.kind in ("rate", "score")
-                for subject in subjects_of(report)
-                if (metric := subject.metrics.get(name))
-            ),
-            "cells": [_cell(subject.metrics.get(name)) for subject in subjects_of(report)],
-        }
+def compare_subjects(report: Report) -> Table:
+    """Every metric of every subject, with its counts and its interval."""
+    subjects = subjects_of(report)
+    names = [Name(quote(subject.subject)) for subject in subjects]
+    rows = [
+        (quote(html.name_of(name)), *(_page_figure(subject.metrics.get(name)) for subject in subjects))
         for name in _names(report)
     ]
+    return Table(("Metric", *names), rows, right=names)
 
 
-def _cell(metric: Metric | None) -> dict[str, str] | None:
+def _page_figure(metric: Metric | None) -> str:
     if metric is None or not metric.n:
-        return None
-    interval = (
-        ""
-        if metric.low == metric.high
-        else f"{_show_value(metric, metric.low)} to {_show_value(metric, metric.high)}"
-    )
-    return {
-        "value": _show_value(metric, metric.value),
-        "counts": f"{metric.successes} of {metric.n}" if metric.successes is not None else "",
-        "interval": interval,
-        "method": metric.method,
-    }
+        return "[dim]–[/]"
+    counts = f" [dim]{metric.successes} of {metric.n}[/]" if metric.successes is not None else ""
+    low, high = html.value_of(metric, metric.low), html.value_of(metric, metric.high)
+    interval = "" if metric.low == metric.high else f"\n[dim]{low} to {high}[/]"
+    return f"[bold]{html.value_of(metric, metric.value)}[/]{counts}{interval}"
 
 
-def _show_value(metric: Metric, value: float) -> str:
-    return html.value_of(metric, value)
-
-
-def pair_rows(report: Report) -> list[dict[str, Any]]:
-    """Every comparison; the direction that is better depends on the metric."""
-    found = {subject.subject: subject for subject in subjects_of(report)}
+def compare_pairs(report: Report) -> Table:
+    """Every comparison; colored where the difference is significant."""
+    subjects = {subject.subject: subject for subject in subjects_of(report)}
     rows = []
     for pair in report.comparisons:
-        metric = found[pair.candidate].metrics.get(pair.metric) if pair.candidate in found else None
+        metric = subjects[pair.candidate].metrics.get(pair.metric) if pair.candidate in subjects else None
         decided = pair.adjusted_p if pair.adjusted_p is not None else pair.p_value
-        sure = decided < 1 - (metric.confidence if metric else 0.95)
+        is_sure = decided < 1 - (metric.confidence if metric else 0.95)
+        tone = "" if pair.wins == pair.losses else " green" if pair.wins > pair.losses else " red"
+        low, high = _difference(metric, pair.low), _difference(metric, pair.high)
+        test = f"{pair.test}, {plural(pair.clusters, 'session')}" if pair.clusters else pair.test
+        if pair.non_inferior is not None:
+            within = "worse by less than the margin"
+            test += f"; {within if pair.non_inferior else 'not proven to be within the margin'}"
         rows.append(
-            {
-                "pair": pair,
-                "name": html.name_of(pair.metric),
-                "difference": _difference(metric, pair.difference),
-                "interval": f"{_difference(metric, pair.low)} to {_difference(metric, pair.high)}",
-                "tone": _tone(pair) if sure else "",
-                "counted": bool(pair.wins or pair.losses),
-            }
+            (
+                quote(html.name_of(pair.metric)),
+                f"{quote(pair.candidate)} [dim]against {quote(pair.baseline)}, {plural(pair.n, 'pair')}[/]",
+                f"[bold{tone if is_sure else ''}]{_difference(metric, pair.difference)}[/]\n"
+                f"[dim]{low} to {high}[/]",
+                f"{pair.wins} / {pair.losses}" if pair.wins or pair.losses else "[dim]–[/]",
+                p_value(pair.p_value),
+                p_value(pair.adjusted_p) if pair.adjusted_p is not None else "[dim]–[/]",
+                f"[dim]{test}[/]",
+            )
         )
-    return rows
-
-
-def _tone(pair: Comparison) -> str:
-    return "" if pair.wins == pair.losses else "good" if pair.wins > pair.losses else "bad"
+    columns = ("Metric", "Compared", "Difference", "Won / lost", Name("p"), Name("p, corrected"), "Test")
+    return Table(columns, rows, right=columns[2:-1])
 
 
 def _difference(metric: Metric | None, value: float) -> str:
@@ -337,71 +327,76 @@ def _failed(report: Report) -> list[str]:
     ]
 
 
-def cut_tables(figures: Sequence[SliceFigure]) -> list[dict[str, Any]]:
+def view_cuts(figures: Sequence[SliceFigure]) -> Document:
     """One table a cut: a row a part, a column a metric."""
-    tables = []
+    viewed = Document("Slices")
     for by in dict.fromkeys(figure.by for figure in figures):
         own = [figure for figure in figures if figure.by == by]
         metrics = list(dict.fromkeys(figure.metric for figure in own))
-        cells = {(figure.part, figure.metric): _slice_cell(figure) for figure in own}
+        cells = {(figure.part, figure.metric): _slice(figure) for figure in own}
         sizes: dict[str, int] = {}
         for figure in own:
             sizes[figure.part] = max(figure.n, sizes.get(figure.part, 0))
-        tables.append(
-            {
-                "name": CUTS.get(by, f"By {by}"),
-                "metrics": [html.name_of(metric) for metric in metrics],
-                "rows": [
-                    {"part": part, "n": n, "cells": [cells.get((part, metric)) for metric in metrics]}
-                    for part, n in sizes.items()
-                ],
-            }
+        names = [Name(quote(html.name_of(metric))) for metric in metrics]
+        viewed.heading(quote(CUTS.get(by, f"By {by}")))
+        viewed.table(
+            ("Slice", "Cases", *names),
+            [
+                (quote(part), n, *(cells.get((part, metric), "[dim]–[/]") for metric in metrics))
+                for part, n in sizes.items()
+            ],
+            right=("Cases", *names),
         )
-    return tables
+    return viewed
 
 
-def confusion_tables(report: Report) -> list[dict[str, Any]]:
-    """The candidate's matrix, and each class next to the baseline's."""
+def _slice(figure: SliceFigure) -> str:
+    less = figure.metric in LESS_IS_BETTER
+    better = "green" if (figure.after > figure.before) is not less else "red"
+    is_sure = figure.adjusted_p is not None and figure.adjusted_p < 0.05
+    change = f"{percent(figure.before)} → [bold]{percent(figure.after)}[/]"
+    spread = f"{percent(figure.after_low)} to {percent(figure.after_high)}"
+    counts = f"{figure.wins} / {figure.losses}"
+    return (f"[{better}]{change}[/]" if is_sure else change) + f"\n[dim]{spread}; {counts}[/]"
+
+
+def view_confusions(report: Report) -> Document:
+    """The candidate's matrix, and the recall of each class next to the baseline's."""
+    viewed = Document("Classes")
     before = {found.metric: found for found in report.confusions if found.subject == report.baseline.subject}
-    tables = []
+    recall = f"Recall ({quote(report.baseline.subject)} → {quote(report.candidate.subject)})"
     for found in report.confusions:
         if found.subject != report.candidate.subject:
             continue
         base = before.get(found.metric)
         known = {shown.label: shown for shown in base.classes} if base is not None else {}
-        tables.append(
-            {
-                "name": html.name_of(found.metric),
-                "field": found.field,
-                "columns": found.columns,
-                "rows": [
-                    {
-                        "figure": shown,
-                        "before": known.get(shown.label),
-                        "cells": [
-                            {"count": count, "right": column == shown.label}
-                            for column, count in zip(found.columns, counts, strict=True)
-                        ],
-                    }
-                    for shown, counts in zip(found.classes, found.counts, strict=True)
-                ],
-            }
+        name = html.name_of(found.metric)
+        field = f" [dim]field {quote(found.field)}[/]" if found.field and found.field != name else ""
+        viewed.heading(f"{quote(name)}{field}")
+        columns = [Name(quote(column)) for column in found.columns]
+        rows = []
+        for shown, counts in zip(found.classes, found.counts, strict=True):
+            was = f"{percent(known[shown.label].recall)} → " if shown.label in known else ""
+            spread = f"{percent(shown.recall_low)} to {percent(shown.recall_high)}"
+            tones = [
+                "dim" if not n else "green" if c == shown.label else "bold"
+                for c, n in zip(found.columns, counts, strict=True)
+            ]
+            rows.append(
+                (
+                    quote(shown.label),
+                    shown.cases,
+                    f"{was}[bold]{percent(shown.recall)}[/]\n[dim]{spread}[/]",
+                    "[dim]–[/]" if shown.precision is None else percent(shown.precision),
+                    *(f"[{tone}]{count}[/]" for tone, count in zip(tones, counts, strict=True)),
+                )
+            )
+        viewed.table(
+            ("Label", "Cases", recall, "Precision", *columns),
+            rows,
+            right=("Cases", recall, "Precision", *columns),
         )
-    return tables
-
-
-def _slice_cell(figure: SliceFigure) -> dict[str, Any]:
-    sure = figure.adjusted_p is not None and figure.adjusted_p < 0.05
-    less = figure.metric in LESS_IS_BETTER
-    return {
-        "before": percent(figure.before),
-        "after": percent(figure.after),
-        "interval": f"{percent(figure.after_low)} to {percent(figure.after_high)}",
-        "won": figure.wins,
-        "lost": figure.losses,
-        "n": figure.n,
-        "tone": "" if not sure else "good" if (figure.after > figure.before) is not less else "bad",
-    }
+    return viewed
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ from graftwork.text.wording import (
     unbroken,
     usd,
 )
-from graftwork.views.document import Cell, Document, State, Timestamp
+from graftwork.views.document import Cell, Document, Name, State, Timestamp
 from graftwork.views.plots import draw_gantt, draw_legend
 from graftwork.views.svg import draw_both
 
@@ -75,20 +75,18 @@ def mark_up(text: str) -> Markup:
     for start, end in pairwise(edges):
         styles = [str(span.style) for span in plain.spans if span.start <= start and end <= span.end]
         classes = " ".join(CLASSES[word] for style in styles for word in style.split() if word in CLASSES)
-        piece = commands(plain.plain[start:end])
+        piece = Markup("<br>").join(map(commands, plain.plain[start:end].split("\n")))
         pieces.append(Markup('<span class="{}">{}</span>').format(classes, piece) if classes else piece)
     return Markup("").join(pieces)
 
 
 def show_cell(cell: Cell) -> Markup | str:
-    match cell:
-        case State(word, tone):
-            return Markup('<span class="chip {}">{}</span>').format(CHIPS[tone.removeprefix("bold ")], word)
-        case Timestamp(at):
-            return when(at)
-        case int():
-            return number(cell)
-    return mark_up(cell or "")
+    if isinstance(cell, State):
+        kind = CHIPS[cell.tone.removeprefix("bold ")]
+        return Markup('<span class="chip {}">{}</span>').format(kind, cell.word)
+    if isinstance(cell, Timestamp):
+        return when(cell.at)
+    return number(cell) if isinstance(cell, int) else mark_up(cell or "")
 
 
 def when(moment: str | float | None) -> Markup | str:
@@ -180,10 +178,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "cell": show_cell,
     "kind": kind_of,
     "mark_up": mark_up,
-    "capital": lambda text: Markup(text[:1].upper() + text[1:]),
+    "head": lambda text: mark_up(text if isinstance(text, Name) else text[:1].upper() + text[1:]),
     "gantt": lambda chart: draw_both(lambda width: draw_gantt(chart, width=width), wide=980, narrow=420),
     "legend": draw_legend,
-    "twice": draw_both,
+    "body": body,
     "when": when,
     "clip": clip,
     "sentence": sentence,

@@ -24,7 +24,7 @@ from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.text.wording import duration, number, percent, plural, points, short
 from graftwork.views import html, plots, svg
-from graftwork.views.escalation import show_escalation
+from graftwork.views.escalation import view_forecast
 from graftwork.views.training import show_training
 
 
@@ -144,7 +144,7 @@ def render_report(page: ReportPage) -> str:
         lineage=_lineage(page),
         training=show_training(page.plan, page.outcome, page.steps, page.vitals),
         figure=_figures(page),
-        **({} if page.escalation is None else show_escalation(page.escalation)),
+        forecast=None if page.escalation is None else view_forecast(page.escalation),
     )
 
 

@@ -63,12 +63,14 @@ def print_document(console: Console, printed: Document) -> None:
 
 def _table(console: Console, part: document.Table) -> "PlainTable":
     made = table(*part.columns, title=part.title or None, right=tuple(part.right))
+    if not part.columns:
+        made = PlainTable.grid(padding=(0, 2, 0, 0))
     if part.tight:
         made.padding = (0, 1, 0, 0)
     for row in part.rows:
         made.add_row(*map(_cell, row))
-    for place in part.no_wrap:
-        made.columns[place].no_wrap = True
+    for place, column in enumerate(made.columns):
+        column.overflow, column.no_wrap = "fold", place in part.no_wrap
     if part.if_narrow is not None:
         # Columns that may fold need no more room than this to stay readable.
         spare = sum(
@@ -82,16 +84,12 @@ def _table(console: Console, part: document.Table) -> "PlainTable":
 
 
 def _cell(cell: Cell) -> str:
-    match cell:
-        case State(word, tone):
-            return f"[{tone}]{quote(word)}[/]" if tone else quote(word)
-        case Timestamp(float() | int() as at):
-            return moment(at)
-        case Timestamp(str() as at):
-            return quote(at[:16].replace("T", " "))
-        case int():
-            return f"{cell:,}"
-    return cell or ""
+    if isinstance(cell, State):
+        return f"[{cell.tone}]{quote(cell.word)}[/]" if cell.tone else quote(cell.word)
+    if isinstance(cell, Timestamp):
+        at = cell.at
+        return quote(at[:16].replace("T", " ")) if isinstance(at, str) else moment(at)
+    return f"{cell:,}" if isinstance(cell, int) else cell or ""
 
 
 def _tree(branch: Branch) -> "Tree":

@@ -19,7 +19,16 @@ def view_week(schedule: WeekSchedule, *, proposal: Document | None = None) -> Do
         f"${schedule.cost_usd:.2f}{cap}",
     )
     viewed.add(draw_week(schedule), list_sessions(schedule))
-    columns = ("model", "sessions", "hours", "inherited", "learned", "points", "one more hour", "curve")
+    columns: tuple[str, ...] = (
+        "model",
+        "sessions",
+        "hours",
+        "inherited",
+        "learned",
+        "points",
+        "one more hour",
+        "curve",
+    )
     viewed.table(
         columns,
         [

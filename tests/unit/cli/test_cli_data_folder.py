@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.data import app
-from graftwork.cli.show.data import show_rows
-from graftwork.data.inspect.rows import TokenizerDecoder
-from graftwork.data.inspect.rows import show_rows as shown_rows
+from graftwork.data.inspect.rows import TokenizerDecoder, show_rows
 from graftwork.model.base import find_base
 from graftwork.records.dataset import Drop
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Origin
+from graftwork.views.dataset import view_rows
+from graftwork.views.terminal import print_document
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from dataset_samples import row, write_dataset, write_tokenizer
@@ -143,7 +143,7 @@ def test_show_marks_what_is_trained_on(data, prepared):
 def test_on_a_terminal_the_trained_text_is_green_and_control_tokens_are_dim(prepared, dataset):
     decoder = TokenizerDecoder(prepared / "base" / "tokenizer.json")
     terminal = Console(file=StringIO(), force_terminal=True, color_system="standard", width=200)
-    show_rows(terminal, shown_rows(dataset, decoder=decoder, rows=1))
+    print_document(terminal, view_rows(show_rows(dataset, decoder=decoder, rows=1)))
     out = terminal.file.getvalue()
     assert "\x1b[1;32mBy the pond." in out
     assert "\x1b[2m<|user|>\x1b[0mWhere is the fern?" in out

@@ -10,7 +10,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.cli.show.evaluation import show_evaluated
 from graftwork.evaluate.cases import write_cases
 from graftwork.evaluate.commands import last_evaluation
 from graftwork.evaluate.project import Evaluated, put_page
@@ -18,6 +17,7 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError
+from graftwork.views.terminal import show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "views"))
 from evaluation_sample import make_evaluation
@@ -131,5 +131,5 @@ def test_the_page_of_an_evaluation_is_next_to_the_project_and_is_named(evaluated
     assert asked.page == str(evaluated / "evaluation-asked.html")
     assert "case-data" in Path(shown.page).read_text()
     console = Console(file=StringIO(), width=200)
-    show_evaluated(console, shown)
+    show(console, shown)
     assert shown.page in console.file.getvalue()

@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from graftwork.cli.progress import PLAIN_SECONDS, RichReporter
-from graftwork.cli.show.training import (
+from graftwork.cli.progress import (
     BLOCKS,
     KEPT,
+    PLAIN_SECONDS,
     LossTrend,
+    RichReporter,
     describe_detail,
     sparkline,
-    to_markup,
 )
 from graftwork.train.runs import Event
+from graftwork.views.run import mark_up_event
 from graftwork.views.terminal import to_text
 
 DETAIL = {
@@ -124,4 +125,4 @@ def test_a_quick_action_shows_no_progress():
     ],
 )
 def test_every_kind_of_event_is_a_readable_line(kind, body, words):
-    assert words in to_text(to_markup(Event(at=0.0, kind=kind, body=body))).plain
+    assert words in to_text(mark_up_event(Event(at=0.0, kind=kind, body=body))).plain

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from graftwork.api.plans import CATALOG_PARTS, list_catalog
 from graftwork.cli.main import app
-from graftwork.cli.show.costs import show_catalog
 from graftwork.records.errors import UserMistake
+from graftwork.views.comparison import view_catalog
+from graftwork.views.terminal import print_document
 
 
 def test_one_document_holds_every_kind_with_source_and_age():
@@ -39,7 +40,7 @@ def test_old_prices_are_marked():
     assert "2026-08-22" in fresh
     assert "2024-04-22" in old
     console = Console(file=StringIO(), width=200)
-    show_catalog(console, list_catalog(None, overlay=None, today=date(2026, 8, 22)))
+    print_document(console, view_catalog(list_catalog(None, overlay=None, today=date(2026, 8, 22))))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "rows are old" in text
     assert "deepseek-coder-6.7b" in text

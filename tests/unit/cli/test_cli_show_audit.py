@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.progress import RichReporter
-from graftwork.cli.show import show
-from graftwork.cli.show.releases import show_try_out
 from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.records.dataset import Audit, Finding, LengthSummary, NotLookedFor
 from graftwork.records.interaction import Origin
+from graftwork.views.release import view_try_out
+from graftwork.views.terminal import print_document, show
 
 LENGTHS = LengthSummary(smallest=1, median=2, p95=3, largest=4)
 
@@ -160,7 +160,7 @@ def test_answers_of_a_model_are_text_too():
         capture_id="c",
     )
     out = io.StringIO()
-    show_try_out(Console(file=out, width=100), SimpleNamespace(tried=(tried,)))
+    print_document(Console(file=out, width=100), view_try_out(SimpleNamespace(tried=(tried,))))
     text = out.getvalue()
     assert text.count(":smile:") == 4
     assert "\x1b" not in text

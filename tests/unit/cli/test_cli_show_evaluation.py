@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from graftwork.cli.show.evaluation import show_evaluated, show_report
 from graftwork.evaluate.project import Evaluated
 from graftwork.records.report import SliceFigure
+from graftwork.views.terminal import show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "views"))
 from evaluation_sample import make_evaluation
@@ -17,7 +17,7 @@ from evaluation_sample import make_evaluation
 
 def shown(report, width=140):
     console = Console(width=width, file=StringIO())
-    show_report(console, report)
+    show(console, report)
     return "\n".join(line.strip() for line in console.file.getvalue().splitlines())
 
 
@@ -220,7 +220,7 @@ def test_only_who_was_shown_a_worked_example_is_reported_to_have_seen_one(report
 def test_only_cases_of_the_project_are_called_held_out(report, adapter_hash, first):
     console = Console(width=80, file=StringIO())
     evaluated = Evaluated(cases_file="cases.jsonl", folders={}, report=report, adapter_hash=adapter_hash)
-    show_evaluated(console, evaluated)
+    show(console, evaluated)
     assert console.file.getvalue().splitlines()[0] == first
 
 

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from graftwork.cli.show import show
 from graftwork.records.fleet import Reconciled
+from graftwork.views.terminal import show
 
 
 def test_machines_that_are_not_in_the_ledger_are_shown():

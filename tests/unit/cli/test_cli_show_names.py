@@ -1,4 +1,4 @@
-"""Tables and notebook views are found by the name of a record's class: each name must exist."""
+"""Views and notebook views are found by the name of a record's class: each name must exist."""
 
 import re
 from importlib import import_module
@@ -6,8 +6,7 @@ from importlib import import_module
 import pytest
 from shown_commands import ROOT
 
-from graftwork.cli import show
-from graftwork.views import notebook
+from graftwork.views import VIEWS, notebook
 
 DEFINED = {
     name
@@ -16,11 +15,11 @@ DEFINED = {
 }
 
 
-@pytest.mark.parametrize(("record", "printer"), show.PRINTERS.items())
-def test_every_record_with_a_table_is_defined_and_so_is_its_printer(record, printer):
-    module, function = printer.split(".")
+@pytest.mark.parametrize(("record", "view"), VIEWS.items())
+def test_every_record_with_a_view_is_defined_and_so_is_the_view(record, view):
+    module, function = view.split(".")
     assert record in DEFINED
-    assert callable(getattr(import_module(f"graftwork.cli.show.{module}"), function))
+    assert callable(getattr(import_module(f"graftwork.views.{module}"), function))
 
 
 def test_every_record_with_a_notebook_view_is_defined():

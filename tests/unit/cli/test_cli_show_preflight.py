@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from graftwork.cli.show.plan import show_preflight
 from graftwork.pipeline.preflight import Preflight
 from graftwork.records.base import Figure
 from graftwork.records.plan import RunPlan, StagePlan
+from graftwork.views.terminal import show
 
 
 def printed(**hours):
@@ -18,7 +18,7 @@ def printed(**hours):
     )
     run = RunPlan(stages=stages, minutes=figure(60 * sum(hours.values())))
     out = io.StringIO()
-    show_preflight(Console(file=out, width=100), Preflight(cases=25, metrics=(), problems=(), run=run))
+    show(Console(file=out, width=100), Preflight(cases=25, metrics=(), problems=(), run=run))
     return " ".join(out.getvalue().split())
 
 

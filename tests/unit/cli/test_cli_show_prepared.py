@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from graftwork.cli.show import data as shown
 from graftwork.files.dataset import read_manifest
 from graftwork.records.dataset import Drop
 from graftwork.records.interaction import Origin
+from graftwork.views.dataset import count_reasons, view_prepared
+from graftwork.views.terminal import print_document
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from dataset_samples import row, write_dataset
@@ -35,13 +36,12 @@ def printed(folder, *, folders=None, portions=()):
     prepared = SimpleNamespace(
         folder=str(folder), dataset=read_manifest(folder), folders=folders or {}, portions=portions
     )
-    shown.show_prepared(Console(file=out, width=80), prepared)
+    print_document(Console(file=out, width=80), view_prepared(prepared))
     return out.getvalue()
 
 
 def test_reasons_that_differ_in_rows_and_figures_count_as_one():
-    found = shown.count_reasons(map(drop, REASONS), most=9)
-    assert dict(found.counts) == {
+    assert count_reasons(map(drop, REASONS)) == {
         "the same as another row": 3,
         "longer than data.max_tokens": 2,
         "nearly the same as another row": 2,
@@ -70,7 +70,7 @@ def test_a_dataset_without_dropped_rows_reports_none(tmp_path):
 
 
 def test_of_very_many_drops_only_the_first_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(shown, "MOST_DROPS", 4)
+    monkeypatch.setattr("graftwork.views.dataset.MOST_DROPS", 4)
     folder = write_dataset(tmp_path, train=[row("a", "b")], drops=[drop("x: y", n) for n in range(1, 10)])
     text = printed(folder)
     assert "left out: 9 rows; most often, among the first 4" in text

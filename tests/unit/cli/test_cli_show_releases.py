@@ -8,19 +8,23 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from graftwork.cli.run import _table_of_runs
-from graftwork.cli.show.releases import show_ab, show_entries, show_log, show_try_out
 from graftwork.evaluate.live.ab import ABResult
 from graftwork.pipeline.status import RunStatus
 from graftwork.pipeline.steps.release import Tried, TryOut
 from graftwork.records.release import AliasMove, ReleaseEntry
-from graftwork.views.terminal import fit_words, table
+from graftwork.views.release import view_ab, view_entries, view_log, view_try_out
+from graftwork.views.terminal import fit_words, print_document, table
 
 ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52
 
 
-def printed(show, *args, width=80, **named):
+def printed(view, *args, width=80, **named):
+    return written(lambda console: print_document(console, view(*args, **named)), width=width)
+
+
+def written(show, *, width=80):
     console = Console(width=width, file=StringIO())
-    show(console, *args, **named)
+    show(console)
     text = console.file.getvalue()
     assert all(len(line) <= width for line in text.splitlines())
     return text
@@ -44,7 +48,7 @@ def entry(**fields):
 
 
 def test_a_list_of_releases_breaks_no_word_on_80_columns():
-    text = printed(show_entries, (entry(), entry(decision="deploy")))
+    text = printed(view_entries, (entry(), entry(decision="deploy")))
     words = text.split()
     for word in ("not", "enough", "evidence", "challenger,", "canary", "audited,", "keep", "deploy"):
         assert word in words, word
@@ -54,7 +58,7 @@ def test_a_list_of_releases_breaks_no_word_on_80_columns():
 
 @pytest.mark.parametrize("width", [20, 40, 60])
 def test_a_console_that_is_too_narrow_is_not_overrun(width):
-    assert ID[:6] in printed(show_entries, (entry(),), width=width)
+    assert ID[:6] in printed(view_entries, (entry(),), width=width)
 
 
 def test_the_log_of_an_alias_says_the_verdict_in_words_and_not_its_hash():
@@ -68,11 +72,11 @@ def test_the_log_of_an_alias_says_the_verdict_in_words_and_not_its_hash():
         rollback=True,
         verdict_hash="81cb995c" + "0" * 56,
     )
-    text = printed(show_log, "champion", (move,), decisions={ID: "not_enough_evidence"})
+    text = printed(view_log, "champion", (move,), decisions={ID: "not_enough_evidence"})
     assert "81cb995c" not in text
     assert "evidence" in text.split()
     assert text.split().count(OTHER[:12]) == 2
-    assert "unknown" in " ".join(printed(show_log, "champion", (move,), width=120).split())
+    assert "unknown" in " ".join(printed(view_log, "champion", (move,), width=120).split())
 
 
 def run_standing(**fields):
@@ -80,12 +84,12 @@ def run_standing(**fields):
     return RunStatus(**{**known, **fields})
 
 
-def show_runs(console, *runs):
-    console.print(fit_words(console, _table_of_runs(runs)))
+def show_runs(*runs):
+    return written(lambda console: console.print(fit_words(console, _table_of_runs(runs))))
 
 
 def test_runs_that_do_not_run_take_no_columns_for_what_they_cannot_say():
-    text = printed(show_runs, run_standing(), run_standing(state="done"))
+    text = show_runs(run_standing(), run_standing(state="done"))
     assert "2026-11-15 04:25:09" in text
     assert text.split()[:4] == ["run", "state", "last", "change"]
 
@@ -100,7 +104,7 @@ def test_a_run_with_everything_to_say_breaks_no_time_on_80_columns():
         expected_step_seconds=35.0,
         measured_step_seconds=9.3,
     )
-    words = printed(show_runs, busy, run_standing()).split()
+    words = show_runs(busy, run_standing()).split()
     for word in ("63accaf0a3ed", "running", "working", "1200/98000", "2026-11-15", "04:25:09"):
         assert word in words, word
 
@@ -150,7 +154,7 @@ def compared(**fields):
 
 def said_of(**fields):
     console = Console(width=200, file=StringIO())
-    show_ab(console, compared(**fields))
+    print_document(console, view_ab(compared(**fields)))
     return console.file.getvalue()
 
 
@@ -185,7 +189,7 @@ def test_line_feeds_of_an_untrained_base_do_not_fill_the_terminal():
         captured_reply="",
         seconds=1.0,
     )
-    text = printed(show_try_out, TryOut(tried=(tried,)))
+    text = printed(view_try_out, TryOut(tried=(tried,)))
     assert len(text.splitlines()) < 30
     assert "end" in text
     assert "line 11" in text

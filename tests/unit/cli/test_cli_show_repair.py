@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.data import _revise
-from graftwork.cli.show.data import show_outcome, show_plan
 from graftwork.data.settings import RepairSettings
 from graftwork.records.correction import RepairOutcome, RepairPlan, RepairRow, TeacherSpending
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Origin
+from graftwork.views.terminal import show
 
 
 def row(line, state, *, fault="truncated", why="", group="coder"):
@@ -57,7 +57,7 @@ def outcome(**changes):
     return RepairOutcome(**{**values, **changes})
 
 
-def printed(show, record):
+def printed(record):
     console = Console(file=io.StringIO(), width=120)
     show(console, record)
     return " ".join(console.file.getvalue().split())
@@ -65,41 +65,41 @@ def printed(show, record):
 
 def test_rows_to_ask_are_listed_first_and_states_are_words():
     done = [row(number, "cached") for number in range(1, 20)]
-    text = printed(show_plan, plan(*done, row(99, "ask")))
+    text = printed(plan(*done, row(99, "ask")))
     assert "line 99 truncated coder to be asked 70" in text
     assert "answered before" in text
 
 
 def test_rows_that_are_not_asked_have_their_reason():
-    text = printed(show_plan, plan(row(1, "ask"), row(2, "skipped", why="a usable row answers it")))
+    text = printed(plan(row(1, "ask"), row(2, "skipped", why="a usable row answers it")))
     assert "1 not needed: a usable row answers it" in text
 
 
 def test_a_role_that_gets_rows_is_not_suggested_again():
     small = {"reviewer": 1, "tester": 2}
     added = row(1, "ask", fault="augment", group="reviewer")
-    text = printed(show_plan, plan(added, small_groups=small))
+    text = printed(plan(added, small_groups=small))
     assert "role=reviewer adds" not in text
     assert "tester has 2 usable rows" in text
-    assert "reviewer has 1 usable row;" in printed(show_plan, plan(small_groups=small))
+    assert "reviewer has 1 usable row;" in printed(plan(small_groups=small))
 
 
 def test_small_sums_are_not_rounded_to_nothing():
-    assert "estimated cost: $0.0036, at most $1.50" in printed(show_plan, plan())
-    assert "1,584 out, $0.0036" in printed(show_outcome, outcome())
+    assert "estimated cost: $0.0036, at most $1.50" in printed(plan())
+    assert "1,584 out, $0.0036" in printed(outcome())
 
 
 def test_rows_that_prepare_would_drop_for_their_length_are_said_before_and_after_asking():
     said = "longer than data.max_tokens, and `graft data prepare` drops such rows; raise data.max_tokens"
-    assert said in printed(show_plan, plan(overlong=3))
-    assert said in printed(show_outcome, outcome(overlong=3))
-    assert "too long" not in printed(show_plan, plan()) + printed(show_outcome, outcome())
+    assert said in printed(plan(overlong=3))
+    assert said in printed(outcome(overlong=3))
+    assert "too long" not in printed(plan()) + printed(outcome())
 
 
 def test_a_spent_budget_is_not_answered_with_the_same_command():
-    text = printed(show_outcome, outcome())
+    text = printed(outcome())
     assert "1 row is not decided: raise the budget (--max-cost or --max-total-tokens)" in text
-    waiting = printed(show_outcome, outcome(states={"unanswered": 2}))
+    waiting = printed(outcome(states={"unanswered": 2}))
     assert "2 rows are not decided: run the same command again" in waiting
 
 

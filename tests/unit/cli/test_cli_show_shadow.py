@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from graftwork.cli.show.live import show_shadow
 from graftwork.records.live import ShadowCheck, ShadowSummary
+from graftwork.views.terminal import show
 
 CHECK = ShadowCheck(
     check="json_valid", pairs=60, champion=0.5, challenger=0.9, wins=30, losses=0, ties=30, low=0.1, high=0.7
@@ -20,7 +20,7 @@ def printed(**fields):
         "challenger_ms": 900.0,
     }  # fmt: skip
     console = Console(width=80, file=StringIO())
-    show_shadow(console, ShadowSummary(**{**known, **fields}))
+    show(console, ShadowSummary(**{**known, **fields}))
     return console.file.getvalue()
 
 

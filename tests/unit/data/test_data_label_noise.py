@@ -160,15 +160,15 @@ def shown_as_text(audit):
 
     from rich.console import Console
 
-    from graftwork.cli.show.data import show_audit
+    from graftwork.views.terminal import show
 
     console = Console(file=StringIO(), width=160)
-    show_audit(console, audit)
+    show(console, audit)
     return console.file.getvalue()
 
 
 def test_the_terminal_and_the_page_show_the_estimate_and_rows_to_review():
-    from graftwork.views.audit_page import make_audit_page
+    from graftwork.views.audit import make_audit_page
 
     found = audit_rows(tickets()[0])
     first = found.label_noise.suspicious[0]
@@ -179,7 +179,7 @@ def test_the_terminal_and_the_page_show_the_estimate_and_rows_to_review():
 
 
 def test_the_terminal_and_the_page_say_why_nothing_was_estimated():
-    from graftwork.views.audit_page import make_audit_page
+    from graftwork.views.audit import make_audit_page
 
     rows = [make_row(f"What about {n}?", f"It is number {n} of them.", line=n + 1) for n in range(100)]
     found = audit_rows(rows)

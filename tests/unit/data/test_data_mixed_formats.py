@@ -6,10 +6,11 @@ from rich.console import Console
 from test_data_captures import capture
 from test_data_prepare import all_rows, preparation, run
 
-from graftwork.cli.show.data import list_unread, warn_of_unread
 from graftwork.data.ingest.read import read_file
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
+from graftwork.views.dataset import list_unread, view_unread
+from graftwork.views.terminal import print_document
 
 ASKS = ("What does the {} cost?", "Who made our {} in 1950?", "Where can one borrow any {} on Sundays?")
 LOGGED = [
@@ -70,7 +71,7 @@ def test_rows_that_could_not_be_read_are_named_by_file_and_first_line(tmp_path):
     write_log(tmp_path / "new.jsonl", [LOGGED[0], *OWN[:7]])
     dataset, folder = run(tmp_path, LOGGED[1:], logs=LOGS)
     console = Console(record=True, width=200)
-    warn_of_unread(console, folder, dataset)
+    print_document(console, view_unread(folder, dataset))
     text = console.export_text()
     assert "7 rows of the logs are not learned from" in text
     assert "new.jsonl: 7, line 2: no known shape" in text

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from graftwork.cli.show.data import show_portions
 from graftwork.data.settings import ModelSettings
 from graftwork.data.split.model_subsets import (
     NOT_SELECTED,
@@ -24,6 +23,8 @@ from graftwork.data.split.model_subsets import (
 )
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import UserMistake
+from graftwork.views.dataset import view_portions
+from graftwork.views.terminal import print_document
 
 ROLES = ["writer", "coder", "judge"]
 DOMAINS = ["law", "art"]
@@ -261,7 +262,8 @@ def test_the_table_counts_every_row_once_and_reads_as_json():
 
     unmatched = find_unmatched(facts, {"m": ModelSettings.model_validate({"weights": {"x": 1}})})
     shown = io.StringIO()
-    show_portions(Console(file=shown, width=140), [main, coder], unmatched=unmatched)
+    viewed = view_portions([main, coder], unmatched=unmatched)
+    print_document(Console(file=shown, width=140), viewed)
     assert f"{coder.own:,}" in shown.getvalue()
     assert "models.m.weights" in shown.getvalue()
 

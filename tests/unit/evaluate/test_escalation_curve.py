@@ -1,6 +1,7 @@
 """A threshold of log-probabilities: chosen on validation cases, shown on test cases, compared with live."""
 
 import random
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +14,9 @@ from graftwork.evaluate.escalation import (
     mean_cost,
 )
 from graftwork.records.routing import EscalationForecast, EscalationOption, MeasuredShare
-from graftwork.views.escalation import draw_by_cost, draw_curve, show_escalation
+from graftwork.views.document import Table
+from graftwork.views.escalation import draw_by_cost, draw_curve, view_forecast
+from graftwork.views.html import body
 
 
 def draw_cases(count, *, seed, useful=True):
@@ -114,13 +117,16 @@ def test_the_curve_is_drawn_as_well_formed_svg():
 
 def test_the_page_shows_each_model_alone_the_pair_and_both_curves():
     curve = make_curve(draw_cases(40, seed=1), draw_cases(40, seed=2), max_rate=0.3)
-    shown = show_escalation(forecast_of(curve))
-    names = [row["name"] for row in shown["escalation_rows"]]
+    viewed = view_forecast(forecast_of(curve))
+    answers, thresholds = (part.rows for part in viewed.parts if isinstance(part, Table))
+    names = [row[0] for row in answers]
     assert names[0].endswith("alone")
     assert names[-1].endswith("alone")
-    assert [row["chosen"] for row in shown["escalation_rows"]].count(True) == 1
-    assert len(shown["escalation_figures"]) == 2
-    for figure in shown["escalation_figures"]:
+    assert ["chosen" in name for name in names].count(True) == 1
+    assert ["chosen" in row[0] for row in thresholds].count(True) == 1
+    figures = re.findall(r"<svg.*?</svg>", body(viewed))
+    assert len(figures) == 2
+    for figure in figures:
         assert "<circle" in figure
 
 

@@ -8,8 +8,8 @@ from registry_samples import PROJECT, parts, plan, publish_parts, write_adapter
 from rich.console import Console
 
 from graftwork.cli.progress import RichReporter
-from graftwork.cli.show.training import show_plan
 from graftwork.model.base import EMBEDDED, HUB_ID, note_on_weights
+from graftwork.views.terminal import show
 
 
 def card_of(folder, *, base):
@@ -35,7 +35,7 @@ def test_the_card_of_another_base_loads_it_by_its_name(tmp_path):
 
 def test_a_plan_on_the_embedded_base_shows_the_note():
     console = Console(file=StringIO(), width=600)
-    show_plan(console, plan().model_copy(update={"base_note": note_on_weights(EMBEDDED)}))
+    show(console, plan().model_copy(update={"base_note": note_on_weights(EMBEDDED)}))
     assert "expanded to float32" in console.file.getvalue()
 
 

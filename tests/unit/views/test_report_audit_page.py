@@ -16,7 +16,7 @@ from graftwork.records.dataset import (
     ReadableRow,
 )
 from graftwork.records.interaction import Origin
-from graftwork.views.audit_page import draw_buckets, make_audit_page
+from graftwork.views.audit import draw_buckets, make_audit_page
 
 EVIL = "</pre></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}`"
 

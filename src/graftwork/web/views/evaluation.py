@@ -6,21 +6,20 @@ from starlette.routing import Route
 
 from graftwork.api import evaluations
 from graftwork.api.evaluations import CaseQuery
-from graftwork.views.escalation import draw_by_cost, draw_by_share
+from graftwork.views.escalation import view_forecast
 from graftwork.views.evaluation_page import (
-    confusion_tables,
-    cut_tables,
+    compare_pairs,
+    compare_subjects,
     draw_metrics,
-    metric_rows,
-    pair_rows,
+    subjects_of,
+    view_confusions,
+    view_cuts,
 )
 from graftwork.views.page import show_answer
 from graftwork.web.actions import LARGE, SMALL, escalation_command
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 SECTION = "/evaluation"
-HALF, NARROW = 540.0, 420.0
-"""Widths of a drawing that shares a row with another, and on a phone."""
 OUTCOMES = {
     "lost": "lost",
     "won": "won",
@@ -44,11 +43,11 @@ def index(request: Request) -> Response:
         report=report,
         verdict=view.verdict if view else None,
         figure=draw_metrics(report) if report else None,
-        subjects=[subject.subject for subject in evaluations.subjects_of(report)] if report else [],
-        metrics=metric_rows(report) if report else [],
-        pairs=pair_rows(report) if report else [],
-        cuts=cut_tables(report.slices) if report else [],
-        confusions=confusion_tables(report) if report else [],
+        subjects=[subject.subject for subject in subjects_of(report)] if report else [],
+        metrics=compare_subjects(report) if report else None,
+        pairs=compare_pairs(report) if report else None,
+        cuts=view_cuts(report.slices) if report else None,
+        confusions=view_confusions(report) if report else None,
         models=tuple(project.settings.all_models),
     )
 
@@ -118,18 +117,13 @@ def escalation(request: Request) -> Response:
     project = project_of(request)
     small, large = text_in(request, "small") or SMALL, text_in(request, "large") or LARGE
     forecast = evaluations.read_escalation(project)
-    drawn = (draw_by_share, draw_by_cost) if forecast is not None and forecast.curve is not None else ()
     return render(
         request,
         "escalation.html.jinja",
         title="Escalation",
         section=SECTION,
         forecast=forecast,
-        figures=[
-            (wide, draw(forecast, width=NARROW))
-            for draw in drawn
-            if forecast is not None and (wide := draw(forecast, width=HALF)) is not None
-        ],
+        viewed=view_forecast(forecast) if forecast is not None else None,
         threshold_command=f"{escalation_command(small, large)} --logprob",
         settings=project.settings.serve.escalate,
         small=small,

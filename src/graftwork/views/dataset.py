@@ -1,0 +1,343 @@
+"""Datasets: what was prepared and left out, rows as the model sees them, traces, differences, exports."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graftwork.views.document import Document, Table, quote, safe
+
+if TYPE_CHECKING:
+    from graftwork.data.export.sink import ExportRecord
+    from graftwork.data.inspect.diff import DatasetDiff
+    from graftwork.data.inspect.rows import ShownRow, TextPiece
+    from graftwork.data.inspect.trace import LogCheck, Trace, TracedDrop, TracedRow
+    from graftwork.data.project import PreparedData
+    from graftwork.data.split.model_subsets import UnmatchedValue
+    from graftwork.records.dataset import Dataset, Drop, SubsetSummary
+
+LOG_COLOURS = {"same": "green", "changed": "red", "gone": "yellow", "not_checked": "dim"}
+
+
+def view_trace(trace: "Trace") -> Document:
+    return Document("Trace", [*map(_trace_row, trace.rows), *map(_trace_drop, trace.drops)])
+
+
+def _trace_row(row: "TracedRow") -> Table:
+    rows = [
+        ("from", quote(row.place.origin)),
+        ("log line", _say_log(row.input_hash, row.log)),
+        ("is in", f"[bold]{row.place.split}[/], row {row.place.number} counted from 0"),
+    ]
+    rows += [
+        (label, quote(value))
+        for label, value in (("group", row.group), ("domain", row.domain), ("stage", row.stage))
+        if value is not None
+    ]
+    if row.capture is not None:
+        feedback = "no feedback" if row.capture.feedback is None else f"feedback {row.capture.feedback:g}"
+        corrected = ", corrected by a person" if row.capture.corrected else ""
+        served = f"{row.capture.id} by {row.capture.release[:12]} at {row.capture.at[:19]}"
+        rows.append(("captured", quote(f"{served}, {feedback}{corrected}")))
+    if row.weight != 1:
+        rows.append(("weight", f"{row.weight:g}"))
+    trained = row.tokens - row.trained_from
+    rows.append(
+        ("tokens", f"{row.tokens}, of which {trained} trained: {row.trained_from} to {row.tokens - 1}")
+    )
+    if (token := row.token) is not None:
+        text = "not decoded here" if token.text is None else quote(repr(token.text))
+        is_trained = "[bold green]trained[/]" if token.trained else "[dim]not trained[/]"
+        rows.append((f"token {token.place}", f"{token.token}  {text}  {is_trained}"))
+    return Table(("row", quote(row.place.id)), rows)
+
+
+def _say_log(input_hash: str | None, log: "LogCheck") -> str:
+    return f"{input_hash or '?'}  [{LOG_COLOURS[log.state]}]{quote(log.words)}[/]"
+
+
+def _trace_drop(traced: "TracedDrop") -> Table:
+    drop = traced.drop
+    rows = [
+        ("log line", _say_log(drop.input_hash, traced.log)),
+        ("by step", f"[bold]{quote(drop.step)}[/]"),
+        ("because", quote(drop.reason)),
+    ]
+    rows += [
+        ("kept instead", f"{quote(place.origin)} in [bold]{place.split}[/], row {place.number}")
+        for place in traced.kept
+    ]
+    return Table(("left out", quote(drop.origin)), rows)
+
+
+def view_rows(rows: "tuple[ShownRow, ...]", *, by_token: bool = False, plain: bool = False) -> Document:
+    """Trained text in color; `plain`: in brackets."""
+    viewed = Document("Rows")
+    for row in rows:
+        group = f" · {row.group}" if row.group else ""
+        head = quote(
+            f"{row.split}:{row.number}  {row.id}  {row.origin}{group} · "
+            f"{row.tokens} tokens, {row.trained_tokens} trained"
+        )
+        pieces = _bracket(row.pieces, by_token) if plain else _color(row.pieces, by_token)
+        viewed.line(head if plain else f"[bold reverse]{head}[/]", pieces, "", wrap=False)
+    return viewed
+
+
+def _color(pieces: "tuple[TextPiece, ...]", by_token: bool) -> str:
+    text = ""
+    for piece in pieces:
+        style = "bold green" if piece.trained else "dim" if piece.control else ""
+        text += f"[{style}]{quote(piece.text)}[/]" if style else quote(piece.text)
+        text += "[bright_black]│[/]" if by_token else ""
+    return text
+
+
+def _bracket(pieces: "tuple[TextPiece, ...]", by_token: bool) -> str:
+    parts, trained = [], False
+    for piece in pieces:
+        if piece.trained != trained:
+            parts.append("⟦" if piece.trained else "⟧")
+            trained = piece.trained
+        parts.append(safe(piece.text) + ("│" if by_token else ""))
+    return quote("".join(parts) + ("⟧" if trained else ""))
+
+
+def view_diff(diff: "DatasetDiff") -> Document:
+    viewed = Document("Differences")
+    viewed.line(f"{diff.before[:12]} → [bold]{diff.after[:12]}[/]")
+    if diff.same:
+        viewed.line("the same dataset")
+        return viewed
+    viewed.table(
+        ("setting", "before", "after"),
+        [
+            (quote(change.key), _value(change.before), _value(change.after))
+            for change in (*diff.made_for, *diff.settings)
+        ],
+    )
+    for kind in ("added", "removed", "changed"):
+        if files := getattr(diff.inputs, kind):
+            named = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+            viewed.line(f"logs {kind}: {quote(named)}")
+    changes = diff.rows
+    viewed.line(
+        f"rows: {changes.same:,} the same, {changes.added:,} added, {changes.removed:,} removed, "
+        f"{changes.moved:,} moved to another split, {changes.changed:,} rendered differently"
+    )
+    for kind in ("moved", "changed", "added", "removed"):
+        viewed.table(
+            (kind, "from", "before", "after"),
+            [
+                (quote(row.id), quote(row.origin), row.before, row.after)
+                for row in changes.named.get(kind, ())
+            ],
+        )
+    figures = ("rows", "tokens", "trained_tokens")
+    viewed.table(
+        ("split", "rows", "tokens", "trained tokens"),
+        [
+            (split, *(_arrow(getattr(change.before, key), getattr(change.after, key)) for key in figures))
+            for split, change in diff.splits.items()
+        ],
+        right=("rows", "tokens", "trained tokens"),
+    )
+    viewed.table(
+        ("left out by", "rows", "new", "no longer"),
+        [
+            (quote(step), _arrow(drops.before, drops.after), str(drops.appeared), str(drops.vanished))
+            for step, drops in diff.drops.items()
+        ],
+        right=("rows", "new", "no longer"),
+    )
+    return viewed
+
+
+def _arrow(before: int, after: int) -> str:
+    return f"{before:,}" if before == after else f"{before:,} → {after:,}"
+
+
+def _value(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return quote(text if len(text) <= 60 else f"{text[:57]}…")
+
+
+def view_export(export: "ExportRecord", *, folder: Path) -> Document:
+    viewed = Document("Export")
+    rows = [(quote(file.file), file.rows, file.sha256[:12]) for file in export.files]
+    viewed.table(("file", "rows", "sha256"), rows, right=("rows",))
+    for left_out in export.left_out:
+        first = ", ".join(str(origin) for origin in left_out.first[:3])
+        text = f"{left_out.rows} rows left out: {left_out.why} ({first})"
+        viewed.line(f"[yellow]! {quote(text)}[/]")
+    viewed.line(*(f"[dim]{quote(note)}[/]" for note in export.notes))
+    pairs = f", {export.preference_rows} of them preference pairs" if export.preference_rows else ""
+    viewed.line(
+        f"{export.rows:,} rows{pairs} of dataset [bold]{export.dataset[:12]}[/] written to {quote(folder)}"
+    )
+    return viewed
+
+
+FIGURES = ("own", "replay", "epoch", "RL", "valid", "test")
+
+
+def view_portions(
+    portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
+) -> Document:
+    """The rows of each model of a family."""
+    viewed = Document("Rows of each model")
+    stages = sorted({stage for portion in portions for stage in portion.stages})
+    named = tuple(f"s{stage}" for stage in stages)
+    rows = [
+        (
+            quote(portion.model),
+            portion.own,
+            portion.replayed,
+            f"{portion.rows_an_epoch:,.0f}",
+            portion.rl,
+            portion.validation,
+            portion.test,
+            *(portion.stages.get(stage, 0) for stage in stages),
+        )
+        for portion in portions
+    ]
+    viewed.add(Table(("model", *FIGURES, *named), rows, right=(*FIGURES, *named), no_wrap=(0,)))
+    viewed.line(
+        "[dim]own and replay: distinct training rows; epoch: rows per epoch, by their weights; "
+        "RL: prompts reserved for reinforcement learning; s1 …: training rows of a stage[/]",
+        *(f"[yellow]![/] {quote(key)}: no kept row has {quote(repr(value))}" for key, value in unmatched),
+    )
+    return viewed
+
+
+MOST_DROP_REASONS = 5
+# The first rows are enough to find the most frequent reasons.
+MOST_DROPS = 200_000
+
+_KINDS = (
+    (re.compile(r"^the same as "), "the same as another row"),
+    (re.compile(r"^nearly the same as "), "nearly the same as another row"),
+    (re.compile(r"^other reply to the same prompt in "), "other reply to the same prompt in another row"),
+    (re.compile(r"^set aside: it asks what "), "set aside: asks what rows in different splits ask"),
+    (re.compile(r"^overlong: |^\d+ tokens, more than max_tokens"), "longer than data.max_tokens"),
+)
+_FIGURE = re.compile(r"\d[\d,.]*")
+
+
+def view_prepared(prepared: "PreparedData") -> Document:
+    from graftwork.files.dataset import DROPS, iterate_drops
+
+    dataset: Dataset = prepared.dataset
+    viewed = Document("Dataset")
+    _add_splits(viewed, dataset)
+    way = " → ".join(f"{step} {count}" for step, count in dataset.kept_after.items())
+    viewed.line(f"rows kept: {way}")
+    folder = Path(prepared.folder)
+    # The dataset of an earlier result may have been removed.
+    if dataset.drops is not None and dataset.drops.rows and (folder / DROPS).is_file():
+        counts = count_reasons(iterate_drops(folder))
+        among = f", among the first {counts.total():,}" if counts.total() < dataset.drops.rows else ""
+        viewed.line(
+            f"left out: {dataset.drops.rows:,} rows; most often{among}",
+            *(f"  {count:,} × {quote(reason)}" for reason, count in counts.most_common(MOST_DROP_REASONS)),
+        )
+    if dataset.redactions:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in dataset.redactions.items())
+        viewed.line(f"redacted: {quote(kinds)}")
+    packing = dataset.packing
+    if packing is not None and packing.sequences:
+        viewed.line(
+            f"packed: {packing.sequences:,} sequences of {packing.length:,} tokens, {packing.fill:.1%} full"
+        )
+    folders: Mapping[str, str] = {"": prepared.folder}
+    if len(prepared.portions) > 1:
+        viewed.add(view_portions(prepared.portions))
+        folders = prepared.folders
+    for name, path in folders.items():
+        whose, content_hash = (f" for {quote(name)}", Path(path).name) if name else ("", dataset.content_hash)
+        viewed.line(f"dataset [bold]{content_hash[:12]}[/]{whose} in {quote(path)}", wrap=False)
+    viewed.line(
+        "[dim]`graft data show` shows the rows, `graft data trace FILE:LINE` what became of a log line[/]"
+    )
+    return viewed
+
+
+def _add_splits(viewed: Document, dataset: "Dataset") -> None:
+    from graftwork.data.audit.corpus_findings import say_together
+
+    split_by = str(dataset.settings.get("split_by", "question"))
+    groups = "question groups" if split_by == "question" else "groups"
+    figures = ("rows", groups, "tokens", "trained tokens", "longest row")
+    viewed.table(
+        ("split", *figures),
+        [
+            (
+                split,
+                str(summary.rows),
+                str(summary.groups),
+                summary.tokens,
+                summary.trained_tokens,
+                str(summary.longest),
+            )
+            for split, summary in dataset.splits.items()
+        ],
+        right=figures,
+    )
+    if split_by != "question":
+        viewed.line(f"[dim]group: rows that {quote(say_together(split_by))} (data.split_by)[/]")
+
+
+def count_reasons(drops: "Iterable[Drop]") -> Counter[str]:
+    """Counts reasons that differ only in row names and numbers as one."""
+    return Counter(_name_kind(drop.reason) for drop in islice(drops, MOST_DROPS))
+
+
+def _name_kind(reason: str) -> str:
+    for pattern, kind in _KINDS:
+        if pattern.search(reason):
+            return kind
+    return _FIGURE.sub("…", reason.partition("; expected ")[0])
+
+
+class UnreadFile(NamedTuple):
+    """A log file with rows that could not be read: how many, and the first of them."""
+
+    file: str
+    rows: int
+    first_line: int
+    reason: str
+
+
+def list_unread(folder: Path) -> tuple[UnreadFile, ...]:
+    """The log files of a dataset with rows that could not be read."""
+    from graftwork.files.dataset import iterate_drops
+
+    files: dict[str, UnreadFile] = {}
+    # Unreadable rows come first.
+    for drop in takewhile(lambda drop: drop.step == "read", iterate_drops(folder)):
+        file, line = drop.origin.file, drop.origin.line
+        known = files.get(file) or UnreadFile(file, 0, line, drop.reason.partition(": ")[2])
+        files[file] = known._replace(rows=known.rows + 1)
+    return tuple(files.values())
+
+
+def view_unread(folder: Path, dataset: "Dataset") -> Document:
+    """Which rows of the logs could not be read, and why the first of each file; empty if all could."""
+    from graftwork.files.dataset import DROPS
+
+    viewed, rows = Document("Unreadable rows"), dataset.dropped.get("read", 0)
+    if not rows:
+        return viewed
+    whole = sum(log.rows for log in dataset.inputs)
+    are = "row of the logs is" if rows == 1 else "rows of the logs are"
+    viewed.line(f"[yellow]![/] {rows:,} {are} not learned from ({whole:,} in all): unreadable")
+    # The dataset of an earlier result may have been removed.
+    for unread in list_unread(folder) if (folder / DROPS).is_file() else ():
+        reason = unread.reason.partition("; expected ")[0]
+        viewed.line(f"  {quote(unread.file)}: {unread.rows:,}, line {unread.first_line}: {quote(reason)}")
+    viewed.line(
+        "  name a format or a mapping under data.formats, or fix the lines; `graft data audit` lists them"
+    )
+    return viewed
