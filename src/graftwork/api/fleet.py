@@ -6,6 +6,7 @@ In: a project. Out: records. Asking a place may go over the network; the ledger 
 from graftwork.api.project import Project
 from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.jobs import CostSummary, list_offers, summarize_costs
+from graftwork.fleet.jobs import FleetJobs as FleetJobs  # noqa: PLC0414
 from graftwork.fleet.jobs import RunOffers as RunOffers  # noqa: PLC0414
 from graftwork.fleet.project import FleetPlaces, list_places, place_names
 from graftwork.records.base import Record

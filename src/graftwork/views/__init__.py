@@ -19,6 +19,7 @@ VIEWS = {
     "Preflight": "plan.view_preflight",
     "FitAnswer": "fit.view_fit",
     "ServeAnswer": "fit.view_serving",
+    "PlaceComparison": "comparison.view_comparison",
     "Purchase": "comparison.view_purchase",
     "TrainOutcome": "run.view_outcome",
     "TrainedAll": "run.view_trained_all",

@@ -41,7 +41,15 @@ class Timestamp(NamedTuple):
     at: float | str
 
 
-Cell = str | int | State | Timestamp | None
+class Meter(NamedTuple):
+    """A bar as long as its share of 1, with a text behind it."""
+
+    share: float
+    tone: str
+    text: str = ""
+
+
+Cell = str | int | State | Timestamp | Meter | None
 
 
 class Name(str):

@@ -7,12 +7,10 @@ from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, 
 from graftwork.records.base import Figure
 from graftwork.records.plan import Considered, FitAnswer, ProbeFacts, Strategy
 from graftwork.text.wording import figure_text, plural
-from graftwork.views.document import Document, State, quote
+from graftwork.views.document import Cell, Document, Meter, State, quote
 
-BAR = 32
 WAYS_SHOWN, PARTS_SHOWN, SMALLEST_SHOWN = 4, 6, 0.005
 LONG_MINUTES = 120.0
-EIGHTHS = " ▏▎▍▌▋▊▉"
 PROBE_ADVICE = "`graft plan probe` on the machine, or --trace, makes it more certain"
 
 
@@ -47,9 +45,8 @@ def _add_memory(viewed: Document, answer: FitAnswer) -> None:
     """Parts of the peak memory as bars, scaled to the device."""
     room = max(answer.card_gib.value, answer.peak_reserved_gib.value, 1e-9)
     reserved, machine = answer.peak_reserved_gib, answer.question.machine
-    rows = [
-        (name, short_number(value), "", f"[cyan]{_bar(value / room)}[/]")
-        for name, value in _main_parts(answer)
+    rows: list[tuple[Cell, ...]] = [
+        (name, short_number(value), "", Meter(value / room, "cyan")) for name, value in _main_parts(answer)
     ]
     colour = "green" if answer.fits else "red"
     rows.append(
@@ -57,12 +54,12 @@ def _add_memory(viewed: Document, answer: FitAnswer) -> None:
             "[bold]all of it[/]",
             f"[bold]{short_number(reserved.value)}[/]",
             _spread(reserved),
-            f"[{colour}]{_bar(reserved.value / room)}[/] of {short_number(answer.card_gib.value)}",
+            Meter(reserved.value / room, colour, f"of {short_number(answer.card_gib.value)}"),
         )
     )
     if machine.gpu is not None:
         host, ram = answer.host_gib, machine.ram_gib
-        bar = f"[dim]{_bar(host.value / ram)}[/] of {short_number(ram)}"
+        bar = Meter(host.value / ram, "dim", f"of {short_number(ram)}")
         rows.append(("on the host", short_number(host.value), _spread(host), bar))
     viewed.table(("memory", "GiB", "range", ""), rows, right=("GiB",))
 
@@ -129,12 +126,6 @@ def _say_strategy(strategy: Strategy) -> str:
         )
     parts.append("packed" if strategy.packing else "padded")
     return " · ".join(parts)
-
-
-def _bar(share: float) -> str:
-    """A bar of up to BAR cells, to an eighth of one."""
-    whole, rest = divmod(round(min(max(share, 0.0), 1.0) * BAR * 8), 8)
-    return "█" * whole + (EIGHTHS[rest] if rest else "")
 
 
 def _spread(figure: Figure) -> str:

@@ -25,7 +25,7 @@ from graftwork.text.wording import (
     unbroken,
     usd,
 )
-from graftwork.views.document import Cell, Document, Name, State, Timestamp
+from graftwork.views.document import Cell, Document, Meter, Name, State, Timestamp
 from graftwork.views.plots import draw_gantt, draw_legend
 from graftwork.views.svg import draw_both
 
@@ -84,6 +84,9 @@ def show_cell(cell: Cell) -> Markup | str:
     if isinstance(cell, State):
         kind = CHIPS[cell.tone.removeprefix("bold ")]
         return Markup('<span class="chip {}">{}</span>').format(kind, cell.word)
+    if isinstance(cell, Meter):
+        bar = Markup('<meter min="0" max="1" value="{:.4f}" aria-label="{:.0%}"></meter> {}')
+        return bar.format(cell.share, cell.share, mark_up(cell.text))
     if isinstance(cell, Timestamp):
         return when(cell.at)
     return number(cell) if isinstance(cell, int) else mark_up(cell or "")

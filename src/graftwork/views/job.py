@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from graftwork.fleet.image import ImageFiles
 from graftwork.records.fleet import FleetJob, Reconciled
 from graftwork.text.wording import duration, size
-from graftwork.views.document import Cell, Document, State, quote
+from graftwork.views.document import Cell, Document, State, Table, quote
 
 if TYPE_CHECKING:
     from graftwork.fleet.jobs import CostSummary, ExportedBundle, FleetJobs, RunOffers, RunQuote
@@ -105,7 +105,9 @@ def _figures(offer: "RunQuote") -> tuple[str, ...]:
 
 def view_jobs(found: "FleetJobs") -> Document:
     viewed = Document("Jobs")
-    viewed.table(JOB_COLUMNS, map(_row, found.jobs))
+    if found.jobs:
+        links = [f"/fleet/{job.id}" for job in found.jobs]
+        viewed.add(Table(JOB_COLUMNS, [_row(job) for job in found.jobs], links=links))
     if not found.jobs:
         viewed.line("no jobs")
     return viewed

@@ -1,12 +1,13 @@
 """The plan of a run, how it compares with past runs, and what a preflight says of it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from graftwork.grading.metrics import name_of
 from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.text.wording import duration, figure_text, plural
-from graftwork.views.document import Document, Table, quote
+from graftwork.views.document import Document, quote
 
 if TYPE_CHECKING:
     from graftwork.evaluate.preflight import MetricTrial
@@ -52,15 +53,17 @@ def _spread(figure: Figure) -> str:
     return "" if figure.low == figure.high else f"{figure_text(figure.low)} … {figure_text(figure.high)}"
 
 
-def compare_with_plan(residuals: tuple[Residual, ...]) -> Table:
-    """Planned and actual figures of a run."""
+def view_residuals(residuals: Sequence[Residual]) -> Document:
+    """Planned and actual figures of a run, and of their parts."""
+    viewed = Document("Plan against reality")
     columns = ("figure", "planned", "range", "actual", "error")
-    return Table(columns, [_residual(found) for found in residuals], right=("planned", "actual", "error"))
+    viewed.table(columns, map(_residual, residuals), right=("planned", "actual", "error"))
+    return viewed
 
 
 def _residual(residual: Residual) -> tuple[str, ...]:
     return (
-        NAMES.get(residual.name, residual.name),
+        _name_figure(residual.name),
         _planned(residual.planned),
         _spread(residual.planned),
         f"[{'green' if residual.inside else 'yellow'}]{figure_text(residual.actual)}[/]",

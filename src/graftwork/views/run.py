@@ -9,7 +9,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.text.wording import size
 from graftwork.train.run_folder import PAGE
 from graftwork.views.document import Cell, Document, State, quote
-from graftwork.views.plan import compare_with_plan
+from graftwork.views.plan import view_residuals
 
 if TYPE_CHECKING:
     from graftwork.model.hub_models import LocalModels, PulledModel, RemovedModels
@@ -55,8 +55,7 @@ def view_outcome(outcome: TrainOutcome) -> Document:
             f"{best.value:.3f} over {best.cases} case(s)"
         )
     viewed.line("base weights unchanged (same hash before and after)")
-    if outcome.residuals:
-        viewed.add(compare_with_plan(outcome.residuals))
+    viewed.add(view_residuals(outcome.residuals))
     viewed.line(f"adapter [bold]{outcome.adapter_hash[:12]}[/] in {quote(outcome.adapter_folder)}")
     page = Path(outcome.adapter_folder).parent / PAGE
     if page.exists():

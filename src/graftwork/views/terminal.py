@@ -16,7 +16,7 @@ from rich.text import Text
 
 from graftwork.text.wording import moment
 from graftwork.views import document
-from graftwork.views.document import Bar, Branch, Cell, Document, Gantt, State, Timestamp, quote
+from graftwork.views.document import Bar, Branch, Cell, Document, Gantt, Meter, State, Timestamp, quote
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -28,6 +28,8 @@ FEWEST_LETTERS = 6
 WIDE_ENOUGH = 24
 """For a column that may fold, before another form of the table is printed."""
 COLORS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white", "bright_cyan", "bright_green")
+METER, EIGHTHS = 32, " ▏▎▍▌▋▊▉"
+"""The longest bar, and what is left of a letter."""
 FEWEST_CELLS, MOST_CELLS = 42, 168
 """Of a Gantt chart."""
 
@@ -86,6 +88,11 @@ def _table(console: Console, part: document.Table) -> "PlainTable":
 def _cell(cell: Cell) -> str:
     if isinstance(cell, State):
         return f"[{cell.tone}]{quote(cell.word)}[/]" if cell.tone else quote(cell.word)
+    if isinstance(cell, Meter):
+        # To an eighth of a letter.
+        whole, rest = divmod(round(min(max(cell.share, 0.0), 1.0) * METER * 8), 8)
+        bar = "█" * whole + (EIGHTHS[rest] if rest else "")
+        return f"[{cell.tone}]{bar}[/] {cell.text}".rstrip()
     if isinstance(cell, Timestamp):
         at = cell.at
         return quote(at[:16].replace("T", " ")) if isinstance(at, str) else moment(at)

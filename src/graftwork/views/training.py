@@ -15,6 +15,8 @@ from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.text.wording import change, duration, number, percent
 from graftwork.views import html, plots, svg
+from graftwork.views.document import Document, Name, quote
+from graftwork.views.plan import view_residuals
 from graftwork.views.plots import EvaluationPoint, draw_course, draw_looks
 
 LOSS = "loss"
@@ -54,10 +56,8 @@ def show_training(
             *measure_courses(steps, restarts),
             *machine_courses(vitals, steps),
         ],
-        "looks": _look_rows(outcome),
-        "metric": outcome.looks[0].metric if outcome.looks else "",
-        "residuals": residual_rows(outcome.residuals),
-        "parts": residual_rows(outcome.residual_parts),
+        "looks": _list_looks(outcome),
+        "residuals": view_residuals((*outcome.residuals, *outcome.residual_parts)),
         "drifts": [drift.says for drift in outcome.drifts],
         "device": plan.device.name,
     }
@@ -77,27 +77,25 @@ def make_training_page(
         plan=plan,
         outcome=outcome,
         training=show_training(plan, outcome, steps, vitals),
-        answers=answer_rows(answers) if answers else [],
+        answers=_list_answers(answers) if answers else None,
     )
 
 
-def answer_rows(answers: AnswerExtremes) -> list[dict[str, Any]]:
+def _list_answers(answers: AnswerExtremes) -> Document:
     """The best and the worst sampled answers of the last batch, with each part of their rewards."""
-    sides = (("best", answers.best), ("worst", answers.worst))
-    return [
-        {
-            "side": side,
-            "prompt": answer.prompt,
-            "reward": number(answer.reward),
-            "parts": ", ".join(
+    viewed = Document("Answers of the last batch")
+    rows = []
+    for side, tone, found in (("best", "green", answers.best), ("worst", "yellow", answers.worst)):
+        for answer in found:
+            parts = ", ".join(
                 f"{name} {number(value)}" for name, value in answer.parts.items() if value is not None
-            ),
-            "audit": "" if answer.audit is None else number(answer.audit),
-            "text": answer.text[:MOST_SHOWN],
-        }
-        for side, found in sides
-        for answer in found
-    ]
+            )
+            audit = "" if answer.audit is None else number(answer.audit)
+            reward, text = f"[bold]{number(answer.reward)}[/]", quote(answer.text[:MOST_SHOWN])
+            side_ = f"[{tone}]{side}[/]"
+            rows.append((side_, quote(answer.prompt), reward, f"[dim]{quote(parts)}[/]", audit, text))
+    viewed.table(("", "Prompt", "Reward", "Parts", "Audit", "Answer"), rows, right=("Reward", "Audit"))
+    return viewed
 
 
 def find_restarts(steps: Sequence[TrainStep]) -> list[plots.Restart]:
@@ -177,19 +175,18 @@ def _mean(sample: Vitals, read: Callable[[DeviceVitals], float | None]) -> float
     return sum(found) / len(found) if found else None
 
 
-def _look_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
-    return [
-        {
-            "step": look.step,
-            "value": number(look.value) if look.metric == LOSS else percent(look.value),
-            "cases": look.cases,
-            "time": duration(look.seconds),
-            "note": "best"
-            if look.step == outcome.best_step
-            else ("" if look.compared else "fewer cases than the others: not compared"),
-        }
-        for look in outcome.looks
-    ]
+def _list_looks(outcome: TrainOutcome) -> Document:
+    viewed = Document("Evaluations during training")
+    rows = []
+    for look in outcome.looks:
+        value = number(look.value) if look.metric == LOSS else percent(look.value)
+        note = "" if look.compared else "[dim]fewer cases than the others: not compared[/]"
+        note = "[green]best[/]" if look.step == outcome.best_step else note
+        rows.append((look.step, f"[bold]{value}[/]", look.cases, duration(look.seconds), note))
+    metric = Name(quote(html.name_of(outcome.looks[0].metric))) if outcome.looks else ""
+    columns = ("Step", metric, "Cases", "Took", "")
+    viewed.table(columns, rows, right=columns[:-1])
+    return viewed
 
 
 def plot_residual(residual: Residual) -> svg.PlannedActual:
@@ -202,18 +199,3 @@ def plot_residual(residual: Residual) -> svg.PlannedActual:
         actual=residual.actual / scale,
         note=change(residual.off),
     )
-
-
-def residual_rows(residuals: Sequence[Residual]) -> list[dict[str, Any]]:
-    """A part of a figure is named behind it."""
-    return [
-        {
-            "name": ": ".join(filter(None, map(html.name_of, residual.name.split(".", 1)))),
-            "planned": number(residual.planned.value, residual.planned.unit),
-            "range": f"{number(residual.planned.low)} to {number(residual.planned.high)}",
-            "actual": number(residual.actual, residual.planned.unit),
-            "off": change(residual.off),
-            "inside": residual.inside,
-        }
-        for residual in residuals
-    ]

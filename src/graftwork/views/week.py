@@ -19,16 +19,7 @@ def view_week(schedule: WeekSchedule, *, proposal: Document | None = None) -> Do
         f"${schedule.cost_usd:.2f}{cap}",
     )
     viewed.add(draw_week(schedule), list_sessions(schedule))
-    columns: tuple[str, ...] = (
-        "model",
-        "sessions",
-        "hours",
-        "inherited",
-        "learned",
-        "points",
-        "one more hour",
-        "curve",
-    )
+    columns = ("model", "sessions", "hours", "inherited", "learned", "points", "one more hour", "curve")
     viewed.table(
         columns,
         [
@@ -46,9 +37,9 @@ def view_week(schedule: WeekSchedule, *, proposal: Document | None = None) -> Do
         ],
         right=columns[1:-1],
     )
-    columns = ("place", "sessions", "used", "of which training", "left", "cost")
+    place_columns = ("place", "sessions", "used", "of which training", "left", "cost")
     viewed.table(
-        columns,
+        place_columns,
         [
             (
                 quote(place.place),
@@ -60,11 +51,11 @@ def view_week(schedule: WeekSchedule, *, proposal: Document | None = None) -> Do
             )
             for place in schedule.places
         ],
-        right=columns[1:],
+        right=place_columns[1:],
     )
-    columns = ("scenario", "value", "bound", "gap", "cost", "greedy", "first plan", "seconds")
+    scenario_columns = ("scenario", "value", "bound", "gap", "cost", "greedy", "first plan", "seconds")
     viewed.table(
-        columns,
+        scenario_columns,
         [
             (
                 f"[bold]{found.scenario}[/]" if found.scenario == schedule.scenario else found.scenario,
@@ -78,7 +69,7 @@ def view_week(schedule: WeekSchedule, *, proposal: Document | None = None) -> Do
             )
             for found in schedule.scenarios
         ],
-        right=columns[1:],
+        right=scenario_columns[1:],
     )
     viewed.items(
         (f"+{change.gain:.2f} points  {quote(change.change)}" for change in schedule.what_if[:SHOWN_CHANGES]),

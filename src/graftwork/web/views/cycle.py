@@ -8,6 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from graftwork.api.cycle import find_waiting_step, list_controls, read_cycle
+from graftwork.views.cycle import list_cycles, list_facts
+from graftwork.views.document import Document
 from graftwork.web.rendering import project_of, render
 
 SECTION = "/cycle"
@@ -20,7 +22,6 @@ STATES = {
     "waiting": "waiting",
 }
 """The look of a step, as in the pipeline of the first screen."""
-LONGEST = 64
 
 
 def index(request: Request) -> Response:
@@ -40,24 +41,11 @@ def index(request: Request) -> Response:
         controls=list_controls(state),
         signs=SIGNS,
         states=STATES,
-        facts_of=facts_of,
+        facts_of=list_facts,
+        history=Document("Last cycles", [list_cycles(status.history)]),
         begins=describe_triggers(settings),
         command=control_command,
     )
-
-
-def facts_of(summary: dict[str, Any]) -> str:
-    """What a step came to, in one line."""
-    return ", ".join(f"{name} {_short(value)}" for name, value in summary.items() if value not in ("", None))
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {inner}" for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    text = str(value)
-    return text[:12] if len(text) == LONGEST else text
 
 
 def describe_triggers(settings: Any) -> list[str]:

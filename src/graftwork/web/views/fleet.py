@@ -6,8 +6,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from graftwork.api import fleet
-from graftwork.api.fleet import RunOffers
+from graftwork.api.fleet import FleetJobs, RunOffers
 from graftwork.records.errors import GraftError
+from graftwork.views.document import Document
+from graftwork.views.job import view_jobs, view_offers, view_places
 from graftwork.web.actions import ActionForm, log_action, read_form, require_allowed
 from graftwork.web.rendering import project_of, render
 
@@ -24,8 +26,8 @@ def index(request: Request) -> Response:
         title="Fleet",
         section=SECTION,
         costs=costs,
-        jobs=list(reversed(costs.lines)),
-        places=fleet.ask_places(project).places if request.query_params.get("ask") else None,
+        jobs=view_jobs(FleetJobs(jobs=costs.lines[::-1])) if costs.lines else Document(),
+        places=view_places(fleet.ask_places(project)) if request.query_params.get("ask") else None,
         names=fleet.name_places(project),
         hosts=project.settings.fleet.hosts,
     )
@@ -33,7 +35,7 @@ def index(request: Request) -> Response:
 
 def places(request: Request) -> Response:
     """A part of the page: asking places may take seconds."""
-    found = fleet.ask_places(project_of(request)).places
+    found = view_places(fleet.ask_places(project_of(request)))
     return render(request, "part_places.html.jinja", title="Places", places=found)
 
 
@@ -65,6 +67,7 @@ def _show_offers(request: Request, found: RunOffers | None) -> Response:
         title="Offers",
         section=SECTION,
         offers=found,
+        viewed=view_offers(found) if found is not None else None,
         command=OFFERS_COMMAND,
     )
 

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from graftwork.api import plans
-from graftwork.records.base import Figure, Record
+from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
-from graftwork.views.html import name_of
+from graftwork.views import view
 from graftwork.web.rendering import project_of, render, text_in
 
 SECTION = "/plan"
@@ -159,8 +159,7 @@ def form(request: Request) -> Response:
         values=values,
         known=plans.list_known_hardware(),
         command=write_command(name, chosen, values),
-        answer=answer,
-        figures=list_figures(answer) if answer is not None else [],
+        viewed=view(answer) if answer is not None else None,
         error=error,
         missing=needed if request.query_params and not asked else "",
     )
@@ -212,32 +211,6 @@ def write_command(name: str, chosen: PlanForm, values: Mapping[str, str]) -> str
         for value in _lines(text) if field.read is _lines else ([text] if text else []):
             parts += [field.flag, value]
     return shlex.join(parts)
-
-
-SHOWN_FIRST = (
-    "peak_reserved_gib",
-    "card_gib",
-    "host_gib",
-    "memory_gib",
-    "available_gib",
-    "tokens_per_second",
-    "run_minutes",
-    "epoch_minutes",
-    "answer_seconds",
-    "first_token_seconds",
-    "most_users",
-    "longest_context",
-)
-
-
-def list_figures(answer: Record) -> list[tuple[str, Figure]]:
-    """The figures of an answer that people ask for, each with its range."""
-    found = []
-    for name in SHOWN_FIRST:
-        value = getattr(answer, name, None)
-        if isinstance(value, Figure):
-            found.append((name_of(name), value))
-    return found
 
 
 ROUTES = [Route("/plan", index), Route("/plan/{form}", form)]

@@ -13,12 +13,12 @@ from graftwork.api import runs
 from graftwork.api.project import Project
 from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.views import plots, svg
+from graftwork.views.plan import view_residuals
 from graftwork.views.training import (
     find_restarts,
     machine_courses,
     measure_courses,
     plot_residual,
-    residual_rows,
 )
 from graftwork.web.rendering import number_in, project_of, render, text_in
 
@@ -64,7 +64,7 @@ def run(request: Request) -> Response:
         )
         if residuals
         else None,
-        residuals=residual_rows(residuals),
+        residuals=view_residuals(residuals),
         table=view.steps[-TABLE_STEPS:],
         graded=runs.list_answer_extremes(project, run_id),
     )
