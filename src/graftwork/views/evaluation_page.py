@@ -265,15 +265,15 @@ def compare_subjects(report: Report) -> Table:
     subjects = subjects_of(report)
     names = [Name(quote(subject.subject)) for subject in subjects]
     rows = [
-        (quote(html.name_of(name)), *(_page_figure(subject.metrics.get(name)) for subject in subjects))
+        (quote(html.name_of(name)), *(page_figure(subject.metrics.get(name)) for subject in subjects))
         for name in _names(report)
     ]
     return Table(("Metric", *names), rows, right=names)
 
 
-def _page_figure(metric: Metric | None) -> str:
+def page_figure(metric: Metric | None) -> str:
     if metric is None or not metric.n:
-        return "[dim]–[/]"
+        return f"[dim]–[/]\n[dim]{metric.vacuous}[/]" if metric and metric.vacuous else "[dim]–[/]"
     counts = f" [dim]{metric.successes} of {metric.n}[/]" if metric.successes is not None else ""
     low, high = html.value_of(metric, metric.low), html.value_of(metric, metric.high)
     interval = "" if metric.low == metric.high else f"\n[dim]{low} to {high}[/]"
@@ -289,7 +289,7 @@ def compare_pairs(report: Report) -> Table:
         decided = pair.adjusted_p if pair.adjusted_p is not None else pair.p_value
         is_sure = decided < 1 - (metric.confidence if metric else 0.95)
         tone = "" if pair.wins == pair.losses else " green" if pair.wins > pair.losses else " red"
-        low, high = _difference(metric, pair.low), _difference(metric, pair.high)
+        low, high = say_difference(metric, pair.low), say_difference(metric, pair.high)
         test = f"{pair.test}, {plural(pair.clusters, 'session')}" if pair.clusters else pair.test
         if pair.non_inferior is not None:
             within = "worse by less than the margin"
@@ -298,7 +298,7 @@ def compare_pairs(report: Report) -> Table:
             (
                 quote(html.name_of(pair.metric)),
                 f"{quote(pair.candidate)} [dim]against {quote(pair.baseline)}, {plural(pair.n, 'pair')}[/]",
-                f"[bold{tone if is_sure else ''}]{_difference(metric, pair.difference)}[/]\n"
+                f"[bold{tone if is_sure else ''}]{say_difference(metric, pair.difference)}[/]\n"
                 f"[dim]{low} to {high}[/]",
                 f"{pair.wins} / {pair.losses}" if pair.wins or pair.losses else "[dim]–[/]",
                 p_value(pair.p_value),
@@ -310,7 +310,7 @@ def compare_pairs(report: Report) -> Table:
     return Table(columns, rows, right=columns[2:-1])
 
 
-def _difference(metric: Metric | None, value: float) -> str:
+def say_difference(metric: Metric | None, value: float) -> str:
     if metric is None or metric.kind in ("rate", "score"):
         return f"{points(value)} pts"
     return f"{'+' if value > 0 else ''}{number(value, metric.unit)}"

@@ -19,12 +19,14 @@ from graftwork.records.job import Vitals
 from graftwork.records.live import PromptDrift
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
-from graftwork.records.report import Comparison, Decision, Metric, Report, SubjectReport, Verdict
+from graftwork.records.report import Decision, Metric, Report, SubjectReport, Verdict
 from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.text.wording import duration, number, percent, plural, points, short
+from graftwork.text.wording import duration, number, p_value, percent, plural, short
 from graftwork.views import html, plots, svg
+from graftwork.views.document import Name, Table, quote
 from graftwork.views.escalation import view_forecast
+from graftwork.views.evaluation_page import page_figure, say_difference
 from graftwork.views.training import show_training
 
 
@@ -136,8 +138,16 @@ def render_report(page: ReportPage) -> str:
         headline=HEADLINES[page.verdict.decision],
         tiles=_tiles(page),
         stages=_stages(page),
-        metrics=_metric_rows(page, page.report.baseline),
-        repaired=_repaired_rows(page),
+        metrics=_compare(page, page.report.baseline, names=("Base", "Adapter")),
+        # The candidate against the adapter that was trained without repaired rows.
+        repaired=next(
+            (
+                _compare(page, subject, names=("Without", "With"))
+                for subject in page.report.others
+                if subject.subject == page.without_repaired
+            ),
+            None,
+        ),
         answers=_answers(page),
         findings=sorted(page.audit.findings, key=lambda f: (SEVERITIES[f.severity], -f.count)),
         funnel=_funnel(page),
@@ -197,63 +207,35 @@ def _tiles(page: ReportPage) -> list[dict[str, Any]]:
     return list(tiles.values())
 
 
-def _interval(metric: Metric) -> str:
-    if metric.low == metric.high or not metric.n:
-        return ""
-    return f"{html.value_of(metric, metric.low)} to {html.value_of(metric, metric.high)}"
-
-
-def _repaired_rows(page: ReportPage) -> list[dict[str, Any]]:
-    """The candidate against the adapter that was trained without repaired rows."""
-    found = [subject for subject in page.report.others if subject.subject == page.without_repaired]
-    return _metric_rows(page, found[0]) if found else []
-
-
-def _metric_rows(page: ReportPage, baseline: SubjectReport) -> list[dict[str, Any]]:
+def _compare(page: ReportPage, baseline: SubjectReport, *, names: tuple[str, str]) -> Table:
     """Every metric with both subjects and, where there is one, the paired comparison."""
-    sides = (baseline.subject, page.report.candidate.subject)
-    pairs: dict[str, Comparison] = {
-        c.metric: c for c in page.report.comparisons if (c.baseline, c.candidate) == sides
+    candidate = page.report.candidate
+    pairs = {
+        pair.metric: pair
+        for pair in page.report.comparisons
+        if (pair.baseline, pair.candidate) == (baseline.subject, candidate.subject)
     }
     rows = []
-    for name, after in page.report.candidate.metrics.items():
-        before = baseline.metrics.get(name)
-        if before is None:
+    for name, after in candidate.metrics.items():
+        if name not in baseline.metrics:
             continue
-        pair = pairs.get(name)
-        rate = after.kind == "rate"
+        cells = [quote(html.name_of(name)), page_figure(baseline.metrics[name]), page_figure(after)]
+        if (pair := pairs.get(name)) is None:
+            rows.append([*cells, *["[dim]–[/]"] * 3])
+            continue
+        is_sure = pair.p_value < 1 - after.confidence and pair.wins != pair.losses
+        tone = "" if not is_sure else " green" if pair.wins > pair.losses else " red"
+        low, high = (say_difference(after, value).removesuffix(" pts") for value in (pair.low, pair.high))
         rows.append(
-            {
-                "name": html.name_of(name),
-                "before": html.value_of(before, before.value) if before.n else "–",
-                "before_interval": _interval(before),
-                "before_counts": f"{before.successes} of {before.n}" if rate and before.n else "",
-                "after": html.value_of(after, after.value) if after.n else "–",
-                "after_interval": _interval(after),
-                "after_counts": f"{after.successes} of {after.n}" if rate and after.n else after.vacuous,
-                "pair": pair,
-                "difference": _difference(pair, after) if pair else "",
-                "difference_interval": _difference_interval(pair, after) if pair else "",
-                "better": bool(pair and pair.wins > pair.losses and pair.p_value < 1 - after.confidence),
-                "worse": bool(pair and pair.losses > pair.wins and pair.p_value < 1 - after.confidence),
-            }
+            [
+                *cells,
+                f"[bold{tone}]{say_difference(after, pair.difference)}[/]\n[dim]{low} to {high}[/]",
+                f"{pair.wins} / {pair.losses}",
+                p_value(pair.p_value),
+            ]
         )
-    return rows
-
-
-def _difference(pair: Comparison, metric: Metric) -> str:
-    return f"{points(pair.difference)} pts" if metric.kind == "rate" else _signed(pair.difference, metric)
-
-
-def _difference_interval(pair: Comparison, metric: Metric) -> str:
-    if metric.kind == "rate":
-        return f"{points(pair.low)} to {points(pair.high)}"
-    return f"{_signed(pair.low, metric)} to {_signed(pair.high, metric)}"
-
-
-def _signed(value: float, metric: Metric) -> str:
-    sign = "+" if value > 0 else ""
-    return sign + number(value, metric.unit)
+    columns = ("Metric", *names, "Difference", "Won / lost", Name("p"))
+    return Table(columns, rows, right=columns[1:])
 
 
 def _stages(page: ReportPage) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Views and notebook views are found by the name of a record's class: each name must exist."""
+"""Views are found by the name of a record's class: each name must exist."""
 
 import re
 from importlib import import_module
@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 from shown_commands import ROOT
 
-from graftwork.views import VIEWS, notebook
+from graftwork.views import VIEWS
 
 DEFINED = {
     name
@@ -20,7 +20,3 @@ def test_every_record_with_a_view_is_defined_and_so_is_the_view(record, view):
     module, function = view.split(".")
     assert record in DEFINED
     assert callable(getattr(import_module(f"graftwork.views.{module}"), function))
-
-
-def test_every_record_with_a_notebook_view_is_defined():
-    assert {*notebook.FIELDS, *notebook.COLUMNS} <= DEFINED
