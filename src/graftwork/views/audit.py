@@ -17,7 +17,8 @@ from graftwork.records.interaction import Origin
 from graftwork.text.wording import number, percent
 from graftwork.views import html
 from graftwork.views.document import Document, Table, quote
-from graftwork.views.svg import Scale, draw_both, draw_nothing, drawing, element, label, line, round_ticks
+from graftwork.views.plots import draw_stacks
+from graftwork.views.svg import draw_both, draw_nothing
 
 MARKS = {"blocker": ("✗", "red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
 # These findings show the reasons; for the others the title is enough.
@@ -128,9 +129,6 @@ def _where(finding: Finding, files: tuple[str, ...]) -> str:
     return f"{finding.rows[0]}{' …' if len(finding.rows) > 1 else ''}"
 
 
-HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 200.0, 44.0, 14.0, 12.0, 38.0
-
-
 def draw_buckets(
     edges: Sequence[int], counts: Mapping[str, Sequence[int]], *, title: str, unit: str, width: float = 760
 ) -> Markup:
@@ -140,40 +138,16 @@ def draw_buckets(
     if not filled:
         return draw_nothing(title, width)
     first, last = max(filled[0] - 1, 0), min(filled[-1] + 2, len(edges))
-    marks = [mark for mark in round_ticks(0, max(totals), count=4) if mark == int(mark)]
-    x = Scale(first, last, LEFT, width - RIGHT)
-    y = Scale(0, max(*marks, *totals), HEIGHT - BOTTOM, TOP)
-    parts: list[Markup] = []
-    for mark in marks:
-        parts.append(line(LEFT, y(mark), width - RIGHT, y(mark), class_="grid" if mark else "axis"))
-        parts.append(label(number(mark), x=LEFT - 8, y=y(mark) + 4, class_="tick", anchor="end"))
     every = max(1, round((last - first) / (10 if width > 500 else 5)))
-    for i in range(first, last, every):
-        parts.append(label(number(edges[i]), x=x(i), y=HEIGHT - BOTTOM + 18, class_="tick", anchor="middle"))
-    for i in range(first, last):
-        parts += _draw_bar(i, counts, x=x, y=y)
-    parts.append(label(unit, x=width - RIGHT, y=HEIGHT - 4, class_="tick", anchor="end"))
-    return drawing(
-        *parts,
-        width=width,
-        height=HEIGHT,
+    longest = number(edges[filled[-1] + 1]) if filled[-1] + 1 < len(edges) else "more"
+    return draw_stacks(
+        {name: values[first:last] for name, values in counts.items()},
+        {i - first: number(edges[i]) for i in range(first, last, every)},
         title=title,
-        description=f"{number(sum(totals))} rows between {number(edges[filled[0]])} and "
-        f"{number(edges[filled[-1] + 1]) if filled[-1] + 1 < len(edges) else 'more'} {unit}",
+        unit=unit,
+        description=f"{number(sum(totals))} rows between {number(edges[filled[0]])} and {longest} {unit}",
+        width=width,
     )
-
-
-def _draw_bar(i: int, counts: Mapping[str, Sequence[int]], *, x: Scale, y: Scale) -> list[Markup]:
-    floor, parts = 0, []
-    left, right = x(i) + 0.6, x(i + 1) - 0.6
-    for place, values in enumerate(counts.values()):
-        if values[i]:
-            roof, base = y(floor + values[i]), y(floor)
-            parts.append(
-                element("rect", x=left, y=roof, width=right - left, height=base - roof, class_=f"s{place}")
-            )
-            floor += values[i]
-    return parts
 
 
 FIRST_EXAMPLES = 3

@@ -5,7 +5,7 @@ its letters keep their size on a phone. Knows no records.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from statistics import median
 from typing import NamedTuple
@@ -121,10 +121,7 @@ def draw_frame(
     x: Scale, y: Scale, marks: Sequence[float], *, last: float, along: str, width: float, height: float
 ) -> list[Markup]:
     """Grid and names of both axes."""
-    parts = []
-    for mark in marks:
-        parts.append(line(x.start, y(mark), x.end, y(mark), class_="grid" if mark else "axis"))
-        parts.append(label(tick_text(mark, marks), x=x.start - 8, y=y(mark) + 4, class_="tick", anchor="end"))
+    parts = _grid_y(y, marks, x.start, x.end)
     below = round_ticks(0, last, count=8 if width > 500 else 4)
     for mark in below:
         if x.low <= mark <= last and (along != "step" or mark == int(mark)):
@@ -183,13 +180,7 @@ def draw_loss(
     last = max(step for step, _ in steps)
     x = Scale(0, max(last, 1), left, width - right)
     y = Scale(marks[0], marks[-1], height - bottom, top)
-    parts = _grid_y(y, marks, left, width - right)
-    for mark in round_ticks(0, last, count=8 if width > 500 else 4):
-        if mark <= last and mark == int(mark):
-            parts.append(
-                label(number(mark), x=x(mark), y=height - bottom + 18, class_="tick", anchor="middle")
-            )
-    parts.append(label("step", x=width - right, y=height - 4, class_="tick", anchor="end"))
+    parts = draw_frame(x, y, marks, last=last, along="step", width=width, height=height)
     parts.append(path([(x(s), y(v)) for s, v in ordered], class_="trace"))
     trend = smooth([v for _, v in ordered], reach=max(len(ordered) // 16, 1))
     parts.append(path([(x(s), y(v)) for (s, _), v in zip(ordered, trend, strict=True)], class_="trend"))
@@ -224,49 +215,66 @@ def draw_lengths(lengths: dict[str, Sequence[int]], *, width: float = 760) -> Ma
     """How long the rows are, in tokens, the splits stacked."""
     together = sorted(value for values in lengths.values() for value in values)
     if not together:
-        return draw_nothing("Lengths", width)
-    height, left, right, top, bottom = 240.0, 36.0, 14.0, 26.0, 38.0
+        return draw_nothing("Row lengths", width)
     marks = round_ticks(together[0], together[-1], count=10 if width > 500 else 5)
-    bins = _cut_bins(marks[0], marks[-1], wanted=36 if width > 500 else 20)
-    counts = {name: _count(values, bins) for name, values in lengths.items()}
-    highest = max(map(sum, zip(*counts.values(), strict=True)))
-    rows = round_ticks(0, highest, count=4)
-    x = Scale(bins[0], bins[-1], left, width - right)
-    y = Scale(0, rows[-1], height - bottom, top)
-    parts = _grid_y(y, [mark for mark in rows if mark == int(mark)], left, width - right)
-    for mark in marks:
-        parts.append(label(number(mark), x=x(mark), y=height - bottom + 18, class_="tick", anchor="middle"))
-    for i in range(len(bins) - 1):
-        floor = 0
-        for place, name in enumerate(counts):
-            if count := counts[name][i]:
-                x0, x1 = x(bins[i]) + 0.6, x(bins[i + 1]) - 0.6
-                roof, base = y(floor + count), y(floor)
-                parts.append(
-                    element("rect", x=x0, y=roof, width=x1 - x0, height=base - roof, class_=f"split s{place}")
-                )
-                floor += count
+    step = max(math.ceil((marks[-1] - marks[0]) / (36 if width > 500 else 20)), 1)
+    bars = math.ceil((marks[-1] - marks[0]) / step)
+    counts = {name: [0] * bars for name in lengths}
+    for name, values in lengths.items():
+        for value in values:
+            counts[name][min(int((value - marks[0]) / step), bars - 1)] += 1
     middle = median(together)
-    parts.append(line(x(middle), top - 18, x(middle), height - bottom, class_="mark"))
-    late = x(middle) > width * 0.7
-    parts.append(
-        label(
-            f"median {number(middle)}",
-            x=x(middle) + (-6 if late else 6),
-            y=top - 8,
-            class_="note",
-            anchor="end" if late else "start",
-        )
-    )
-    parts.append(label("tokens", x=width - right, y=height - 4, class_="tick", anchor="end"))
-    return drawing(
-        *parts,
-        width=width,
-        height=height,
+    return draw_stacks(
+        counts,
+        {(mark - marks[0]) / step: number(mark) for mark in marks},
         title="Row lengths",
+        unit="tokens",
         description=f"{len(together)} rows of {together[0]} to {together[-1]} tokens, "
         f"median {number(middle)}",
+        note=((middle - marks[0]) / step, f"median {number(middle)}"),
+        width=width,
     )
+
+
+def draw_stacks(
+    counts: Mapping[str, Sequence[int]],
+    ticks: Mapping[float, str],
+    *,
+    title: str,
+    description: str,
+    unit: str = "",
+    note: tuple[float, str] | None = None,
+    width: float = 760,
+) -> Markup:
+    """Bars side by side, the named counts stacked. `ticks` and `note` stand at numbers of bars."""
+    totals = [sum(values) for values in zip(*counts.values(), strict=True)]
+    if not any(totals):
+        return draw_nothing(title, width)
+    height, left, right, top, bottom = 220.0, 44.0, 14.0, 26.0, 38.0
+    marks = [mark for mark in round_ticks(0, max(totals), count=4) if mark == int(mark)]
+    x = Scale(0, len(totals), left, width - right)
+    y = Scale(0, max(*marks, *totals), height - bottom, top)
+    parts = _grid_y(y, marks, left, width - right)
+    for place, text in ticks.items():
+        parts.append(label(text, x=x(place), y=height - bottom + 18, class_="tick", anchor="middle"))
+    for bar in range(len(totals)):
+        floor, start, end = 0, x(bar) + 0.6, x(bar + 1) - 0.6
+        for place, values in enumerate(counts.values()):
+            if values[bar]:
+                roof, base = y(floor + values[bar]), y(floor)
+                parts.append(
+                    element(
+                        "rect", x=start, y=roof, width=end - start, height=base - roof, class_=f"s{place}"
+                    )
+                )
+                floor += values[bar]
+    if note is not None:
+        at, late = x(note[0]), x(note[0]) > width * 0.7
+        parts.append(line(at, top - 18, at, height - bottom, class_="mark"))
+        anchor = "end" if late else "start"
+        parts.append(label(note[1], x=at + (-6 if late else 6), y=top - 8, class_="note", anchor=anchor))
+    parts.append(label(unit, x=width - right, y=height - 4, class_="tick", anchor="end"))
+    return drawing(*parts, width=width, height=height, title=title, description=description)
 
 
 def _restart_marks(
@@ -301,20 +309,6 @@ def _grid_y(y: Scale, marks: Sequence[float], left: float, right: float) -> list
         parts.append(line(left, y(mark), right, y(mark), class_="grid" if mark else "axis"))
         parts.append(label(tick_text(mark, marks), x=left - 8, y=y(mark) + 4, class_="tick", anchor="end"))
     return parts
-
-
-def _cut_bins(low: float, high: float, *, wanted: int) -> list[float]:
-    width = max(math.ceil((high - low) / wanted), 1)
-    count = math.ceil((high - low) / width)
-    return [low + i * width for i in range(count + 1)]
-
-
-def _count(values: Sequence[int], bins: Sequence[float]) -> list[int]:
-    counts = [0] * (len(bins) - 1)
-    width = bins[1] - bins[0]
-    for value in values:
-        counts[min(int((value - bins[0]) / width), len(counts) - 1)] += 1
-    return counts
 
 
 LANE, DAYS = 34.0, 28.0

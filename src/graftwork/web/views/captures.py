@@ -7,17 +7,8 @@ from starlette.routing import Route
 
 from graftwork.api import captures
 from graftwork.api.captures import Traffic
-from graftwork.views.svg import (
-    Scale,
-    draw_both,
-    draw_nothing,
-    drawing,
-    element,
-    label,
-    line,
-    round_ticks,
-    tick_text,
-)
+from graftwork.views.plots import draw_stacks
+from graftwork.views.svg import draw_both, draw_nothing
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 SECTION = "/captures"
@@ -91,22 +82,14 @@ def draw_days(traffic: Traffic, *, width: float) -> Markup:
     days = list(traffic.by_day.items())[-30:]
     if not days:
         return draw_nothing("Exchanges by day", width)
-    height, left, bottom = 150.0, 40.0, 24.0
-    marks = [mark for mark in round_ticks(0, max(count for _, count in days), count=3) if mark == int(mark)]
-    y = Scale(0, marks[-1] or 1, height - bottom, 8)
-    step = min((width - left) / len(days), 70.0)
-    parts = [line(left, y(mark), width, y(mark), class_="grid" if mark else "axis") for mark in marks]
-    parts += [label(tick_text(m, marks), x=left - 6, y=y(m) + 4, class_="tick", anchor="end") for m in marks]
-    for place, (day, count) in enumerate(days):
-        x = left + place * step + step * 0.15
-        bar_width = min(step * 0.7, 60.0)
-        parts.append(
-            element("rect", x=x, y=y(count), width=bar_width, height=y(0) - y(count), rx=2, class_="s0")
-        )
-        if len(days) <= 10 or place % (len(days) // 6) == 0:
-            parts.append(label(day[5:], x=x + bar_width / 2, y=height - 6, class_="tick", anchor="middle"))
-    described = f"{days[0][0]} to {days[-1][0]}, at most {max(count for _, count in days)} a day"
-    return drawing(*parts, width=width, height=height, title="Exchanges by day", description=described)
+    every = max(len(days) // 6, 1) if len(days) > 10 else 1
+    return draw_stacks(
+        {"exchanges": [count for _, count in days]},
+        {place + 0.5: day[5:] for place, (day, _) in enumerate(days) if place % every == 0},
+        title="Exchanges by day",
+        description=f"{days[0][0]} to {days[-1][0]}, at most {max(count for _, count in days)} a day",
+        width=width,
+    )
 
 
 ROUTES = [
