@@ -144,7 +144,7 @@ def test_a_run_outside_its_plan_gets_a_warning_with_the_cause_and_parts():
     outcome = page.outcome.model_copy(update={"drifts": (drift,), "residual_parts": parts})
     html = make_training_page(page.plan, outcome, page.steps, page.vitals)
     assert "mostly &lt;validation&gt;" in html
-    assert "Waiting for data" in html
+    assert "time: waiting for data" in html
     assert "mostly" not in make_training_page(page.plan, page.outcome, page.steps, page.vitals)
 
 
