@@ -38,7 +38,7 @@ FEATURES = {
     "cycle": "data evaluate fleet registry serve",
 }
 AROUND = {
-    "views": {*FEATURES, *FOUNDATION},
+    "views": {*FEATURES, *FOUNDATION, "pipeline"},
     "store": {*FEATURES, *FOUNDATION},
     "project": {*FEATURES, *FOUNDATION, "store", "pipeline"},
     "pipeline": {*FEATURES, *FOUNDATION, "store", "project", "views"},
@@ -145,6 +145,19 @@ def test_a_package_imports_only_what_its_rule_names(package, graph):
             allowed = set(FOUNDATION)
         beyond = {*map(package_of, graph[module])} - allowed - {package}
         assert not beyond, f"{module} imports {sorted(beyond)}"
+
+
+def test_views_name_what_works_on_a_project_only_in_annotations():
+    for path in (SOURCE / "views").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        used = [
+            node.module
+            for part in tree.body
+            if not ast.unparse(part).startswith("if TYPE_CHECKING:")
+            for node in ast.walk(part)
+            if isinstance(node, ast.ImportFrom) and node.module
+        ]
+        assert not {name for name in used if package_of(name) in OPEN_PROJECT}, path
 
 
 @pytest.mark.parametrize("package", FEATURES)

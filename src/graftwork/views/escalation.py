@@ -16,7 +16,7 @@ from graftwork.records.routing import (
     MeasuredShare,
 )
 from graftwork.text.wording import plural
-from graftwork.views.document import Document, Drawing, State, quote
+from graftwork.views.document import Document, Drawing, Name, State, quote
 from graftwork.views.svg import (
     Scale,
     drawing,
@@ -172,7 +172,7 @@ def view_forecast(forecast: EscalationForecast) -> Document:
         checks = "".join(f", or {quote(check)} fails" for check in forecast.chosen.checks)
         below = f"{large} below a log-probability of {curve.chosen.threshold:.3f}{checks}"
         rows.append(_row(below, curve.chosen, chosen=True))
-    figures = ("escalated", quote(forecast.metric), "$ for 1,000")
+    figures = ("escalated", Name(quote(forecast.metric)), "$ for 1,000")
     rows.append(_row(f"{large} alone", forecast.large_alone))
     viewed.table(("answers", *figures), rows, right=figures)
     gain = f"{_points(forecast.gain_over_small)} points ({_range(forecast.gain_low, forecast.gain_high)})"
