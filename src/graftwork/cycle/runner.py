@@ -23,7 +23,7 @@ from graftwork.cycle.settings import (
     NotifySettings,
 )
 from graftwork.cycle.state import CoordinatorState, CycleState, Notice
-from graftwork.data.ingest.read import find_files
+from graftwork.data.ingest.files import find_sources
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.live.ab import ABResult
 from graftwork.evaluate.live.comparison import LiveComparison, choose_live_metric, find_experiment
@@ -206,7 +206,7 @@ class ProjectRunner:
             total = sum(1 for _ in export)
         root = work.project.root
         try:
-            files = find_files(work.settings.data.logs, root=root)
+            files = find_sources(work.settings.data.logs, root=root)
         except GraftError:
             return total
         return total + sum(self._count_lines(root / name) for name in files if name != collect)

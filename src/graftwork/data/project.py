@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftwork.data.audit.row_checks import AuditContext
-from graftwork.data.ingest.files import STANDARD_INPUT
-from graftwork.data.ingest.read import find_files, read_file
+from graftwork.data.ingest.files import STANDARD_INPUT, find_sources
+from graftwork.data.ingest.read import read_file
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import explain_os_error, file_digest
@@ -38,7 +38,7 @@ def log_hashes(work: OpenProject) -> dict[str, str]:
     hashes: dict[str, str] = {}
     if is_without_logs(work):
         return hashes
-    for name in find_files(work.settings.data.logs, root=root):
+    for name in find_sources(work.settings.data.logs, root=root):
         if name == STANDARD_INPUT:
             raise UserMistake(
                 "a project's logs cannot come from standard input",
@@ -210,7 +210,7 @@ def audit_logs(
     """Rows of every status count: what failed must have lower scores."""
     found: list[LogScores] = []
     everything: list[ScoredReply] = []
-    for name in find_files(paths, root=root):
+    for name in find_sources(paths, root=root):
         results = read_file(name, root=root, settings=settings)
         rows = [row for row in results if isinstance(row, Interaction)]
         replies = scored(rows)

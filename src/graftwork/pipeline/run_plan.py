@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from graftwork.costmodel.answers import AnswerLoad
-from graftwork.data.ingest.files import STANDARD_INPUT
-from graftwork.data.ingest.read import find_files
+from graftwork.data.ingest.files import STANDARD_INPUT, find_sources
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.project import Evaluated
 from graftwork.evaluate.project_subjects import rows_at_once
@@ -86,7 +85,7 @@ def size_of_logs(work: OpenProject) -> LogSize:
     """From the files' sizes and the lines of their beginnings."""
     total, seen, lines = 0, 0, 0
     text, read = 0, 0
-    for name in find_files(work.settings.data.logs, root=work.project.root):
+    for name in find_sources(work.settings.data.logs, root=work.project.root):
         if name == STANDARD_INPUT:
             continue
         path = work.project.root / name

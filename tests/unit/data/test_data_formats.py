@@ -5,7 +5,7 @@ from data_rows import chat, write_log
 
 from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.fields import BadRow
-from graftwork.data.ingest.read import FORMATS, read, to_interactions
+from graftwork.data.ingest.read import FORMATS, read, read_row
 from graftwork.data.settings import DataSettings, Mapping
 from graftwork.records.interaction import Origin
 
@@ -15,7 +15,7 @@ FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 
 def take_all(row, **settings):
-    return to_interactions(row, HERE, settings=DataSettings(**settings))
+    return read_row(row, HERE, settings=DataSettings(**settings))
 
 
 def take(row, **settings):
@@ -439,7 +439,7 @@ def test_chat_completions_are_read_from_request_and_response():
     assert (found.id, found.model, found.finish_reason, found.max_tokens) == ("r1", "given", "length", 64)
     assert found.reply == "<think>\nhm\n</think>\n\na"
     assert found.duration_ms == 5
-    assert found.extra == {"prompt_tokens": 3, "reply_tokens": 64}
+    assert (found.prompt_tokens, found.reply_tokens, found.extra) == (3, 64, {})
     assert turns(found)[0][0] == "system"
     wrapped = {
         "request": {"body": json.dumps(row["request"])},
@@ -698,5 +698,5 @@ def test_the_settings_reach_the_rows_of_files(tmp_path):
 )
 def test_tokens_and_cost_of_a_call_are_kept_on_its_row(row, expected):
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    [read] = to_interactions({"messages": turns, **row}, Origin(file="f", line=1), settings=DataSettings())
+    [read] = read_row({"messages": turns, **row}, Origin(file="f", line=1), settings=DataSettings())
     assert (read.prompt_tokens, read.reply_tokens, read.cached_tokens, read.cost) == expected

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from graftwork.data.audit.row_checks import find_fault
 from graftwork.data.ingest.blocks import ReadFault, too_long
-from graftwork.data.ingest.read import find_files, read, read_file, to_interactions
+from graftwork.data.ingest.files import find_sources
+from graftwork.data.ingest.read import read, read_file, read_row
 from graftwork.data.settings import DataSettings
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Capture, Interaction, Origin
@@ -118,7 +119,7 @@ def test_a_served_answer_that_broke_off_is_no_example(correction, code):
         "total_ms": 2.0,
         "correction": correction,
     }
-    [found] = to_interactions(row, Origin(file="captured.jsonl", line=1), settings=DataSettings())
+    [found] = read_row(row, Origin(file="captured.jsonl", line=1), settings=DataSettings())
     fault = find_fault(found, DataSettings())
     assert (fault and fault.code) == code
 
@@ -271,11 +272,11 @@ def test_a_file_without_permission_is_named(tmp_path):
 def test_globs_are_resolved_in_order_and_files_come_once(tmp_path):
     for name in ("b.jsonl", "a.jsonl"):
         write_log(tmp_path / name, [chat("a", "b")])
-    assert find_files(["*.jsonl", "a.jsonl"], root=tmp_path) == ("a.jsonl", "b.jsonl")
+    assert find_sources(["*.jsonl", "a.jsonl"], root=tmp_path) == ("a.jsonl", "b.jsonl")
     with pytest.raises(UserMistake, match="no file matches"):
-        find_files(["*.csv"], root=tmp_path)
+        find_sources(["*.csv"], root=tmp_path)
     with pytest.raises(UserMistake, match="no log file"):
-        find_files([])
+        find_sources([])
 
 
 def test_a_fault_never_quotes_the_row(tmp_path):

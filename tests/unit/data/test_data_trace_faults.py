@@ -7,7 +7,8 @@ import pytest
 import zstandard
 
 from graftwork.data.audit.row_checks import AuditContext
-from graftwork.data.ingest.read import ReadFault, read_file
+from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.read import read_file
 from graftwork.data.prepare import audit_logs
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from graftwork.data.ingest import transcripts
-from graftwork.data.ingest.blocks import SkippedPart
+from graftwork.data.ingest.blocks import ReadFault, SkippedPart
 from graftwork.data.ingest.files import cut_blocks
-from graftwork.data.ingest.read import ReadFault, read_block, read_file
+from graftwork.data.ingest.read import read_block, read_file
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 

@@ -4,7 +4,8 @@ import pytest
 from data_rows import WordRenderer, write_log
 
 from graftwork.data.audit.row_checks import AuditContext
-from graftwork.data.ingest.read import ReadFault, read_file
+from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.read import read_file
 from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import iterate_drops, read_rows

@@ -8,7 +8,7 @@ from serve_engines import embedded, llamacpp, serve_with
 from serve_harness import ListSink
 from tool_template import FIND, PLACE, TOOLS
 
-from graftwork.data.ingest.read import to_interactions
+from graftwork.data.ingest.read import read_row
 from graftwork.data.settings import DataSettings
 from graftwork.engines.protocol import GenerateRequest
 from graftwork.engines.replies import ReplyText
@@ -38,7 +38,7 @@ def serving(request, tmp_path_factory, monkeypatch):
 
 def trained_prompt(base, row):
     """The tokens that training puts before the reply of a logged row."""
-    (row,) = to_interactions(row, Origin(file="log", line=1), settings=DataSettings())
+    (row,) = read_row(row, Origin(file="log", line=1), settings=DataSettings())
     rendered = ChatTemplate.from_folder(base).render(row.messages, row.reply)
     return list(rendered.tokens[: rendered.trained_from])
 

@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from graftwork.data.audit.row_checks import BAD, Note
 from graftwork.data.corpus.prefix_cache import Arrays, PrefixCache
-from graftwork.data.ingest.blocks import IN_OTHER_FILE, ReadFault
-from graftwork.data.ingest.read import SkippedPart
+from graftwork.data.ingest.blocks import IN_OTHER_FILE, ReadFault, SkippedPart
 from graftwork.files.disk import explain_os_error
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged

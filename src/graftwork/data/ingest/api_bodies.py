@@ -154,14 +154,3 @@ def _take_output(response: dict[str, Any]) -> ModelAnswer:
     reason = take_fact(details.get("reason")) if isinstance(details, dict) else None
     finished = "stop" if response.get("status") == "completed" else None
     return ModelAnswer(turn, FINISH_REASONS.get(reason, reason) if reason else finished)
-
-
-def keep_usage(response: dict[str, Any]) -> dict[str, Any]:
-    usage = response.get("usage")
-    if not isinstance(usage, dict):
-        return {}
-    counts = {
-        "prompt_tokens": first_of(usage, "prompt_tokens", "input_tokens"),
-        "reply_tokens": first_of(usage, "completion_tokens", "output_tokens"),
-    }
-    return {key: value for key, value in counts.items() if isinstance(value, int)}

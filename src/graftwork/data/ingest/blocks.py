@@ -188,11 +188,6 @@ class _Damage(Exception):
     """The compressed stream cannot be decompressed any further."""
 
 
-class _UnpackedSlice(NamedTuple):
-    data: bytes
-    damage: str | None
-
-
 class ByteStream:
     """Iterate to get the chunks. `head` is the beginning of the decompressed bytes."""
 
@@ -227,18 +222,6 @@ class ByteStream:
                 yield from packed
         except _Damage as damage:
             self.damage = str(damage)
-
-
-class PlainStream:
-    """The bytes of a handle as they are, from its position up to `size`."""
-
-    damage: str | None = None
-
-    def __init__(self, handle: IO[bytes], *, size: int) -> None:
-        self._chunks = _read(handle, size - handle.tell())
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._chunks
 
 
 def _read(handle: IO[bytes], size: int | None) -> Iterator[bytes]:
@@ -308,21 +291,21 @@ def _unpack_gzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
                     left = left.lstrip(b"\0")
                     unpacker = zlib.decompressobj(wbits=31) if left else unpacker
                     continue
-                done = _unpack_slice(unpacker, left)
-                if done.data:
-                    yield done.data
-                if done.damage:
-                    raise _Damage(done.damage)
+                data, is_damaged = _unpack_slice(unpacker, left)
+                if data:
+                    yield data
+                if is_damaged:
+                    raise _Damage("the gzip stream is damaged")
                 left = unpacker.unconsumed_tail or unpacker.unused_data
     if not unpacker.eof:
         raise _Damage("the gzip stream ends too early")
 
 
-def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> _UnpackedSlice:
-    """Decompress one slice; before a damaged position, everything that can be recovered."""
+def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> tuple[bytes, bool]:
+    """Decompress one slice, and say whether it is damaged: then everything that can be recovered."""
     before = unpacker.copy()
     try:
-        return _UnpackedSlice(unpacker.decompress(data, CHUNK), None)
+        return unpacker.decompress(data, CHUNK), False
     except zlib.error:
         pass
     saved = bytearray()
@@ -331,7 +314,7 @@ def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> _UnpackedSlice:
             saved += before.decompress(data[place : place + 1])
     except zlib.error:
         pass
-    return _UnpackedSlice(bytes(saved), "the gzip stream is damaged")
+    return bytes(saved), True
 
 
 def _unpack_zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -358,15 +341,13 @@ def _unpack_zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
 _FEW_LINES = 64
 
 
-def cut_lines(
-    stream: ByteStream | PlainStream, *, file: str, size: int, longest: int, line: int = 1
-) -> Iterator[LogBlock]:
+def cut_lines(stream: ByteStream, *, file: str, size: int, longest: int) -> Iterator[LogBlock]:
     """Yield blocks of whole lines: each ends at the last line end within `size`, or at the first beyond.
 
     A block of very short lines ends after MOST_LINES. So a block depends on nothing after it. A line longer
     than `longest` is a block by itself, with a fault in place of data.
     """
-    size = min(size, longest)
+    size, line = min(size, longest), 1
     held, start = b"", 0
     chunks = iter(stream)
     for chunk in chunks:
@@ -377,9 +358,10 @@ def cut_lines(
             if not end and len(held) - start <= longest:
                 break
             if not end or end - start - 1 > longest:
-                skipped = _skip_line(held[start:], chunks)
-                yield _name_long_line(file, line, skipped.size, longest=longest)
-                held, start, line = skipped.rest, 0, line + 1
+                length, held = _skip_line(held[start:], chunks)
+                flaw = too_long(line, length, longest=longest)
+                yield make_block(file, kind="lines", first_line=line, data=b"", flaws=[flaw])
+                start, line = 0, line + 1
                 continue
             end = _end_of_lines(held, start, end)
             data, start = held[start:end], end
@@ -424,32 +406,22 @@ def split_lines(chunks: Iterable[bytes], *, line: int, longest: int) -> Iterator
                 line += 1
             whole = []
             if len(held) > longest:
-                skipped = _skip_line(held, source)
-                yield too_long(line, skipped.size, longest=longest)
-                *whole, held = skipped.rest.split(b"\n")
+                size, rest = _skip_line(held, source)
+                yield too_long(line, size, longest=longest)
+                *whole, held = rest.split(b"\n")
                 line += 1
     if held:
         yield Entry(line, held)
 
 
-class _Skipped(NamedTuple):
-    size: int
-    rest: bytes
-
-
-def _skip_line(held: bytes, chunks: Iterator[bytes]) -> _Skipped:
-    """Read to the end of a line without holding it."""
+def _skip_line(held: bytes, chunks: Iterator[bytes]) -> tuple[int, bytes]:
+    """Read to the end of a line without holding it. Returns its size, and what follows it."""
     size = 0
     data: bytes | None = held
     while data is not None:
         end = data.find(b"\n")
         if end >= 0:
-            return _Skipped(size + end, data[end + 1 :])
+            return size + end, data[end + 1 :]
         size += len(data)
         data = next(chunks, None)
-    return _Skipped(size, b"")
-
-
-def _name_long_line(file: str, line: int, size: int, *, longest: int) -> LogBlock:
-    flaw = too_long(line, size, longest=longest)
-    return make_block(file, kind="lines", first_line=line, data=b"", flaws=[flaw])
+    return size, b""

@@ -12,9 +12,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import orjson
 
@@ -91,7 +91,10 @@ def _split(held: "_Buffer", stream: ByteStream, *, is_closed: bool) -> Iterator[
         wasted += held.scanned
         yield held.take_broken()
         if wasted > 4 * longest:
-            yield from _objects_by_line(held)
+            # With too many broken places, only lines count that are objects by themselves.
+            for record in _rest_by_line(held):
+                if isinstance(record, Entry) and record.data.startswith(b"{") and record.data.endswith(b"}"):
+                    yield record
             return
         if not held.find_next_line(indent or b""):
             return
@@ -150,7 +153,10 @@ class _Buffer:
     def find_end(self) -> int:
         """Return the length of the element that begins here, or why it has none."""
         if self.data[self.start] not in _CLOSER:
-            return self._find_scalar_end()
+            match = _SCALAR.match(self.data, self.start)
+            while match and match.end() == len(self.data) and self.left <= self.longest and self.grow():
+                match = _SCALAR.match(self.data, self.start)
+            return match.end() - self.start if match else _BROKEN
         closers = bytearray()
         place = brackets = 0
         while True:
@@ -176,12 +182,6 @@ class _Buffer:
                 return _BROKEN
             if not closers:
                 return place
-
-    def _find_scalar_end(self) -> int:
-        match = _SCALAR.match(self.data, self.start)
-        while match and match.end() == len(self.data) and self.left <= self.longest and self.grow():
-            match = _SCALAR.match(self.data, self.start)
-        return match.end() - self.start if match else _BROKEN
 
     def is_one_element(self, count: int, indent: bytes) -> bool:
         """Whether this is one element, and not several broken ones whose brackets happen to match."""
@@ -230,13 +230,6 @@ def _rest_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
             yield Entry(record.line, record.data.strip().removesuffix(b","))
 
 
-def _objects_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
-    """In a file with too many broken places, yield only lines that are objects by themselves."""
-    for record in _rest_by_line(held):
-        if isinstance(record, Entry) and record.data.startswith(b"{") and record.data.endswith(b"}"):
-            yield record
-
-
 _KNOWN_COLUMNS = TEXT_COLUMNS | {"messages", "conversations"}
 _LONGEST_NAME = 200
 
@@ -260,14 +253,15 @@ def split_table(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator
         if isinstance(record, Flaw):
             yield record
         elif names is None:
-            names = record.cells
+            line, names = record
             wrong = _explain_bad_header(names)
             if wrong:
-                yield Flaw(record.line, "schema", wrong)
+                yield Flaw(line, "schema", wrong)
                 return
         else:
-            row = {name: open_cell(name, cell) for name, cell in zip(names, record.cells, strict=True)}
-            yield Entry(record.line, orjson.dumps(row))
+            line, cells = record
+            row = {name: open_cell(name, cell) for name, cell in zip(names, cells, strict=True)}
+            yield Entry(line, orjson.dumps(row))
 
 
 def _explain_bad_header(names: list[str]) -> str | None:
@@ -282,11 +276,6 @@ def _explain_bad_header(names: list[str]) -> str | None:
             return f"the header names column {place + 1} like one before it"
         seen.add(name)
     return None
-
-
-class _TableRow(NamedTuple):
-    line: int
-    cells: list[str]
 
 
 class _BeyondLimit(Exception):
@@ -334,8 +323,13 @@ class _Feed:
         self.line += 1
         self._second_begins = self._second_begins or end
         self._cells += text.count(self._delimiter)
-        self._require_bounded()
-        self.is_utf8 = self.is_utf8 and (text.isascii() or _is_utf8(text))
+        if self._place > self._longest:
+            flaw = too_long(self._first_line, self._place, longest=self._longest)
+            raise _BeyondLimit(flaw, is_held=True)
+        if self._cells >= MOST_VALUES:
+            reason = f"the row has {MOST_VALUES:,} cells or more"
+            raise _BeyondLimit(Flaw(self._first_line, "parse_error", reason), is_held=True)
+        self.is_utf8 = self.is_utf8 and (text.isascii() or _NO_UTF8.search(text) is None)
         return text
 
     def begin_row(self) -> None:
@@ -351,18 +345,20 @@ class _Feed:
             self._place = self._second_begins
             self.line = self._first_line
 
-    def _require_bounded(self) -> None:
-        if self._place > self._longest:
-            flaw = too_long(self._first_line, self._place, longest=self._longest)
-            raise _BeyondLimit(flaw, is_held=True)
-        if self._cells >= MOST_VALUES:
-            text = f"the row has {MOST_VALUES:,} cells or more"
-            raise _BeyondLimit(Flaw(self._first_line, "parse_error", text), is_held=True)
+
+_NO_UTF8 = re.compile("[\ud800-\udfff]")
+"""What bytes that are not UTF-8 become."""
 
 
-def _read_rows(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[_TableRow | Flaw]:
+def _read_rows(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[tuple[int, list[str]] | Flaw]:
+    """Yield the cells of each row with the line that it begins on."""
     csv.field_size_limit(longest)
-    feed = _Feed(_whole_lines(stream, longest=longest), delimiter=delimiter, longest=longest)
+    # If the stream is damaged, without the line it broke in.
+    lines = takewhile(
+        lambda record: isinstance(record, Flaw) or not stream.damage or record.data.endswith(b"\n"),
+        split_lines(stream, line=1, longest=longest),
+    )
+    feed = _Feed(lines, delimiter=delimiter, longest=longest)
     reader = csv.reader(feed, delimiter=delimiter, strict=True)
     width = 0  # the header's, once it is read
     while True:
@@ -385,7 +381,7 @@ def _read_rows(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[
                 yield Flaw(line, "encoding", "the row is not UTF-8")
             elif cells and len(cells) == (width or len(cells)):
                 width = len(cells)
-                yield _TableRow(line, cells)
+                yield line, cells
             elif cells:
                 text = f"the row has {len(cells)} cells, and the header names {width} columns"
                 yield Flaw(line, "schema", text)
@@ -395,22 +391,6 @@ def _read_rows(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[
         reader = csv.reader(feed, delimiter=delimiter, strict=True)
     if stream.damage:
         yield Flaw(line, "parse_error", f"{stream.damage}; the rows before are read")
-
-
-def _whole_lines(stream: ByteStream, *, longest: int) -> Iterator[Entry | Flaw]:
-    """Yield lines; if the stream is damaged, without the one it broke in."""
-    for record in split_lines(stream, line=1, longest=longest):
-        if isinstance(record, Entry) and stream.damage and not record.data.endswith(b"\n"):
-            return
-        yield record
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 MAGIC = b"PAR1"

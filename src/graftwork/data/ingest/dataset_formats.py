@@ -7,6 +7,7 @@ mapping gives dotted paths; a number in a path is a list index.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from graftwork.data.ingest.fields import (
@@ -46,7 +47,10 @@ from graftwork.text.numbers import take_score
 
 
 def fits_chat(row: dict[str, Any]) -> bool:
-    return row.get("messages") is not None or _has_contents(row) or _is_trajectory(row)
+    if row.get("messages") is not None or _has_contents(row):
+        return True
+    # A trajectory of an agent in the Agent Trajectory Interchange Format.
+    return isinstance(row.get("steps"), list) and str(row.get("schema_version")).startswith("ATIF")
 
 
 def read_chat(row: dict[str, Any], origin: Origin) -> Interaction:
@@ -61,21 +65,13 @@ def read_chat(row: dict[str, Any], origin: Origin) -> Interaction:
     else:
         system = first_of(row, "system", "system_prompt", "systemInstruction", "system_instruction")
         turns = lead_by(open_system(system), take_turns(row[key], key))
-    exchange = to_exchange(turns, key, tools=tools)
-    return Interaction(
-        messages=exchange.messages, reply=exchange.reply, turn_weights=exchange.weights, **facts
-    )
+    return Interaction(**to_exchange(turns, key, tools=tools), **facts)
 
 
 def _has_contents(row: dict[str, Any]) -> bool:
     """Whether this is a row of Gemini's tuning files."""
     listed = open_json(row.get("contents"))
     return isinstance(listed, list) and bool(listed) and isinstance(listed[0], dict) and "parts" in listed[0]
-
-
-def _is_trajectory(row: dict[str, Any]) -> bool:
-    """Whether this is a trajectory of an agent in the Agent Trajectory Interchange Format."""
-    return isinstance(row.get("steps"), list) and str(row.get("schema_version")).startswith("ATIF")
 
 
 def _take_steps(steps: list[Any]) -> list[LogTurn]:
@@ -119,12 +115,7 @@ def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
     turns = [turn for n, item in enumerate(listed) for turn in _take_turn(item, f"conversations[{n}]")]
     turns = lead_by(first_of(row, "system", "system_prompt"), turns)
     exchange = to_exchange(turns, "conversations", tools=row.get("tools"))
-    return Interaction(
-        messages=exchange.messages,
-        reply=exchange.reply,
-        turn_weights=exchange.weights,
-        **take_facts(row, origin),
-    )
+    return Interaction(**exchange, **take_facts(row, origin))
 
 
 def _take_turn(value: Any, key: str) -> list[LogTurn]:
@@ -136,19 +127,18 @@ def _take_turn(value: Any, key: str) -> list[LogTurn]:
         raise BadRow(f"`{key}.from` must be one of system, human, gpt, tool, function_call, observation")
     content = turn.get("value")
     if speaker.lower() == "function_call":
-        call = open_json(content)
-        calls = call if isinstance(call, list) else [call]
-        return [LogTurn("assistant", "\n".join(_write_call(item, f"{key}.value") for item in calls))]
+        opened, name = open_json(content), f"{key}.value"
+        calls = []
+        for item in opened if isinstance(opened, list) else [opened]:
+            if isinstance(item, str):
+                calls.append(f"<tool_call>\n{take_text(item, name)}\n</tool_call>")
+            else:
+                call = take_object(item, name)
+                calls.append(write_call(call.get("name"), first_of(call, "arguments", "parameters"), name))
+        return [LogTurn("assistant", "\n".join(calls))]
     role = ROLES[speaker.lower()]
     weight = take_weight(turn.get("weight")) if role == "assistant" else None
     return [LogTurn(role, take_text(content, f"{key}.value"), weight=weight)]
-
-
-def _write_call(value: Any, key: str) -> str:
-    if isinstance(value, str):
-        return f"<tool_call>\n{take_text(value, key)}\n</tool_call>"
-    call = take_object(value, key)
-    return write_call(call.get("name"), first_of(call, "arguments", "parameters"), key)
 
 
 _PAIRS = (
@@ -171,12 +161,7 @@ def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
     reply = row[replied]
     if isinstance(reply, list) and reply and isinstance(reply[0], dict) and "role" in reply[0]:
         exchange = to_exchange([*turns, *take_turns(reply, replied)], replied, tools=tools)
-        return Interaction(
-            messages=exchange.messages,
-            reply=exchange.reply,
-            turn_weights=exchange.weights,
-            **take_facts(row, origin),
-        )
+        return Interaction(**exchange, **take_facts(row, origin))
     require_user(turns, asked)
     reasoning = (
         take_optional_text(first_of(row, "reasoning_content", "reasoning", "thinking"), "reasoning") or ""
@@ -221,23 +206,19 @@ def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
     )
     added = take_optional_text(row.get("input"), "input")
     question = LogTurn("user", f"{asked.content}\n\n{added}") if added else asked
-    turns = [*system, *_take_history(row.get("history")), question]
+    turns = system
+    for place, pair in enumerate(take_list(open_json(row.get("history")), "history")):
+        name = f"history[{place}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise BadRow(f"`{name}` must be a pair of question and answer")
+        turns.append(LogTurn("user", take_text(pair[0], name)))
+        turns.append(LogTurn("assistant", take_text(pair[1], name)))
+    turns.append(question)
     return Interaction(
         messages=to_messages(turns, tools=row.get("tools")),
         reply="" if row.get(key) is None else take_text(row[key], key),
         **take_facts(row, origin),
     )
-
-
-def _take_history(value: Any) -> list[LogTurn]:
-    turns: list[LogTurn] = []
-    for place, pair in enumerate(take_list(open_json(value), "history")):
-        key = f"history[{place}]"
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise BadRow(f"`{key}` must be a pair of question and answer")
-        turns.append(LogTurn("user", take_text(pair[0], key)))
-        turns.append(LogTurn("assistant", take_text(pair[1], key)))
-    return turns
 
 
 _SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
@@ -278,7 +259,17 @@ def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
 def _take_side(value: Any, key: str) -> list[LogTurn]:
     """Return the conversation of one side; its last turn is the reply."""
     turns = _take_conversation(value, key)
-    return cut_after_reply(_split_transcript(take_text(value, key)) if turns is None else turns, key)
+    if turns is None:
+        text = take_text(value, key)
+        before, *spoken = _SPEAKER.split(text)
+        if before or len(spoken) < 4:
+            turns = [LogTurn("assistant", text)]
+        else:
+            turns = [
+                LogTurn("user" if speaker == "Human" else "assistant", content)
+                for speaker, content in zip(spoken[::2], spoken[1::2], strict=True)
+            ]
+    return cut_after_reply(turns, key)
 
 
 def _take_conversation(value: Any, key: str) -> list[LogTurn] | None:
@@ -290,55 +281,70 @@ def _take_conversation(value: Any, key: str) -> list[LogTurn] | None:
     return [turn for place, item in enumerate(listed) for turn in _take_turn(item, f"{key}[{place}]")]
 
 
-def _split_transcript(text: str) -> list[LogTurn]:
-    before, *rest = _SPEAKER.split(text)
-    if before or len(rest) < 4:
-        return [LogTurn("assistant", text)]
-    return [
-        LogTurn("user" if speaker == "Human" else "assistant", content)
-        for speaker, content in zip(rest[::2], rest[1::2], strict=True)
-    ]
-
-
 def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Interaction:
-    turns = _take_question(row, mapping)
+    system = follow(row, mapping.system) if mapping.system else None
+    if mapping.question:
+        asked = follow(row, mapping.question)
+        if asked is None:
+            raise BadRow(f"`{mapping.question}` is missing")
+        turns = take_prompt(asked, mapping.question, system=system)
+    else:
+        path = mapping.messages or ""
+        turns = take_turns(follow(row, path), path)
+        spoken = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
+        if spoken and turns[spoken[-1]].content == follow(row, mapping.reply or ""):
+            turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
+        require_user(turns, path)
+        turns = lead_by(system, turns, key=mapping.system or "")
+    path = mapping.reply or ""
+    replied = _walk(row, path)
+    if replied is _NOWHERE:
+        raise BadRow(f"`{path}` is missing")
+    if replied is None:
+        reply = ""  # a failed call has no reply; that is seen by its rule
+    elif not isinstance(replied, dict):
+        reply = take_text(replied, path)
+    elif "role" in replied and "content" in replied:
+        reply = write_reply(take_turns([replied], path)[-1])
+    else:
+        reply = write_json(replied, path)
+    texts = (mapping.question, mapping.messages, mapping.reply, mapping.system)
     read = Interaction(
         id=str(origin),
         origin=origin,
         messages=to_messages(turns),
-        reply=_take_reply(row, mapping.reply or ""),
+        reply=reply,
         status="failed" if says_error(row) else None,
-        extra=_take_extra(row, mapping),
+        extra={key: value for key, value in take_extra(row).items() if key not in texts},
     )
     return take_mapped(read, row, mapping=mapping)
 
 
+_MAPPED: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    *((name, name, take_fact) for name in ("id", "domain", "session", "finish_reason", "model", "split")),
+    ("role", "group", take_fact),
+    ("stage", "stage", take_stage),
+    ("status", "status", say_status),
+    ("reward", "reward", take_score),
+)
+"""The keys of a mapping that give a fact of an interaction, its name there, and how it is read."""
+
+
 def take_mapped(read: Interaction, row: dict[str, Any], *, mapping: Mapping) -> Interaction:
     """Set the values that the mapping finds in the row; the others stay as they were read."""
-    facts = {
-        "id": _take(row, mapping.id),
-        "group": _take(row, mapping.role),
-        "domain": _take(row, mapping.domain),
-        "session": _take(row, mapping.session),
-        "stage": take_stage(follow(row, mapping.stage)) if mapping.stage else None,
-        "status": say_status(follow(row, mapping.status)) if mapping.status else None,
-        "finish_reason": _take(row, mapping.finish_reason),
-        "model": _take(row, mapping.model),
-        "reward": _take_reward(row, mapping.reward) if mapping.reward else None,
-        "split": _take(row, mapping.split),
-    }
-    return read.model_copy(update={name: value for name, value in facts.items() if value is not None})
+    facts: dict[str, Any] = {}
+    for key, name, take in _MAPPED:
+        path = getattr(mapping, key)
+        value = follow(row, path) if path else None
+        fact = take(value)
+        if fact is not None:
+            facts[name] = fact
+        elif key == "reward" and value not in (None, ""):
+            raise BadRow(f"`{path}` {NO_SCORE}, and is {name_type(value)}")
+    return read.model_copy(update=facts)
 
 
 NO_SCORE = "must be a number for data.mapping.reward"
-
-
-def _take_reward(row: dict[str, Any], path: str) -> float | None:
-    value = follow(row, path)
-    score = take_score(value)
-    if score is None and value not in (None, ""):
-        raise BadRow(f"`{path}` {NO_SCORE}, and is {name_type(value)}")
-    return score
 
 
 def follow(row: Any, path: str) -> Any:
@@ -367,41 +373,3 @@ def _walk(row: Any, path: str) -> Any:
         else:
             return None if value is None else _NOWHERE
     return value
-
-
-def _take_question(row: dict[str, Any], mapping: Mapping) -> list[LogTurn]:
-    system = follow(row, mapping.system) if mapping.system else None
-    if mapping.question:
-        asked = follow(row, mapping.question)
-        if asked is None:
-            raise BadRow(f"`{mapping.question}` is missing")
-        return take_prompt(asked, mapping.question, system=system)
-    path = mapping.messages or ""
-    turns = take_turns(follow(row, path), path)
-    spoken = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
-    if spoken and turns[spoken[-1]].content == follow(row, mapping.reply or ""):
-        turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
-    require_user(turns, path)
-    return lead_by(system, turns, key=mapping.system or "")
-
-
-def _take_reply(row: dict[str, Any], path: str) -> str:
-    value = _walk(row, path)
-    if value is None:
-        return ""  # a failed call has no reply; that is seen by its rule
-    if value is _NOWHERE:
-        raise BadRow(f"`{path}` is missing")
-    if isinstance(value, dict):
-        if "role" in value and "content" in value:
-            return write_reply(take_turns([value], path)[-1])
-        return write_json(value, path)
-    return take_text(value, path)
-
-
-def _take_extra(row: dict[str, Any], mapping: Mapping) -> dict[str, Any]:
-    texts = (mapping.question, mapping.messages, mapping.reply, mapping.system)
-    return {key: value for key, value in take_extra(row).items() if key not in texts}
-
-
-def _take(row: dict[str, Any], path: str | None) -> str | None:
-    return take_fact(follow(row, path)) if path else None

@@ -7,15 +7,20 @@ cannot be used is None: no row is lost over its model's name. Short values under
 
 import json
 import re
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import orjson
 from pydantic import ValidationError
 
+from graftwork.data.ingest.blocks import ReadFault
 from graftwork.records.interaction import Origin
 from graftwork.text.numbers import take_figure, take_score
+from graftwork.text.redact import redact
 from graftwork.text.shape import has_too_many_values
+
+Result = TypeVar("Result")
 
 _LARGEST_COUNT = 1 << 53
 _DURATION = re.compile(
@@ -41,15 +46,57 @@ def explain(error: "BadRow | ValidationError") -> str:
     return f"`{'.'.join(str(part) for part in first['loc'])}`: {first['msg']}"
 
 
+def report_bad_row(error: "BadRow | ValidationError", origin: Origin, *, path: str = "") -> ReadFault:
+    """The fault of a row, or of the part of it at this path, that cannot be read."""
+    message = f"`{path}`: {explain(error)}" if path else explain(error)
+    # Keys come from the user and may contain secrets.
+    return ReadFault(origin=origin, code="schema", message=redact(message).text)
+
+
+def read_each(
+    items: Iterable[Any], path: str, read: Callable[[Any], Result]
+) -> "Iterator[tuple[str, Result | BadRow | ValidationError]]":
+    """Read the items of a list in a row, each with its path. One that cannot be read does not stop the
+    others: its error stands in its place.
+    """
+    for place, item in enumerate(items):
+        name = f"{path}[{place}]"
+        try:
+            result = read(item)
+        except (BadRow, ValidationError) as error:
+            yield name, error
+        else:
+            yield name, result
+
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
 def take_text(value: Any, key: str) -> str:
     """Return text, or the text parts of a list of content parts."""
     if isinstance(value, str):
         if "\0" in value:
             raise BadRow(f"`{key}` holds a NUL character")
         return value
-    if isinstance(value, list):
-        return "".join(_take_part(part, f"{key}[{place}]") for place, part in enumerate(value))
-    raise BadRow(f"`{key}` must be text, and is {name_type(value)}")
+    if not isinstance(value, list):
+        raise BadRow(f"`{key}` must be text, and is {name_type(value)}")
+    texts = []
+    for place, part in enumerate(value):
+        name = f"{key}[{place}]"
+        if isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS:
+            text = first_of(part, "text", "content", "value", "refusal")
+            # OpenAI's Assistants API wraps the text together with its annotations.
+            texts.append(take_text(text.get("value") if isinstance(text, dict) else text, f"{name}.text"))
+        elif isinstance(part, str):
+            texts.append(take_text(part, name))
+        else:
+            raise BadRow(f"`{name}` is no text, and only text is read")
+    return "".join(texts)
+
+
+def plain_text(value: Any) -> str:
+    """Return text that is valid; empty for anything else."""
+    return value if isinstance(value, str) and "\0" not in value else ""
 
 
 def take_optional_text(value: Any, key: str) -> str | None:
@@ -133,6 +180,17 @@ def first_of(row: dict[str, Any], *keys: str) -> Any:
     return None
 
 
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else."""
+    if has_too_many_values(data):
+        return None
+    try:
+        row = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
 def name_type(value: Any) -> str:
     if value is None:
         return "missing"
@@ -140,21 +198,6 @@ def name_type(value: Any) -> str:
         return "empty"
     names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
     return names.get(type(value), "an object")
-
-
-def _take_part(part: Any, key: str) -> str:
-    if isinstance(part, str):
-        return take_text(part, key)
-    if isinstance(part, dict) and part.get("type", "text") in (
-        "text",
-        "input_text",
-        "output_text",
-        "refusal",
-    ):
-        text = first_of(part, "text", "content", "value", "refusal")
-        # OpenAI's Assistants API wraps the text together with its annotations.
-        return take_text(text.get("value") if isinstance(text, dict) else text, f"{key}.text")
-    raise BadRow(f"`{key}` is no text, and only text is read")
 
 
 _STAGE = re.compile(
@@ -220,10 +263,12 @@ _REPLY_TOKENS = (
     *("candidatesTokenCount", "output"),
 )
 _COSTS = ("cost_usd", "total_cost", "cost")
+_CACHE_TOKENS = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_DETAILS = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
 _USAGE_KEYS = frozenset(
     (
-        *("prompt_tokens_details", "input_tokens_details", "input_token_details", "cached_tokens"),
-        *("cache_read_input_tokens", *_PROMPT_TOKENS[:-1], *_REPLY_TOKENS[:-1], *_COSTS),
+        *(*_DETAILS, "cached_tokens", "cache_read_input_tokens"),
+        *(*_PROMPT_TOKENS[:-1], *_REPLY_TOKENS[:-1], *_COSTS),
     )
 )
 
@@ -238,10 +283,19 @@ def take_usage(row: dict[str, Any]) -> dict[str, Any]:
     for source in sources:
         # Only inside of `usage` are `input` and `output` counts.
         last = None if source is usage else -1
+        prompt = take_tokens(first_of(source, *_PROMPT_TOKENS[:last]))
+        if prompt is not None and "total_tokens" not in source:
+            # Anthropic counts what it reads from the cache and writes to it apart from the input.
+            prompt += sum(take_tokens(source.get(name)) or 0 for name in _CACHE_TOKENS)
+        details = next((source[name] for name in _DETAILS if isinstance(source.get(name), dict)), None)
+        if details is None:
+            cached = first_of(source, "cached_tokens", "cache_read_input_tokens", "cachedContentTokenCount")
+        else:
+            cached = first_of(details, "cached_tokens", "cache_read")
         counts = {
-            "prompt_tokens": _add_cache(take_tokens(first_of(source, *_PROMPT_TOKENS[:last])), source),
+            "prompt_tokens": prompt,
             "reply_tokens": take_tokens(first_of(source, *_REPLY_TOKENS[:last])),
-            "cached_tokens": _take_cached(source),
+            "cached_tokens": take_tokens(cached),
             "cost": take_cost(first_of(source, *_COSTS)),
         }
         for key, value in counts.items():
@@ -268,20 +322,10 @@ def take_cost(value: Any) -> float | None:
     return figure if figure is not None and figure >= 0 else None
 
 
-def _add_cache(prompt: int | None, usage: dict[str, Any]) -> int | None:
-    """Anthropic counts what it reads from the cache and writes to it apart from the input."""
-    if prompt is None or "total_tokens" in usage:
-        return prompt
-    apart = ("cache_read_input_tokens", "cache_creation_input_tokens")
-    return prompt + sum(take_tokens(usage.get(name)) or 0 for name in apart)
-
-
-def _take_cached(usage: dict[str, Any]) -> int | None:
-    for name in ("prompt_tokens_details", "input_tokens_details", "input_token_details"):
-        details = usage.get(name)
-        if isinstance(details, dict):
-            return take_tokens(first_of(details, "cached_tokens", "cache_read"))
-    return take_tokens(first_of(usage, "cached_tokens", "cache_read_input_tokens", "cachedContentTokenCount"))
+def rate_call(scores: Iterable[Any]) -> dict[str, Any]:
+    """Return the mean of the numbers among the scores of a call, as facts of its row."""
+    numbers = [number for score in scores if (number := take_figure(score)) is not None]
+    return {"reward": sum(numbers) / len(numbers), "reward_level": "call"} if numbers else {}
 
 
 def take_status(row: dict[str, Any]) -> str | None:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 from graftwork.data.ingest.blocks import (
     BLOCK_SIZE,
@@ -44,7 +43,7 @@ _LISTED = f"{', '.join(_CONTAINERS)}, packed with gzip or zstd or not"
 ENDINGS = tuple(ending + packing for ending in _CONTAINERS for packing in ("", ".gz", ".zst"))
 
 
-def find_sources(paths: Iterable[str], *, root: Path) -> tuple[str, ...]:
+def find_sources(paths: Iterable[str], *, root: Path = Path()) -> tuple[str, ...]:
     """Return every file that `paths` name, each once. A path that names nothing is an error."""
     # `./log.jsonl` is `log.jsonl`: the first name is kept.
     found: dict[str, str] = {}
@@ -115,7 +114,11 @@ def _walk(folder: str, *, root: Path) -> list[str]:
     for parent, folders, files in os.walk(root / folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         names += [str(Path(parent, name)) for name in files if _is_log(name) and _is_file(Path(parent, name))]
-        others += [name for name in files if _is_other(Path(parent, name))]
+        others += [
+            name
+            for name in files
+            if not name.startswith(".") and not _is_log(name) and os.access(Path(parent, name), os.F_OK)
+        ]
     if names and others:
         _name_unread(root / folder, tuple(sorted(others)))
     if not names:
@@ -125,7 +128,8 @@ def _walk(folder: str, *, root: Path) -> list[str]:
             fix="name another folder, or its files one by one",
             where=folder,
         )
-    return sorted(_name_as_user(name, folder=folder, root=root) for name in names)
+    # As the user names them.
+    return sorted(str(Path(folder) / Path(name).relative_to(root / folder)) for name in names)
 
 
 _MOST_NAMED = 3
@@ -149,16 +153,8 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _is_other(path: Path) -> bool:
-    return not path.name.startswith(".") and not _is_log(path.name) and os.access(path, os.F_OK)
-
-
 def _is_log(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(ENDINGS)
-
-
-def _name_as_user(path: str, *, folder: str, root: Path) -> str:
-    return str(Path(folder) / Path(path).relative_to(root / folder))
 
 
 def _explain(error: OSError, path: Path) -> Exception:
@@ -183,7 +179,7 @@ def cut_blocks(
     path = root / name
     is_empty = True
     try:
-        for index, block in enumerate(_cut(name, path, size=size, longest=longest)):
+        for index, block in enumerate(_open_blocks(name, path, size=size, longest=longest)):
             is_empty = is_empty and not block.faults and not block.data.strip()
             yield block._replace(index=index)
     except OSError as error:
@@ -197,24 +193,26 @@ def cut_blocks(
         )
 
 
-def _cut(name: str, path: Path, *, size: int, longest: int) -> Iterator[LogBlock]:
+def _open_blocks(name: str, path: Path, *, size: int, longest: int) -> Iterator[LogBlock]:
     if name == STANDARD_INPUT:
         stream = ByteStream(sys.stdin.buffer, size=None)
         delimiter = guess_delimiter(stream.head)
         yield from _cut_stream(stream, file="stdin", delimiter=delimiter, size=size, longest=longest)
         return
     with path.open("rb") as handle:
-        stream = ByteStream(handle, size=_size_now(handle))
-        if stream.head.startswith(MAGIC) and _is_plain(handle):
+        # A file may grow meanwhile; a pipe has no size.
+        state = os.fstat(handle.fileno())
+        stream = ByteStream(handle, size=state.st_size if stat.S_ISREG(state.st_mode) else None)
+        # The file itself must be Parquet, rather than what is compressed in it.
+        is_parquet = stream.head.startswith(MAGIC) and handle.seekable()
+        if is_parquet and os.pread(handle.fileno(), len(MAGIC), 0) == MAGIC:
             yield from gather_blocks(split_parquet(path, longest=longest), file=name, size=size)
-        else:
-            delimiter = _find_delimiter(name, stream.head)
-            yield from _cut_stream(stream, file=name, delimiter=delimiter, size=size, longest=longest)
-
-
-def _find_delimiter(name: str, head: bytes) -> str | None:
-    ending = inner_ending(name)
-    return None if ending in _JSON else _DELIMITERS.get(ending) or guess_delimiter(head)
+            return
+        ending = inner_ending(name)
+        delimiter = None
+        if ending not in _JSON:
+            delimiter = _DELIMITERS.get(ending) or guess_delimiter(stream.head)
+        yield from _cut_stream(stream, file=name, delimiter=delimiter, size=size, longest=longest)
 
 
 def inner_ending(name: str) -> str:
@@ -226,6 +224,7 @@ def inner_ending(name: str) -> str:
 def _cut_stream(
     stream: ByteStream, *, file: str, delimiter: str | None, size: int, longest: int
 ) -> Iterator[LogBlock]:
+    head = stream.head.lstrip()
     if stream.head.startswith(MAGIC):
         raise UserMistake(
             "Parquet must be read from a file",
@@ -238,32 +237,12 @@ def _cut_stream(
         yield from gather_blocks(rows, file=file, size=size)
     elif transcript := find_transcript(stream.head):
         yield from cut_transcript(stream, transcript, file=file, size=size, longest=longest)
-    elif _looks_like_array(stream.head):
+    elif head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"]", b""):
+        # One array of objects.
         yield from gather_blocks(split_array(stream, longest=longest), file=file, size=size)
-    elif _looks_like_objects(stream.head):
+    elif head.partition(b"\n")[0].rstrip() == b"{" and b"\n" in head:
+        # Objects that are spread over several lines: the first line only opens one.
         rows = split_array(stream, longest=longest, has_brackets=False)
         yield from gather_blocks(rows, file=file, size=size)
     else:
         yield from cut_lines(stream, file=file, size=size, longest=longest)
-
-
-def _looks_like_array(head: bytes) -> bool:
-    """Whether the file is one array of objects."""
-    rest = head.lstrip()
-    return rest.startswith(b"[") and rest[1:].lstrip()[:1] in (b"{", b"]", b"")
-
-
-def _looks_like_objects(head: bytes) -> bool:
-    """Whether the file is one object or more spread over several lines: its first line only opens it."""
-    return head.lstrip().partition(b"\n")[0].rstrip() == b"{" and b"\n" in head.lstrip()
-
-
-def _size_now(handle: IO[bytes]) -> int | None:
-    """Where to stop reading a file that may grow meanwhile; None for a pipe."""
-    state = os.fstat(handle.fileno())
-    return state.st_size if stat.S_ISREG(state.st_mode) else None
-
-
-def _is_plain(handle: IO[bytes]) -> bool:
-    """Whether the file itself is Parquet, rather than what is compressed in it."""
-    return handle.seekable() and os.pread(handle.fileno(), len(MAGIC), 0) == MAGIC

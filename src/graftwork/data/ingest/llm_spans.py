@@ -6,6 +6,7 @@ attributes of Vercel's AI SDK, Langfuse and MLflow. Spans of agents, tools and c
 their children: only calls of models become rows.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -18,11 +19,13 @@ from graftwork.data.ingest.api_bodies import (
     take_tools,
     unwrap,
 )
+from graftwork.data.ingest.blocks import SkippedPart
 from graftwork.data.ingest.fields import (
     BadRow,
     first_of,
     name_type,
     open_json,
+    rate_call,
     take_cost,
     take_count,
     take_fact,
@@ -51,12 +54,6 @@ OTHER_SPAN = "other_span"
 NO_CONTENT = "no_content"
 NO_REPLY = "no_reply"
 IN_OTHER_SPAN = "repeats_other_span"
-RULES = {
-    OTHER_SPAN: "spans of agents, tools and other work: only calls of models become rows",
-    NO_CONTENT: "calls without content: the instrumentation did not record messages",
-    NO_REPLY: "calls without a recorded reply",
-    IN_OTHER_SPAN: "spans of agents that repeat the calls below them",
-}
 INCOMPLETE = "incomplete"
 """The finish reason of a stream that broke off."""
 
@@ -89,15 +86,16 @@ class LeftOutCall(Exception):
         self.rule = rule
 
 
-class _Call(NamedTuple):
-    """What a span holds: the turns asked, the reply if there is one, and facts that override the span's."""
+class Bodies(NamedTuple):
+    """What was asked and answered, the tools, and the facts of the response and of the request."""
 
     turns: list[LogTurn]
     reply: LogTurn | None
     tools: Any = None
     facts: dict[str, Any] = {}
+    """They override those of the span."""
     asked: dict[str, Any] = {}
-    """Facts of the request, used where the span has none."""
+    """They are used where the span has none."""
 
 
 def is_agent_call(span: Span) -> bool:
@@ -127,8 +125,11 @@ def is_model_call(span: Span) -> bool:
 
 def read_call(span: Span, origin: Origin, *, session: str | None = None) -> Interaction:
     """Read the span of a call of a model. Raises `LeftOutCall` where it is no row."""
-    call = _find_call(span)
-    if call is None or not call.turns:
+    # Where only MLflow's own attributes are, the search for all others is spared.
+    readers = (_read_whole_bodies,) if _has_bodies_alone(span) else _READERS
+    found = (call for read in readers if (call := read(span)) is not None and call.turns)
+    call = next(found, None)
+    if call is None:
         raise LeftOutCall(NO_CONTENT)
     require_user(call.turns, "the messages")
     reply = write_reply(call.reply) if call.reply is not None else ""
@@ -154,25 +155,76 @@ def open_text(value: Any) -> Any:
     return open_json(value)
 
 
-def _find_call(span: Span) -> _Call | None:
-    """Try the conventions, the most exact first."""
-    if _has_bodies_alone(span):
-        return _read_bodies(span)
-    for read in _READERS:
-        call = read(span)
-        if call is not None and call.turns:
-            return call
-    return None
-
-
 def _has_bodies_alone(span: Span) -> bool:
-    """Whether only MLflow's own attributes are there: spares the search for all others."""
     return not span.events and all(key.startswith("mlflow.") for key in span.attributes)
+
+
+_CONVENTIONS: tuple[tuple[str, Callable[[Any], Any], tuple[str, ...]], ...] = (
+    ("group", take_fact, ("gen_ai.agent.name", "agent.name")),
+    ("session", take_fact, ("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")),
+    (
+        "model",
+        take_fact,
+        (
+            *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
+            *("langfuse.observation.model.name", "llm.response.model", "llm.request.model"),
+            *("ai.response.model", "ai.model.id"),
+        ),
+    ),
+    (
+        "prompt_tokens",
+        take_tokens,
+        (
+            *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
+            *("ai.usage.inputTokens", "ai.usage.promptTokens"),
+        ),
+    ),
+    (
+        "reply_tokens",
+        take_tokens,
+        (
+            *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
+            *("ai.usage.outputTokens", "ai.usage.completionTokens"),
+        ),
+    ),
+    (
+        "cached_tokens",
+        take_tokens,
+        (
+            *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
+            *("llm.token_count.prompt_details.cache_read", "ai.usage.cachedInputTokens"),
+        ),
+    ),
+)
+"""Which attributes hold a fact of a row, in the order in which they count."""
 
 
 def _take_facts(span: Span, origin: Origin) -> dict[str, Any]:
     facts = span.attributes
-    stated = first_of(facts, "langfuse.observation.usage_details", "mlflow.chat.tokenUsage")
+    usage = first_of(facts, "langfuse.observation.usage_details", "mlflow.chat.tokenUsage")
+    cost = take_cost(first_of(facts, "gen_ai.usage.cost", "llm.cost.total"))
+    if cost is None:
+        details = open_json(first_of(facts, "langfuse.observation.cost_details", "mlflow.llm.cost"))
+        cost = take_cost(details) or None if isinstance(details, dict) else None
+    stated: dict[str, Any] = {}
+    if not _has_bodies_alone(span):
+        stated = {name: take(first_of(facts, *keys)) for name, take, keys in _CONVENTIONS}
+        reasons = open_json(facts.get("gen_ai.response.finish_reasons"))
+        reason = take_fact(reasons[0] if isinstance(reasons, list) and reasons else None)
+        other_reason = take_fact(first_of(facts, "llm.finish_reason", "ai.response.finishReason"))
+        parameters = first_of(facts, "llm.invocation_parameters", "langfuse.observation.model.parameters")
+        stated["finish_reason"] = reason or other_reason
+        stated["first_token_ms"] = _take_first_token(span)
+        stated["max_tokens"] = take_count(facts.get("gen_ai.request.max_tokens")) or take_limit(
+            open_json(parameters)
+        )
+        scores = [event.attributes for event in span.events if event.name == _SCORE_EVENT]
+        stated |= rate_call(attributes.get("gen_ai.evaluation.score.value") for attributes in scores)
+    extra: dict[str, Any] = {}
+    if span.service and len(span.service) <= 200:
+        extra["service"] = span.service
+    if span.started is not None and 0 < span.started < 4e18:
+        extra["timestamp"] = datetime.fromtimestamp(span.started / 1e9, UTC).isoformat()
     return {
         "id": span.id or str(origin),
         "origin": origin,
@@ -181,82 +233,11 @@ def _take_facts(span: Span, origin: Origin) -> dict[str, Any]:
         "session": None,
         "model": take_fact(open_text(facts.get("mlflow.llm.model"))),
         "duration_ms": span.duration_ms,
-        "cost": _take_cost(facts),
-        **({} if _has_bodies_alone(span) else _take_convention_facts(span)),
-        **({} if stated is None else take_usage({"usage": open_json(stated)})),
-        "extra": _take_extra(span),
+        "cost": cost,
+        **{key: value for key, value in stated.items() if value is not None},
+        **({} if usage is None else take_usage({"usage": open_json(usage)})),
+        "extra": extra,
     }
-
-
-def _take_convention_facts(span: Span) -> dict[str, Any]:
-    """What the conventions state besides the messages; what they do not state is left to others."""
-    facts = span.attributes
-    reasons = open_json(facts.get("gen_ai.response.finish_reasons"))
-    reason = reasons[0] if isinstance(reasons, list) and reasons else None
-    found = {
-        "finish_reason": take_fact(reason)
-        or take_fact(first_of(facts, "llm.finish_reason", "ai.response.finishReason")),
-        "group": take_fact(first_of(facts, "gen_ai.agent.name", "agent.name")),
-        "session": take_fact(
-            first_of(facts, "gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
-        ),
-        "model": take_fact(
-            first_of(
-                facts,
-                *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
-                *("langfuse.observation.model.name", "llm.response.model", "llm.request.model"),
-                *("ai.response.model", "ai.model.id"),
-            )
-        ),
-        "first_token_ms": _take_first_token(span),
-        "prompt_tokens": take_tokens(
-            first_of(
-                facts,
-                *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
-                *("ai.usage.inputTokens", "ai.usage.promptTokens"),
-            )
-        ),
-        "reply_tokens": take_tokens(
-            first_of(
-                facts,
-                *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-                *("llm.token_count.completion", "ai.usage.outputTokens", "ai.usage.completionTokens"),
-            )
-        ),
-        "cached_tokens": take_tokens(
-            first_of(
-                facts,
-                *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
-                *("llm.token_count.prompt_details.cache_read", "ai.usage.cachedInputTokens"),
-            )
-        ),
-        "max_tokens": take_count(facts.get("gen_ai.request.max_tokens")) or _take_limit(facts),
-        **_take_score(span),
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _take_extra(span: Span) -> dict[str, Any]:
-    extra: dict[str, Any] = {}
-    if span.service and len(span.service) <= 200:
-        extra["service"] = span.service
-    if span.started is not None and 0 < span.started < 4e18:
-        extra["timestamp"] = datetime.fromtimestamp(span.started / 1e9, UTC).isoformat()
-    return extra
-
-
-def _take_cost(facts: dict[str, Any]) -> float | None:
-    stated = take_cost(first_of(facts, "gen_ai.usage.cost", "llm.cost.total"))
-    if stated is not None:
-        return stated
-    details = open_json(first_of(facts, "langfuse.observation.cost_details", "mlflow.llm.cost"))
-    return take_cost(details) or None if isinstance(details, dict) else None
-
-
-def _take_limit(facts: dict[str, Any]) -> int | None:
-    return take_limit(
-        open_json(first_of(facts, "llm.invocation_parameters", "langfuse.observation.model.parameters"))
-    )
 
 
 def _take_first_token(span: Span) -> float | None:
@@ -271,18 +252,7 @@ def _take_first_token(span: Span) -> float | None:
     return (began - span.started) / 1e6
 
 
-def _take_score(span: Span) -> dict[str, Any]:
-    """Return the score of an evaluation that was recorded on the call."""
-    scores = [
-        take_figure(event.attributes.get("gen_ai.evaluation.score.value"))
-        for event in span.events
-        if event.name == _SCORE_EVENT
-    ]
-    stated = [score for score in scores if score is not None]
-    return {"reward": sum(stated) / len(stated), "reward_level": "call"} if stated else {}
-
-
-def _read_genai(span: Span) -> _Call | None:
+def _read_genai(span: Span) -> Bodies | None:
     """Read the current conventions: messages with parts, on the span or on an event of it."""
     facts = span.attributes
     if "gen_ai.input.messages" not in facts:
@@ -290,23 +260,18 @@ def _read_genai(span: Span) -> _Call | None:
     if facts.get("gen_ai.input.messages") is None:
         return None
     turns = _take_part_messages(facts["gen_ai.input.messages"], "gen_ai.input.messages")
-    system = _take_instructions(facts.get("gen_ai.system_instructions"))
-    if system and (not turns or turns[0].role != "system"):
-        turns.insert(0, LogTurn("system", system))
+    instructions = facts.get("gen_ai.system_instructions")
+    if instructions is not None:
+        [system] = take_message({"role": "system", "parts": instructions}, "gen_ai.system_instructions")
+        if system.content and (not turns or turns[0].role != "system"):
+            turns.insert(0, LogTurn("system", system.content))
     outputs = open_json(facts.get("gen_ai.output.messages") or [])
     replies = _take_part_messages(outputs, "gen_ai.output.messages")
     reply = next((turn for turn in replies if turn.role == "assistant"), None)
     first = outputs[0] if isinstance(outputs, list) and outputs else None
     stated = first.get("finish_reason") if isinstance(first, dict) else None
     tools = take_tool_definitions(facts.get("gen_ai.tool.definitions"))
-    return _Call(turns, reply, tools, {"finish_reason": take_fact(stated)})
-
-
-def _take_instructions(value: Any) -> str:
-    if value is None:
-        return ""
-    [turn] = take_message({"role": "system", "parts": value}, "gen_ai.system_instructions")
-    return turn.content
+    return Bodies(turns, reply, tools, {"finish_reason": take_fact(stated)})
 
 
 def take_tool_definitions(value: Any) -> list[dict[str, Any]]:
@@ -349,7 +314,7 @@ def _take_plain(message: dict[str, Any]) -> LogTurn | None:
     return LogTurn(role, content)
 
 
-def _read_openinference(span: Span) -> _Call | None:
+def _read_openinference(span: Span) -> Bodies | None:
     asked = _take_numbered(span.attributes, "llm.input_messages")
     if not asked:
         return None
@@ -362,10 +327,16 @@ def _read_openinference(span: Span) -> _Call | None:
     if any(key.startswith("llm.tools.0.tool.json_schema") for key in span.attributes):
         schemas = [item.get("tool") for item in unflatten(span.attributes, "llm.tools")]
         tools = [open_json(item.get("json_schema")) for item in schemas if isinstance(item, dict)]
-    return _Call(turns, reply, tools, _find_finish(span))
+    body = open_json(span.attributes.get("output.value"))
+    choices = body.get("choices") if isinstance(body, dict) else None
+    finished = {}
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        # A stream that broke off has no reason.
+        finished = {"finish_reason": take_fact(choices[0].get("finish_reason")) or INCOMPLETE}
+    return Bodies(turns, reply, tools, finished)
 
 
-def _read_ai_sdk(span: Span) -> _Call | None:
+def _read_ai_sdk(span: Span) -> Bodies | None:
     """Read the attributes of Vercel's AI SDK."""
     facts = span.attributes
     asked = open_json(first_of(facts, "ai.prompt.messages", "ai.prompt"))
@@ -379,7 +350,7 @@ def _read_ai_sdk(span: Span) -> _Call | None:
         text = content if isinstance(content, str | None) else write_json(content, "ai.response.object")
         message = {"content": text or "", "toolCalls": calls, "reasoning": facts.get("ai.response.reasoning")}
         [reply] = take_message({"role": "assistant", **message}, "ai.response")
-    return _Call(turns, reply, take_tool_definitions(facts.get("ai.prompt.tools")))
+    return Bodies(turns, reply, take_tool_definitions(facts.get("ai.prompt.tools")))
 
 
 def _take_numbered(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
@@ -394,15 +365,6 @@ def _take_numbered(attributes: dict[str, Any], prefix: str) -> list[dict[str, An
             return [_to_message(item) for item in unflatten(attributes, prefix)]
         found.setdefault(number, {"role": "assistant"})[name[8:]] = value
     return [found[number] for number in sorted(found, key=int)]
-
-
-def _find_finish(span: Span) -> dict[str, Any]:
-    """Return the finish reason from the response body; a stream that broke off has none."""
-    body = open_json(span.attributes.get("output.value"))
-    choices = body.get("choices") if isinstance(body, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return {}
-    return {"finish_reason": take_fact(choices[0].get("finish_reason")) or INCOMPLETE}
 
 
 def _to_message(item: dict[str, Any]) -> dict[str, Any]:
@@ -426,7 +388,7 @@ def _to_message(item: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _read_message_events(span: Span) -> _Call | None:
+def _read_message_events(span: Span) -> Bodies | None:
     """Read one event per message, as the conventions had it up to version 1.36."""
     turns: list[LogTurn] = []
     reply: LogTurn | None = None
@@ -451,7 +413,7 @@ def _read_message_events(span: Span) -> _Call | None:
             turns += _take_prompt(event.attributes.get("gen_ai.completion"), role="assistant")
     if turns and reply is None and turns[-1].role == "assistant":
         reply = turns.pop()
-    return _Call(turns, reply, None, {"finish_reason": reason}) if turns else None
+    return Bodies(turns, reply, None, {"finish_reason": reason}) if turns else None
 
 
 def _open_event(event: SpanEvent) -> dict[str, Any]:
@@ -474,7 +436,7 @@ def _take_prompt(value: Any, *, role: str = "user") -> list[LogTurn]:
     return take_message({"role": role, "content": value}, "gen_ai.prompt") if value else []
 
 
-def _read_numbered(span: Span) -> _Call | None:
+def _read_numbered(span: Span) -> Bodies | None:
     """Read `gen_ai.prompt.0.content` and the like, as OpenLLMetry writes them."""
     asked = unflatten(span.attributes, "gen_ai.prompt") or unflatten(span.attributes, "llm.prompts")
     if not asked:
@@ -489,24 +451,23 @@ def _read_numbered(span: Span) -> _Call | None:
         reason = take_fact(replies[0].get("finish_reason"))
         [reply] = take_message({**replies[0], "role": "assistant"}, "gen_ai.completion.0")
     tools = take_tool_definitions(unflatten(span.attributes, "llm.request.functions"))
-    return _Call(turns, reply, tools, {"finish_reason": reason})
+    return Bodies(turns, reply, tools, {"finish_reason": reason})
 
 
-def _read_bodies(span: Span) -> _Call | None:
+_BODIES = (
+    ("langfuse.observation.input", "langfuse.observation.output"),
+    ("mlflow.spanInputs", "mlflow.spanOutputs"),
+    ("input.value", "output.value"),
+    ("gen_ai.prompt", "gen_ai.completion"),
+    ("traceloop.entity.input", "traceloop.entity.output"),
+)
+
+
+def _read_whole_bodies(span: Span) -> Bodies | None:
     """Read whole requests and responses: Langfuse, MLflow, and the plain values of OpenInference."""
     facts = span.attributes
-    names = (
-        ("langfuse.observation.input", "langfuse.observation.output"),
-        ("mlflow.spanInputs", "mlflow.spanOutputs"),
-        ("input.value", "output.value"),
-        ("gen_ai.prompt", "gen_ai.completion"),
-        ("traceloop.entity.input", "traceloop.entity.output"),
-    )
-    for asked, answered in names:
-        if facts.get(asked) is not None:
-            read = read_bodies(facts[asked], facts.get(answered))
-            return _Call(read.turns, read.reply, read.tools, read.facts, read.asked)
-    return None
+    names = next((names for names in _BODIES if facts.get(names[0]) is not None), None)
+    return None if names is None else read_bodies(facts[names[0]], facts.get(names[1]))
 
 
 _READERS = (
@@ -515,18 +476,34 @@ _READERS = (
     _read_ai_sdk,
     _read_message_events,
     _read_numbered,
-    _read_bodies,
+    _read_whole_bodies,
 )
+"""The conventions, the most exact first."""
 
 
-class Bodies(NamedTuple):
-    """What was asked and answered, the tools, and the facts of the response and of the request."""
+def to_row(
+    bodies: Bodies, origin: Origin, facts: dict[str, Any], *, failed: bool, key: str, tools: Any = None
+) -> Interaction | SkippedPart:
+    """Return the row of a call that a tool kept as request and response, or the rule that leaves it out.
 
-    turns: list[LogTurn]
-    reply: LogTurn | None
-    tools: Any = None
-    facts: dict[str, Any] = {}
-    asked: dict[str, Any] = {}
+    `facts` precede those of the response; None is not stated. `tools` are used where the request has none.
+    """
+    if not bodies.turns or (bodies.reply is None and not failed):
+        return SkippedPart(origin=origin, rule=NO_REPLY if bodies.turns else NO_CONTENT, count=1)
+    require_user(bodies.turns, key)
+    reply = write_reply(bodies.reply) if bodies.reply else ""
+    stated = {
+        **{name: value for name, value in bodies.facts.items() if value is not None},
+        **{name: value for name, value in facts.items() if value is not None},
+    }
+    stated["finish_reason"] = INCOMPLETE if failed and reply else bodies.facts.get("finish_reason")
+    return Interaction(
+        origin=origin,
+        messages=to_messages(bodies.turns, tools=bodies.tools or tools),
+        reply=reply,
+        status="failed" if failed and not reply else None,
+        **stated,
+    )
 
 
 def read_bodies(asked: Any, answered: Any) -> Bodies:

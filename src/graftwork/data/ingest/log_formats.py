@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from graftwork.data.ingest.api_bodies import (
     ModelAnswer,
-    keep_usage,
     take_answer,
     take_limit,
     take_question,
@@ -36,6 +35,7 @@ from graftwork.data.ingest.fields import (
     BadRow,
     first_of,
     open_json,
+    rate_call,
     says_error,
     take_cost,
     take_count,
@@ -52,7 +52,7 @@ from graftwork.data.ingest.fields import (
     take_tokens,
     take_usage,
 )
-from graftwork.data.ingest.llm_spans import INCOMPLETE, NO_CONTENT, NO_REPLY, read_bodies
+from graftwork.data.ingest.llm_spans import INCOMPLETE, read_bodies, to_row
 from graftwork.data.ingest.turns import (
     LogTurn,
     require_user,
@@ -88,7 +88,12 @@ def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
     response = unwrap(outer, "response")
     turns = take_question(request)
     require_user(turns, "request")
-    failed = _find_error(row, outer, response)
+    code = first_of(outer, "status_code", "status")
+    failed = (
+        (isinstance(code, int) and code >= 400)
+        or response.get("status") in ("failed", "cancelled")
+        or bool(row.get("error") or response.get("error"))
+    )
     answer = ModelAnswer(LogTurn("assistant", "")) if failed else take_answer(response)
     facts = take_facts(row, origin)
     facts["id"] = take_fact(first_of(row, "id", "custom_id", "recordId") or response.get("id")) or str(origin)
@@ -98,18 +103,10 @@ def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
     if failed:
         facts["status"] = "failed"
     facts |= take_usage(response)
-    facts["extra"] = {**keep_usage(response), **facts["extra"]}
     for key in ("custom_id", "recordId"):
         facts["extra"].pop(key, None)
     tools = take_tools(request)
     return Interaction(messages=to_messages(turns, tools=tools), reply=write_reply(answer.turn), **facts)
-
-
-def _find_error(row: dict[str, Any], outer: dict[str, Any], response: dict[str, Any]) -> bool:
-    code = first_of(outer, "status_code", "status")
-    refused = isinstance(code, int) and code >= 400
-    failed = response.get("status") in ("failed", "cancelled")
-    return bool(refused or failed or row.get("error") or response.get("error"))
 
 
 def fits_captured(row: dict[str, Any]) -> bool:
@@ -219,29 +216,20 @@ def read_execution(row: dict[str, Any], origin: Origin) -> Interaction:
     facts["max_tokens"] = take_count(config.get("max_tokens")) if isinstance(config, dict) else None
     for source in (llm, execution):
         facts |= take_usage(source)
-    turns = _take_prompt(row, execution)
-    tools = first_of(execution, "tools", "functions")
-    return Interaction(
-        messages=to_messages(turns, tools=tools), reply=_take_execution_output(execution["output"]), **facts
-    )
-
-
-def _take_execution_output(output: Any) -> str:
-    if output is None:
-        # A failed call has no output; its status says so, and the empty reply is reported by its check.
-        return ""
-    if isinstance(output, list):
-        return write_reply(take_assistant_parts(output, "execution.output"))
-    return take_text(output, "execution.output")
-
-
-def _take_prompt(row: dict[str, Any], execution: dict[str, Any]) -> list[LogTurn]:
     if execution.get("input_messages"):
         turns = take_turns(execution["input_messages"], "execution.input_messages")
         require_user(turns, "execution.input_messages")
-        return turns
-    task = take_object(row.get("task"), "task")
-    return [LogTurn("user", take_text(task.get("description"), "task.description"))]
+    else:
+        task = take_object(row.get("task"), "task")
+        turns = [LogTurn("user", take_text(task.get("description"), "task.description"))]
+    output = execution["output"]
+    if isinstance(output, list):
+        reply = write_reply(take_assistant_parts(output, "execution.output"))
+    else:
+        # A failed call has no output; its status says so, and the empty reply is reported by its check.
+        reply = "" if output is None else take_text(output, "execution.output")
+    tools = first_of(execution, "tools", "functions")
+    return Interaction(messages=to_messages(turns, tools=tools), reply=reply, **facts)
 
 
 _EXCHANGES = ("exchanges", "interactions", "episodes")
@@ -309,7 +297,12 @@ def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
     inner = row.get("session")
     if isinstance(inner, dict) and not _has_list(row):
         row = {**{key: value for key, value in row.items() if key != "session"}, **inner}
-    facts = _take_session_facts(row, origin)
+    facts = take_facts(_without_judgments(row), origin)
+    facts["session"] = facts["session"] or take_fact(first_of(row, "session_id", "id"))
+    facts["id"] = take_fact(row.get("id")) or facts["session"] or str(origin)
+    facts["group"] = facts["group"] or take_fact(row.get("manager"))
+    facts["reward"] = _take_rewards(row)
+    facts["status"] = _take_verdict(row) or facts["status"]
     found: list[Interaction] = []
     for keys, read in _READERS:
         name = next((key for key in keys if row.get(key) is not None), keys[0])
@@ -329,17 +322,6 @@ def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
 
 def _has_list(row: dict[str, Any]) -> bool:
     return any(isinstance(open_json(row[key]), list) for key in SESSION_LISTS & row.keys())
-
-
-def _take_session_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
-    facts = take_facts(_without_judgments(row), origin)
-    session = take_fact(first_of(row, "session_id", "id"))
-    facts["session"] = facts["session"] or session
-    facts["id"] = take_fact(row.get("id")) or facts["session"] or str(origin)
-    facts["group"] = facts["group"] or take_fact(row.get("manager"))
-    facts["reward"] = _take_rewards(row)
-    facts["status"] = _take_verdict(row) or facts["status"]
-    return facts
 
 
 def _without_judgments(row: dict[str, Any]) -> dict[str, Any]:
@@ -368,21 +350,21 @@ def _own(found: Interaction, item: dict[str, Any], session: dict[str, Any]) -> I
     )
 
 
-def _read_exchange(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
+def read_exchange(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
     read = next((read for fits, read in _SINGLE if fits(item)), None)
     if read is None:
         raise BadRow(f"`{key}` must hold messages, or prompt and completion")
     return read(_without_judgments(item), origin)
 
 
-def _read_decision(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
+def read_decision(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
     asked = take_text(first_of(item, *_SITUATION), f"{key}.situation")
     decided = take_text(first_of(item, *_DECISION), f"{key}.decision")
     reasoning = take_optional_text(first_of(item, "reasoning", "rationale"), f"{key}.reasoning") or ""
     return _make(origin, asked, write_reply(LogTurn("assistant", decided, reasoning)), kind="decision")
 
 
-def _read_pattern(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
+def read_pattern(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
     task = take_text(first_of(item, *_TASK), f"{key}.task")
     code = take_text(first_of(item, *_CODE), f"{key}.code")
     language = take_fact(item.get("language"))
@@ -432,9 +414,9 @@ def _take_verdict(row: dict[str, Any]) -> str | None:
 
 
 _READERS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any], Origin, str], Interaction]], ...] = (
-    (_EXCHANGES, _read_exchange),
-    (_DECISIONS, _read_decision),
-    (_PATTERNS, _read_pattern),
+    (_EXCHANGES, read_exchange),
+    (_DECISIONS, read_decision),
+    (_PATTERNS, read_pattern),
 )
 
 
@@ -468,6 +450,7 @@ def read_litellm(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     if not row.get("stream"):
         times.pop("first_token_ms", None)
     parameters = take_object(open_json(row.get("model_parameters")), "model_parameters")
+    metadata = open_json(row.get("metadata"))
     facts = {
         "id": take_fact(first_of(row, "litellm_call_id", "request_id", "id")) or str(origin),
         "trace": take_fact(first_of(row, "trace_id", "litellm_call_id", "id")) or str(origin),
@@ -477,15 +460,10 @@ def read_litellm(row: dict[str, Any], origin: Origin) -> list[RowResult]:
         "max_tokens": take_limit(parameters),
         **times,
         **({} if failed else take_usage(row)),
-        **take_usage({"usage": _usage_of(row)}),
+        **take_usage({"usage": metadata.get("usage_object") if isinstance(metadata, dict) else None}),
     }
     request = {"messages": asked, "tools": first_of(parameters, "tools", "functions")} if asked else None
-    return [_read(request, row["response"], origin, failed=failed, facts=facts)]
-
-
-def _usage_of(row: dict[str, Any]) -> Any:
-    metadata = open_json(row.get("metadata"))
-    return metadata.get("usage_object") if isinstance(metadata, dict) else None
+    return [_read(request, row["response"], origin, facts, failed=failed)]
 
 
 def fits_helicone(row: dict[str, Any]) -> bool:
@@ -499,6 +477,12 @@ def read_helicone(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     status = take_figure(row.get("response_status"))
     failed = status is not None and status >= 400
     first = take_figure(row.get("time_to_first_token"))
+    scores = open_json(row.get("scores"))
+    held = scores.values() if isinstance(scores, dict) else ()
+    rating = rate_call(item.get("value") if isinstance(item, dict) else item for item in held)
+    if not rating and isinstance(row.get("feedback_rating"), bool):
+        rating = rate_call([int(row["feedback_rating"])])
+    request = open_json(row.get("request_body"))
     facts = {
         "id": take_fact(row["request_id"]) or str(origin),
         "trace": take_fact(first_of(properties, "Helicone-Session-Id") or row["request_id"]) or str(origin),
@@ -510,23 +494,10 @@ def read_helicone(row: dict[str, Any], origin: Origin) -> list[RowResult]:
         "cost": take_cost(first_of(row, "costUSD", "cost_usd", "cost")),
         "cached_tokens": take_tokens(row.get("prompt_cache_read_tokens")),
         **{key: value for key, value in take_usage(row).items() if key != "cost"},
-        **_take_rating(row),
+        **rating,
+        "max_tokens": take_limit(request),
     }
-    request = open_json(row.get("request_body"))
-    facts["max_tokens"] = take_limit(request)
-    return [_read(request, open_json(row.get("response_body")), origin, failed=failed, facts=facts)]
-
-
-def _take_rating(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the mean of the scores, else the rating of a user."""
-    scores = open_json(row.get("scores"))
-    held = scores.values() if isinstance(scores, dict) else ()
-    values = [take_figure(item.get("value") if isinstance(item, dict) else item) for item in held]
-    stated = [value for value in values if value is not None]
-    rating = row.get("feedback_rating")
-    if not stated and isinstance(rating, bool):
-        stated = [float(rating)]
-    return {"reward": sum(stated) / len(stated), "reward_level": "call"} if stated else {}
+    return [_read(request, open_json(row.get("response_body")), origin, facts, failed=failed)]
 
 
 def fits_stored(row: dict[str, Any]) -> bool:
@@ -561,27 +532,11 @@ def read_stored(row: dict[str, Any], origin: Origin) -> list[RowResult]:
         **take_usage(row),
     }
     body = {key: row.get(key) for key in ("choices", "output", "status", "incomplete_details") if key in row}
-    found = _read({**request, "tools": row.get("tools")}, body, origin, failed=failed, facts=facts)
-    return [found]
+    return [_read({**request, "tools": row.get("tools")}, body, origin, facts, failed=failed)]
 
 
 def _read(
-    request: Any, response: Any, origin: Origin, *, failed: bool, facts: dict[str, Any]
+    request: Any, response: Any, origin: Origin, facts: dict[str, Any], *, failed: bool
 ) -> Interaction | SkippedPart:
     bodies = read_bodies(request, None if failed and response in ({}, "{}", "") else response)
-    if not bodies.turns:
-        return SkippedPart(origin=origin, rule=NO_CONTENT, count=1)
-    reply = write_reply(bodies.reply) if bodies.reply else ""
-    if bodies.reply is None and not failed:
-        return SkippedPart(origin=origin, rule=NO_REPLY, count=1)
-    require_user(bodies.turns, "request")
-    stated = {key: value for key, value in bodies.facts.items() if value is not None}
-    known = {**stated, **{key: value for key, value in facts.items() if value is not None}}
-    known["finish_reason"] = INCOMPLETE if failed and reply else stated.get("finish_reason")
-    return Interaction(
-        origin=origin,
-        messages=to_messages(bodies.turns, tools=bodies.tools),
-        reply=reply,
-        status="failed" if failed and not reply else None,
-        **known,
-    )
+    return to_row(bodies, origin, facts, failed=failed, key="request")

@@ -20,8 +20,16 @@ from pydantic import ValidationError
 from graftwork.data.ingest import dataset_formats as datasets
 from graftwork.data.ingest import log_formats as logs
 from graftwork.data.ingest import trace_formats as traces
-from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault, RowResult, SkippedPart, TraceScore
-from graftwork.data.ingest.fields import BadRow, explain, name_type, open_json, take_object
+from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault, RowResult
+from graftwork.data.ingest.fields import (
+    BadRow,
+    name_type,
+    open_json,
+    parse_object,
+    read_each,
+    report_bad_row,
+    take_object,
+)
 from graftwork.data.ingest.files import cut_blocks, find_sources
 from graftwork.data.ingest.transcripts import TranscriptReader
 from graftwork.data.ingest.turns import drop_reasoning
@@ -46,106 +54,95 @@ class RowFormat(Protocol):
         """Read a row that fits. Raises `BadRow` that names the key that is wrong, and never its value."""
 
 
-class _BuiltInFormat(NamedTuple):
-    """`keys`: a row that has none of them does not fit."""
-
-    expects: str
-    keys: frozenset[str]
-    fits: Callable[[dict[str, Any]], bool]
-    read: Callable[[dict[str, Any], Origin], Sequence[RowResult]]
+Fits = Callable[[dict[str, Any]], bool]
+ReadRows = Callable[[dict[str, Any], Origin], Interaction | Sequence[RowResult]]
 
 
-def _single(
-    expects: str,
-    keys: str,
-    fits: Callable[[dict[str, Any]], bool],
-    read: Callable[[dict[str, Any], Origin], Interaction],
-) -> _BuiltInFormat:
-    """A format whose rows hold one interaction."""
-    return _BuiltInFormat(expects, frozenset(keys.split()), fits, lambda row, origin: [read(row, origin)])
+class BuiltInFormat:
+    """`keys`: a row that has none of them does not fit. A format without keys is recognized by the beginning
+    of a file: no row by itself has it.
+    """
 
+    def __init__(
+        self,
+        expects: str,
+        keys: str = "",
+        fits: Fits = lambda _row: False,
+        read: ReadRows = lambda _row, _origin: (),
+    ) -> None:
+        self.expects, self.keys = expects, frozenset(keys.split())
+        self.fits, self._read = fits, read
 
-def _whole_file(expects: str) -> _BuiltInFormat:
-    """A format that is recognized by the beginning of a file: no row by itself has it."""
-    return _BuiltInFormat(expects, frozenset(), lambda _row: False, lambda _row, _origin: [])
+    def read(self, row: dict[str, Any], origin: Origin, /) -> Sequence[RowResult]:
+        results = self._read(row, origin)
+        return [results] if isinstance(results, Interaction) else results
 
 
 # Tried in this order: a format comes before those that its rows would also fit.
-FORMATS: dict[FormatName, _BuiltInFormat] = {
-    "repaired": _single(
+FORMATS: dict[FormatName, BuiltInFormat] = {
+    "repaired": BuiltInFormat(
         "a row of `graft data repair`: messages, reply and answered",
         "answered",
         logs.fits_repaired,
         logs.read_repaired,
     ),
-    "otlp": _BuiltInFormat(
+    "otlp": BuiltInFormat(
         "a line of OTLP JSON (resourceSpans or resourceLogs), or a span with its attributes",
-        frozenset(("resourceSpans", "resourceLogs", "batches", *traces.SPAN_KEYS)),
+        " ".join(("resourceSpans resourceLogs batches", *traces.SPAN_KEYS)),
         traces.fits_otlp,
         traces.read_otlp,
     ),
-    "mlflow": _BuiltInFormat(
-        "an MLflow trace with info and data",
-        frozenset(("info", "spans")),
-        traces.fits_mlflow,
-        traces.read_mlflow,
+    "mlflow": BuiltInFormat(
+        "an MLflow trace with info and data", "info spans", traces.fits_mlflow, traces.read_mlflow
     ),
-    "langsmith": _BuiltInFormat(
-        "a LangSmith run", frozenset(("run_type",)), traces.fits_langsmith, traces.read_langsmith
+    "langsmith": BuiltInFormat("a LangSmith run", "run_type", traces.fits_langsmith, traces.read_langsmith),
+    "litellm": BuiltInFormat("a LiteLLM log", "call_type", logs.fits_litellm, logs.read_litellm),
+    "helicone": BuiltInFormat(
+        "a Helicone request with request_body", "request_id", logs.fits_helicone, logs.read_helicone
     ),
-    "litellm": _BuiltInFormat(
-        "a LiteLLM log", frozenset(("call_type",)), logs.fits_litellm, logs.read_litellm
+    "openai_stored": BuiltInFormat(
+        "a stored completion or response with its input", "object", logs.fits_stored, logs.read_stored
     ),
-    "helicone": _BuiltInFormat(
-        "a Helicone request with request_body",
-        frozenset(("request_id",)),
-        logs.fits_helicone,
-        logs.read_helicone,
-    ),
-    "openai_stored": _BuiltInFormat(
-        "a stored completion or response with its input",
-        frozenset(("object",)),
-        logs.fits_stored,
-        logs.read_stored,
-    ),
-    "claude_code": _whole_file("a file that is a Claude Code transcript"),
-    "codex": _whole_file("a file that is a Codex transcript"),
-    "langfuse": _BuiltInFormat(
+    "claude_code": BuiltInFormat("a file that is a Claude Code transcript"),
+    "codex": BuiltInFormat("a file that is a Codex transcript"),
+    "langfuse": BuiltInFormat(
         "a Langfuse observation or score",
-        frozenset(("trace_id", "traceId", "session_id", "sessionId", "observations")),
+        "trace_id traceId session_id sessionId observations",
         traces.fits_langfuse,
         traces.read_langfuse,
     ),
-    "captured": _single(
+    "captured": BuiltInFormat(
         "a capture with request and reply", "request", logs.fits_captured, logs.read_captured
     ),
-    "execution": _single(
+    "execution": BuiltInFormat(
         "an execution with its output", "execution", logs.fits_execution, logs.read_execution
     ),
-    "openai_log": _single(
+    "openai_log": BuiltInFormat(
         "request and response", "response error modelOutput", logs.fits_openai_log, logs.read_openai_log
     ),
-    "session": _BuiltInFormat(
+    "session": BuiltInFormat(
         "a session with decisions, code_patterns or exchanges",
-        frozenset(("session", *logs.SESSION_LISTS)),
+        " ".join(("session", *logs.SESSION_LISTS)),
         logs.fits_session,
         logs.read_session,
     ),
-    "preference": _single(
+    "preference": BuiltInFormat(
         "prompt, chosen and rejected",
         "chosen preferred_output",
         datasets.fits_preference,
         datasets.read_preference,
     ),
-    "chat": _single("messages", "messages contents steps", datasets.fits_chat, datasets.read_chat),
-    "sharegpt": _single(
+    "chat": BuiltInFormat("messages", "messages contents steps", datasets.fits_chat, datasets.read_chat),
+    "sharegpt": BuiltInFormat(
         "conversations with from and value",
         "conversations conversation",
         datasets.fits_sharegpt,
         datasets.read_sharegpt,
     ),
-    "alpaca": _single("instruction and output", "instruction", datasets.fits_alpaca, datasets.read_alpaca),
-    "completion": _single(
+    "alpaca": BuiltInFormat(
+        "instruction and output", "instruction", datasets.fits_alpaca, datasets.read_alpaca
+    ),
+    "completion": BuiltInFormat(
         "prompt and completion", "prompt question", datasets.fits_completion, datasets.read_completion
     ),
 }
@@ -190,74 +187,48 @@ def _find_wrapped(row: dict[str, Any]) -> tuple[str, list[Any]] | None:
     return lists[0] if len(lists) == 1 and _find_own_format(lists[0][1][0]) else None
 
 
-def _read_wrapped(key: str, rows: list[Any], origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
-    """Read the rows of an object that wraps them. One that cannot be read does not stop the others."""
-    results: list[RowResult] = []
-    for place, item in enumerate(rows):
-        try:
-            read = read_row(take_object(open_json(item), "the row"), origin, settings=settings)
-        except (BadRow, ValidationError) as error:
-            message = redact(f"`{key}[{place}]`: {explain(error)}").text
-            results.append(ReadFault(origin=origin, code="schema", message=message))
-            continue
-        for result in read:
-            unnamed = isinstance(result, Interaction) and result.id == str(origin)
-            results.append(result.model_copy(update={"id": f"{origin}#{place + 1}"}) if unnamed else result)
-    return results
-
-
 def read_row(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> Sequence[RowResult]:
     """Read a row: its interactions, and what of it is no interaction."""
-    results = _read(row, origin, settings)
-    _require_text_alone(row, results)
+    # Our own rows among the logs of a project are read whatever form the others have.
+    if "answered" in row and logs.fits_repaired(row):
+        results: Sequence[RowResult] = [logs.read_repaired(row, origin)]
+    elif "release" in row and logs.fits_captured(row):
+        results = [logs.read_captured(row, origin)]
+    elif settings.mapping and settings.mapping.reply and not settings.format:
+        results = [datasets.read_mapped(row, origin, mapping=settings.mapping)]
+    else:
+        results = _read_format(row, origin, settings)
+    for medium in _MEDIA:
+        mark = f"<{medium}>"
+        for key in (medium, f"{medium}s"):
+            value = row.get(key)
+            # Text under such a key may name a container image; in a conversation about it, the mark stands.
+            if (isinstance(value, list | dict) and any(value)) or (value and _mention(results, mark)):
+                # Without them, the reply is made up.
+                raise BadRow(f"`{key}` holds {medium} files that belong to the turns, and only text is read")
     return apply_reasoning(results, settings)
 
 
 _MEDIA = ("image", "audio", "video")
 
 
-def _require_text_alone(row: dict[str, Any], results: Sequence[RowResult]) -> None:
-    """Refuse a row with images, audio or video: without them, the reply is made up."""
-    for medium in _MEDIA:
-        mark = f"<{medium}>"
-        for key in (medium, f"{medium}s"):
-            value = row.get(key)
-            if not value:
-                continue
-            # Text under such a key may name a container image; in a conversation about it, the mark stands.
-            if (isinstance(value, list | dict) and any(value)) or any(
-                mark in message.content
-                for result in results
-                if isinstance(result, Interaction)
-                for message in result.messages
-            ):
-                raise BadRow(f"`{key}` holds {medium} files that belong to the turns, and only text is read")
+def _mention(results: Sequence[RowResult], mark: str) -> bool:
+    rows = (result for result in results if isinstance(result, Interaction))
+    return any(mark in message.content for row in rows for message in row.messages)
 
 
-def apply_reasoning(found: Sequence[RowResult], settings: DataSettings) -> Sequence[RowResult]:
-    """Leave the reasoning out where the settings say so."""
-    if settings.reasoning == "keep":
-        return found
-    return [_without_reasoning(result) if isinstance(result, Interaction) else result for result in found]
-
-
-def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> list[Interaction]:
-    """Return only the interactions of a row."""
-    return [result for result in read_row(row, origin, settings=settings) if isinstance(result, Interaction)]
-
-
-def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
-    if "answered" in row and logs.fits_repaired(row):
-        # Our own rows among the logs of a project, whatever form the others have.
-        return [logs.read_repaired(row, origin)]
-    if "release" in row and logs.fits_captured(row):
-        return [logs.read_captured(row, origin)]
-    if settings.mapping and settings.mapping.reply and not settings.format:
-        return [datasets.read_mapped(row, origin, mapping=settings.mapping)]
+def _read_format(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
+    """Read a row by the format that is set or fits, or the rows that it wraps."""
     name = settings.format or _find_own_format(row)
     form = load_format(name) if name else None
     if form and (not settings.format or form.fits(row)):
-        return _map_fields(form.read(row, origin), row, settings.mapping)
+        results, mapping = form.read(row, origin), settings.mapping
+        if mapping is None:
+            return results
+        return [
+            datasets.take_mapped(result, row, mapping=mapping) if isinstance(result, Interaction) else result
+            for result in results
+        ]
     if wrapped := _find_wrapped(row):
         return _read_wrapped(*wrapped, origin, settings)
     for names, advice in _ADVICE:
@@ -270,13 +241,36 @@ def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequen
     )
 
 
-def _map_fields(
-    results: Sequence[RowResult], row: dict[str, Any], mapping: Mapping | None
-) -> Sequence[RowResult]:
-    if mapping is None:
+def _read_wrapped(key: str, rows: list[Any], origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
+    """Read the rows of an object that wraps them, which have its name and their number."""
+
+    def read_item(item: Any) -> Sequence[RowResult]:
+        return read_row(take_object(open_json(item), "the row"), origin, settings=settings)
+
+    results: list[RowResult] = []
+    for number, (path, read) in enumerate(read_each(rows, key, read_item), start=1):
+        if isinstance(read, Exception):
+            results.append(report_bad_row(read, origin, path=path))
+            continue
+        for result in read:
+            unnamed = isinstance(result, Interaction) and result.id == str(origin)
+            results.append(result.model_copy(update={"id": f"{origin}#{number}"}) if unnamed else result)
+    return results
+
+
+def apply_reasoning(results: Sequence[RowResult], settings: DataSettings) -> Sequence[RowResult]:
+    """Leave the reasoning out where the settings say so."""
+    if settings.reasoning == "keep":
         return results
     return [
-        datasets.take_mapped(result, row, mapping=mapping) if isinstance(result, Interaction) else result
+        result.model_copy(
+            update={
+                "reply": drop_reasoning(result.reply),
+                "rejected": None if result.rejected is None else drop_reasoning(result.rejected),
+            }
+        )
+        if isinstance(result, Interaction)
+        else result
         for result in results
     ]
 
@@ -285,13 +279,6 @@ def _name_keys(row: dict[str, Any]) -> str:
     # Redacted before it is cut: half a secret is not recognized as one.
     keys = redact(", ".join(sorted(row)[:8])).text
     return f"(keys: {keys[:120] or 'none'})"
-
-
-def _without_reasoning(found: Interaction) -> Interaction:
-    kept = {"reply": drop_reasoning(found.reply)}
-    if found.rejected is not None:
-        kept["rejected"] = drop_reasoning(found.rejected)
-    return found.model_copy(update=kept)
 
 
 def settings_of_file(settings: DataSettings, name: str) -> DataSettings:
@@ -304,20 +291,8 @@ def settings_of_file(settings: DataSettings, name: str) -> DataSettings:
     return settings.model_copy(update={"format": form, "mapping": None})
 
 
-__all__ = [
-    "FaultCode",
-    "ReadFault",
-    "ReadRow",
-    "SkippedPart",
-    "TraceScore",
-    "find_files",
-    "read",
-    "read_block",
-    "read_file",
-]
-
 _KEY = re.compile(rb'(?<!\\)"\s*:')
-_LENIENT_MARKS = (b"NaN", b"Infinity", b"\\ud", b"\\uD")
+_LENIENT_MARKS = ("NaN", "Infinity", "\\ud", "\\uD")
 _LONE_HALF = re.compile("[\ud800-\udfff]")
 _DEFAULTS = DataSettings()
 
@@ -333,10 +308,6 @@ class ReadRow(NamedTuple):
     line: int
     input_hash: str
     result: RowResult
-
-
-def find_files(paths: Iterable[str], *, root: Path = Path()) -> tuple[str, ...]:
-    return find_sources(paths, root=root)
 
 
 def read(
@@ -367,36 +338,29 @@ class Sample(NamedTuple):
     """Whether these are all rows."""
 
 
-def sample_rows(
-    paths: Iterable[str], *, root: Path = Path(), settings: DataSettings = _DEFAULTS, most: int = 20_000
-) -> Sample:
+MOST_SAMPLED = 20_000
+
+
+def sample_rows(paths: Iterable[str], *, settings: DataSettings = _DEFAULTS) -> Sample:
     """Read the first rows of a log, with their formats."""
     rows: list[Interaction] = []
     faults: list[ReadFault] = []
     formats: list[FormatName | None] = []
-    for name in find_sources(paths, root=root):
-        for block in cut_blocks(name, root=root):
+    for name in find_sources(paths, root=Path()):
+        for block in cut_blocks(name, root=Path()):
             if block.transcript:
                 formats.append(block.transcript)
             else:
                 lines = block.data.split(b"\n")
-                formats += [find_format(row) for line in lines if (row := _parse_object(line))]
+                formats += [find_format(row) for line in lines if (row := parse_object(line))]
             for found in read_block(block, settings=settings):
                 if isinstance(found.result, ReadFault):
                     faults.append(found.result)
                 elif isinstance(found.result, Interaction):
                     rows.append(found.result)
-            if len(rows) >= most:
-                return Sample(tuple(rows[:most]), tuple(formats), tuple(faults), whole=False)
+            if len(rows) >= MOST_SAMPLED:
+                return Sample(tuple(rows[:MOST_SAMPLED]), tuple(formats), tuple(faults), whole=False)
     return Sample(tuple(rows), tuple(formats), tuple(faults), whole=True)
-
-
-def _parse_object(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = orjson.loads(line) if line.strip() else None
-    except orjson.JSONDecodeError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def hash_line(line: bytes) -> str:
@@ -419,74 +383,83 @@ def read_block(block: LogBlock, *, settings: DataSettings) -> Iterator[ReadRow]:
             continue
         line = block.first_line + offset
         while faults and faults[-1].origin.line < line:
-            yield _to_row(faults.pop())
+            fault = faults.pop()
+            yield ReadRow(fault.origin.line, "", fault)
         input_hash = hash_line(raw)
         origin = Origin(file=block.file, line=line)
-        results = (
-            _read_reply(raw, origin, transcript, settings) if transcript else _read_row(raw, origin, settings)
-        )
-        for result in results:
+        for result in _read_line(raw, origin, transcript, settings):
             is_last = is_open and data is lines[-1]
-            yield ReadRow(line, input_hash, _may_be_unfinished(result) if is_last else result)
-    while faults:
-        yield _to_row(faults.pop())
+            yield ReadRow(line, input_hash, _mark_unfinished(result) if is_last else result)
+    for fault in reversed(faults):
+        yield ReadRow(fault.origin.line, "", fault)
 
 
-def _to_row(fault: ReadFault) -> ReadRow:
-    return ReadRow(fault.origin.line, "", fault)
+def _mark_unfinished(result: RowResult) -> RowResult:
+    if not isinstance(result, ReadFault) or result.code == "schema":
+        return result
+    return result.model_copy(update={"message": f"{result.message}; the file may still be being written"})
 
 
-def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
+def _read_line(
+    raw: bytes, origin: Origin, transcript: TranscriptReader | None, settings: DataSettings
+) -> Sequence[RowResult]:
+    """Read one line; what makes it unreadable becomes a fault."""
+    results: Sequence[RowResult]
+    try:
+        if transcript:
+            results = apply_reasoning(transcript.read(raw, origin), settings)
+        else:
+            results = read_row(_parse_row(raw), origin, settings=settings)
+    except (BadRow, ValidationError) as error:
+        results = [report_bad_row(error, origin)]
+    except _NotJson as error:
+        results = [ReadFault(origin=origin, code=error.code, message=str(error))]
+    except RecursionError:
+        results = [ReadFault(origin=origin, code="parse_error", message="the row is nested too deeply")]
+    if transcript and settings.format not in (None, transcript.kind):
+        message = f"the file is a transcript of the format {transcript.kind}"
+        return [ReadFault(origin=origin, code="schema", message=message)] * len(results)
+    return results
+
+
+class _NotJson(Exception):
+    """The row is no JSON that can be read."""
+
+    def __init__(self, code: FaultCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _parse_row(raw: bytes) -> dict[str, Any]:
     if has_too_many_values(raw):
-        return [_fault(origin, "parse_error", f"the row holds {MOST_VALUES:,} values or more")]
+        raise _NotJson("parse_error", f"the row holds {MOST_VALUES:,} values or more")
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        row = _parse_leniently(raw)
+        try:
+            row = _parse_leniently(raw.decode())
+        except UnicodeDecodeError:
+            raise _NotJson("encoding", "the row is not UTF-8") from None
+        if row is None and b"\0" in raw:
+            raise _NotJson("encoding", "the row holds NUL bytes") from None
         if row is None:
-            return [_explain_bad_json(raw, origin, error)]
+            raise _NotJson("parse_error", f"the row is not JSON: {error.msg}") from None
     if not isinstance(row, dict):
-        return [_fault(origin, "schema", f"the row must be an object, and is {name_type(row)}")]
-
-    def read() -> Sequence[RowResult]:
-        _refuse_repeated_keys(raw, row)
-        return read_row(row, origin, settings=settings)
-
-    return _catch_faults(read, origin)
+        raise BadRow(f"the row must be an object, and is {name_type(row)}")
+    _refuse_repeated_keys(raw, row)
+    return row
 
 
-def _read_reply(
-    raw: bytes, origin: Origin, transcript: TranscriptReader, settings: DataSettings
-) -> Sequence[RowResult]:
-    results = _catch_faults(lambda: apply_reasoning(transcript.read(raw, origin), settings), origin)
-    if settings.format in (None, transcript.kind):
-        return results
-    return [
-        _fault(origin, "schema", f"the file is a transcript of the format {transcript.kind}") for _ in results
-    ]
-
-
-def _catch_faults(read: Callable[[], Sequence[RowResult]], origin: Origin) -> Sequence[RowResult]:
-    """Turn what makes a row unreadable into a fault."""
-    try:
-        return read()
-    except (BadRow, ValidationError) as error:
-        # Keys come from the user and may contain secrets.
-        return [_fault(origin, "schema", redact(explain(error)).text)]
-    except RecursionError:
-        return [_fault(origin, "parse_error", "the row is nested too deeply")]
-
-
-def _parse_leniently(raw: bytes) -> Any:
+def _parse_leniently(text: str) -> Any:
     """Parse what the strict parser refuses: NaN, Infinity and lone surrogates.
 
     The numbers become null, the surrogates the replacement character. None if the row is invalid in another
     way.
     """
-    if not any(mark in raw for mark in _LENIENT_MARKS):
+    if not any(mark in text for mark in _LENIENT_MARKS):
         return None
     try:
-        row = json.loads(raw.decode(), parse_constant=lambda _name: None)
+        row = json.loads(text, parse_constant=lambda _name: None)
         return orjson.loads(_LONE_HALF.sub("\ufffd", json.dumps(row, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return None
@@ -503,8 +476,17 @@ def _refuse_repeated_keys(raw: bytes, row: dict[str, Any]) -> None:
             return
     except TypeError:
         pass  # nested too deeply to be written
-    if len(_KEY.findall(raw)) != _count_keys(row):
-        json.loads(raw, object_pairs_hook=_refuse_pairs)
+    if len(_KEY.findall(raw)) == _count_keys(row):
+        return
+
+    def refuse(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise BadRow(f"the key `{redact(key).text[:60]}` occurs twice in one object")
+            seen.add(key)
+
+    json.loads(raw, object_pairs_hook=refuse)
 
 
 def _count_keys(row: dict[str, Any]) -> int:
@@ -518,37 +500,3 @@ def _count_keys(row: dict[str, Any]) -> int:
             elif type(value) is list:
                 inside.append(value)
     return count
-
-
-def _refuse_pairs(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise BadRow(f"the key `{redact(key).text[:60]}` occurs twice in one object")
-        seen.add(key)
-
-
-def _explain_bad_json(raw: bytes, origin: Origin, error: orjson.JSONDecodeError) -> ReadFault:
-    if not _is_utf8(raw):
-        return _fault(origin, "encoding", "the row is not UTF-8")
-    if b"\0" in raw:
-        return _fault(origin, "encoding", "the row holds NUL bytes")
-    return _fault(origin, "parse_error", f"the row is not JSON: {error.msg}")
-
-
-def _may_be_unfinished(result: RowResult) -> RowResult:
-    if not isinstance(result, ReadFault) or result.code == "schema":
-        return result
-    return _fault(result.origin, result.code, f"{result.message}; the file may still be being written")
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _fault(origin: Origin, code: FaultCode, message: str) -> ReadFault:
-    return ReadFault(origin=origin, code=code, message=message)

@@ -4,10 +4,23 @@ In: a parsed row. Out: spans with plain attributes, each with its path in the ro
 log records that hold the content of calls. Does not know what an attribute means.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
-from graftwork.data.ingest.fields import BadRow, first_of, name_type, open_json
+from pydantic import ValidationError
+
+from graftwork.data.ingest.fields import (
+    BadRow,
+    first_of,
+    name_type,
+    open_json,
+    plain_text,
+    read_each,
+    take_list,
+    take_object,
+)
 from graftwork.text.numbers import take_figure
 
 DEEPEST_VALUE = 64
@@ -42,43 +55,45 @@ class Span(NamedTuple):
         return (self.ended - self.started) / 1e6
 
 
-class PlacedSpan(NamedTuple):
-    """A span, or why it cannot be read, and its path in the row."""
-
-    path: str
-    span: Span | BadRow
+ReadSpan = tuple[str, Span | BadRow | ValidationError]
+"""The path of a span in its row, and the span or why it cannot be read."""
 
 
-def list_spans(row: dict[str, Any]) -> Iterator[PlacedSpan]:
+def list_spans(row: dict[str, Any]) -> Iterator[ReadSpan]:
     """Yield the spans of a line of OTLP JSON. A span that cannot be read does not stop the others."""
     for path, resource, scope in _list_scopes(row, ("resourceSpans", "batches"), "scopeSpans"):
         service = resource.get("service.name")
-        listed = first_of(scope, "spans") or []
-        if not isinstance(listed, list):
-            yield PlacedSpan(f"{path}.spans", BadRow(f"it must be a list, and is {name_type(listed)}"))
-            continue
-        for place, item in enumerate(listed):
-            yield _place(f"{path}.spans[{place}]", item, service if isinstance(service, str) else None)
+        to_span = partial(_to_span, service=service if isinstance(service, str) else None)
+        yield from _read_list(scope, "spans", path, to_span)
 
 
-def list_log_records(row: dict[str, Any]) -> Iterator[tuple[str, Span | BadRow]]:
+def list_log_records(row: dict[str, Any]) -> Iterator[ReadSpan]:
     """Yield the log records of a line of OTLP JSON as spans with one event; only those of one call each."""
     for path, _, scope in _list_scopes(row, ("resourceLogs",), "scopeLogs"):
-        listed = scope.get("logRecords") or []
-        if not isinstance(listed, list):
-            yield f"{path}.logRecords", BadRow(f"it must be a list, and is {name_type(listed)}")
-            continue
-        for place, item in enumerate(listed):
-            name = f"{path}.logRecords[{place}]"
-            try:
-                yield name, _to_log_span(item)
-            except BadRow as error:
-                yield name, error
+        yield from _read_list(scope, "logRecords", path, _to_log_span)
+
+
+def _read_list(
+    scope: dict[str, Any], name: str, path: str, read: Callable[[Any], Span]
+) -> Iterator[ReadSpan]:
+    listed = scope.get(name) or []
+    if isinstance(listed, list):
+        yield from read_each(listed, f"{path}.{name}", read)
+    else:
+        yield f"{path}.{name}", BadRow(f"it must be a list, and is {name_type(listed)}")
+
+
+def require_object(value: Any, key: str) -> dict[str, Any]:
+    if value is None:
+        raise BadRow(f"`{key}` must be an object, and is missing")
+    return take_object(value, key)
 
 
 def read_span(row: dict[str, Any]) -> Span:
     """Read a span that is a row: of the SDK's console exporter, of Phoenix, or attributes alone."""
     context = _take_columns(row, "context")
+    trace = first_of(context, "trace_id") or first_of(row, "trace_id", "traceId")
+    span = first_of(context, "span_id") or first_of(row, "span_id", "spanId")
     status = _take_columns(row, "status")
     attributes = _flatten(_take_columns(row, "attributes") or row)
     kind = row.get("span_kind")
@@ -89,17 +104,17 @@ def read_span(row: dict[str, Any]) -> Span:
         raise BadRow(f"`events` must be a list, and is {name_type(listed)}")
     events = []
     for item in listed or ():
-        event = _require(item, "event")
+        event = require_object(item, "event")
         held = to_attributes(event.get("attributes") or {}, "event.attributes")
-        events.append(SpanEvent(_text(event.get("name")), held))
+        events.append(SpanEvent(plain_text(event.get("name")), held))
     resource = _take_columns(row, "resource").get("attributes")
     service = resource.get("service.name") if isinstance(resource, dict) else None
     code = first_of(status, "status_code", "code") or row.get("status_code")
     return Span(
-        trace=_text(first_of(context, "trace_id") or first_of(row, "trace_id", "traceId")).removeprefix("0x"),
-        id=_text(first_of(context, "span_id") or first_of(row, "span_id", "spanId")).removeprefix("0x"),
-        parent=_text(first_of(row, "parent_id", "parent_span_id", "parentSpanId")).removeprefix("0x"),
-        name=_text(row.get("name")),
+        trace=plain_text(trace).removeprefix("0x"),
+        id=plain_text(span).removeprefix("0x"),
+        parent=plain_text(first_of(row, "parent_id", "parent_span_id", "parentSpanId")).removeprefix("0x"),
+        name=plain_text(row.get("name")),
         started=to_nanoseconds(first_of(row, "start_time", "startTime", "startTimeUnixNano")),
         ended=to_nanoseconds(first_of(row, "end_time", "endTime", "endTimeUnixNano")),
         attributes=attributes,
@@ -156,13 +171,8 @@ def to_nanoseconds(value: Any) -> float | None:
         return number
     if not isinstance(value, str) or not 10 <= len(value) <= 40:
         return None
-    from datetime import UTC, datetime
-
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    try:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e9
     except (OverflowError, ValueError, OSError):
         return None
@@ -222,16 +232,12 @@ def unflatten(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
                 inside[part] = {}
             inside = inside[part]
         inside.setdefault(parts[-1], value)
-    return [item for item in _to_list(root) if isinstance(item, dict)]
-
-
-def _to_list(value: Any) -> list[Any]:
-    """Turn objects whose keys are all numbers into lists, inside out."""
-    made = _to_lists(value)
-    return made if isinstance(made, list) else []
+    listed = _to_lists(root)
+    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
 
 
 def _to_lists(value: Any) -> Any:
+    """Turn objects whose keys are all numbers into lists, inside out."""
     if not isinstance(value, dict):
         return value
     inner = {key: _to_lists(item) for key, item in value.items()}
@@ -244,9 +250,9 @@ def _list_scopes(
     row: dict[str, Any], outer: tuple[str, ...], inner: str
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     name = next((key for key in outer if row.get(key) is not None), outer[0])
-    for place, item in enumerate(_take(row, name, list)):
+    for place, item in enumerate(take_list(row.get(name), name)):
         path = f"{name}[{place}]"
-        resource = first_of(_require(item, path), "resource") or {}
+        resource = first_of(require_object(item, path), "resource") or {}
         facts = resource.get("attributes") if isinstance(resource, dict) else None
         attributes = to_attributes(facts, f"{path}.resource.attributes") if isinstance(facts, list) else {}
         # The name up to version 0.19 of OTLP.
@@ -254,29 +260,22 @@ def _list_scopes(
         if not isinstance(scopes, list):
             raise BadRow(f"`{path}.{inner}` must be a list, and is {name_type(scopes)}")
         for number, scope in enumerate(scopes):
-            yield f"{path}.{inner}[{number}]", attributes, _require(scope, f"{path}.{inner}[{number}]")
+            yield f"{path}.{inner}[{number}]", attributes, require_object(scope, f"{path}.{inner}[{number}]")
 
 
-def _place(path: str, item: Any, service: str | None) -> PlacedSpan:
-    try:
-        return PlacedSpan(path, _to_span(item, service))
-    except BadRow as error:
-        return PlacedSpan(path, error)
-
-
-def _to_span(item: Any, service: str | None) -> Span:
-    span = _require(item, "the span")
-    status = _take(span, "status", dict)
+def _to_span(item: Any, *, service: str | None) -> Span:
+    span = require_object(item, "the span")
+    status = take_object(span.get("status"), "status")
     events = []
-    for place, event in enumerate(_take(span, "events", list)):
-        held = _require(event, f"events[{place}]")
+    for place, event in enumerate(take_list(span.get("events"), "events")):
+        held = require_object(event, f"events[{place}]")
         attributes = to_attributes(held.get("attributes") or [], f"events[{place}].attributes")
-        events.append(SpanEvent(_text(held.get("name")), attributes))
+        events.append(SpanEvent(plain_text(held.get("name")), attributes))
     return Span(
-        trace=_text(span.get("traceId")),
-        id=_text(span.get("spanId")),
-        parent=_text(span.get("parentSpanId")),
-        name=_text(span.get("name")),
+        trace=plain_text(span.get("traceId")),
+        id=plain_text(span.get("spanId")),
+        parent=plain_text(span.get("parentSpanId")),
+        name=plain_text(span.get("name")),
         started=to_nanoseconds(span.get("startTimeUnixNano")),
         ended=to_nanoseconds(span.get("endTimeUnixNano")),
         attributes=to_attributes(span.get("attributes") or [], "attributes"),
@@ -287,38 +286,18 @@ def _to_span(item: Any, service: str | None) -> Span:
 
 
 def _to_log_span(item: Any) -> Span:
-    record = _require(item, "the log record")
+    record = require_object(item, "the log record")
     attributes = to_attributes(record.get("attributes") or [], "attributes")
     body = to_plain(record.get("body"))
     name = first_of(record, "eventName") or attributes.get("event.name")
     return Span(
-        trace=_text(record.get("traceId")),
-        id=_text(record.get("spanId")),
+        trace=plain_text(record.get("traceId")),
+        id=plain_text(record.get("spanId")),
         parent="",
-        name=_text(name),
+        name=plain_text(name),
         started=to_nanoseconds(first_of(record, "timeUnixNano", "observedTimeUnixNano")),
         ended=None,
         attributes=attributes,
-        events=[SpanEvent(_text(name), attributes, open_json(body))],
+        events=[SpanEvent(plain_text(name), attributes, open_json(body))],
         failed=False,
     )
-
-
-def _require(value: Any, key: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRow(f"`{key}` must be an object, and is {name_type(value)}")
-    return value
-
-
-def _take(row: dict[str, Any], key: str, kind: type) -> Any:
-    value = row.get(key)
-    if value is None:
-        return kind()
-    if not isinstance(value, kind):
-        expected = "a list" if kind is list else "an object"
-        raise BadRow(f"`{key}` must be {expected}, and is {name_type(value)}")
-    return value
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) and "\0" not in value else ""

@@ -14,9 +14,11 @@ from graftwork.data.ingest.api_bodies import take_limit
 from graftwork.data.ingest.blocks import ReadFault, RowResult, SkippedPart, TraceScore
 from graftwork.data.ingest.fields import (
     BadRow,
-    explain,
     first_of,
     open_json,
+    rate_call,
+    read_each,
+    report_bad_row,
     take_cost,
     take_fact,
     take_list,
@@ -25,25 +27,23 @@ from graftwork.data.ingest.fields import (
 )
 from graftwork.data.ingest.llm_spans import (
     IN_OTHER_SPAN,
-    INCOMPLETE,
     NO_CONTENT,
-    NO_REPLY,
     OTHER_SPAN,
     LeftOutCall,
     is_agent_call,
     is_model_call,
     read_bodies,
     read_call,
+    to_row,
 )
 from graftwork.data.ingest.spans import (
-    PlacedSpan,
+    ReadSpan,
     Span,
     list_log_records,
     list_spans,
     read_span,
     to_nanoseconds,
 )
-from graftwork.data.ingest.turns import require_user, to_messages, write_reply
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.numbers import take_figure
 
@@ -57,7 +57,7 @@ def fits_otlp(row: dict[str, Any]) -> bool:
 def read_otlp(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     """Read a line of OTLP JSON, spans or log records, or a span of the console exporter."""
     if _is_span(row):
-        return _read_spans([PlacedSpan("the span", read_span(row))], origin)
+        return _read_spans([("the span", read_span(row))], origin)
     if row.get("resourceLogs") is not None:
         return _read_spans(_join_log_records(row), origin)
     return _read_spans(list_spans(row), origin)
@@ -87,13 +87,13 @@ def _is_span(row: dict[str, Any]) -> bool:
     return has_attributes and any(key in row for key in _SPAN_IDS)
 
 
-def _join_log_records(row: dict[str, Any]) -> list[PlacedSpan]:
+def _join_log_records(row: dict[str, Any]) -> list[ReadSpan]:
     """Gather the events of each call into one span."""
-    placed: list[PlacedSpan] = []
+    placed: list[ReadSpan] = []
     by_call: dict[tuple[str, str], int] = {}
     for path, record in list_log_records(row):
-        if isinstance(record, BadRow):
-            placed.append(PlacedSpan(path, record))
+        if not isinstance(record, Span):
+            placed.append((path, record))
             continue
         place = by_call.setdefault((record.trace, record.id), len(placed))
         if place == len(placed):
@@ -104,27 +104,25 @@ def _join_log_records(row: dict[str, Any]) -> list[PlacedSpan]:
             named = (
                 {"gen_ai.operation.name": "chat", **record.attributes} if is_message else record.attributes
             )
-            placed.append(PlacedSpan(path, record._replace(attributes=named)))
+            placed.append((path, record._replace(attributes=named)))
         else:
-            first = placed[place].span
+            first = placed[place][1]
             assert isinstance(first, Span)
             first.events.extend(record.events)
     return placed
 
 
-def _read_spans(
-    placed: Iterable[PlacedSpan], origin: Origin, *, session: str | None = None
-) -> list[RowResult]:
+def _read_spans(placed: Iterable[ReadSpan], origin: Origin, *, session: str | None = None) -> list[RowResult]:
     found: list[RowResult] = []
     left_out: Counter[str] = Counter()
     empty: list[RowResult] = []
-    agents: list[PlacedSpan] = []
+    agents: list[tuple[str, Span]] = []
     traces: set[str] = set()
     for path, span in placed:
-        if isinstance(span, BadRow):
-            found.append(_fault(origin, path, span))
+        if not isinstance(span, Span):
+            found.append(report_bad_row(span, origin, path=path))
         elif is_agent_call(span):
-            agents.append(PlacedSpan(path, span))
+            agents.append((path, span))
         elif not is_model_call(span):
             left_out[OTHER_SPAN] += 1
         else:
@@ -140,7 +138,6 @@ def _read_spans(
                 found.append(row)
     # Some libraries put the messages on the span of the agent, and none on those of its calls.
     for path, span in agents:
-        assert isinstance(span, Span)
         row = IN_OTHER_SPAN if span.trace in traces else _try_call(span, origin, path, session)
         if isinstance(row, str):
             left_out[OTHER_SPAN if row == NO_CONTENT else row] += 1
@@ -158,11 +155,7 @@ def _try_call(span: Span, origin: Origin, path: str, session: str | None) -> Int
     except LeftOutCall as left:
         return left.rule
     except (BadRow, ValidationError) as error:
-        return _fault(origin, path, error)
-
-
-def _fault(origin: Origin, path: str, error: BadRow | ValidationError) -> ReadFault:
-    return ReadFault(origin=origin, code="schema", message=f"`{path}`: {explain(error)}")
+        return report_bad_row(error, origin, path=path)
 
 
 def fits_mlflow(row: dict[str, Any]) -> bool:
@@ -179,19 +172,14 @@ def read_mlflow(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     metadata = take_object(open_json(first_of(info, "trace_metadata", "request_metadata")), "trace_metadata")
     session = take_fact(metadata.get("mlflow.trace.session"))
     trace = take_fact(first_of(info, "trace_id", "request_id"))
-    placed: list[PlacedSpan] = []
-    for place, item in enumerate(take_list(open_json(data.get("spans")), "data.spans")):
-        path = f"data.spans[{place}]"
-        try:
-            span = _to_mlflow_span(take_object(open_json(item), path), trace)
-            placed.append(PlacedSpan(path, span))
-        except BadRow as error:
-            placed.append(PlacedSpan(path, error))
-    found = _read_spans(placed, origin, session=session)
+    listed = take_list(open_json(data.get("spans")), "data.spans")
+    spans = read_each(listed, "data.spans", lambda item: _to_mlflow_span(item, trace))
+    found = _read_spans(spans, origin, session=session)
     return _add_assessments(found, take_list(open_json(first_of(info, "assessments")), "info.assessments"))
 
 
-def _to_mlflow_span(span: dict[str, Any], trace: str | None) -> Span:
+def _to_mlflow_span(item: Any, trace: str | None) -> Span:
+    span = take_object(open_json(item), "the span")
     status = open_json(span.get("status"))
     code = first_of(status, "code", "status_code") if isinstance(status, dict) else span.get("status_code")
     held = span.get("context")
@@ -236,8 +224,10 @@ def _add_assessments(found: list[RowResult], assessments: list[Any]) -> list[Row
 def fits_langfuse(row: dict[str, Any]) -> bool:
     """Observations, traces and scores, under the names of the export and of the API."""
     is_observation = "type" in row and first_of(row, "trace_id", "traceId") is not None and "input" in row
-    is_trace = _is_langfuse_trace(row) or bool(_list_observations(row))
-    return is_observation or is_trace or _is_langfuse_score(row)
+    is_trace = row.keys() >= {"input", "output", "timestamp"} and not row.keys().isdisjoint(
+        ("session_id", "sessionId")
+    )
+    return is_observation or is_trace or bool(_list_observations(row)) or _is_langfuse_score(row)
 
 
 def _list_observations(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -254,15 +244,6 @@ def _is_langfuse_score(row: dict[str, Any]) -> bool:
     return has_value and "name" in row and ("trace_id" in row or "traceId" in row)
 
 
-def _is_langfuse_trace(row: dict[str, Any]) -> bool:
-    return (
-        "input" in row
-        and "output" in row
-        and "timestamp" in row
-        and ("session_id" in row or "sessionId" in row)
-    )
-
-
 def read_langfuse(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     if _is_langfuse_score(row) and "type" not in row:
         return _read_langfuse_score(row, origin)
@@ -273,45 +254,26 @@ def read_langfuse(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     if trace is None or not isinstance(kind, str) or kind.upper() != "GENERATION":
         return [SkippedPart(origin=origin, rule=OTHER_SPAN, count=1)]
     bodies = read_bodies(row.get("input"), row.get("output"))
-    failed = row.get("level") == "ERROR"
-    rule = _left_out(bodies.turns, bodies.reply, failed=failed)
-    if rule:
-        return [SkippedPart(origin=origin, rule=rule, count=1)]
-    require_user(bodies.turns, "input")
-    reply = write_reply(bodies.reply) if bodies.reply else ""
     parameters = open_json(first_of(row, "model_parameters", "modelParameters"))
     details = open_json(first_of(row, "usage_details", "usageDetails", "usage"))
     costs = open_json(first_of(row, "cost_details", "costDetails"))
+    total = first_of(row, "total_cost", "totalCost", "calculated_total_cost", "calculatedTotalCost")
     first_token = take_figure(first_of(row, "time_to_first_token", "timeToFirstToken"))
     latency = take_figure(row.get("latency"))
-    tools = bodies.tools or open_json(first_of(row, "tool_definitions", "toolDefinitions"))
     facts = {
-        **{key: value for key, value in bodies.facts.items() if value},
+        "id": take_fact(row.get("id")) or str(origin),
+        "session": take_fact(first_of(row, "session_id", "sessionId")),
+        "trace": trace,
+        "model": take_fact(first_of(row, "provided_model_name", "providedModelName", "model")),
+        "duration_ms": latency * 1000 if latency is not None and latency >= 0 else _span_of(row),
+        "first_token_ms": first_token * 1000 if first_token is not None and first_token >= 0 else None,
+        "max_tokens": take_limit(parameters),
+        "extra": _keep(row, "environment", "prompt_name", "prompt_version", "version", "name"),
         **take_usage({"usage": details}),
+        "cost": take_cost(total) or take_cost(costs),
     }
-    facts["model"] = take_fact(
-        first_of(row, "provided_model_name", "providedModelName", "model")
-    ) or facts.get("model")
-    facts["cost"] = take_cost(
-        first_of(row, "total_cost", "totalCost", "calculated_total_cost", "calculatedTotalCost")
-    ) or take_cost(costs)
-    facts["finish_reason"] = INCOMPLETE if failed and reply else facts.get("finish_reason")
-    return [
-        Interaction(
-            id=take_fact(row.get("id")) or str(origin),
-            origin=origin,
-            messages=to_messages(bodies.turns, tools=tools),
-            reply=reply,
-            status="failed" if failed and not reply else None,
-            session=take_fact(first_of(row, "session_id", "sessionId")),
-            trace=trace,
-            duration_ms=latency * 1000 if latency is not None and latency >= 0 else _span_of(row),
-            first_token_ms=first_token * 1000 if first_token is not None and first_token >= 0 else None,
-            max_tokens=take_limit(parameters),
-            extra=_keep(row, "environment", "prompt_name", "prompt_version", "version", "name"),
-            **facts,
-        )
-    ]
+    tools = open_json(first_of(row, "tool_definitions", "toolDefinitions"))
+    return [to_row(bodies, origin, facts, failed=row.get("level") == "ERROR", key="input", tools=tools)]
 
 
 def _read_langfuse_trace(
@@ -322,12 +284,10 @@ def _read_langfuse_trace(
     trace = held if isinstance(held, dict) else row
     shared = {"traceId": trace.get("id"), "sessionId": first_of(trace, "sessionId", "session_id")}
     results: list[RowResult] = []
-    for place, item in enumerate(observations):
-        try:
-            results += read_langfuse({**shared, **item}, origin)
-        except (BadRow, ValidationError) as error:
-            message = f"`observations[{place}]`: {explain(error)}"
-            results.append(ReadFault(origin=origin, code="schema", message=message))
+    for path, read in read_each(
+        observations, "observations", lambda item: read_langfuse({**shared, **item}, origin)
+    ):
+        results += read if isinstance(read, list) else [report_bad_row(read, origin, path=path)]
     scores = open_json(first_of(row, "scores") or trace.get("scores"))
     for score in scores if isinstance(scores, list) else ():
         if isinstance(score, dict):
@@ -354,12 +314,6 @@ def _span_of(row: dict[str, Any]) -> float | None:
     return _between(row, ("start_time", "startTime"), ("end_time", "endTime"))
 
 
-def _left_out(turns: Any, reply: Any, *, failed: bool) -> str | None:
-    if not turns:
-        return NO_CONTENT
-    return NO_REPLY if reply is None and not failed else None
-
-
 def _keep(row: dict[str, Any], *keys: str) -> dict[str, Any]:
     kept = {key: row[key] for key in keys if isinstance(row.get(key), str | int) and row[key] != ""}
     return {key: value for key, value in kept.items() if len(str(value)) <= 200 and "\0" not in str(value)}
@@ -381,50 +335,29 @@ def read_langsmith(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     parameters = take_object(open_json(extra.get("invocation_params")), "extra.invocation_params")
     inputs = take_object(open_json(row["inputs"]), "inputs")
     outputs = take_object(open_json(row.get("outputs")), "outputs")
-    failed = bool(row.get("error"))
     bodies = read_bodies(_open_langchain_inputs(inputs), _open_langchain_outputs(outputs))
-    rule = _left_out(bodies.turns, bodies.reply, failed=failed)
-    if rule:
-        return [SkippedPart(origin=origin, rule=rule, count=1)]
-    require_user(bodies.turns, "inputs")
-    reply = write_reply(bodies.reply) if bodies.reply else ""
-    tools = bodies.tools or first_of(parameters, "tools", "functions")
-    usage = first_of(outputs, "usage_metadata") or metadata.get("usage_metadata")
-    facts = {
-        **{key: value for key, value in bodies.facts.items() if value},
-        **take_usage({"usage": usage}),
-        **take_usage(row),
-    }
-    facts["model"] = take_fact(facts.get("model")) or take_fact(
+    named = take_fact(bodies.facts.get("model")) or take_fact(
         first_of(metadata, "ls_model_name") or first_of(parameters, "model", "model_name")
     )
-    facts["finish_reason"] = INCOMPLETE if failed and reply else facts.get("finish_reason")
-    return [
-        Interaction(
-            id=take_fact(row.get("id")) or str(origin),
-            origin=origin,
-            messages=to_messages(bodies.turns, tools=tools),
-            reply=reply,
-            status="failed" if failed and not reply else None,
-            session=take_fact(first_of(metadata, "session_id", "thread_id", "conversation_id")),
-            trace=take_fact(first_of(row, "trace_id", "id")) or str(origin),
-            duration_ms=_span_of(row),
-            first_token_ms=_between(row, ("start_time",), ("first_token_time",)),
-            max_tokens=take_limit(inputs) or take_limit(parameters),
-            extra=_keep(row, "name", "session_name"),
-            **facts,
-            **_take_feedback(row),
-        )
-    ]
-
-
-def _take_feedback(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the mean of a run's feedback, whose averages LangSmith exports by name."""
+    usage = first_of(outputs, "usage_metadata") or metadata.get("usage_metadata")
     stats = open_json(row.get("feedback_stats"))
-    held = stats.values() if isinstance(stats, dict) else ()
-    means = [take_figure(item.get("avg")) for item in held if isinstance(item, dict)]
-    scores = [mean for mean in means if mean is not None]
-    return {"reward": sum(scores) / len(scores), "reward_level": "call"} if scores else {}
+    feedback = stats.values() if isinstance(stats, dict) else ()
+    facts = {
+        "id": take_fact(row.get("id")) or str(origin),
+        "session": take_fact(first_of(metadata, "session_id", "thread_id", "conversation_id")),
+        "trace": take_fact(first_of(row, "trace_id", "id")) or str(origin),
+        "model": named,
+        "duration_ms": _span_of(row),
+        "first_token_ms": _between(row, ("start_time",), ("first_token_time",)),
+        "max_tokens": take_limit(inputs) or take_limit(parameters),
+        "extra": _keep(row, "name", "session_name"),
+        **take_usage({"usage": usage}),
+        **take_usage(row),
+        # The averages of a run's feedback, by name.
+        **rate_call(item.get("avg") for item in feedback if isinstance(item, dict)),
+    }
+    tools = first_of(parameters, "tools", "functions")
+    return [to_row(bodies, origin, facts, failed=bool(row.get("error")), key="inputs", tools=tools)]
 
 
 def _open_langchain_inputs(inputs: dict[str, Any]) -> dict[str, Any]:

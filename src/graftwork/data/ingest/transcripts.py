@@ -26,7 +26,15 @@ from graftwork.data.ingest.blocks import (
     name_size,
     split_lines,
 )
-from graftwork.data.ingest.fields import BadRow, first_of, take_fact, take_usage, write_json
+from graftwork.data.ingest.fields import (
+    BadRow,
+    first_of,
+    parse_object,
+    plain_text,
+    take_fact,
+    take_usage,
+    write_json,
+)
 from graftwork.data.ingest.turns import (
     ROLES,
     LogTurn,
@@ -37,7 +45,6 @@ from graftwork.data.ingest.turns import (
     write_reply,
 )
 from graftwork.records.interaction import Interaction, Message, Origin
-from graftwork.text.shape import has_too_many_values
 
 LONGEST_CONTEXT = 256 << 10
 """Bytes of a reply and of the conversation before it. Sessions of agents grow to megabytes, and every reply
@@ -127,7 +134,9 @@ def cut_transcript(
         data, cost = b"", _LIGHTEST
         if isinstance(item, _Reply):
             last = max(last, item.line)
-            data = _write_reply(item)
+            # With the hash of what was before it, so that its line identifies the row.
+            before = b"" if item.before is None else item.before.digest.hex().encode()
+            data = b'{"before":"%b","parts":[%b],"about":%b}' % (before, item.parts, item.about)
             # What the row takes when it is written out.
             cost = max(cost, len(data) + (0 if item.before is None else item.before.size))
             if cost > min(LONGEST_CONTEXT, longest):
@@ -147,12 +156,6 @@ def cut_transcript(
         yield block.close()
 
 
-def _write_reply(reply: _Reply) -> bytes:
-    """Write a reply with the hash of what was before it, so that its line identifies the row."""
-    before = b"" if reply.before is None else reply.before.digest.hex().encode()
-    return b'{"before":"%b","parts":[%b],"about":%b}' % (before, reply.parts, reply.about)
-
-
 class _OpenBlock:
     """The lines of a block: replies, and before them what they have in their conversation beyond the last."""
 
@@ -168,7 +171,8 @@ class _OpenBlock:
     def add(self, reply: _Reply, data: bytes) -> None:
         new: list[_Step] = []
         step = reply.before
-        while step is not None and not self._holds(step):
+        held = self._steps
+        while step is not None and (step.depth > len(held) or held[step.depth - 1] is not step):
             new.append(step)
             step = step.before
         keep = 0 if step is None else step.depth
@@ -182,9 +186,6 @@ class _OpenBlock:
             self.add_line(reply.line, form % (CONTINUES, keep, messages))
         self.add_line(reply.line, data)
         self._answer = reply.step
-
-    def _holds(self, step: _Step) -> bool:
-        return step.depth <= len(self._steps) and self._steps[step.depth - 1] is step
 
     def add_line(self, line: int, data: bytes) -> None:
         self._data += data
@@ -217,7 +218,7 @@ def _parse_lines(stream: ByteStream, *, longest: int) -> Iterator[tuple[int, dic
             return
         if data.isspace() or (stream.damage and not data.endswith(b"\n")):
             continue
-        row = _parse(data)
+        row = parse_object(data)
         if row is not None:
             yield line, row
         else:
@@ -225,16 +226,6 @@ def _parse_lines(stream: ByteStream, *, longest: int) -> Iterator[tuple[int, dic
             yield Flaw(line, "parse_error", f"the row is not a JSON object{open_end}")
     if stream.damage:
         yield Flaw(line, "parse_error", f"{stream.damage}; the rows before are read")
-
-
-def _parse(data: bytes) -> dict[str, Any] | None:
-    if has_too_many_values(data):
-        return None
-    try:
-        row = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 class _Event(NamedTuple):
@@ -289,10 +280,10 @@ def _to_event(line: int, row: dict[str, Any]) -> _Event:
     about, usage = b"", None
     if is_reply:
         stated = {
-            "session": _text(row.get("sessionId")),
+            "session": plain_text(row.get("sessionId")),
             "side": bool(row.get("isSidechain")),
             "agent": take_fact(row.get("agentId")),
-            "at": _text(row.get("timestamp")),
+            "at": plain_text(row.get("timestamp")),
             "model": take_fact(message.get("model")),
         }
         about = orjson.dumps(stated)[1:-1]
@@ -300,10 +291,10 @@ def _to_event(line: int, row: dict[str, Any]) -> _Event:
     return _Event(
         line,
         uuid if isinstance(uuid, str) else "",
-        _text(row.get("parentUuid")),
+        plain_text(row.get("parentUuid")),
         orjson.dumps(message.get("role")),
         orjson.dumps(content_parts(message))[1:-1] if isinstance(found, dict) else None,
-        _text(message.get("id")),
+        plain_text(message.get("id")),
         is_reply,
         bool(row.get("isApiErrorMessage")),
         about,
@@ -431,9 +422,9 @@ class _CodexSession:
         elif kind == "turn_context":
             self._model = take_fact(payload.get("model")) or self._model
         elif kind == "session_meta":
-            self._session = _text(first_of(payload, "id", "session_id")) or self._session
+            self._session = plain_text(first_of(payload, "id", "session_id")) or self._session
             given = first_of(payload, "base_instructions", "instructions")
-            self._set_system(_text(given.get("text") if isinstance(given, dict) else given))
+            self._set_system(plain_text(given.get("text") if isinstance(given, dict) else given))
         elif kind == "compacted":
             return [*self.end_reply(), *self._compact(line, payload)]
         else:
@@ -446,7 +437,7 @@ class _CodexSession:
             return (_too_deep(line),)
         if _is_from_model(item):
             if not self._reply:
-                self._began, self._at = line, _text(row.get("timestamp"))
+                self._began, self._at = line, plain_text(row.get("timestamp"))
             self._reply.append(data)
             return ()
         ended = self.end_reply()
@@ -495,7 +486,7 @@ class _CodexSession:
         self._restart()
         together: list[bytes] = []
         was_from_model = False
-        for item in items or [{"role": "user", "content": _text(payload.get("message"))}]:
+        for item in items or [{"role": "user", "content": plain_text(payload.get("message"))}]:
             data = _write(item)
             if data is None:
                 yield _too_deep(line)
@@ -524,10 +515,6 @@ def _is_from_model(item: dict[str, Any]) -> bool:
     return item.get("type") in _FROM_MODEL or (
         item.get("type") == "message" and item.get("role") == "assistant"
     )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) and "\0" not in value else ""
 
 
 NOT_TEXT = "not_text"
@@ -627,6 +614,10 @@ class TranscriptReader:
         session = about["session"] or str(origin)
         at = about["at"]
         reason = about.get("reason")
+        facts = {}
+        if isinstance(usage := about["usage"], dict):
+            cached = {"cached_tokens": usage["cached_input_tokens"]} if "cached_input_tokens" in usage else {}
+            facts = take_usage({"usage": {**cached, **usage}})
         return Interaction(
             id=f"{session}:{origin.line}",
             origin=origin,
@@ -638,7 +629,7 @@ class TranscriptReader:
             trace=session,
             model=about["model"],
             extra={"timestamp": at} if 0 < len(at) <= 40 else {},
-            **_take_usage(about["usage"]),
+            **facts,
         )
 
     def _take_answer(self, parts: list[Any]) -> LogTurn:
@@ -688,14 +679,6 @@ def _take_text(message: dict[str, Any]) -> str | None:
         [part] = content
         content = part.get("text") if part.get("type") in ("text", "input_text", "output_text") else None
     return content if type(content) is str and "\0" not in content else None
-
-
-def _take_usage(usage: Any) -> dict[str, Any]:
-    if not isinstance(usage, dict):
-        return {}
-    if "cached_input_tokens" in usage:
-        usage = {"cached_tokens": usage["cached_input_tokens"], **usage}
-    return take_usage({"usage": usage})
 
 
 _TEXT_PARTS = frozenset(

@@ -64,22 +64,17 @@ def _open_part(part: Any) -> Any:
         return {"type": kind, "name": name, "input": first_of(held, "input", "arguments", "args")}
     if kind == "tool_result":
         result = first_of(held, "content", "response", "result", "output")
-        return {"type": kind, "content": _open_result(result)}
+        if isinstance(result, list) and len(result) == 1 and isinstance(result[0], dict):
+            [only] = result  # a list of one that states its type
+            result = next(iter(only.values())) if only.keys() in ({"json"}, {"text"}) else result
+        elif isinstance(result, dict) and result.keys() == {"type", "value"}:
+            result = result["value"]
+        return {"type": kind, "content": result}
     if kind == "reasoning" and "type" not in part:
         inner = held.get("reasoningText")
         text = first_of(inner if isinstance(inner, dict) else held, "text", "content")
         return {"type": kind, "text": text or ""}
     return part
-
-
-def _open_result(result: Any) -> Any:
-    """Return the result of a tool without the object or list of one that states its type."""
-    if isinstance(result, list) and len(result) == 1 and isinstance(result[0], dict):
-        keys = tuple(result[0])
-        return result[0][keys[0]] if keys in (("json",), ("text",)) else result
-    if isinstance(result, dict) and result.keys() == {"type", "value"}:
-        return result["value"]
-    return result
 
 
 def open_message(value: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -146,9 +141,6 @@ _SPOKEN = re.compile(r"\s*(\w{2,20}): +(.*)", re.DOTALL)
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
-TurnWeights = tuple[float | None, ...]
-
-
 class LogTurn(NamedTuple):
     """`weight` is what the log states for an assistant turn: 0 is not trained on."""
 
@@ -156,14 +148,6 @@ class LogTurn(NamedTuple):
     content: str
     reasoning: str = ""
     weight: float | None = None
-
-
-class PromptAndReply(NamedTuple):
-    """A conversation up to the reply, the reply, and the weights of the assistant turns where stated."""
-
-    messages: tuple[Message, ...]
-    reply: str
-    weights: TurnWeights | None = None
 
 
 def take_turns(value: Any, key: str) -> list[LogTurn]:
@@ -180,7 +164,11 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
         message = item if type(item) is dict else open_json(item)
         turns += take_message(message, f"{key}[{place}]")
         has_items = has_items or ("role" not in message and is_item(message))
-    return _lead_by_instructions(value[0], _join_items(turns) if has_items else turns)
+    turns = _join_items(turns) if has_items else turns
+    # Each request of pydantic-ai repeats the instructions.
+    text = value[0].get("instructions") if isinstance(value[0], dict) else None
+    is_led = bool(turns) and turns[0].role == "system"
+    return [LogTurn("system", text), *turns] if isinstance(text, str) and text and not is_led else turns
 
 
 def take_spoken(texts: list[Any]) -> list[LogTurn] | None:
@@ -212,11 +200,17 @@ def take_message(value: Any, key: str) -> list[LogTurn]:
         return [_take_assistant({**value, "content": content}, key)]
     if isinstance(content, list):
         content = open_parts(content)
-    results, rest = _split_results(content, key)
+    results = [part for part in content if _is_result(part)] if isinstance(content, list) else []
+    turns = [LogTurn("tool", write_result(part.get("content"), f"{key}.content")) for part in results]
+    rest = [part for part in content if not _is_result(part)] if results else content
     if results and not rest:
-        return results
+        return turns
     text = write_result if known == "tool" else take_text
-    return [*results, LogTurn(known, text(rest, f"{key}.content"))]
+    return [*turns, LogTurn(known, text(rest, f"{key}.content"))]
+
+
+def _is_result(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "tool_result"
 
 
 def _join_items(turns: list[LogTurn]) -> list[LogTurn]:
@@ -234,13 +228,6 @@ def _join_items(turns: list[LogTurn]) -> list[LogTurn]:
     return [turn for turn in joined if turn.content or turn.role != "assistant"]
 
 
-def _lead_by_instructions(first: Any, turns: list[LogTurn]) -> list[LogTurn]:
-    """Insert the instructions of a pydantic-ai request, which each of its requests repeats."""
-    text = first.get("instructions") if isinstance(first, dict) else None
-    is_led = bool(turns) and turns[0].role == "system"
-    return [LogTurn("system", text), *turns] if isinstance(text, str) and text and not is_led else turns
-
-
 def require_user(messages: Iterable[Message | LogTurn], key: str) -> None:
     if not any(message.role == "user" for message in messages):
         raise BadRow(f"`{key}` holds no turn of the user")
@@ -248,25 +235,36 @@ def require_user(messages: Iterable[Message | LogTurn], key: str) -> None:
 
 def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message, ...]:
     """Return the messages as the model sees them: without reasoning, with the tools it may call."""
-    messages = [Message(role=turn.role, content=_without_thoughts(turn)) for turn in turns]
+    messages = [
+        Message(role=role, content=drop_reasoning(content) if role == "assistant" else content)
+        for role, content, *_ in turns
+    ]
     if tools is None:
         return tuple(messages)
+    opened = open_json(tools)
+    listed = map(open_json, opened if isinstance(opened, list) else [opened])
+    # The bare name of a tool is no definition.
+    defined = [tool for item in listed if isinstance(item, dict) and item for tool in _open_tools(item)]
     try:
-        return tool_calls.add_tools(messages, _list_tools(tools))
+        return tool_calls.add_tools(messages, [tool for tool in defined if isinstance(tool, dict)])
     except (RecursionError, ValueError):
         raise BadRow("`tools` is nested too deeply") from None
 
 
-def to_exchange(turns: list[LogTurn], key: str, *, tools: Any = None) -> PromptAndReply:
+def to_exchange(turns: list[LogTurn], key: str, *, tools: Any = None) -> dict[str, Any]:
     """Split off the assistant's last turn as the reply; turns after it, such as thanks, are dropped.
 
-    A turn with the weight 0 is context, and never the reply.
+    A turn with the weight 0 is context, and never the reply. Returns `messages`, `reply` and, where they are
+    stated, `turn_weights` of an `Interaction`.
     """
     *before, last = cut_after_reply(turns, key)
     require_user(before, key)
     weights = tuple(turn.weight for turn in (*before, last) if turn.role == "assistant")
-    stated = weights if any(weight is not None for weight in weights) else None
-    return PromptAndReply(to_messages(before, tools=tools), write_reply(last), stated)
+    return {
+        "messages": to_messages(before, tools=tools),
+        "reply": write_reply(last),
+        "turn_weights": weights if any(weight is not None for weight in weights) else None,
+    }
 
 
 def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
@@ -319,14 +317,6 @@ def write_result(content: Any, key: str) -> str:
     return take_text(content, key) if is_parts else write_json(content, key)
 
 
-def _list_tools(tools: Any) -> list[dict[str, Any]]:
-    """The definitions in a log; the bare name of a tool is none."""
-    opened = open_json(tools)
-    listed = opened if isinstance(opened, list) else [opened]
-    defined = [found for found in map(open_json, listed) if isinstance(found, dict) and found]
-    return [tool for found in defined for tool in _open_tools(found) if isinstance(tool, dict)]
-
-
 def _open_tools(tool: dict[str, Any]) -> list[Any]:
     """Return a definition as it is, those that Gemini lists under one, or the one that Bedrock wraps."""
     declared = first_of(tool, "functionDeclarations", "function_declarations")
@@ -352,16 +342,12 @@ def take_assistant_parts(content: Any, key: str) -> LogTurn:
         elif kind == "tool_use":
             calls.append(write_call(part.get("name"), part.get("input"), name))
         else:
-            texts.append(_take_text_part(part, name))
+            try:
+                texts.append(take_text([part], name))
+            except BadRow as error:
+                # The part has an index of its own.
+                raise BadRow(str(error).replace(f"{name}[0]", name)) from None
     return LogTurn("assistant", _join("".join(texts), calls), "\n".join(filter(None, thoughts)))
-
-
-def _take_text_part(part: Any, key: str) -> str:
-    """Read a text part under its own index, so that an error names the right one."""
-    try:
-        return take_text([part], key)
-    except BadRow as error:
-        raise BadRow(str(error).replace(f"{key}[0]", key)) from None
 
 
 def _take_assistant(value: dict[str, Any], key: str) -> LogTurn:
@@ -409,19 +395,5 @@ def _take_reasoning(value: dict[str, Any], key: str) -> str:
     return ""
 
 
-def _split_results(content: Any, key: str) -> tuple[list[LogTurn], Any]:
-    if not isinstance(content, list):
-        return [], content
-    results = [part for part in content if isinstance(part, dict) and part.get("type") == "tool_result"]
-    if not results:
-        return [], content
-    rest = [part for part in content if not (isinstance(part, dict) and part.get("type") == "tool_result")]
-    return [LogTurn("tool", write_result(part.get("content"), f"{key}.content")) for part in results], rest
-
-
 def _join(text: str, calls: list[str]) -> str:
     return "\n".join([text, *calls] if text else calls)
-
-
-def _without_thoughts(turn: LogTurn) -> str:
-    return drop_reasoning(turn.content) if turn.role == "assistant" else turn.content

@@ -17,7 +17,7 @@ from graftwork.data.corpus.build import build_corpus
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.dedup.paraphrases import find_embedder
 from graftwork.data.dedup.repeats import find_repeats
-from graftwork.data.ingest.read import find_files
+from graftwork.data.ingest.files import find_sources
 from graftwork.data.project import audit_context_here
 from graftwork.data.repair.run import AcceptanceRules, longest_row, plan_repair, run_repair
 from graftwork.data.repair.targets import RepairTargets, find_targets
@@ -56,7 +56,7 @@ class RepairJob(NamedTuple):
 
 def default_out(work: OpenProject) -> Path:
     """Next to the first log: where data.logs names a folder, the repaired rows are found there."""
-    name = find_files(work.settings.data.logs, root=work.project.root)[0]
+    name = find_sources(work.settings.data.logs, root=work.project.root)[0]
     return (work.project.root / name).parent / REPAIRED_FILE
 
 
@@ -161,7 +161,7 @@ def _open_teacher(
 
 def is_in_logs(work: OpenProject, path: Path) -> bool:
     root = work.project.root
-    return _norm(path) in {_norm(root / name) for name in find_files(work.settings.data.logs, root=root)}
+    return _norm(path) in {_norm(root / name) for name in find_sources(work.settings.data.logs, root=root)}
 
 
 def _rules(work: OpenProject, data: DataSettings) -> AcceptanceRules:
@@ -194,7 +194,7 @@ def _find_targets(work: OpenProject, job: RepairJob) -> RepairTargets:
 
 def _other_logs(work: OpenProject, out: Path) -> list[str]:
     root = work.project.root
-    names = find_files(work.settings.data.logs, root=root)
+    names = find_sources(work.settings.data.logs, root=root)
     return [name for name in names if _norm(root / name) != _norm(out)]
 
 
