@@ -267,12 +267,12 @@ def run_ours(template: ChatTemplate, file: Path, count: int) -> tuple[float, int
         trained_from = np.frombuffer(b"".join(chunk[2] for chunk in chunks), dtype=np.int32)
         values = pa.array(np.frombuffer(b"".join(chunk[0] for chunk in chunks), dtype=np.int32))
         borders = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        packed = pack_rows(lengths, length=LENGTH)
-        order = pa.array(packed.order)
+        order_of_rows, ends = pack_rows(lengths, length=LENGTH)
+        order = pa.array(order_of_rows)
         rows = pa.LargeListArray.from_arrays(pa.array(borders), values).take(order)
         table = pa.table({"tokens": rows, "trained_from": pa.array(trained_from).take(order)})
         _write(table, file.with_suffix(".packed"))
-        _write(pa.table({"boundaries": packed.boundaries}), file.with_suffix(".sequences"))
+        _write(pa.table({"boundaries": ends}), file.with_suffix(".sequences"))
         return time.perf_counter() - began, int(lengths.sum())
 
 

@@ -17,15 +17,13 @@ import numpy as np
 import orjson
 
 from graftwork.data.audit.lengths import CountTokens
-from graftwork.data.audit.report import (
-    audit_corpus,
-)
+from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import SERVED, TAUGHT, AuditContext
 from graftwork.data.corpus.build import Progress, build_corpus
 from graftwork.data.corpus.scores import weigh_rows
 from graftwork.data.corpus.store import Corpus, JoinedFacts
 from graftwork.data.dedup.paraphrases import find_embedder
-from graftwork.data.dedup.repeats import Repeats, find_repeats
+from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.render.dataset import (
     PlacedShard,
     RenderedSegment,
@@ -50,7 +48,6 @@ from graftwork.data.split.leakage import require_no_leak
 from graftwork.data.split.model_subsets import (
     NOT_SELECTED,
     KeptRows,
-    ModelSubset,
     find_setting_warnings,
     require_split_key,
     select_subsets,
@@ -88,23 +85,6 @@ class Preparation(NamedTuple):
     warnings: list[str]
 
 
-class _Kept(NamedTuple):
-    """The positions of the rows that are kept, and what is known about them."""
-
-    places: "np.ndarray[Any, np.dtype[np.int64]]"
-    facts: KeptRows
-    subsets: list[ModelSubset]
-
-
-class _Decisions(NamedTuple):
-    passed: "np.ndarray[Any, Any]"
-    repeats: Repeats
-    assignment: SplitAssignment
-    kept: _Kept
-    unfit_references: set[int]
-    warnings: list[str]
-
-
 class PrepareJob(NamedTuple):
     """What to prepare. Log files are named relative to `root`."""
 
@@ -125,69 +105,8 @@ def prepare(
 ) -> Preparation:
     """Prepare the datasets of all models; by `processes` of this machine if no engine is given."""
     report, engine = on_progress or _ignore_progress, engine or MapEngine(processes=processes)
-    features = job.work / FEATURES
+    settings, features = job.context.settings, job.work / FEATURES
     corpus = build_corpus(job.context, folder=features, root=job.root, on_progress=report, engine=engine)
-    decided = _decide(corpus, job, report=report)
-    options = RenderOptions(
-        renderer=job.base.renderer,
-        settings=job.context.settings,
-        folder=job.work / SHARDS,
-        staged=frozenset(name for name, model in job.models.items() if model.curriculum),
-    )
-    kept = decided.kept
-    rendering = render_corpus(
-        corpus, kept.places, kept.subsets, options=options, report=report, engine=engine
-    )
-    report("write", 0, 1)
-    made = _write(corpus, decided, rendering, job)
-    summaries = summarize_subsets(kept.subsets, kept.facts)
-    datasets = [PreparedDataset(*written, summary) for written, summary in zip(made, summaries, strict=True)]
-    return Preparation(datasets, decided.warnings)
-
-
-def prepare_without_logs(job: PrepareJob) -> Preparation:
-    """Datasets without rows, for models that learn from prompts of another source alone."""
-    job.work.mkdir(parents=True, exist_ok=True)
-    settings, renderer, made = job.context.settings, job.base.renderer, []
-    with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
-        drops = Path(scratch) / DROPS
-        shard, dropped = write_drops(drops, [drops_table(())])
-        for name, model in job.models.items():
-            head = Dataset(
-                content_hash="",
-                base=job.base.name,
-                base_fingerprint=job.base.fingerprint,
-                template_fingerprint=renderer.template_fingerprint,
-                tokenizer_fingerprint=renderer.tokenizer_fingerprint,
-                inputs=(),
-                splits={},
-                kept_after={},
-                dropped=dropped,
-                drops=shard,
-                redactions={},
-                settings={**settings.to_manifest(), "model": model.to_manifest()},
-                model=name,
-            )
-            length = settings.pack_tokens or settings.max_tokens
-            written = assemble(head, [], drops=drops, scratch=Path(scratch), out=job.out, pack_tokens=length)
-            empty = SubsetSummary(
-                model=name,
-                own=0,
-                replayed=0,
-                rl=0,
-                validation=0,
-                test=0,
-                stages={},
-                without_stage=0,
-                rows_an_epoch=0.0,
-            )
-            made.append(PreparedDataset(*written, empty))
-    return Preparation(made, [])
-
-
-def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
-    """Decide which rows are kept, in which split, for which model, and prove that nothing leaks."""
-    settings = job.context.settings
     report("find repeats", 0, 1)
     repeats = find_repeats(corpus, settings=settings)
     report("group and split", 0, 1)
@@ -199,96 +118,98 @@ def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
         corpus, settings=settings, embedder=embedder, known=state.known, previous=state.previous
     )
     unfit = find_unfit_references(corpus, assignment)
-    passed_on = passed & ~_to_mask(unfit, corpus.rows)
-    kept = _choose(corpus, repeats, assignment, passed_on, job=job)
-    _join_worse_replies(corpus, repeats)
-    report("leak check", 0, 1)
-    marked = _to_mask(kept.places, corpus.rows)
-    require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=state.known)
-    state.store(assignment, marked)
-    warnings += find_setting_warnings(kept.facts, settings=settings, models=job.models)
-    warnings += [
-        f"data.formats: no log file matches {pattern!r}"
-        for pattern in settings.formats
-        if not any(names_file(pattern, log.file) for log in corpus.inputs)
-    ]
-    calling = int(corpus.column("calls_tools")[kept.places].sum())
-    # A renderer of another package need not know tools.
-    if calling and not getattr(job.base.renderer, "writes_tool_calls", False):
-        warnings.append(
-            f"{calling:,} rows call tools, and the template of {job.base.name} has no form of calls that can "
-            "be read back: they are trained as JSON in <tool_call> tags"
-        )
-    corpus.forget()
-    return _Decisions(passed, repeats, assignment, kept, set(unfit.tolist()), warnings)
-
-
-def _join_worse_replies(corpus: Corpus, repeats: Repeats) -> None:
-    """Give each row the worse reply to its prompt."""
-    replies = {place: row.reply for place, row in corpus.rows_at(sorted(set(repeats.worse.values())))}
+    stays = passed & (repeats.instead < 0) & (assignment.split != UNASSIGNED)
+    stays[unfit] = False
+    places = np.flatnonzero(stays)
+    rows = _describe_rows(corpus, assignment, places, settings=settings)
+    subsets = select_subsets(rows, dict(job.models), seed=settings.seed)
+    worse_replies = {place: row.reply for place, row in corpus.rows_at(sorted(set(repeats.worse.values())))}
     for place, worse in repeats.worse.items():
         joined = corpus.joined.get(place, JoinedFacts(None, None))
-        corpus.joined[place] = joined._replace(rejected=replies[worse])
-
-
-def _write(
-    corpus: Corpus, decided: _Decisions, rendering: list[RenderedSegment], job: PrepareJob
-) -> list[tuple[Dataset, Path]]:
-    """Write the dataset folder of each model."""
-    passed, repeats, assignment, kept, unfit, _ = decided
+        corpus.joined[place] = joined._replace(rejected=worse_replies[worse])
+    report("leak check", 0, 1)
+    require_no_leak(corpus, assignment, stays, settings=settings, embedder=embedder, known=state.known)
+    state.store(assignment, stays)
+    warnings += find_setting_warnings(rows, settings=settings, models=job.models)
+    warnings += _find_job_warnings(corpus, places, job)
+    corpus.forget()
+    staged = frozenset(name for name, model in job.models.items() if model.curriculum)
+    options = RenderOptions(job.base.renderer, settings, job.work / SHARDS, staged)
+    rendering = render_corpus(corpus, places, subsets, options=options, report=report, engine=engine)
+    report("write", 0, 1)
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
-    _require_some_proven(corpus, kept, refused, job)
-    unconfirmed = int(np.isin(corpus.column("unconfirmed")[kept.places], (SERVED, TAUGHT)).sum())
+    if len(places) and len(refused) == len(places):
+        # A row that the template refuses is dropped; a template that refuses all rows is an error.
+        raise _explain_refusals(corpus, refused, job)
+    unwanted = np.all([subset.split == NOT_SELECTED for subset in subsets], axis=0)
+    outcomes = RowOutcomes(
+        repeats=repeats,
+        assignment=assignment,
+        refused=refused,
+        shortened={place: reason for block in rendering for place, reason in block.shortened.items()},
+        unwanted=set(places[unwanted].tolist()),
+        unfit_references=set(unfit.tolist()),
+    )
+    written = _write(corpus, outcomes, places, rendering, job)
+    summaries = summarize_subsets(subsets, rows)
+    datasets = [PreparedDataset(*one, summary) for one, summary in zip(written, summaries, strict=True)]
+    return Preparation(datasets, warnings)
+
+
+def prepare_without_logs(job: PrepareJob) -> Preparation:
+    """Datasets without rows, for models that learn from prompts of another source alone."""
+    job.work.mkdir(parents=True, exist_ok=True)
+    made = []
     with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
-        shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}
-        each = RowOutcomes(repeats, assignment, refused, shortened, _find_unwanted(kept), unfit)
-        shard, dropped = write_drops(drops, list_dropped(corpus, each))
-        head = Dataset(
-            content_hash="",
-            base=job.base.name,
-            base_fingerprint=job.base.fingerprint,
-            template_fingerprint=job.base.renderer.template_fingerprint,
-            tokenizer_fingerprint=job.base.renderer.tokenizer_fingerprint,
-            inputs=corpus.inputs,
-            splits={},
-            kept_after=count_kept(
-                passed=passed,
-                repeats=repeats,
-                assignment=assignment,
-                refused=len(refused),
-                unfit_references=unfit,
-            ),
-            dropped=dropped,
-            drops=shard,
-            redactions=_count_redactions(corpus, passed),
-            settings=job.context.settings.to_manifest(),
-        )
-        made = []
-        for subset in kept.subsets:
-            placed = [shard for block in rendering for shard in block.placed(subset.name, assignment)]
-            _require_rows(placed, job, model=subset.name, after=head.kept_after, unconfirmed=unconfirmed)
-            settings = {**head.settings, "model": job.models[subset.name].to_manifest()}
-            own = head.model_copy(update={"model": subset.name, "settings": settings})
-            length = job.context.settings.pack_tokens or job.context.settings.max_tokens
-            made.append(
-                assemble(own, placed, drops=drops, scratch=drops.parent, out=job.out, pack_tokens=length)
+        shard, dropped = write_drops(drops, [drops_table(())])
+        head = _begin_manifest(job, inputs=(), kept_after={}, dropped=dropped, drops=shard, redactions={})
+        for name in job.models:
+            empty = SubsetSummary(
+                model=name,
+                own=0,
+                replayed=0,
+                rl=0,
+                validation=0,
+                test=0,
+                stages={},
+                without_stage=0,
+                rows_an_epoch=0.0,
             )
-        return made
+            made.append(PreparedDataset(*_assemble(job, head, name, [], drops=drops), empty))
+    return Preparation(made, [])
 
 
-def _choose(
-    corpus: Corpus,
-    repeats: Repeats,
-    assignment: SplitAssignment,
-    passed: "np.ndarray[Any, Any]",
-    *,
-    job: PrepareJob,
-) -> _Kept:
-    places = np.flatnonzero(passed & (repeats.instead < 0) & (assignment.split != UNASSIGNED))
+def _begin_manifest(job: PrepareJob, **stated: Any) -> Dataset:
+    """The manifest of every model's dataset, without what is the model's own."""
+    renderer = job.base.renderer
+    return Dataset(
+        content_hash="",
+        base=job.base.name,
+        base_fingerprint=job.base.fingerprint,
+        template_fingerprint=renderer.template_fingerprint,
+        tokenizer_fingerprint=renderer.tokenizer_fingerprint,
+        splits={},
+        settings=job.context.settings.to_manifest(),
+        **stated,
+    )
+
+
+def _assemble(
+    job: PrepareJob, head: Dataset, model: str, placed: list[PlacedShard], *, drops: Path
+) -> tuple[Dataset, Path]:
+    settings = {**head.settings, "model": job.models[model].to_manifest()}
+    own = head.model_copy(update={"model": model, "settings": settings})
+    length = job.context.settings.pack_tokens or job.context.settings.max_tokens
+    return assemble(own, placed, drops=drops, scratch=drops.parent, out=job.out, pack_tokens=length)
+
+
+def _describe_rows(
+    corpus: Corpus, assignment: SplitAssignment, places: "np.ndarray[Any, Any]", *, settings: DataSettings
+) -> KeptRows:
     roles, domains = corpus.labels("group"), corpus.labels("domain")
-    weights = weigh_rows(corpus, job.context.settings)
-    facts = KeptRows(
+    weights = weigh_rows(corpus, settings)
+    return KeptRows(
         role=roles.numbers[places],
         role_names=roles.names,
         domain=domains.numbers[places],
@@ -301,21 +222,51 @@ def _choose(
         taught=corpus.column("unconfirmed")[places] == TAUGHT,
         weight=None if weights is None else weights[places],
     )
-    return _Kept(places, facts, select_subsets(facts, dict(job.models), seed=job.context.settings.seed))
 
 
-def _find_unwanted(kept: _Kept) -> set[int]:
-    """Return the rows that no model selects."""
-    wanted = np.zeros(len(kept.places), dtype=np.bool_)
-    for subset in kept.subsets:
-        wanted |= subset.split != NOT_SELECTED
-    return set(kept.places[~wanted].tolist())
+def _find_job_warnings(corpus: Corpus, places: "np.ndarray[Any, Any]", job: PrepareJob) -> list[str]:
+    warnings = [
+        f"data.formats: no log file matches {pattern!r}"
+        for pattern in job.context.settings.formats
+        if not any(names_file(pattern, log.file) for log in corpus.inputs)
+    ]
+    calling = int(corpus.column("calls_tools")[places].sum())
+    # A renderer of another package need not know tools.
+    if calling and not getattr(job.base.renderer, "writes_tool_calls", False):
+        warnings.append(
+            f"{calling:,} rows call tools, and the template of {job.base.name} has no form of calls that can "
+            "be read back: they are trained as JSON in <tool_call> tags"
+        )
+    return warnings
 
 
-def _to_mask(places: "np.ndarray[Any, Any]", rows: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    marked = np.zeros(rows, dtype=np.bool_)
-    marked[places] = True
-    return marked
+def _write(
+    corpus: Corpus,
+    outcomes: RowOutcomes,
+    places: "np.ndarray[Any, Any]",
+    rendering: list[RenderedSegment],
+    job: PrepareJob,
+) -> list[tuple[Dataset, Path]]:
+    """Write the dataset folder of each model."""
+    passed = corpus.column("passed")
+    unconfirmed = int(np.isin(corpus.column("unconfirmed")[places], (SERVED, TAUGHT)).sum())
+    with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
+        drops = Path(scratch) / DROPS
+        shard, dropped = write_drops(drops, list_dropped(corpus, outcomes))
+        head = _begin_manifest(
+            job,
+            inputs=corpus.inputs,
+            kept_after=count_kept(passed, outcomes),
+            dropped=dropped,
+            drops=shard,
+            redactions=_count_redactions(corpus, passed),
+        )
+        made = []
+        for model in job.models:
+            placed = [part for block in rendering for part in block.placed(model, outcomes.assignment)]
+            _require_rows(placed, job, model=model, after=head.kept_after, unconfirmed=unconfirmed)
+            made.append(_assemble(job, head, model, placed, drops=drops))
+        return made
 
 
 def _count_redactions(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> dict[str, int]:
@@ -327,36 +278,26 @@ def _count_redactions(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> dict[st
     return dict(sorted(counts.items()))
 
 
-def _require_some_proven(corpus: Corpus, kept: _Kept, refused: Mapping[int, str], job: PrepareJob) -> None:
-    """A row that the template refuses is dropped; a template that refuses all rows is an error."""
-    rows = len(kept.places)
-    if rows and len(refused) == rows:
-        reason, count = Counter(refused.values()).most_common(1)[0]
-        raise AnswerIsNo(
-            "no row is left to train on",
-            why=f"{count} of {rows} rows: {reason}",
-            fix=_find_cure(corpus, refused, job),
-        )
-
-
 _MOST_TRIED = 50
 
 
-def _find_cure(corpus: Corpus, refused: Mapping[int, str], job: PrepareJob) -> str:
-    """Return what to change so that rows are no longer refused; the template is tried on some of them."""
-    by_template = sorted(place for place, reason in refused.items() if reason.startswith(BY_TEMPLATE))
-    if 2 * len(by_template) <= len(refused):
-        return "raise data.max_tokens"
+def _explain_refusals(corpus: Corpus, refused: Mapping[int, str], job: PrepareJob) -> AnswerIsNo:
+    """Say why all rows are refused, and what to change: the template is tried on some of them."""
     settings = job.context.settings
-    rows = [
-        row.model_copy(
-            update={"messages": apply_system_prompt(row.messages, role=row.group, settings=settings)}
-        )
-        for _, row in corpus.rows_at(by_template[:_MOST_TRIED])
-    ]
-    if settings.reasoning == "keep" and needs_reasoning_dropped(rows, job.base.renderer):
-        return f"set data.reasoning to drop: then the template of {job.base.name} takes plain answers"
-    return "check the base model's template and the order of the turns"
+    reason, count = Counter(refused.values()).most_common(1)[0]
+    by_template = sorted(place for place, why in refused.items() if why.startswith(BY_TEMPLATE))
+    fix = "raise data.max_tokens"
+    if 2 * len(by_template) > len(refused):
+        fix = "check the base model's template and the order of the turns"
+        rows = [
+            row.model_copy(
+                update={"messages": apply_system_prompt(row.messages, role=row.group, settings=settings)}
+            )
+            for _, row in corpus.rows_at(by_template[:_MOST_TRIED])
+        ]
+        if settings.reasoning == "keep" and needs_reasoning_dropped(rows, job.base.renderer):
+            fix = f"set data.reasoning to drop: then the template of {job.base.name} takes plain answers"
+    return AnswerIsNo("no row is left to train on", why=f"{count} of {len(refused)} rows: {reason}", fix=fix)
 
 
 def _require_rows(
@@ -412,7 +353,8 @@ class CleanLog:
         embedder = find_embedder(settings)
         assignment = assign_splits(self._corpus, settings=settings, embedder=embedder)
         kept = self._stays & (assignment.split != UNASSIGNED)
-        return int((kept & ~_to_mask(find_unfit_references(self._corpus, assignment), len(kept))).sum())
+        kept[find_unfit_references(self._corpus, assignment)] = False
+        return int(kept.sum())
 
 
 def make_counter(renderer: Renderer, *, settings: DataSettings) -> CountTokens:
@@ -444,7 +386,7 @@ def audit_logs(
     Without `count_tokens`, the tokens of rows are estimated.
     """
     started = time.perf_counter()
-    report = on_progress or (lambda _phase, _done, _total: None)
+    report = on_progress or _ignore_progress
     corpus = build_corpus(context, folder=folder, root=root, on_progress=report, engine=engine)
     report("find repeats", 0, 1)
     repeated = find_repeats(corpus, settings=context.settings)

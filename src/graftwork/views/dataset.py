@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from graftwork.data.inspect.rows import ShownRow, TextPiece
     from graftwork.data.inspect.trace import LogCheck, Trace, TracedDrop, TracedRow
     from graftwork.data.project import PreparedData
-    from graftwork.data.split.model_subsets import UnmatchedValue
     from graftwork.records.dataset import Dataset, Drop, SubsetSummary
 
 LOG_COLOURS = {"same": "green", "changed": "red", "gone": "yellow", "not_checked": "dim"}
@@ -184,7 +183,7 @@ FIGURES = ("own", "replay", "epoch", "RL", "valid", "test")
 
 
 def view_portions(
-    portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
+    portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[tuple[str, str]]" = ()
 ) -> Document:
     """The rows of each model of a family."""
     viewed = Document("Rows of each model")

@@ -78,8 +78,8 @@ def test_a_wrong_assignment_of_every_kind_is_found(kind, trained):
     for held_out, sides in ((other, (trained, TEST)), (one, (TEST, trained))):
         assignment.split[[one, other]] = sides
         found = leaks_of(columns, assignment)
-        assert kind in {leak.kind for leak in found}
-        assert {(leak.trained, leak.held_out) for leak in found} == {(one + other - held_out, held_out)}
+        assert kind in {leak[2] for leak in found}
+        assert {leak[:2] for leak in found} == {(one + other - held_out, held_out)}
 
 
 def test_a_row_that_is_not_kept_leaks_nothing():

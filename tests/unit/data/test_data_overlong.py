@@ -94,7 +94,7 @@ def test_splitting_makes_a_row_of_every_answer_that_fits_with_its_question(messa
         alone = [m for n, m in enumerate(turns[:at]) if n >= questions[-1] or m.role == "system"]
         if count(alone, turn.content) <= most:
             wanted.append(turn.content)
-    assert [row.reply for row in fit_talk(messages, reply, "split_by_turn", most).rows] == wanted
+    assert [row.reply for row in fit_talk(messages, reply, "split_by_turn", most)[0]] == wanted
 
 
 def test_the_oldest_turns_are_left_out_with_their_tools():
@@ -129,12 +129,12 @@ def test_a_long_conversation_is_not_counted_whole_for_each_of_its_turns():
         return count(messages, reply)
 
     messages = talk(*(turn for n in range(500) for turn in (f"u:{n:04}", f"a:{n:04}")), "u:last")
-    made = fit_row(
+    rows, _ = fit_row(
         messages,
         "reply",
         count=count_and_note,
         settings=DataSettings(max_tokens=100, overlong="split_by_turn"),
     )
-    assert len(made.rows) == 501
+    assert len(rows) == 501
     # Whole for each would be half a million turns.
     assert counted < 150_000

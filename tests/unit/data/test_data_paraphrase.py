@@ -6,7 +6,7 @@ from data_rows import THINGS, make_row
 from graftwork.data.dedup import paraphrases
 from graftwork.data.dedup.paraphrases import SAME_MEANING, find_embedder
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import KnownAssignment, assign_splits
+from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.leakage import find_leaks
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import EnvironmentLacks
@@ -53,7 +53,7 @@ def test_questions_that_mean_the_same_share_a_group_and_cannot_leak():
     assert find_leaks(columns, assignment, kept, settings=SETTINGS, embedder=BySubject()) == []
     assignment.split[-3:-1] = (SPLITS.index("train"), SPLITS.index("test"))
     found = find_leaks(columns, assignment, kept, settings=SETTINGS, embedder=BySubject())
-    assert [leak.kind for leak in found] == ["paraphrase"]
+    assert [kind for *_, kind in found] == ["paraphrase"]
 
 
 def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
@@ -71,7 +71,7 @@ def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeyp
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
     columns, again = assign_group(*asked, embedder=BySubject())
     _, before = assign_group(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
-    known = KnownAssignment(*before, np.ones(len(before.split), dtype=bool))
+    known = before._replace(kept=np.ones(len(before.split), dtype=bool))
     went_on = assign_splits(columns, settings=SETTINGS, embedder=BySubject(), known=known)
     assert went_on.split.tolist() == again.split.tolist()
     assert went_on.group.tolist() == again.group.tolist()

@@ -10,7 +10,7 @@ from test_data_split import CHOSEN, PASSAGES, WORDS, logs
 
 from graftwork.data.dedup import lsh, questions
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, assign_splits
+from graftwork.data.split.assignment import UNASSIGNED, assign_splits
 from graftwork.data.split.leakage import find_leaks
 from graftwork.data.split.split_state import read_assignment, write_assignment
 from graftwork.records.dataset import SPLITS
@@ -26,8 +26,8 @@ def assign_group(rows, *, chosen, passed=None, known=None, block=7, embedder=Non
 
 def decide(rows, *, chosen, passed=None, kept=None):
     _, assignment = assign_group(rows, chosen=chosen, passed=passed)
-    return KnownAssignment(
-        *assignment, np.ones(len(rows), dtype=bool) if kept is None else np.array(kept, dtype=bool)
+    return assignment._replace(
+        kept=np.ones(len(rows), dtype=bool) if kept is None else np.array(kept, dtype=bool)
     )
 
 
@@ -75,7 +75,7 @@ def test_long_logs_go_on_in_several_steps(looked_up, at_once, seed, chosen):
         patch.setattr(questions, "_ENTRIES_AT_ONCE", at_once)
         for cut in sorted(chance.sample(range(len(rows)), 3)):
             _, assignment = assign_group(rows[:cut], chosen=chosen, known=known, block=40)
-            known = KnownAssignment(*assignment, np.ones(cut, dtype=bool))
+            known = assignment._replace(kept=np.ones(cut, dtype=bool))
         _, went_on = assign_group(rows, chosen=chosen, known=known, block=40)
     assert_same(went_on, assign_group(rows, chosen=chosen, block=40)[1])
 
@@ -88,7 +88,7 @@ def test_a_wrong_assignment_of_a_new_or_changed_row_is_found_as_by_the_whole_che
     cut = chance.randint(0, len(rows) - 1)
     columns, assignment = assign_group(rows, chosen=SETTINGS, block=40)
     kept = np.array([chance.random() < 0.8 for _ in rows])
-    known = KnownAssignment(*decide(rows[:cut], chosen=SETTINGS)[:4], kept[:cut].copy())
+    known = decide(rows[:cut], chosen=SETTINGS, kept=kept[:cut])
     assert find_leaks(columns, assignment, kept, settings=SETTINGS, known=known) == []
     for place in chance.sample(range(len(rows)), 3):
         if assignment.split[place] != UNASSIGNED:

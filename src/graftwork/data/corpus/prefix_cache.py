@@ -9,7 +9,7 @@ import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,20 @@ CACHE_FORM = 1
 """Incremented when the computations change: older files are then not used."""
 
 
-class _Entry(NamedTuple):
-    rows: int
-    arrays: Arrays
+def write_arrays(path: Path, arrays: dict[str, "np.ndarray[Any, Any]"], *, durable: bool = True) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy has no type for named arrays
+    write_atomic(path, buffer.getvalue(), durable=durable)
+
+
+def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, "np.ndarray[Any, Any]"]:
+    """Read arrays by their names; none where the file is missing or damaged, or lacks one of these."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return {}
+    return arrays if arrays.keys() >= set(names) else {}
 
 
 class PrefixCache:
@@ -32,7 +43,8 @@ class PrefixCache:
 
     def __init__(self, folder: Path, identify: Identify) -> None:
         self._folder, self._identify = folder, identify
-        self._held: dict[str, _Entry] = {}
+        self._held: dict[str, tuple[int, Arrays]] = {}
+        """By name: how many rows the arrays depend on, and these."""
         self._new: set[str] = set()
         self._looked: set[str] = set()
         self._stamps: dict[int, str] = {}
@@ -40,17 +52,18 @@ class PrefixCache:
     def remember(self, name: str, rows: int, make: Callable[[], Arrays], *, store: bool = True) -> Arrays:
         """Arrays that the first `rows` rows determine; without `store`, for this process alone."""
         held = self._hold(name)
-        if held is not None and held.rows == rows:
-            return held.arrays
+        if held is not None and held[0] == rows:
+            return held[1]
         return self._put(name, rows, make(), store=store)
 
     def grow(self, name: str, rows: int, make: Callable[[int, Arrays | None], Arrays]) -> Arrays:
         """Arrays of all `rows` rows; `make` gets how many rows those of the last run cover, and these."""
         held = self._hold(name)
-        if held is None or held.rows > rows:
+        if held is None or held[0] > rows:
             return self._put(name, rows, make(0, None))
-        arrays = make(held.rows, held.arrays)
-        is_same = held.rows == rows and all(map(np.array_equal, arrays, held.arrays))
+        known, of_known = held
+        arrays = make(known, of_known)
+        is_same = known == rows and all(map(np.array_equal, arrays, of_known))
         return arrays if is_same else self._put(name, rows, arrays)
 
     def forget(self) -> None:
@@ -63,36 +76,26 @@ class PrefixCache:
     def save(self) -> None:
         """Write what was computed; not durably, since it can be computed again."""
         for name in sorted(self._new):
-            entry, buffer = self._held[name], io.BytesIO()
-            arrays = {f"array_{number}": array for number, array in enumerate(entry.arrays)}
-            rows, of = np.array(entry.rows), np.array(self._stamp(entry.rows))
-            np.savez(buffer, rows=rows, of=of, **arrays)  # type: ignore[arg-type]  # numpy has no type for them
-            write_atomic(self._folder / f"{name}.npz", buffer.getvalue(), durable=False)
+            rows, arrays = self._held[name]
+            named = {f"array_{number}": array for number, array in enumerate(arrays)}
+            named |= {"rows": np.array(rows), "of": np.array(self._stamp(rows))}
+            write_arrays(self._folder / f"{name}.npz", named, durable=False)
         self._new.clear()
 
     def _put(self, name: str, rows: int, arrays: Arrays, *, store: bool = True) -> Arrays:
-        self._held[name] = _Entry(rows, arrays)
+        self._held[name] = rows, arrays
         if store:
             self._new.add(name)
         return arrays
 
-    def _hold(self, name: str) -> _Entry | None:
+    def _hold(self, name: str) -> tuple[int, Arrays] | None:
         if name not in self._held and name not in self._looked:
             self._looked.add(name)
-            found = self._read(name)
-            if found is not None:
-                self._held[name] = found
+            stored = read_arrays(self._folder / f"{name}.npz", ("rows", "of"))
+            rows = int(stored["rows"]) if stored else 0
+            if stored and str(stored["of"]) == self._stamp(rows):
+                self._held[name] = rows, tuple(stored[f"array_{n}"] for n in range(len(stored) - 2))
         return self._held.get(name)
-
-    def _read(self, name: str) -> _Entry | None:
-        try:
-            with np.load(self._folder / f"{name}.npz", allow_pickle=False) as file:
-                rows = int(file["rows"])
-                if str(file["of"]) != self._stamp(rows):
-                    return None
-                return _Entry(rows, tuple(file[f"array_{number}"] for number in range(len(file.files) - 2)))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return None
 
     def _stamp(self, rows: int) -> str:
         if rows not in self._stamps:

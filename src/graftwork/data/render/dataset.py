@@ -19,7 +19,7 @@ import numpy as np
 
 from graftwork.data.corpus.build import Progress
 from graftwork.data.corpus.row_features import NOT_SENT
-from graftwork.data.corpus.store import Corpus, JoinedFacts, Segment
+from graftwork.data.corpus.store import Corpus, JoinedFacts
 from graftwork.data.dedup.repeats import Repeats
 from graftwork.data.render.rows import (
     RenderedBlock,
@@ -58,7 +58,6 @@ from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.interaction import Origin
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Lengths = Sequence[int] | NDArray[np.integer]
@@ -76,10 +75,26 @@ def remote_rendering(
     parts = renderer.as_texts()
     head = {"settings": settings.model_dump(mode="json", exclude=NOT_SENT), "reasoning": parts.reasoning}
     texts = (parts.tokenizer_json, parts.config, parts.chat_template)
+
+    def encode(task: RenderTask) -> bytes:
+        about = {
+            "features": str(task.features.absolute()),
+            "file": task.file,
+            "first_line": task.first_line,
+            "subsets": [[name, subset.staged] for name, subset in task.subsets.items()],
+            "out": str(task.out.absolute()),
+            "joined": [[at, *facts] for at, facts in task.joined.items()],
+        }
+        arrays = [np.ascontiguousarray(task.numbers, dtype=np.int64).tobytes()]
+        for subset in task.subsets.values():
+            arrays.append(np.ascontiguousarray(subset.split, dtype=np.uint8).tobytes())
+            arrays.append(np.ascontiguousarray(subset.weight, dtype=np.float64).tobytes())
+        return pack(about, *arrays)
+
     return RemoteWork(
         entry="graftwork.data.render.dataset:render_piece",
         shared=pack(head, *(text.encode() for text in texts)),
-        encode=_encode,
+        encode=encode,
         collect=lambda task: find_rendered(task.out),
     )
 
@@ -116,56 +131,22 @@ def render_piece(_context: None, head: Any, blobs: list[bytes]) -> None:
     )
 
 
-def _encode(task: RenderTask) -> bytes:
-    head = {
-        "features": str(task.features.absolute()),
-        "file": task.file,
-        "first_line": task.first_line,
-        "subsets": [[name, subset.staged] for name, subset in task.subsets.items()],
-        "out": str(task.out.absolute()),
-        "joined": [[at, *facts] for at, facts in task.joined.items()],
-    }
-    arrays = [np.ascontiguousarray(task.numbers, dtype=np.int64).tobytes()]
-    for subset in task.subsets.values():
-        arrays.append(np.ascontiguousarray(subset.split, dtype=np.uint8).tobytes())
-        arrays.append(np.ascontiguousarray(subset.weight, dtype=np.float64).tobytes())
-    return pack(head, *arrays)
+def pack_rows(lengths: "Lengths", *, length: int) -> "tuple[NDArray[np.int64], NDArray[np.int32]]":
+    """Pack every row once into sequences of at most `length` tokens. Deterministic.
 
-
-class PackedRows(NamedTuple):
-    """Sequence k holds the rows `order[boundaries[k] : boundaries[k + 1]]`, the longest first."""
-
-    order: "NDArray[np.int64]"
-    boundaries: "NDArray[np.int64]"
-
-    @property
-    def sequences(self) -> int:
-        return len(self.boundaries) - 1
-
-
-def pack_rows(lengths: "Lengths", *, length: int) -> PackedRows:
-    """Pack every row once into sequences of at most `length` tokens. Deterministic."""
-    import numpy as np
-
+    Returns the order of the rows and the boundaries of the sequences in it: sequence k holds the rows
+    `order[boundaries[k] : boundaries[k + 1]]`, the longest first.
+    """
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and not (sizes.min() >= 1 and sizes.max() <= length):
         raise ValueError(f"every row must have 1 to {length} tokens, not {sizes.min()} to {sizes.max()}")
     longest_first = np.argsort(-sizes, kind="stable")
-    sequence_of = _fit(sizes[longest_first].tolist(), length=length)
-    order = longest_first[np.argsort(sequence_of, kind="stable")]
-    return PackedRows(order=order, boundaries=boundaries(np.bincount(sequence_of)).astype(np.int64))
-
-
-def _fit(sizes: list[int], *, length: int) -> "NDArray[np.int64]":
-    """Return the sequence of each row, for rows sorted by length in descending order."""
-    import numpy as np
-
     bits = [1 << room for room in range(length + 1)]
     buckets: list[list[int]] = [[] for _ in range(length + 1)]
     open_rooms = 0  # bit r is set while a sequence with room for r tokens is open
     sequence_of: list[int] = []
     sequences = 0
-    for size in sizes:
+    for size in sizes[longest_first].tolist():
         fitting = open_rooms >> size
         if fitting:
             room = size + (fitting & -fitting).bit_length() - 1
@@ -181,13 +162,12 @@ def _fit(sizes: list[int], *, length: int) -> "NDArray[np.int64]":
         if left:
             buckets[left].append(sequence)
             open_rooms |= bits[left]
-    return np.array(sequence_of, dtype=np.int64)
+    numbers = np.array(sequence_of, dtype=np.int64)
+    return longest_first[np.argsort(numbers, kind="stable")], boundaries(np.bincount(numbers))
 
 
 def boundaries(lengths: "Lengths") -> "NDArray[np.int32]":
     """Return where the documents of a sequence begin, and where the last one ends (`cu_seqlens`)."""
-    import numpy as np
-
     return np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64)))).astype(np.int32)
 
 
@@ -228,7 +208,11 @@ def assemble(
     _put_away_if_damaged(folder, dataset)
     with atomic_folder(folder) as whole:
         for source, name in {**names, drops: DROPS, packed: PACKS}.items():
-            _link(source, whole / name)
+            make_folder((whole / name).parent)
+            try:
+                os.link(source, whole / name)
+            except OSError:  # the file system has no links
+                shutil.copyfile(source, whole / name)
         write_atomic(whole / MANIFEST, dataset.to_json())
     return dataset, folder
 
@@ -294,24 +278,13 @@ def _pack(shards: Sequence[RenderedShard], *, length: int) -> tuple["pa.Table", 
     import pyarrow as pa
 
     lengths = np.concatenate([shard.lengths for shard in shards] or [np.zeros(0, dtype=np.int32)])
-    packed = pack_rows(lengths, length=length)
-    rows = pa.ListArray.from_arrays(
-        pa.array(packed.boundaries, pa.int32()), pa.array(packed.order, pa.int32())
-    )
-    sequences = packed.sequences
+    order, ends = pack_rows(lengths, length=length)
+    rows = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(order, pa.int32()))
+    sequences = len(ends) - 1
     room = sequences * length
     fill = round(int(lengths.sum()) / room, 4) if room else 0.0
     packing = Packing(length=length, sequences=sequences, fill=fill, file=PACKS, sha256="")
     return pa.table({"rows": rows}), packing
-
-
-def _link(source: Path, target: Path) -> None:
-    """Hard-link the file; copy it where the file system has no links."""
-    make_folder(target.parent)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 REPEAT_STEPS = ("", "conflicting_answers", "duplicate", "near_duplicate")
@@ -337,8 +310,8 @@ class RowOutcomes(NamedTuple):
     assignment: SplitAssignment
     refused: Mapping[int, str]
     shortened: Mapping[int, str]
-    unwanted: Collection[int]
-    unfit_references: Collection[int] = ()
+    unwanted: set[int]
+    unfit_references: set[int]
 
 
 def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
@@ -348,35 +321,27 @@ def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
         for line_hash, fault in corpus.faults()
     ]
     yield drops_table(unread)
-    concerned = _find_concerned(corpus, decided)
+    # The rows that some step decided on are few; each of them is looked at.
+    concerned = ~corpus.column("passed") | (decided.repeats.instead >= 0)
+    for places in (
+        *(corpus.withdrawn, decided.assignment.excluded, decided.unfit_references),
+        *(decided.unwanted, decided.refused, decided.shortened),
+    ):
+        concerned[list(places)] = True
+    names = ("line", "input_hash", "passed", "fault", "reason")
     for first, segment in corpus.by_segment():
         behind = first + segment.stop - segment.start
         numbers = np.flatnonzero(concerned[first:behind]).tolist()
-        yield drops_table(_of_segment(corpus, first, segment, numbers, decided) if numbers else ())
-
-
-def _find_concerned(corpus: Corpus, decided: RowOutcomes) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Mark the rows that some step decided on: few, of which each is looked at."""
-    marked: np.ndarray[Any, np.dtype[np.bool_]] = ~corpus.column("passed") | (decided.repeats.instead >= 0)
-    named = (
-        *(corpus.withdrawn, decided.assignment.excluded, decided.unfit_references),
-        *(decided.unwanted, decided.refused, decided.shortened),
-    )
-    for places in named:
-        marked[list(places)] = True
-    return marked
-
-
-def _of_segment(
-    corpus: Corpus, first: int, segment: Segment, numbers: Sequence[int], decided: RowOutcomes
-) -> Iterator[Drop]:
-    columns = corpus.read_columns(segment, ["line", "input_hash", "passed", "fault", "reason"], numbers)
-    for at, number in enumerate(numbers):
-        drop = _judge(corpus, first + number, at, columns, decided)
-        if drop is not None:
-            step, reason = drop
-            origin = Origin(file=segment.file, line=segment.first_line + columns["line"][at])
-            yield Drop(origin=origin, step=step, reason=reason, input_hash=columns["input_hash"][at])
+        columns = corpus.read_columns(segment, names, numbers) if numbers else {}
+        drops = []
+        for at, number in enumerate(numbers):
+            drop = _judge(corpus, first + number, at, columns, decided)
+            if drop is not None:
+                step, reason = drop
+                origin = Origin(file=segment.file, line=segment.first_line + columns["line"][at])
+                input_hash = columns["input_hash"][at]
+                drops.append(Drop(origin=origin, step=step, reason=reason, input_hash=input_hash))
+        yield drops_table(drops)
 
 
 def _judge(
@@ -390,8 +355,13 @@ def _judge(
         step = REPEAT_STEPS[repeats.step[place]]
         return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
     if place in assignment.excluded or place in decided.unfit_references:
-        pair = assignment.excluded.get(place)
-        return "split", UNFIT_REFERENCE if pair is None else _explain_exclusion(corpus, place, *pair)
+        reason = UNFIT_REFERENCE
+        if place in assignment.excluded:
+            one, other = map(corpus.origin, assignment.excluded[place])
+            reason = f"set aside: it asks what {one} and {other} ask, which stand in different splits"
+            if assignment.excluded[place][1] == place:
+                reason = f"set aside: it asks what {one} asks, and stood in another split before"
+        return "split", reason
     if place in decided.unwanted:
         return "models", "no model under models: is made of it"
     if place in decided.refused or place in decided.shortened:
@@ -401,36 +371,17 @@ def _judge(
     return None
 
 
-def _explain_exclusion(corpus: Corpus, place: int, one: int, other: int) -> str:
-    if other == place:
-        return f"set aside: it asks what {corpus.origin(one)} asks, and stood in another split before"
-    return (
-        f"set aside: it asks what {corpus.origin(one)} and {corpus.origin(other)} ask, "
-        "which stand in different splits"
-    )
-
-
-def count_kept(
-    *,
-    passed: "np.ndarray[Any, Any]",
-    repeats: Repeats,
-    assignment: SplitAssignment,
-    refused: int,
-    unfit_references: Collection[int] = (),
-) -> dict[str, int]:
+def count_kept(passed: "np.ndarray[Any, Any]", decided: RowOutcomes) -> dict[str, int]:
     """Count the rows left after each step."""
+    repeats = decided.repeats
     left = int(passed.sum())
     after = {"read": len(passed), "filter": left, "redact": left}
     for number, step in enumerate(REPEAT_STEPS[1:], start=1):
         left -= int(((repeats.step == number) & passed).sum())
         after[step] = left
-    after["split"] = left - sum(
-        1
-        for places in (assignment.excluded, unfit_references)
-        for place in places
-        if repeats.instead[place] < 0
-    )
-    after["render"] = after["split"] - refused
+    apart = (*decided.assignment.excluded, *decided.unfit_references)
+    after["split"] = left - sum(repeats.instead[place] < 0 for place in apart)
+    after["render"] = after["split"] - len(decided.refused)
     return after
 
 
@@ -468,18 +419,13 @@ class RenderedSegment(NamedTuple):
                 yield PlacedShard(shard, self.folder, assignment.group[shard.numbers + self.offset])
 
 
-class _Task(NamedTuple):
-    render: RenderTask
-    offset: int
-
-
 class RenderOptions(NamedTuple):
     """How rows are rendered, and into which folder. `staged` names the models whose rows keep their stage."""
 
     renderer: Renderer
     settings: DataSettings
     folder: Path
-    staged: frozenset[str] = frozenset()
+    staged: frozenset[str]
 
 
 def render_corpus(
@@ -502,9 +448,9 @@ def render_corpus(
         ]
     )
     tasks = list(_list_tasks(corpus, places, subsets, staged=staged, render_key=render_key, folder=folder))
-    known = {task.render.out: find_rendered(task.render.out) for task in tasks}
-    done = sum(len(task.render.numbers) for task in tasks if known[task.render.out])
-    new = [task.render for task in tasks if known[task.render.out] is None]
+    known = {task.out: find_rendered(task.out) for task, _ in tasks}
+    done = sum(len(task.numbers) for task, _ in tasks if known[task.out])
+    new = [task for task, _ in tasks if known[task.out] is None]
     new = _add_earlier(new, folder, current=set(known))
     work = MapWork(
         render_block,
@@ -514,15 +460,17 @@ def render_corpus(
     )
     blocks = engine.map(new, work)
     report("render", done, len(places))
-    for render, rendered in zip(new, blocks, strict=True):
-        known[render.out] = rendered
-        done += len(render.numbers)
+    for task, rendered in zip(new, blocks, strict=True):
+        known[task.out] = rendered
+        done += len(task.numbers)
         report("render", done, len(places))
-    _remove_stale_shards(folder, keep=set(known))
+    for path in folder.iterdir() if folder.exists() else ():
+        if path not in known:
+            shutil.rmtree(path, ignore_errors=True)
     return [
-        RenderedSegment(block, task.render.out, task.offset)
-        for task in tasks
-        if (block := known[task.render.out]) is not None
+        RenderedSegment(block, task.out, offset)
+        for task, offset in tasks
+        if (block := known[task.out]) is not None
     ]
 
 
@@ -534,7 +482,8 @@ def _list_tasks(
     staged: Collection[str],
     render_key: str,
     folder: Path,
-) -> Iterator[_Task]:
+) -> Iterator[tuple[RenderTask, int]]:
+    """Yield a task for each segment, with the offset from its row numbers to positions."""
     for first, segment in corpus.by_segment():
         low, high = np.searchsorted(places, [first, first + segment.stop - segment.start])
         if low == high:
@@ -566,7 +515,7 @@ def _list_tasks(
             out=folder / f"{block}-{fingerprint([render_key, place, decided])[:40]}",
             joined=joined,
         )
-        yield _Task(task, offset)
+        yield task, offset
 
 
 def _add_earlier(tasks: Sequence[RenderTask], folder: Path, *, current: Collection[Path]) -> list[RenderTask]:
@@ -576,9 +525,3 @@ def _add_earlier(tasks: Sequence[RenderTask], folder: Path, *, current: Collecti
         if path not in current:
             earlier.setdefault(path.name[:BLOCK_DIGITS], []).append(path)
     return [task._replace(earlier=tuple(earlier.get(task.out.name[:BLOCK_DIGITS], ()))) for task in tasks]
-
-
-def _remove_stale_shards(folder: Path, *, keep: set[Path]) -> None:
-    for path in folder.iterdir() if folder.exists() else ():
-        if path not in keep:
-            shutil.rmtree(path, ignore_errors=True)

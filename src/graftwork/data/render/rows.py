@@ -7,7 +7,7 @@ oldest turns; text is never cut. Runs in worker processes.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -81,29 +81,24 @@ class KnownRow(NamedTuple):
     trained_from: int
 
 
-class KnownTokens:
-    """The tokens of the conversations in shards by the same renderer."""
+KnownRows = Mapping[tuple[str, str], KnownRow]
+"""Rendered rows by their encoded messages and their reply."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._known: dict[tuple[str, str], KnownRow] = {}
-        for folder in folders:
-            found = find_rendered(folder)
-            for shard in found.shards if found is not None else ():
-                self._read(folder / shard.file)
 
-    def get(self, messages: Sequence[Message], reply: str) -> KnownRow | None:
-        return self._known.get((encode_messages(messages), reply))
-
-    def _read(self, path: Path) -> None:
-        columns = ["messages", "reply", "tokens", "trained_from"]
-        table = pq.read_table(path, columns=columns, use_threads=False).combine_chunks()
-        tokens = table.column("tokens").combine_chunks()
-        values, spans = tokens.values.to_numpy(), pairwise(tokens.offsets.to_pylist())
-        messages, replies, trained = (
-            table.column(name).to_pylist() for name in ("messages", "reply", "trained_from")
-        )
-        for text, reply, (start, stop), begins in zip(messages, replies, spans, trained, strict=True):
-            self._known[text, reply] = KnownRow(values[start:stop], begins)
+def read_known_rows(folders: Sequence[Path]) -> KnownRows:
+    """Read the tokens of the conversations in shards by the same renderer."""
+    known: dict[tuple[str, str], KnownRow] = {}
+    for folder in folders:
+        rendered = find_rendered(folder)
+        for shard in rendered.shards if rendered is not None else ():
+            columns = ["messages", "reply", "tokens", "trained_from"]
+            table = pq.read_table(folder / shard.file, columns=columns, use_threads=False).combine_chunks()
+            tokens = table.column("tokens").combine_chunks()
+            values, spans = tokens.values.to_numpy(), pairwise(tokens.offsets.to_pylist())
+            rest = (table.column(name).to_pylist() for name in ("messages", "reply", "trained_from"))
+            for (start, stop), text, reply, begins in zip(spans, *rest, strict=True):
+                known[text, reply] = KnownRow(values[start:stop], begins)
+    return known
 
 
 Count = Callable[[Sequence[Message], str], int]
@@ -118,13 +113,6 @@ class AnswerPart(NamedTuple):
     reply: str
 
 
-class Fitted(NamedTuple):
-    """The rows made of one row. `reason` says what was left out; empty if nothing was."""
-
-    rows: list[AnswerPart]
-    reason: str = ""
-
-
 def fit_row(
     messages: Sequence[Message],
     reply: str,
@@ -132,27 +120,29 @@ def fit_row(
     count: Count,
     settings: DataSettings,
     weights: Weights | None = None,
-) -> Fitted:
-    """Return the row if it fits, otherwise what `data.overlong` makes of it."""
+) -> tuple[list[AnswerPart], str]:
+    """Return the row if it fits, otherwise what `data.overlong` makes of it; and what was left out of it."""
     whole = AnswerPart(tuple(messages), reply)
     tokens, most = count(whole.messages, reply), settings.max_tokens
     if tokens <= most:
-        return Fitted([whole])
+        return [whole], ""
     too_long = f"{tokens} tokens, more than max_tokens {most}"
     if settings.overlong == "drop":
-        return Fitted([], too_long)
+        return [], too_long
     if settings.overlong == "truncate":
-        return _truncate(whole, count=count, most=most, too_long=too_long)
+        end = _leave_out_oldest(whole, count=count, most=most)
+        if end is None:
+            return [], f"{too_long}, and its last question and reply alone do not fit"
+        left_out = len(whole.messages) - len(end.messages)
+        return [end], f"{too_long}: {left_out} of its turns left out, the oldest"
     answers = list_answers(*whole, weights=weights)
-    return _split_by_turn(answers, count=count, most=most, too_long=too_long)
-
-
-def _truncate(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
-    kept = _leave_out_oldest(whole, count=count, most=most)
-    if kept is None:
-        return Fitted([], f"{too_long}, and its last question and reply alone do not fit")
-    left_out = len(whole.messages) - len(kept.messages)
-    return Fitted([kept], f"{too_long}: {left_out} of its turns left out, the oldest")
+    fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
+    rows = [row for row in fitting if row is not None]
+    if not rows:
+        return [], f"{too_long}, and none of its turns fits with its question alone"
+    alone = len(answers) - len(rows)
+    lost = f"; {alone} too long with their question alone" if alone else ""
+    return rows, f"{too_long}: split into {len(rows)} of its {len(answers)} answers{lost}"
 
 
 def list_answers(
@@ -173,17 +163,6 @@ def list_answers(
         and turns[at].content.strip()
         and (bool(weight) if only_marked else weight is None or weight > 0)
     ]
-
-
-def _split_by_turn(answers: Sequence[AnswerPart], *, count: Count, most: int, too_long: str) -> Fitted:
-    """Return a row for each answer, with as many earlier turns as fit."""
-    fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
-    rows = [row for row in fitting if row is not None]
-    if not rows:
-        return Fitted([], f"{too_long}, and none of its turns fits with its question alone")
-    alone = len(answers) - len(rows)
-    lost = f"; {alone} too long with their question alone" if alone else ""
-    return Fitted(rows, f"{too_long}: split into {len(rows)} of its {len(answers)} answers{lost}")
 
 
 def _leave_out_oldest(row: AnswerPart, *, count: Count, most: int) -> AnswerPart | None:
@@ -378,10 +357,11 @@ def render_block(task: RenderTask) -> RenderedBlock:
     )
     for position, joined in task.joined.items():
         rows[position] = join_facts(rows[position], joined)
-    known = KnownTokens(task.earlier) if task.earlier else None
+    known = read_known_rows(task.earlier)
     ready, refused = _render(rows, renderer=renderer, settings=settings, known=known)
     placed = {entry.position for entry in ready}
-    keys = _read_keys(task)
+    table = read_table(task.features, ["prompt", "reply", "input_hash"])
+    keys: dict[str, list[Any]] = table.take(pa.array(task.numbers, pa.int64())).to_pydict()
     shards = []
     for model, subset in task.subsets.items():
         for number, split in enumerate(SUBSET_SPLITS):
@@ -394,97 +374,64 @@ def render_block(task: RenderTask) -> RenderedBlock:
         refused=dict(named for place, named in reasons.items() if place not in placed),
         shortened=dict(named for place, named in reasons.items() if place in placed),
     )
-    write_atomic(task.out / SUMMARY, orjson.dumps(made, default=_to_json, option=_OPTIONS), durable=False)
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    summary = orjson.dumps(made, default=lambda record: record._asdict(), option=options)
+    write_atomic(task.out / SUMMARY, summary, durable=False)
     return made
-
-
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-
-
-def _to_json(value: Any) -> Any:
-    return value._asdict()
 
 
 BY_TEMPLATE = "refused by the template"
 NOT_MARKED = "nothing to train on: no reply is marked with `weight: 1`, and data.train_on is `marked`"
 
 
-class _RenderRequest(NamedTuple):
-    """A conversation to render; `part` counts the answers of one row."""
-
-    position: int
-    part: int
-    messages: tuple[Message, ...]
-    reply: str
-
-
 def _render(
-    rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings, known: KnownTokens | None
+    rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings, known: KnownRows
 ) -> tuple[list[_RenderedPart], dict[int, str]]:
-    requests = [
-        request
-        for position, row in enumerate(rows)
-        for request in _list_requests(position, row, settings=settings)
-    ]
+    # The conversations to render, each with the position of its row and the number of its answer.
+    requests = []
+    for position, row in enumerate(rows):
+        messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
+        answers = list_trained(row.model_copy(update={"messages": messages}), settings)
+        requests += [(position, part, answer) for part, answer in enumerate(answers)]
     most = settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
-    sizes = [_count_characters(request.messages, request.reply) for request in requests]
-    batch = [request[2:] for request, size in zip(requests, sizes, strict=True) if size <= most]
-    results = _render_batch(batch, renderer=renderer, known=known)
+    sizes = [_count_characters(*answer) for _, _, answer in requests]
+    found = [
+        known.get((encode_messages(answer.messages), answer.reply)) if known and size <= most else None
+        for (_, _, answer), size in zip(requests, sizes, strict=True)
+    ]
+    new = [
+        answer
+        for (_, _, answer), size, tokens in zip(requests, sizes, found, strict=True)
+        if size <= most and tokens is None
+    ]
+    results = iter(renderer.render_batch(new))
     ready: list[_RenderedPart] = []
-    asked = {request.position for request in requests}
+    asked = {position for position, *_ in requests}
     refused = {position: NOT_MARKED for position in range(len(rows)) if position not in asked}
-    for request, size in zip(requests, sizes, strict=True):
-        rendered = next(results) if size <= most else None
-        row = rows[request.position]
+    for (position, part, answer), size, tokens in zip(requests, sizes, found, strict=True):
+        rendered = tokens or (next(results) if size <= most else None)
+        row = rows[position]
         if isinstance(rendered, UserMistake):
-            refused[request.position] = f"{BY_TEMPLATE}: {rendered.what}"
+            refused[position] = f"{BY_TEMPLATE}: {rendered.what}"
         elif rendered is not None and rendered.trained_from >= len(rendered.tokens):
-            refused[request.position] = "nothing to train on: the template leaves no token of the reply"
+            refused[position] = "nothing to train on: the template leaves no token of the reply"
         elif rendered is not None and len(rendered.tokens) <= settings.max_tokens:
-            ready.append(_RenderedPart(request.position, row, *request[1:], rendered))
+            ready.append(_RenderedPart(position, row, part, *answer, rendered))
         else:
             only_last = settings.train_on != "last" or _is_one_call(row)
-            parts = _shorten(
-                request,
-                renderer=renderer,
-                settings=settings,
-                only_last=only_last,
-                weights=row.turn_weights,
+            shorter = _shorten(
+                answer, renderer=renderer, settings=settings, only_last=only_last, weights=row.turn_weights
             )
-            ready += [
-                _RenderedPart(request.position, row, request.part + n, *part) for n, part in enumerate(parts)
-            ]
-            if not parts:
+            ready += [_RenderedPart(position, row, part + n, *one) for n, one in enumerate(shorter)]
+            if not shorter:
                 length = f"{size:,} characters" if rendered is None else f"{len(rendered.tokens)} tokens"
-                answer = f"answer {request.part + 1}, " if request.part else ""
-                refused[request.position] = (
-                    f"overlong: {answer}{length}, data.max_tokens is {settings.max_tokens}"
-                )
+                which = f"answer {part + 1}, " if part else ""
+                refused[position] = f"overlong: {which}{length}, data.max_tokens is {settings.max_tokens}"
     return ready, refused
-
-
-def _render_batch(
-    conversations: Sequence[tuple[tuple[Message, ...], str]], *, renderer: Renderer, known: KnownTokens | None
-) -> Iterator[TokenizedRow | UserMistake]:
-    if known is None:
-        yield from renderer.render_batch(conversations)
-        return
-    found = [known.get(*conversation) for conversation in conversations]
-    new = [one for one, tokens in zip(conversations, found, strict=True) if tokens is None]
-    rendered = iter(renderer.render_batch(new))
-    for tokens in found:
-        yield next(rendered) if tokens is None else tokens
 
 
 def _count_characters(messages: Sequence[Message], reply: str) -> int:
     return sum(len(message.content) for message in messages) + len(reply)
-
-
-def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
-    messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
-    answers = list_trained(row.model_copy(update={"messages": messages}), settings)
-    for part, (before, reply) in enumerate(answers):
-        yield _RenderRequest(position, part, before, reply)
 
 
 def list_trained(row: Interaction, settings: DataSettings) -> list[AnswerPart]:
@@ -508,7 +455,7 @@ def _is_one_call(row: Interaction) -> bool:
 
 
 def _shorten(
-    request: _RenderRequest,
+    answer: AnswerPart,
     *,
     renderer: Renderer,
     settings: DataSettings,
@@ -525,7 +472,7 @@ def _shorten(
 
     # A part of a conversation has other turns than its row; only its last answer is taken.
     stated = None if only_last else weights
-    shorter = fit_row(request.messages, request.reply, count=count, settings=settings, weights=stated).rows
+    shorter, _ = fit_row(*answer, count=count, settings=settings, weights=stated)
     if only_last:
         # The answers before this one are rows of their own already.
         shorter = shorter[-1:]
@@ -535,12 +482,6 @@ def _shorten(
         for (messages, reply), row in zip(shorter, rendered, strict=True)
         if not isinstance(row, UserMistake)
     ]
-
-
-def _read_keys(task: RenderTask) -> dict[str, list[Any]]:
-    table = read_table(task.features, ["prompt", "reply", "input_hash"])
-    keys: dict[str, list[Any]] = table.take(pa.array(task.numbers, pa.int64())).to_pydict()
-    return keys
 
 
 def _write_shard(
@@ -575,8 +516,15 @@ def _to_table(
 ) -> "pa.Table":
     tokens = np.concatenate([np.asarray(entry.rendered.tokens, dtype=np.int32) for entry in chosen])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    # Rows are named by their content: logs repeat their own ids.
+    contents = [
+        (keys["prompt"][entry.position] * 31 + keys["reply"][entry.position]) % 2**64 for entry in chosen
+    ]
     columns: dict[str, Any] = {
-        "id": [_name(entry, keys) for entry in chosen],
+        "id": [
+            f"{content:016x}" + (f".{entry.part}" if entry.part else "")
+            for content, entry in zip(contents, chosen, strict=True)
+        ],
         "file": [entry.row.origin.file for entry in chosen],
         "line": [entry.row.origin.line for entry in chosen],
         "input_hash": [keys["input_hash"][entry.position] for entry in chosen],
@@ -618,9 +566,3 @@ def _usage_of(one: _RenderedPart) -> CallUsage | None:
         reply_tokens=row.reply_tokens,
         cost=row.cost,
     )
-
-
-def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:
-    """Name a row by its content: logs repeat their own ids."""
-    mixed = (keys["prompt"][one.position] * 31 + keys["reply"][one.position]) % 2**64
-    return f"{mixed:016x}" + (f".{one.part}" if one.part else "")

@@ -8,7 +8,7 @@ starts a group only in train.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -117,23 +117,15 @@ class SplitAssignment(NamedTuple):
 
     `excluded` holds rows that ask the same as two rows in different splits, with those two rows. `founders`
     are the rows that were similar to none before them. Unconfirmed captured rows may follow others into a
-    held-out split: see `find_unfit_references`.
+    held-out split: see `find_unfit_references`. `kept` marks those that were kept when nothing leaked; before
+    that is known, it is empty.
     """
 
     split: Array
     group: Array
     excluded: dict[int, tuple[int, int]]
     founders: Array
-
-
-class KnownAssignment(NamedTuple):
-    """A `SplitAssignment` of the first rows, and which of them were kept when nothing leaked."""
-
-    split: Array
-    group: Array
-    excluded: dict[int, tuple[int, int]]
-    founders: Array
-    kept: Array
+    kept: Array = np.zeros(0, dtype=bool)
 
     @property
     def rows(self) -> int:
@@ -152,7 +144,7 @@ def assign_splits(
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: KnownAssignment | None = None,
+    known: SplitAssignment | None = None,
     previous: Array | None = None,
 ) -> SplitAssignment:
     """Assign every row that passed to a split, or exclude it. An embedder also groups paraphrases.
@@ -193,17 +185,17 @@ def assign_splits(
         questions = merge_pairs([pair_rare_questions(corpus, asked, passed=passed, fresh=fresh), replies])
         for low in range(start, stop, _ROWS_AT_ONCE):
             high = min(low + _ROWS_AT_ONCE, stop)
-            alike = _SimilarRows(*(_by_row(pairs, low, high) for pairs in (lines, turn_pairs, questions)))
-            table.assign_rows(low, high, alike=alike)
+            table.assign_rows(
+                low,
+                high,
+                lines=_by_row(lines, low, high),
+                turns=_by_row(turn_pairs, low, high),
+                questions=_by_row(questions, low, high),
+            )
     return table.result()
 
 
-class _SimilarRows(NamedTuple):
-    """For each row, earlier rows with a similar line or turn, or the same rare question or long reply."""
-
-    lines: dict[int, list[int]]
-    turns: dict[int, list[int]]
-    questions: dict[int, list[int]]
+SimilarRows = dict[int, list[int]]
 
 
 class _Assigner:
@@ -233,7 +225,7 @@ class _Assigner:
     def set_previous(self, previous: Array) -> None:
         np.frombuffer(self._previous, dtype=np.uint8)[:] = previous
 
-    def resume(self, known: KnownAssignment) -> None:
+    def resume(self, known: SplitAssignment) -> None:
         """Restore the assignment of the first rows."""
         np.frombuffer(self._split, dtype=np.uint8)[: known.rows] = known.split
         for place in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
@@ -264,7 +256,12 @@ class _Assigner:
             if low <= place < until and self._is_probe[place]
         }
 
-    def assign_rows(self, low: int, high: int, *, alike: _SimilarRows) -> None:
+    def assign_rows(
+        self, low: int, high: int, *, lines: SimilarRows, turns: SimilarRows, questions: SimilarRows
+    ) -> None:
+        """Assign these rows, given the earlier rows that each has a similar line, a similar turn, or a rare
+        question or long reply in common with.
+        """
         passed = self._passed[low:high].tolist()
         probes = self._is_probe[low:high].tolist()
         line_of = self._line_first[low:high].tolist()
@@ -275,7 +272,10 @@ class _Assigner:
             classes = [of[at] for of in classes_of]
             line, turn = line_of[at], classes[0]
             conflicting = self._excluded_lines.get(line) or self._excluded_turns.get(turn)
-            neighbours = [] if conflicting else self._neighbours(place, line, classes, alike)
+            neighbours: list[int] = []
+            if not conflicting:
+                similar = (lines.get(place, ()), turns.get(place, ()), questions.get(place, ()))
+                neighbours = self._neighbours(line, classes, *similar)
             conflict = conflicting or self._find_conflict(place, neighbours)
             if conflict:
                 self._excluded[place] = conflict
@@ -287,16 +287,23 @@ class _Assigner:
             else:
                 self._assign(place, line, classes, neighbours)
 
-    def _neighbours(self, place: int, line: int, classes: list[int], alike: _SimilarRows) -> list[int]:
+    def _neighbours(
+        self,
+        line: int,
+        classes: list[int],
+        lines: Sequence[int],
+        turns: Sequence[int],
+        questions: Sequence[int],
+    ) -> list[int]:
         """Return assigned rows before this one that must be in the same split."""
         found = [first_rows[line] for first_rows in self._line_rows]
-        for other in alike.lines.get(place, ()):
+        for other in lines:
             there = int(self._line_first[other])
             found += [first_rows[there] for first_rows in self._line_rows]
         found += [first_rows[of] for of, (_, first_rows) in zip(classes, self._classes, strict=True)]
         first, first_rows = self._classes[0]
-        found += [first_rows[int(first[other])] for other in alike.turns.get(place, ())]
-        found += [other for other in alike.questions.get(place, ()) if self._split[other] != UNASSIGNED]
+        found += [first_rows[int(first[other])] for other in turns]
+        found += [other for other in questions if self._split[other] != UNASSIGNED]
         return [other for other in found if other >= 0]
 
     def _find_conflict(self, place: int, neighbours: list[int]) -> tuple[int, int] | None:
@@ -345,15 +352,10 @@ def _place_first(first_rows: "array[int]", class_of: Array, places: Array) -> No
     np.frombuffer(first_rows, dtype=np.int32)[class_of[places[::-1]]] = places[::-1]
 
 
-def _by_row(pairs: Array, low: int, high: int) -> dict[int, list[int]]:
+def _by_row(pairs: Array, low: int, high: int) -> SimilarRows:
     """Return the earlier rows of each later row from `low` to before `high`."""
     start, stop = np.searchsorted(pairs, np.array([low, high], dtype=np.uint64) << np.uint64(32))
     found: dict[int, list[int]] = {}
-    for later, earlier in _walk(pairs[start:stop]):
+    for later, earlier in zip(*(side.tolist() for side in unpack(pairs[start:stop])), strict=True):
         found.setdefault(later, []).append(earlier)
     return found
-
-
-def _walk(pairs: Array) -> Iterator[tuple[int, int]]:
-    later, earlier = unpack(pairs)
-    return zip(later.tolist(), earlier.tolist(), strict=True)

@@ -6,7 +6,7 @@ fail.
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from graftwork.data.dedup.lsh import CorpusColumns, find_first, unpack
 from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
 from graftwork.data.dedup.questions import find_questions
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAssignment
+from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment
 from graftwork.data.split.groups import (
     pair_long_replies,
     pair_rare_grams,
@@ -54,14 +54,6 @@ _WHY: dict[Kind, str] = {
 _NEVER = np.iinfo(np.int64).max
 
 
-class Leak(NamedTuple):
-    """A training row and a held-out row, and what they share."""
-
-    trained: int
-    held_out: int
-    kind: Kind
-
-
 def find_leaks(
     corpus: CorpusColumns,
     assignment: SplitAssignment,
@@ -69,34 +61,42 @@ def find_leaks(
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: KnownAssignment | None = None,
+    known: SplitAssignment | None = None,
     most: int = 100,
-) -> list[Leak]:
+) -> list[tuple[int, int, Kind]]:
     """Find training and held-out rows that ask the same: at most `most` of each kind, in order.
 
     `known` is an assignment of the first rows that was checked with the same settings: pairs of unchanged
     rows are then skipped.
     """
     passed = corpus.column("passed").astype(bool)
-    moved = _find_moved(assignment, kept & passed, known)
+    # Rows that are new, changed their split, or were not kept when the others were checked.
+    moved = np.ones(corpus.rows, dtype=bool)
+    if known is not None:
+        before = slice(known.rows)
+        moved[before] = assignment.split[before] != known.split
+        moved[before] |= (kept & passed)[before] & ~known.kept
     since = int(np.argmax(moved)) if moved.any() else corpus.rows
     if embedder is not None and known is not None and since < 2 * MOST_ROWS:
         # Embeddings are not stored. All windows with embedded rows end before this row.
         known, since = None, 0
-    sides = _Sides.of(assignment, kept & passed)
+    # Rows for reinforcement learning are trained on too; their split comes after SPLITS.
+    held_out = np.isin(assignment.split, [SPLITS.index("validation"), SPLITS.index("test")])
+    assigned = assignment.split != UNASSIGNED
+    sides = (kept & passed & assigned & ~held_out, kept & passed & held_out, assigned)
     turns = read_turns(corpus, passed=passed)
     threshold = settings.question_similarity
-    leaks: list[Leak] = []
+    leaks: list[tuple[int, int, Kind]] = []
 
     def note(kind: Kind, found: Iterator[tuple[int, int]]) -> None:
-        new = sorted({Leak(trained, held_out, kind) for trained, held_out in found})
+        new = sorted({(trained, held_out, kind) for trained, held_out in found})
         leaks.extend(new[:most])
 
-    row_sides = sides.by_class(np.arange(corpus.rows))
-    turn_sides = sides.by_class(turns.first)
+    row_sides = _ClassSides(np.arange(corpus.rows), sides)
+    turn_sides = _ClassSides(turns.first, sides)
     note("same_turn", turn_sides.in_both())
     for kind, name in _SHARED_KEYS:
-        note(kind, sides.by_class(find_first(corpus.column(name), among=passed)).in_both())
+        note(kind, _ClassSides(find_first(corpus.column(name), among=passed), sides).in_both())
     fresh = None if known is None else _spread_over(turns.first, moved)
     alike = pair_turns(
         corpus, turns, passed=passed, threshold=threshold, wanted=turn_sides.are_parted, fresh=fresh
@@ -108,7 +108,7 @@ def find_leaks(
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
     for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
         fresh = None if known is None else _spread_over(asked.first, moved)
-        line_sides = sides.by_class(asked.first, until=asked.window.high)
+        line_sides = _ClassSides(asked.first, sides)
         note("same_line", line_sides.in_both(since=asked.window.low))
         pairs = asked.pair_alike(threshold=threshold, wanted=line_sides.are_parted, fresh=fresh)
         note("alike_line", line_sides.parted(pairs))
@@ -119,15 +119,6 @@ def find_leaks(
         questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
         note("same_question", row_sides.parted(questions))
     return leaks
-
-
-def _find_moved(assignment: SplitAssignment, kept: Array, known: KnownAssignment | None) -> Array:
-    """Return the rows that are new, changed their split, or were not kept when the others were checked."""
-    moved = np.ones(len(kept), dtype=bool)
-    if known is not None:
-        before = slice(known.rows)
-        moved[before] = (assignment.split[before] != known.split) | (kept[before] & ~known.kept)
-    return moved
 
 
 def _spread_over(first: Array, moved: Array) -> Array:
@@ -148,91 +139,70 @@ def require_no_leak(
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: KnownAssignment | None = None,
+    known: SplitAssignment | None = None,
 ) -> None:
     """Refuse a dataset with the same or nearly the same question in train and in a held-out split."""
     leaks = find_leaks(corpus, assignment, kept, settings=settings, embedder=embedder, known=known, most=1)
     if leaks:
-        leak = leaks[0]
-        trained, held_out = corpus.origin(leak.trained), corpus.origin(leak.held_out)
-        split = SPLITS[assignment.split[leak.held_out]]
+        one, other, kind = leaks[0]
+        trained, held_out = corpus.origin(one), corpus.origin(other)
+        split = SPLITS[assignment.split[other]]
         raise AnswerIsNo(
             f"a question is in train and in {split}",
-            why=f"{trained} and {held_out} {_WHY[leak.kind]}: an evaluation on it would measure memory, "
-            "not skill",
+            why=f"{trained} and {held_out} {_WHY[kind]}: an evaluation on it would measure memory, not skill",
             fix="remove one of the two rows; rows that this program grouped itself never leak, so please "
             "report it if graft assigned these splits",
             where=str(held_out),
         )
 
 
-class _Sides(NamedTuple):
-    """The rows that are trained on, those that are held out, and all rows in any split, kept or not."""
+class _ClassSides:
+    """For each class of rows, named by its first row: the earliest and the latest row that is trained on,
+    that is held out, and that is in any split, kept or not.
+    """
 
-    trained: Array
-    held_out: Array
-    assigned: Array
-
-    @classmethod
-    def of(cls, assignment: SplitAssignment, kept: Array) -> "_Sides":
-        # Rows for reinforcement learning are trained on too; their split comes after SPLITS.
-        held_out = (assignment.split == SPLITS.index("validation")) | (
-            assignment.split == SPLITS.index("test")
-        )
-        assigned = assignment.split != UNASSIGNED
-        return cls(kept & assigned & ~held_out, kept & held_out, assigned)
-
-    def by_class(self, first: Array, *, until: int | None = None) -> "_ClassSides":
-        rows = len(first) if until is None else until
-        marked = []
-        for side in self:
+    def __init__(self, first: Array, sides: tuple[Array, Array, Array]) -> None:
+        rows = len(first)
+        ranges = []
+        for side in sides:
             members = np.flatnonzero(side[:rows])
             earliest, latest = np.full(rows, _NEVER), np.full(rows, -1)
             earliest[first[members[::-1]]] = members[::-1]
             latest[first[members]] = members
-            marked.append(_SideRange(earliest, latest))
-        return _ClassSides(first, *marked)
-
-
-class _SideRange(NamedTuple):
-    """For each class of rows (named by its first row), the earliest and the latest row on one side."""
-
-    earliest: Array
-    latest: Array
-
-
-class _ClassSides(NamedTuple):
-    first: Array
-    trained: _SideRange
-    held_out: _SideRange
-    assigned: _SideRange
+            ranges.append((earliest, latest))
+        self._first = first
+        self._trained, self._held_out, (self._assigned, _) = ranges
 
     def in_both(self, *, since: int = 0) -> Iterator[tuple[int, int]]:
         """Yield classes with rows on both sides, the later of them not before `since`."""
-        both = (self.trained.latest >= 0) & (self.held_out.latest >= 0)
-        both &= np.maximum(self.trained.latest, self.held_out.latest) >= since
+        (trained, last_trained), (held_out, last_held_out) = self._trained, self._held_out
+        both = (last_trained >= 0) & (last_held_out >= 0)
+        both &= np.maximum(last_trained, last_held_out) >= since
         for place in np.flatnonzero(both).tolist():
-            yield int(self.trained.earliest[place]), int(self.held_out.earliest[place])
+            yield int(trained[place]), int(held_out[place])
 
     def are_parted(self, later: Array, earlier: Array) -> Array:
         """Whether rows of the two classes are on different sides."""
-        return self._is_parted(later, earlier, self.trained, self.held_out) | self._is_parted(
-            later, earlier, self.held_out, self.trained
+        return self._is_parted(later, earlier, self._trained, self._held_out) | self._is_parted(
+            later, earlier, self._held_out, self._trained
         )
 
     def parted(self, pairs: Array) -> Iterator[tuple[int, int]]:
         later, earlier = unpack(pairs)
-        one, other = self.first[later], self.first[earlier]
-        for at in np.flatnonzero(self._is_parted(later, earlier, self.trained, self.held_out)).tolist():
-            yield int(self.trained.latest[one[at]]), int(self.held_out.earliest[other[at]])
-        for at in np.flatnonzero(self._is_parted(later, earlier, self.held_out, self.trained)).tolist():
-            yield int(self.trained.earliest[other[at]]), int(self.held_out.latest[one[at]])
+        one, other = self._first[later], self._first[earlier]
+        (trained, last_trained), (held_out, last_held_out) = self._trained, self._held_out
+        for at in np.flatnonzero(self._is_parted(later, earlier, self._trained, self._held_out)).tolist():
+            yield int(last_trained[one[at]]), int(held_out[other[at]])
+        for at in np.flatnonzero(self._is_parted(later, earlier, self._held_out, self._trained)).tolist():
+            yield int(trained[other[at]]), int(last_held_out[one[at]])
 
-    def _is_parted(self, later: Array, earlier: Array, side: _SideRange, other_side: _SideRange) -> Array:
+    def _is_parted(
+        self, later: Array, earlier: Array, side: tuple[Array, Array], other_side: tuple[Array, Array]
+    ) -> Array:
         """Of the later row's class, count rows from that row on; of the other class, all rows if one came
         before the later row.
         """
-        one, other = self.first[later], self.first[earlier]
-        parted: Array = (side.latest[one] >= later) & (other_side.latest[other] >= 0)
-        parted &= self.assigned.earliest[other] < later
+        one, other = self._first[later], self._first[earlier]
+        parted: Array = (side[1][one] >= later) & (other_side[1][other] >= 0)
+        parted &= self._assigned[other] < later
         return parted

@@ -7,7 +7,6 @@ rows that are logged later change little.
 
 import hashlib
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,48 +60,55 @@ class ModelSubset(NamedTuple):
     weight: npt.NDArray[np.float64]
 
 
-class UnmatchedValue(NamedTuple):
-    """A value under `models:` that no row has, perhaps a typo."""
-
-    key: str
-    value: str
-
-
 def select_subsets(facts: KeptRows, models: dict[str, ModelSettings], *, seed: int) -> list[ModelSubset]:
-    return [_select_subset(facts, name, settings, seed=seed) for name, settings in models.items()]
+    subsets = []
+    for name, settings in models.items():
+        own = _find_own(facts, name, settings.keep)
+        others = own
+        if facts.taught is not None and not settings.repaired:
+            own, others = own & ~facts.taught, own | facts.taught
+        split = np.where(own, facts.split, np.uint8(NOT_SELECTED))
+        # About this share of the groups, independently of which other groups there are.
+        drawn = _mix(facts.group.astype(np.int64).view(np.uint64), purpose="rl", seed=seed)
+        apart = own & (facts.split == TRAIN) & (drawn < np.uint64(int(settings.rl * 2**64)))
+        split[apart] = RL
+        split[_draw_replay(facts, settings.replay, own=others, apart=apart, seed=seed)] = TRAIN
+        subsets.append(ModelSubset(name, split, own, _weigh(facts, settings.weights, split)))
+    return subsets
 
 
 def summarize_subsets(subsets: list[ModelSubset], facts: KeptRows) -> list[SubsetSummary]:
-    return [_summarise(subset, facts) for subset in subsets]
+    summaries = []
+    for subset in subsets:
+        trained = subset.split == TRAIN
+        stages, counts = np.unique(facts.stage[trained], return_counts=True)
+        by_stage = dict(zip(stages.tolist(), counts.tolist(), strict=True))
+        rows = {split: int(np.count_nonzero(subset.split == split)) for split in (VALIDATION, TEST, RL)}
+        summary = SubsetSummary(
+            model=subset.name,
+            own=int(np.count_nonzero(trained & subset.own)),
+            replayed=int(np.count_nonzero(trained & ~subset.own)),
+            rl=rows[RL],
+            validation=rows[VALIDATION],
+            test=rows[TEST],
+            without_stage=by_stage.pop(-1, 0),
+            stages=by_stage,
+            rows_an_epoch=float(subset.weight[trained].sum()),
+        )
+        summaries.append(summary)
+    return summaries
 
 
-def find_unmatched(facts: KeptRows, models: dict[str, ModelSettings]) -> list[UnmatchedValue]:
-    """List every value under `models:` that no row has."""
+def find_unmatched(facts: KeptRows, models: dict[str, ModelSettings]) -> list[tuple[str, str]]:
+    """List every key and value under `models:` that no row has: perhaps a typo."""
     known = _values_that_occur(facts)
-    found: list[UnmatchedValue] = []
+    found: list[tuple[str, str]] = []
     for name, settings in models.items():
         for key, wanted in settings.keep:
-            found += [
-                UnmatchedValue(f"models.{name}.keep.{key}", str(v)) for v in wanted if v not in known[key]
-            ]
+            found += [(f"models.{name}.keep.{key}", str(v)) for v in wanted if v not in known[key]]
         strangers = [role for role in settings.weights if role not in known["role"]]
-        found += [UnmatchedValue(f"models.{name}.weights", role) for role in strangers]
+        found += [(f"models.{name}.weights", role) for role in strangers]
     return found
-
-
-def _select_subset(facts: KeptRows, name: str, settings: ModelSettings, *, seed: int) -> ModelSubset:
-    own = _find_own(facts, name, settings.keep)
-    excluded = facts.taught if facts.taught is not None and not settings.repaired else None
-    if excluded is not None:
-        own = own & ~excluded
-    split = np.where(own, facts.split, np.uint8(NOT_SELECTED))
-    learned = own & (facts.split == TRAIN)
-    apart = learned & _falls_below(settings.rl, facts.group, seed=seed)
-    split[apart] = RL
-    others = own if excluded is None else own | excluded
-    replayed = _draw_replay(facts, settings.replay, own=others, apart=apart, seed=seed)
-    split[replayed] = TRAIN
-    return ModelSubset(name, split, own, _weigh(facts, settings.weights, split))
 
 
 def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
@@ -112,9 +118,25 @@ def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
     for key, wanted in keep:
         if not wanted:
             continue
-        matches = _match(facts, key, wanted)
+        if key == "stage":
+            # -1 means none and cannot be selected.
+            matches = np.isin(facts.stage, [stage for stage in wanted if int(stage) >= 0])
+        else:
+            column, names = (
+                (facts.role, facts.role_names) if key == "role" else (facts.domain, facts.domain_names)
+            )
+            matches = np.isin(column, [place for place, value in enumerate(names) if value in wanted])
         if not matches.any():
-            raise _nothing_matches(name, key, wanted, known[key])
+            occurring = [str(value) for value in known[key]]
+            listed = ", ".join(occurring[:20]) + (" …" if len(occurring) > 20 else "")
+            raise UserMistake(
+                f"models.{name}.keep.{key} matches no row: {', '.join(str(value) for value in wanted)}",
+                why=f"the {key}s of the kept rows are: {listed}"
+                if known[key]
+                else f"no kept row states a {key}",
+                fix=f"name one of these, or leave {key!r} out" if known[key] else f"leave {key!r} out",
+                where=f"models.{name}.keep.{key}",
+            )
         own &= matches
     if not own.any() and any(wanted for _, wanted in keep):
         named = [key for key, wanted in keep if wanted]
@@ -127,14 +149,6 @@ def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
     return own
 
 
-def _match(facts: KeptRows, key: str, wanted: tuple[str, ...] | tuple[int, ...]) -> Mask:
-    if key == "stage":
-        # -1 means none and cannot be selected.
-        return np.isin(facts.stage, [stage for stage in wanted if int(stage) >= 0])
-    column, names = (facts.role, facts.role_names) if key == "role" else (facts.domain, facts.domain_names)
-    return np.isin(column, [place for place, name in enumerate(names) if name in wanted])
-
-
 def _values_that_occur(facts: KeptRows) -> dict[str, list[str] | list[int]]:
     """Return the values that occur, by key of `keep`."""
     roles, domains, stages = (
@@ -145,18 +159,6 @@ def _values_that_occur(facts: KeptRows) -> dict[str, list[str] | list[int]]:
         "domain": sorted(facts.domain_names[place] for place in domains if place >= 0),
         "stage": [stage for stage in stages if stage >= 0],
     }
-
-
-def _nothing_matches(
-    name: str, key: str, wanted: tuple[str, ...] | tuple[int, ...], known: list[str] | list[int]
-) -> UserMistake:
-    shown = ", ".join(str(value) for value in known[:20]) + (" …" if len(known) > 20 else "")
-    return UserMistake(
-        f"models.{name}.keep.{key} matches no row: {', '.join(str(value) for value in wanted)}",
-        why=f"the {key}s of the kept rows are: {shown}" if known else f"no kept row states a {key}",
-        fix=f"name one of these, or leave {key!r} out" if known else f"leave {key!r} out",
-        where=f"models.{name}.keep.{key}",
-    )
 
 
 def _draw_replay(facts: KeptRows, share: float, *, own: Mask, apart: Mask, seed: int) -> Mask:
@@ -194,38 +196,10 @@ def _weigh(
     return weight
 
 
-def _falls_below(share: float, values: npt.NDArray[np.int64], *, seed: int) -> Mask:
-    """Select about this share of the values, independently of which other values there are."""
-    hashes = _mix(values.astype(np.int64).view(np.uint64), purpose="rl", seed=seed)
-    return hashes < np.uint64(int(share * 2**64))
-
-
 def _mix(values: npt.NDArray[np.uint64], *, purpose: str, seed: int) -> npt.NDArray[np.uint64]:
     """Hash each value to 64 bits, differently per purpose and seed."""
     salt = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8]
     return spread(values ^ np.uint64(int.from_bytes(salt)))
-
-
-def _summarise(subset: ModelSubset, facts: KeptRows) -> SubsetSummary:
-    trained = subset.split == TRAIN
-    stages, counts = np.unique(facts.stage[trained], return_counts=True)
-    by_stage = dict(zip(stages.tolist(), counts.tolist(), strict=True))
-    without = by_stage.pop(-1, 0)
-
-    def rows(mask: Mask) -> int:
-        return int(np.count_nonzero(mask))
-
-    return SubsetSummary(
-        model=subset.name,
-        own=rows(trained & subset.own),
-        replayed=rows(trained & ~subset.own),
-        rl=rows(subset.split == RL),
-        validation=rows(subset.split == VALIDATION),
-        test=rows(subset.split == TEST),
-        stages=by_stage,
-        without_stage=without,
-        rows_an_epoch=float(subset.weight[trained].sum()),
-    )
 
 
 SAMPLED_ROWS = 200
@@ -237,10 +211,14 @@ def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, setting
         return []
     lacking = int((passed & (corpus.column("together") == 0)).sum())
     if lacking == int(passed.sum()):
+        places = np.flatnonzero(passed)[:SAMPLED_ROWS].tolist()
+        rows = [row for _, row in corpus.rows_at(places)]
+        fields = [name for name, field in SPLIT_FIELDS.items() if any(getattr(row, field) for row in rows)]
+        keys = sorted({*fields, *(key for row in rows for key in row.extra)} - {"id"})[:20]
         raise UserMistake(
             f"no row has {settings.split_by!r}, which data.split_by names",
             why="rows that belong together would be split without notice",
-            fix=f"name one of: {', '.join(_name_keys(corpus, passed))}; or `question`",
+            fix=f"name one of: {', '.join(keys)}; or `question`",
             where="data.split_by",
         )
     if not lacking:
@@ -266,11 +244,3 @@ def find_setting_warnings(
             if model.curriculum
         ]
     return warnings
-
-
-def _name_keys(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> list[str]:
-    """Return the keys that the first rows have."""
-    places = np.flatnonzero(passed)[:SAMPLED_ROWS].tolist()
-    rows = [row for _, row in islice(corpus.rows_at(places), SAMPLED_ROWS)]
-    fields = [name for name, field in SPLIT_FIELDS.items() if any(getattr(row, field) for row in rows)]
-    return sorted({*fields, *(key for row in rows for key in row.extra)} - {"id"})[:20]

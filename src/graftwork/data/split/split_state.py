@@ -6,20 +6,17 @@ start over. Written only after the leakage check has passed. Missing or damaged 
 """
 
 import hashlib
-import io
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from graftwork.data.corpus import row_features
 from graftwork.data.corpus.build import Keys, find_places
+from graftwork.data.corpus.prefix_cache import read_arrays, write_arrays
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAssignment
-from graftwork.files.disk import write_atomic
+from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment
 from graftwork.records.base import fingerprint
 from graftwork.text.similarity import Array
 from graftwork.version import __version__
@@ -28,45 +25,35 @@ SPLITS_FORM = 1
 SPLIT_SETTINGS = ("seed", "validation", "test", "split_by", "stratify", "question_similarity", "paraphrases")
 
 
-class PreviousSplits(NamedTuple):
-    keys: Keys
-    split: Array
-
-
 def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: DataSettings) -> None:
     """Store these splits, and those of rows that are absent this time: they may come back."""
-    old = _read_splits(path, settings=settings)
-    stood = find_places(keys, old.keys)
-    before = np.where(stood >= 0, np.append(old.split, UNASSIGNED)[stood], UNASSIGNED)
+    old_keys, old_split = _read_splits(path, settings=settings)
+    stood = find_places(keys, old_keys)
+    before = np.where(stood >= 0, np.append(old_split, UNASSIGNED)[stood], UNASSIGNED)
     now = np.where(split == UNASSIGNED, before, split)
-    away = find_places(old.keys, keys) < 0
-    buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        dealt_by=np.array(_fingerprint_split_settings(settings)),
-        keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
-        split=np.concatenate((now, old.split[away])).astype(np.uint8),
-    )
-    write_atomic(path, buffer.getvalue())
+    away = find_places(old_keys, keys) < 0
+    arrays = {
+        "dealt_by": np.array(_fingerprint_split_settings(settings)),
+        "keys": np.concatenate((keys, old_keys[away])).astype(np.uint64),
+        "split": np.concatenate((now, old_split[away])).astype(np.uint8),
+    }
+    write_arrays(path, arrays)
 
 
 def read_previous_splits(path: Path, *, keys: Keys, settings: DataSettings) -> Array:
     """Return the previous split of each of these rows; 255 for none."""
-    known = _read_splits(path, settings=settings)
-    places = find_places(keys, known.keys)
-    previous: Array = np.where(places >= 0, np.append(known.split, UNASSIGNED)[places], UNASSIGNED)
+    known, split = _read_splits(path, settings=settings)
+    places = find_places(keys, known)
+    previous: Array = np.where(places >= 0, np.append(split, UNASSIGNED)[places], UNASSIGNED)
     return previous.astype(np.uint8)
 
 
-def _read_splits(path: Path, *, settings: DataSettings) -> PreviousSplits:
-    """Read the splits stored under the same settings; none if the file is missing or damaged."""
-    none = PreviousSplits(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint8))
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            same = str(file["dealt_by"]) == _fingerprint_split_settings(settings)
-            return PreviousSplits(file["keys"], file["split"]) if same else none
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return none
+def _read_splits(path: Path, *, settings: DataSettings) -> tuple[Keys, Array]:
+    """Read the keys and the splits stored under the same settings."""
+    stored = read_arrays(path, ("dealt_by", "keys", "split"))
+    if stored and str(stored["dealt_by"]) == _fingerprint_split_settings(settings):
+        return stored["keys"], stored["split"]
+    return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint8)
 
 
 def _fingerprint_split_settings(settings: DataSettings) -> str:
@@ -81,46 +68,42 @@ Identify = Callable[[int], str]
 
 
 def write_assignment(
-    path: Path, decided: KnownAssignment, *, settings: DataSettings, identify: Identify, embedded: bool
+    path: Path, decided: SplitAssignment, *, settings: DataSettings, identify: Identify, embedded: bool
 ) -> None:
     """Store the assignment. `embedded` says whether an embedder was used."""
     founded = np.zeros(decided.rows, dtype=bool)
     founded[decided.founders] = True
     excluded = [(place, *pair) for place, pair in decided.excluded.items()]
-    buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        made_by=np.array(_fingerprint_assignment(settings, embedded=embedded, rows=identify(decided.rows))),
-        split=decided.split.astype(np.uint8),
-        group=decided.group.astype(np.int32),
-        aside=np.array(excluded, dtype=np.int64).reshape(-1, 3),
-        founded=np.packbits(founded),
-        kept=np.packbits(decided.kept.astype(bool)),
-    )
+    made_by = _fingerprint_assignment(settings, embedded=embedded, rows=identify(decided.rows))
+    arrays = {
+        "made_by": np.array(made_by),
+        "split": decided.split.astype(np.uint8),
+        "group": decided.group.astype(np.int32),
+        "aside": np.array(excluded, dtype=np.int64).reshape(-1, 3),
+        "founded": np.packbits(founded),
+        "kept": np.packbits(decided.kept.astype(bool)),
+    }
     # Not durable: after a power cut it is computed again.
-    write_atomic(path, buffer.getvalue(), durable=False)
+    write_arrays(path, arrays, durable=False)
 
 
 def read_assignment(
     path: Path, *, rows: int, settings: DataSettings, identify: Identify, embedded: bool
-) -> KnownAssignment | None:
+) -> SplitAssignment | None:
     """Read the assignment of the first of these `rows`, if it still holds."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            known = len(file["split"])
-            if known > rows or str(file["made_by"]) != _fingerprint_assignment(
-                settings, embedded=embedded, rows=identify(known)
-            ):
-                return None
-            return KnownAssignment(
-                split=file["split"],
-                group=file["group"].astype(np.int64),
-                excluded={place: (one, other) for place, one, other in file["aside"].tolist()},
-                founders=np.flatnonzero(np.unpackbits(file["founded"], count=known)),
-                kept=np.unpackbits(file["kept"], count=known).astype(bool),
-            )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    stored = read_arrays(path, ("made_by", "split", "group", "aside", "founded", "kept"))
+    known = len(stored["split"]) if stored else rows + 1
+    if known > rows or str(stored["made_by"]) != _fingerprint_assignment(
+        settings, embedded=embedded, rows=identify(known)
+    ):
         return None
+    return SplitAssignment(
+        split=stored["split"],
+        group=stored["group"].astype(np.int64),
+        excluded={place: (one, other) for place, one, other in stored["aside"].tolist()},
+        founders=np.flatnonzero(np.unpackbits(stored["founded"], count=known)),
+        kept=np.unpackbits(stored["kept"], count=known).astype(bool),
+    )
 
 
 def _fingerprint_assignment(settings: DataSettings, *, embedded: bool, rows: str) -> str:
@@ -140,7 +123,7 @@ class SplitState:
         self._keys = corpus.column("line_key")
         self._passed = corpus.column("passed").astype(bool)
         self.previous: Array = read_previous_splits(folder / SPLITS_FILE, keys=self._keys, settings=settings)
-        self.known: KnownAssignment | None = read_assignment(
+        self.known: SplitAssignment | None = read_assignment(
             folder / ASSIGNMENT_FILE,
             rows=corpus.rows,
             settings=settings,
@@ -154,7 +137,7 @@ class SplitState:
         )
         write_assignment(
             self._folder / ASSIGNMENT_FILE,
-            KnownAssignment(*assignment, kept),
+            assignment._replace(kept=kept),
             settings=self._settings,
             identify=self._identify,
             embedded=self._embedded,
