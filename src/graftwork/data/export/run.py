@@ -25,13 +25,9 @@ from graftwork.records.errors import UserMistake
 
 def require_empty_or_own(out: Path, *, force: bool) -> None:
     """Refuse a folder with files that are not from an export."""
-    if not out.exists() or force:
-        if out.exists() and not out.is_dir():
-            raise UserMistake("this is a file, not a folder", fix="name a folder for --out", where=str(out))
-        return
-    if not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise UserMistake("this is a file, not a folder", fix="name a folder for --out", where=str(out))
-    foreign = sorted(_files(out) - _own_files(out))
+    foreign = [] if force or not out.exists() else sorted(_files(out) - _own_files(out))
     if foreign:
         raise UserMistake(
             f"the folder holds other files: {', '.join(foreign[:3])}{' …' if len(foreign) > 3 else ''}",
@@ -51,35 +47,27 @@ def staged_folder(out: Path) -> Iterator[Path]:
         if not out.exists() or not any(out.iterdir()):
             staged.replace(out)
         elif _files(out) <= _own_files(out):
-            _swap(staged, out)
+            aside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.old")
+            out.replace(aside)
+            try:
+                staged.replace(out)
+            except OSError:
+                aside.replace(out)
+                raise
+            shutil.rmtree(aside, ignore_errors=True)
         else:
-            _mingle(staged, out)
+            # Among other files: one by one, the record of the export last.
+            stale = _own_files(out) - _files(staged)
+            for name in sorted(_files(staged), key=lambda name: (name == EXPORT_FILE, name)):
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
+                (staged / name).replace(out / name)
+            for name in stale:
+                (out / name).unlink(missing_ok=True)
         sync_folder(out.parent)
     except OSError as error:
         raise explain_os_error(error, out) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-
-
-def _swap(staged: Path, out: Path) -> None:
-    aside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.old")
-    out.replace(aside)
-    try:
-        staged.replace(out)
-    except OSError:
-        aside.replace(out)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _mingle(staged: Path, out: Path) -> None:
-    """Move the files one by one, the record of the export last."""
-    stale = _own_files(out) - _files(staged)
-    for name in sorted(_files(staged), key=lambda name: (name == EXPORT_FILE, name)):
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (staged / name).replace(out / name)
-    for name in stale:
-        (out / name).unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> set[str]:
@@ -112,6 +100,7 @@ class Exporter(Protocol):
 
 
 REQUIRED = ("check_options", "add_row", "finish")
+HOLD_WEIGHTS = ("huggingface", "kaggle", "sagemaker")
 EXPORTERS: dict[str, Exporter] = {
     "openai": OpenAI(),
     "huggingface": HuggingFace(),
@@ -148,12 +137,30 @@ def export_dataset(
     form = load_exporter(format_name)
     form.check_options(options)
     dataset = read_manifest(source)
-    _require_rows(dataset, splits)
+    if not any(dataset.splits[split].rows for split in splits if split in dataset.splits):
+        held = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
+        raise UserMistake(
+            f"there is nothing to export in {', '.join(splits)}",
+            why=f"the dataset {dataset.content_hash[:12]} holds {held} rows",
+            fix="name another --split, or prepare a dataset with rows in it",
+        )
     require_empty_or_own(out, force=force)
     with staged_folder(out.absolute()) as folder:
         with Sink(folder) as sink:
-            counts, pairs = _add_rows(form, sink, source, splits)
-            notes = (*form.finish(sink, dataset, options), *_note_weights(sink, format_name))
+            counts: dict[Split, int] = {}
+            pairs = weighted = 0
+            for split in dict.fromkeys(splits):
+                first = sink.added
+                for row in iterate_rows(source, split):
+                    before = sink.added
+                    form.add_row(sink, split, row)
+                    pairs += sink.added - before if row.rejected is not None else 0
+                    weighted += row.weight != 1.0
+                counts[split] = sink.added - first
+            notes = form.finish(sink, dataset, options)
+            if weighted and format_name not in HOLD_WEIGHTS:
+                rows = f"{weighted} rows have a weight other than 1"
+                notes = (*notes, f"{rows}, which {format_name} has no place for")
         files = tuple(
             ExportedFile(
                 file=path.relative_to(folder).as_posix(),
@@ -177,37 +184,3 @@ def export_dataset(
         )
         write_atomic(folder / EXPORT_FILE, export.to_json() + "\n")
     return export
-
-
-def _add_rows(
-    form: Exporter, sink: Sink, source: Path, splits: Sequence[Split]
-) -> tuple[dict[Split, int], int]:
-    """Write all rows. Returns the rows per split, and the number of preference pairs."""
-    counts: dict[Split, int] = {}
-    pairs = 0
-    for split in dict.fromkeys(splits):
-        counts[split] = 0
-        for row in iterate_rows(source, split):
-            before = sink.added
-            form.add_row(sink, split, row)
-            added = sink.added - before
-            counts[split] += added
-            pairs += added if row.rejected is not None else 0
-            sink.weighted += row.weight != 1.0
-    return counts, pairs
-
-
-def _note_weights(sink: Sink, format_name: str) -> tuple[str, ...]:
-    if not sink.weighted or format_name in ("huggingface", "kaggle", "sagemaker"):
-        return ()
-    return (f"{sink.weighted} rows have a weight other than 1, which {format_name} has no place for",)
-
-
-def _require_rows(dataset: Dataset, splits: Sequence[Split]) -> None:
-    if not any(dataset.splits[split].rows for split in splits if split in dataset.splits):
-        held = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
-        raise UserMistake(
-            f"there is nothing to export in {', '.join(splits)}",
-            why=f"the dataset {dataset.content_hash[:12]} holds {held} rows",
-            fix="name another --split, or prepare a dataset with rows in it",
-        )

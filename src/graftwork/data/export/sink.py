@@ -19,7 +19,7 @@ from graftwork.records.base import Record
 from graftwork.records.dataset import Row, Split
 from graftwork.records.interaction import Message, Origin
 from graftwork.text.shape import has_too_many_values
-from graftwork.text.tool_calls import ToolCall, write_tools
+from graftwork.text.tool_calls import ANY_ARGUMENTS, ToolCall, write_tools
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +120,6 @@ class Sink:
         self.folder = folder
         self.rows: dict[str, int] = {}
         self.added = 0
-        self.weighted = 0
         self._tables: dict[str, ParquetShards] = {}
         self._handles: dict[str, IO[bytes]] = {}
         self._left_out: dict[str, tuple[int, list[Origin]]] = {}
@@ -247,10 +246,16 @@ def split_calls(content: str) -> AssistantTurn:
     text, calls = content.rstrip(), list[ToolCall]()
     while text.endswith(CLOSES):
         before, opened, block = text.removesuffix(CLOSES).rpartition(OPENS)
-        call = _read_call(block) if opened else None
-        if call is None:
+        try:
+            call = _read_json(block) if opened else None
+        except ValueError:
+            call = None
+        if not isinstance(call, dict) or not call.keys() <= {"id", "name", "arguments"}:
             return AssistantTurn(content)
-        calls.insert(0, call)
+        name, arguments = call.get("name"), call.get("arguments", {})
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return AssistantTurn(content)
+        calls.insert(0, ToolCall(name, arguments))
         text = before.rstrip()
     return AssistantTurn(text, tuple(calls)) if calls and OPENS not in text else AssistantTurn(content)
 
@@ -261,8 +266,16 @@ def split_tools(messages: Sequence[Message]) -> Conversation:
         return Conversation(tuple(messages))
     system = messages[0].content
     try:
-        listed = [_read_json(line) for line in _between(system, "<tools>\n", "\n</tools>").split("\n")]
-        functions = tuple(_to_function(tool) for tool in listed)
+        block = system.partition("<tools>\n")[2].partition("\n</tools>")[0]
+        listed = [_read_json(line) for line in block.split("\n")]
+        functions = []
+        for tool in listed:
+            function = tool.get("function", tool) if isinstance(tool, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                return Conversation(tuple(messages))
+            described = {key: function[key] for key in ("name", "description", "strict") if function.get(key)}
+            parameters = function.get("parameters", function.get("input_schema"))
+            functions.append({**described, "parameters": parameters or ANY_ARGUMENTS})
         before, found, behind = system.partition(write_tools(listed))
     except ValueError:
         return Conversation(tuple(messages))
@@ -270,41 +283,23 @@ def split_tools(messages: Sequence[Message]) -> Conversation:
         return Conversation(tuple(messages))
     rest = f"{before.rstrip()}{behind}"
     kept = (Message(role="system", content=rest),) if rest.strip() else ()
-    return Conversation((*kept, *messages[1:]), functions)
+    return Conversation((*kept, *messages[1:]), tuple(functions))
 
 
 def plain(message: Message) -> dict[str, str]:
     return {"role": message.role, "content": message.content}
 
 
-def prompt_and_completion(row: Row) -> dict[str, Any]:
-    """Separate the reply from the turns before it, so that trainers train on the reply alone."""
-    return {"prompt": [plain(message) for message in row.messages], "completion": [assistant(row.reply)]}
-
-
-def prompt_and_pair(row: Row) -> dict[str, Any]:
-    return {
-        "prompt": [plain(message) for message in row.messages],
-        "chosen": [assistant(row.reply)],
-        "rejected": [assistant(row.rejected or "")],
-    }
+def prompt_and_replies(row: Row) -> dict[str, Any]:
+    """Separate the reply, or the two of a pair, from the turns before: trainers train on the reply alone."""
+    prompt = [plain(message) for message in row.messages]
+    if row.rejected is None:
+        return {"prompt": prompt, "completion": [assistant(row.reply)]}
+    return {"prompt": prompt, "chosen": [assistant(row.reply)], "rejected": [assistant(row.rejected)]}
 
 
 def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
-
-
-def _read_call(block: str) -> ToolCall | None:
-    try:
-        value = _read_json(block)
-    except ValueError:
-        return None
-    if not isinstance(value, dict) or not value.keys() <= {"id", "name", "arguments"}:
-        return None
-    name, arguments = value.get("name"), value.get("arguments", {})
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, arguments)
 
 
 def write_json(value: Any) -> str:
@@ -313,29 +308,15 @@ def write_json(value: Any) -> str:
 
 def _read_json(text: str) -> Any:
     """Parse JSON that can be written again without loss: no NaN, no lone surrogates."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise BadRow(f"{constant} is no JSON")
+
     if has_too_many_values(text):
         raise BadRow("holds too many values")
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=refuse)
         write_json(value).encode()
     except RecursionError:
         raise BadRow("nested too deeply") from None
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise BadRow(f"{name} is no JSON")
-
-
-def _between(text: str, before: str, behind: str) -> str:
-    return text.partition(before)[2].partition(behind)[0]
-
-
-def _to_function(tool: Any) -> dict[str, Any]:
-    """Return a function definition in OpenAI's form."""
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRow("no definition of a function")
-    parameters = function.get("parameters", function.get("input_schema"))
-    described = {key: function[key] for key in ("name", "description", "strict") if function.get(key)}
-    return {**described, "parameters": parameters or {"type": "object", "properties": {}}}

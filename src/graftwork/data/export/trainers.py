@@ -3,8 +3,9 @@ dataset hubs (Hugging Face, Kaggle).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,8 +19,7 @@ from graftwork.data.export.sink import (
     TableSize,
     assistant,
     plain,
-    prompt_and_completion,
-    prompt_and_pair,
+    prompt_and_replies,
     split_calls,
     split_tools,
     write_json,
@@ -67,41 +67,42 @@ class Axolotl:
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
         del options
-        _write_part(sink, dataset, file="axolotl.yaml", ending=".jsonl", reads=_supervised)
-        _write_part(sink, dataset, file="axolotl-dpo.yaml", ending=".preference.jsonl", reads=_preference)
+        _write_part(sink, dataset, file="axolotl.yaml", ending=".jsonl", form=_SUPERVISED)
+        _write_part(sink, dataset, file="axolotl-dpo.yaml", ending=".preference.jsonl", form=_PREFERENCE)
         return ("run axolotl in this folder, or put the folder before the paths in the configuration",)
 
 
-def _supervised(path: str) -> dict[str, Any]:
-    return {
-        "path": path,
-        "ds_type": "json",
-        "split": "train",
-        "type": "chat_template",
-        "chat_template": "tokenizer_default",
-        "field_messages": "messages",
-        "message_property_mappings": FIELDS,
-        "roles_to_train": [],
-        "train_on_eos": "turn",
-        "message_field_training": TRAIN_FLAG,
-    }
+_READS = {"ds_type": "json", "split": "train"}
+_SUPERVISED = {
+    **_READS,
+    "type": "chat_template",
+    "chat_template": "tokenizer_default",
+    "field_messages": "messages",
+    "message_property_mappings": FIELDS,
+    "roles_to_train": [],
+    "train_on_eos": "turn",
+    "message_field_training": TRAIN_FLAG,
+}
+_PREFERENCE = {
+    **_READS,
+    "type": "chat_template.default",
+    "field_messages": "messages",
+    "field_chosen": "chosen",
+    "field_rejected": "rejected",
+    "message_property_mappings": FIELDS,
+    "roles": {role: [role] for role in ("system", "user", "assistant", "tool")},
+}
 
 
-def _preference(path: str) -> dict[str, Any]:
-    return {
-        "path": path,
-        "ds_type": "json",
-        "split": "train",
-        "type": "chat_template.default",
-        "field_messages": "messages",
-        "field_chosen": "chosen",
-        "field_rejected": "rejected",
-        "message_property_mappings": FIELDS,
-        "roles": {role: [role] for role in ("system", "user", "assistant", "tool")},
-    }
+class _Plain(yaml.SafeDumper):
+    """YAML without anchors, so that single entries can be copied."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        del data
+        return True
 
 
-def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, reads: Any) -> None:
+def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, form: dict[str, Any]) -> None:
     """Write a configuration: the training split under `datasets`, the validation split under
     `test_datasets`.
     """
@@ -110,25 +111,14 @@ def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, reads: 
     if not here:
         return
     part: dict[str, Any] = {"chat_template": "tokenizer_default"}
-    if reads is _preference:
+    if form is _PREFERENCE:
         part["rl"] = "dpo"
     for split, key in (("train", "datasets"), ("validation", "test_datasets")):
         if split in here:
-            part[key] = [reads(f"./{here[split]}")]
+            part[key] = [{"path": f"./{here[split]}", **form}]
     head = f"# Made of the dataset {dataset.content_hash[:12]}, which was rendered for {dataset.base}.\n"
-    write_atomic(sink.folder / file, head + _dump(part))
-
-
-def _dump(value: dict[str, Any]) -> str:
-    class Plain(yaml.SafeDumper):
-        """YAML without anchors, so that single entries can be copied."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            del data
-            return True
-
-    text: str = yaml.dump(value, Dumper=Plain, sort_keys=False, allow_unicode=True)
-    return text
+    text = yaml.dump(part, Dumper=_Plain, sort_keys=False, allow_unicode=True)
+    write_atomic(sink.folder / file, head + text)
 
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -164,9 +154,13 @@ class LlamaFactory:
         system, turns = _to_turns(conversation.messages)
         functions = list(conversation.functions)
         about = {"system": system, "tools": write_json(functions) if functions else ""}
-        broken = _find_break(turns)
-        if broken is not None:
-            sink.leave_out(row, why=broken)
+        alternate = len(turns) % 2 and all(
+            turn["from"] in (ODD, EVEN)[at % 2] for at, turn in enumerate(turns)
+        )
+        if any(turn["from"] == "system" for turn in turns):
+            sink.leave_out(row, why="a system prompt is in the middle of the conversation")
+        elif not alternate:
+            sink.leave_out(row, why="the turns do not alternate")
         elif row.rejected is None:
             sink.add_item(f"{split}.json", {"conversations": [*turns, _to_reply(row.reply)], **about})
         else:
@@ -177,7 +171,13 @@ class LlamaFactory:
         sink.close_arrays()
         name = options.name or f"graftwork_{dataset.content_hash[:8]}"
         known = {f"{name}_{file.removesuffix('.json')}": file for file in sink.rows}
-        described = {dataset_name: _describe(file) for dataset_name, file in known.items()}
+        described = {
+            known_name: {
+                "file_name": file,
+                **(_DESCRIBED_PAIRS if file.endswith("_preference.json") else _DESCRIBED),
+            }
+            for known_name, file in known.items()
+        }
         write_atomic(
             sink.folder / "dataset_info.json", orjson.dumps(described, option=orjson.OPT_INDENT_2) + b"\n"
         )
@@ -192,24 +192,23 @@ class LlamaFactory:
         return ()
 
 
-def _describe(file: str) -> dict[str, Any]:
-    is_pair = file.endswith("_preference.json")
-    columns = {"messages": "conversations", "system": "system", "tools": "tools"}
-    return {
-        "file_name": file,
-        "formatting": "sharegpt",
-        **({"ranking": True} if is_pair else {}),
-        "columns": columns | ({"chosen": "chosen", "rejected": "rejected"} if is_pair else {}),
-        "tags": {
-            "role_tag": "from",
-            "content_tag": "value",
-            "user_tag": "human",
-            "assistant_tag": "gpt",
-            "observation_tag": "observation",
-            "function_tag": "function_call",
-            "system_tag": "system",
-        },
-    }
+_COLUMNS = {"messages": "conversations", "system": "system", "tools": "tools"}
+_TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+_DESCRIBED: dict[str, Any] = {"formatting": "sharegpt", "columns": _COLUMNS, "tags": _TAGS}
+_DESCRIBED_PAIRS: dict[str, Any] = {
+    "formatting": "sharegpt",
+    "ranking": True,
+    "columns": {**_COLUMNS, "chosen": "chosen", "rejected": "rejected"},
+    "tags": _TAGS,
+}
 
 
 def _to_turns(messages: Sequence[Message]) -> tuple[str, list[dict[str, str]]]:
@@ -233,14 +232,6 @@ def _to_reply(content: str) -> dict[str, str]:
         return {"from": "gpt", "value": content}
     calls = [{"name": call.name, "arguments": call.arguments} for call in turn.calls]
     return {"from": "function_call", "value": write_json(calls if len(calls) > 1 else calls[0])}
-
-
-def _find_break(turns: Sequence[dict[str, str]]) -> str | None:
-    if any(turn["from"] == "system" for turn in turns):
-        return "a system prompt is in the middle of the conversation"
-    if len(turns) % 2 == 0 or any(turn["from"] not in (ODD, EVEN)[at % 2] for at, turn in enumerate(turns)):
-        return "the turns do not alternate"
-    return None
 
 
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -274,12 +265,17 @@ class OpenAI:
     def add_row(self, sink: Sink, split: Split, row: Row) -> None:
         try:
             conversation = split_tools(row.messages)
-            before = _to_messages(conversation.messages)
-            names = _CallNames(before)
+            names = map("call_{}".format, count(1))
+            before = _to_messages(conversation.messages, names)
             reply = _to_assistant(row.reply, names)
             if row.rejected is None:
                 tools = _list_tools(conversation, [*before, reply])
-                sink.add_line(f"{split}.jsonl", {"messages": _weigh([*before, reply]), **tools})
+                earlier = [message for message in before if message["role"] == "assistant"]
+                for message in earlier:
+                    message["weight"] = 0
+                if earlier:
+                    reply["weight"] = 1
+                sink.add_line(f"{split}.jsonl", {"messages": [*before, reply], **tools})
             else:
                 pair = [reply, _to_assistant(row.rejected, names)]
                 request = {"messages": before, **_list_tools(conversation, [*before, *pair])}
@@ -297,19 +293,8 @@ class OpenAI:
         )
 
 
-class _CallNames:
-    """Ids of calls, in order."""
-
-    def __init__(self, messages: Sequence[dict[str, Any]] = ()) -> None:
-        self._made = sum(len(message.get("tool_calls", ())) for message in messages)
-
-    def next(self) -> str:
-        self._made += 1
-        return f"call_{self._made}"
-
-
-def _to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    names, made, open_calls = _CallNames(), list[dict[str, Any]](), list[str]()
+def _to_messages(messages: Sequence[Message], names: Iterator[str]) -> list[dict[str, Any]]:
+    made, open_calls = list[dict[str, Any]](), list[str]()
     for message in messages:
         if message.role == "tool":
             if not open_calls:
@@ -327,7 +312,8 @@ def _to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return made
 
 
-def _to_assistant(content: str, names: _CallNames) -> dict[str, Any]:
+def _to_assistant(content: str, names: Iterator[str]) -> dict[str, Any]:
+    """`names` are the ids of calls."""
     turn = split_calls(content)
     if not turn.calls or not all(FUNCTION_NAME.fullmatch(call.name) for call in turn.calls):
         return {"role": "assistant", "content": content}
@@ -336,22 +322,13 @@ def _to_assistant(content: str, names: _CallNames) -> dict[str, Any]:
         made["content"] = turn.text
     made["tool_calls"] = [
         {
-            "id": names.next(),
+            "id": next(names),
             "type": "function",
             "function": {"name": call.name, "arguments": write_json(call.arguments)},
         }
         for call in turn.calls
     ]
     return made
-
-
-def _weigh(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    earlier = [message for message in messages[:-1] if message["role"] == "assistant"]
-    for message in earlier:
-        message["weight"] = 0
-    if earlier:
-        messages[-1]["weight"] = 1
-    return messages
 
 
 def _list_tools(conversation: Conversation, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -395,7 +372,7 @@ class SageMaker:
 
     def add_row(self, sink: Sink, split: Split, row: Row) -> None:
         channel = split if row.rejected is None else f"{split}_preference"
-        turns = prompt_and_completion(row) if row.rejected is None else prompt_and_pair(row)
+        turns = prompt_and_replies(row)
         sink.add_line(f"{channel}/{channel}.jsonl", {"id": row.id, **turns, "weight": row.weight})
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
@@ -447,11 +424,9 @@ class HuggingFace:
 
     def add_row(self, sink: Sink, split: Split, row: Row) -> None:
         config = "default" if row.rejected is None else "preference"
-        turns = prompt_and_completion(row) if row.rejected is None else prompt_and_pair(row)
         about = {name: getattr(row, name) for name in ABOUT}
-        sink.add_record(
-            f"{FOLDERS[config]}/{split}", {"id": row.id, **turns, **about}, schema=_schema(config)
-        )
+        record = {"id": row.id, **prompt_and_replies(row), **about}
+        sink.add_record(f"{FOLDERS[config]}/{split}", record, schema=_schema(config))
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
         sizes = sink.close_tables()
@@ -506,27 +481,26 @@ def _describe_config(config: str, splits: dict[str, TableSize]) -> dict[str, Any
     }
 
 
-def _say_trained(sizes: dict[str, TableSize]) -> str:
-    """Say what the columns are for."""
-    there = {stem.partition("/")[0] for stem in sizes}
-    descriptions = {
-        "default": "Trained on is the `completion`; the `prompt` is only read.",
-        "preference": "Of the replies to a `prompt`, `chosen` is preferred to `rejected`.",
-    }
-    return "\n".join(words for config, words in descriptions.items() if FOLDERS[config] in there)
+_TRAINED = {
+    "default": "Trained on is the `completion`; the `prompt` is only read.",
+    "preference": "Of the replies to a `prompt`, `chosen` is preferred to `rejected`.",
+}
+"""What the columns are for."""
 
 
 def _card(dataset: Dataset, sizes: dict[str, TableSize], options: ExportOptions) -> str:
     redacted = dataset.settings.get("redact", True)
     steps = "filtered, redacted and de-duplicated" if redacted else "filtered and de-duplicated, not redacted"
     rows = "\n".join(f"| {stem} | {size.rows} |" for stem, size in sizes.items())
+    there = {stem.partition("/")[0] for stem in sizes}
+    trained = "\n".join(words for config, words in _TRAINED.items() if FOLDERS[config] in there)
     return (
         f"# {options.title or options.name or 'Prepared agent logs'}\n\n"
         f"Prepared by Graftwork: {steps}; rows that "
         f"{say_together(str(dataset.settings.get('split_by', 'question')))} are in one split.\n"
         f"Dataset `{dataset.content_hash}`, rendered for `{dataset.base}`.\n\n"
         f"| files | rows |\n|---|---|\n{rows}\n\n"
-        f"{_say_trained(sizes)}\n"
+        f"{trained}\n"
     )
 
 
@@ -578,11 +552,9 @@ class Kaggle:
             )
 
     def add_row(self, sink: Sink, split: Split, row: Row) -> None:
-        about = {"group": row.group, "domain": row.domain, "stage": row.stage, "weight": row.weight}
-        if row.rejected is None:
-            sink.add_line(f"{split}.jsonl", {"id": row.id, **prompt_and_completion(row), **about})
-        else:
-            sink.add_line(f"{split}.preference.jsonl", {"id": row.id, **prompt_and_pair(row), **about})
+        about = {name: getattr(row, name) for name in ABOUT}
+        ending = "jsonl" if row.rejected is None else "preference.jsonl"
+        sink.add_line(f"{split}.{ending}", {"id": row.id, **prompt_and_replies(row), **about})
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
         rows = sum(sink.rows.values())

@@ -122,28 +122,46 @@ class DatasetDiff(Record):
     splits: dict[Split, SplitChange]
 
 
+_MADE_FOR = ("model", "base", "base_fingerprint", "template_fingerprint", "tokenizer_fingerprint")
+
+
 def diff_datasets(before: Path, after: Path) -> DatasetDiff:
     old, new = read_manifest(before), read_manifest(after)
+    old_files, new_files = ({file.file: file.sha256 for file in dataset.inputs} for dataset in (old, new))
+    old_drops, new_drops = read_drops(before, old), read_drops(after, new)
+    nothing: Counter[tuple[str, int]] = Counter()
+    drops = {}
+    for step in dict.fromkeys((*old_drops, *new_drops)):
+        was, now = old_drops.get(step, nothing), new_drops.get(step, nothing)
+        drops[step] = DropChanges(
+            before=was.total(),
+            after=now.total(),
+            appeared=(now - was).total(),
+            vanished=(was - now).total(),
+        )
     return DatasetDiff(
         before=old.content_hash,
         after=new.content_hash,
         same=old.content_hash == new.content_hash,
-        made_for=_diff_values(_made_for(old), _made_for(new)),
+        made_for=_diff_values(*({key: getattr(dataset, key) for key in _MADE_FOR} for dataset in (old, new))),
         settings=_diff_values(dict(_flatten(old.settings)), dict(_flatten(new.settings))),
-        inputs=_diff_inputs(old, new),
+        inputs=InputChanges(
+            added=tuple(sorted(new_files.keys() - old_files.keys())),
+            removed=tuple(sorted(old_files.keys() - new_files.keys())),
+            changed=tuple(
+                sorted(
+                    file for file in old_files.keys() & new_files.keys() if old_files[file] != new_files[file]
+                )
+            ),
+        ),
         rows=_diff_rows(before, old, after, new),
-        drops=_diff_drops(before, old, after, new),
+        drops=drops,
         splits={
             split: SplitChange(before=_totals(old, split), after=_totals(new, split))
             for split in SPLITS
             if split in old.splits or split in new.splits
         },
     )
-
-
-def _made_for(dataset: Dataset) -> dict[str, Any]:
-    keys = ("model", "base", "base_fingerprint", "template_fingerprint", "tokenizer_fingerprint")
-    return {key: getattr(dataset, key) for key in keys}
 
 
 def _flatten(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -160,16 +178,6 @@ def _diff_values(before: dict[str, Any], after: dict[str, Any]) -> tuple[ValueCh
         ValueChange(key=key, before=before.get(key), after=after.get(key))
         for key in dict.fromkeys((*before, *after))
         if before.get(key) != after.get(key)
-    )
-
-
-def _diff_inputs(before: Dataset, after: Dataset) -> InputChanges:
-    old = {file.file: file.sha256 for file in before.inputs}
-    new = {file.file: file.sha256 for file in after.inputs}
-    return InputChanges(
-        added=tuple(sorted(new.keys() - old.keys())),
-        removed=tuple(sorted(old.keys() - new.keys())),
-        changed=tuple(sorted(file for file in old.keys() & new.keys() if old[file] != new[file])),
     )
 
 
@@ -225,17 +233,3 @@ def _name(
         before, after = (seen[key].split if key in seen else None for seen in (was, now))
         named.append(NamedRow(id=row.id, origin=row.origin, before=before, after=after))
     return tuple(named)
-
-
-def _diff_drops(before: Path, old: Dataset, after: Path, new: Dataset) -> dict[str, DropChanges]:
-    was, now = read_drops(before, old), read_drops(after, new)
-    nothing: Counter[tuple[str, int]] = Counter()
-    return {
-        step: DropChanges(
-            before=was.get(step, nothing).total(),
-            after=now.get(step, nothing).total(),
-            appeared=(now.get(step, nothing) - was.get(step, nothing)).total(),
-            vanished=(was.get(step, nothing) - now.get(step, nothing)).total(),
-        )
-        for step in dict.fromkeys((*was, *now))
-    }

@@ -76,7 +76,18 @@ def show_rows(
         places = find_row_id(folder, dataset, row_id)
     found = fetch_rows(folder, dataset, places=places)
     if not found:
-        raise _no_such_row(dataset, split=split, row_id=row_id)
+        sizes = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
+        if row_id is None:
+            raise UserMistake(
+                f"the split {split} has no rows",
+                why=f"the dataset holds {sizes} rows",
+                fix="name another split",
+            )
+        raise UserMistake(
+            f"no row has the id {row_id!r}",
+            why=f"the dataset {dataset.content_hash[:12]} holds {sizes} rows and none begins so",
+            fix="`graft data trace FILE:LINE` says what became of a line of the log",
+        )
     return tuple(
         show_row(row, split=at, number=number, decoder=decoder, by_token=by_token)
         for (at, number), row in found.items()
@@ -158,19 +169,6 @@ def iterate_ids(
         for offset, one in enumerate(batch.column(0).to_pylist()):
             if accept(one):
                 yield split, first + offset, one
-
-
-def _no_such_row(dataset: Dataset, *, split: Split, row_id: str | None) -> UserMistake:
-    sizes = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
-    if row_id is not None:
-        return UserMistake(
-            f"no row has the id {row_id!r}",
-            why=f"the dataset {dataset.content_hash[:12]} holds {sizes} rows and none begins so",
-            fix="`graft data trace FILE:LINE` says what became of a line of the log",
-        )
-    return UserMistake(
-        f"the split {split} has no rows", why=f"the dataset holds {sizes} rows", fix="name another split"
-    )
 
 
 class TokenizerDecoder:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -37,12 +37,10 @@ from graftwork.text.shape import find_garble
 from graftwork.text.words import words
 
 
-class AcceptedReply(NamedTuple):
-    reply: KeptReply
-
-
-class RefusedReply(NamedTuple):
-    why: str
+class RepairDecision(NamedTuple):
+    state: RepairState
+    why: str = ""
+    reply: KeptReply | None = None
 
 
 @dataclass(frozen=True)
@@ -52,21 +50,24 @@ class AcceptanceRules:
     """With the checks of the project."""
     judge: Rater | None = None
 
-    def decide(self, question: RepairQuestion, replies: Sequence[KeptReply]) -> AcceptedReply | RefusedReply:
+    def decide(self, question: RepairQuestion, replies: Sequence[KeptReply]) -> RepairDecision:
         reasons = [self._find_reason(question, reply) for reply in replies]
         passed = [reply for reply, reason in zip(replies, reasons, strict=True) if reason is None]
         if not passed:
-            return RefusedReply(next(reason for reason in reasons if reason is not None))
+            return RepairDecision("refused", next(reason for reason in reasons if reason is not None))
         best = passed[0]
         if len(replies) > 1:
             best, agreement = choose_agreed(passed, samples=len(replies))
-            if agreement < self.settings.repair.agreement:
-                least = self.settings.repair.agreement
-                return RefusedReply(f"samples agree by {agreement:.2f}, less than {least:g}")
+            least = self.settings.repair.agreement
+            if agreement < least:
+                return RepairDecision("refused", f"samples agree by {agreement:.2f}, less than {least:g}")
         refusal = self._judge(question, best)
-        return AcceptedReply(best) if refusal is None else RefusedReply(refusal)
+        if refusal is not None:
+            return RepairDecision("refused", refusal)
+        return RepairDecision("accepted", reply=best)
 
     def _find_reason(self, question: RepairQuestion, reply: KeptReply) -> str | None:
+        """Why a reply is not accepted by its own form or by a check of the project."""
         if reply.finish_reason == "length":
             return f"{CUT_OFF} after {reply.tokens_out:,} tokens"
         row = question.row.model_copy(
@@ -83,15 +84,13 @@ class AcceptanceRules:
         if fault is not None and fault.code != UNMATCHED_CALL:  # that is the prompt's
             return f"{fault.code}: {fault.reason}"
         garble = find_garble(reply.text)
-        return f"damaged text: {garble}" if garble else self._fail_check(question, reply.text)
-
-    def _fail_check(self, question: RepairQuestion, text: str) -> str | None:
-        case = to_case(question)
+        if garble:
+            return f"damaged text: {garble}"
         for check in right_or_wrong(self.grading.checks.values()):
             if check.against_reference:
                 continue
             try:
-                grade = check.grade(case, text, self.grading)
+                grade = check.grade(to_case(question), reply.text, self.grading)
             except CannotGrade as error:
                 return f"check {check.name}: {error}"
             if grade is not None and grade < 1:
@@ -128,30 +127,24 @@ def choose_agreed(replies: Sequence[KeptReply], *, samples: int) -> tuple[KeptRe
     Samples that were refused agree with none.
     """
     bags = [Counter(words(reply.text)) for reply in replies]
+
+    def share_words(one: Counter[str], other: Counter[str]) -> float:
+        """The F1 score of the shared words."""
+        total = one.total() + other.total()
+        return 2 * (one & other).total() / total if total else 1.0
+
     means = [
-        sum(_share_words(bag, other) for at, other in enumerate(bags) if at != place) / (samples - 1)
+        sum(share_words(bag, other) for at, other in enumerate(bags) if at != place) / (samples - 1)
         for place, bag in enumerate(bags)
     ]
     best = max(range(len(replies)), key=lambda place: (means[place], -place))
     return replies[best], means[best]
 
 
-def _share_words(one: Counter[str], other: Counter[str]) -> float:
-    """The F1 score of the shared words."""
-    total = one.total() + other.total()
-    return 2 * (one & other).total() / total if total else 1.0
-
-
 GROWTH = 1.5
 """How much longer than the cut-off reply a whole one is expected to be."""
 
 OnProgress = Callable[[int, int], None]
-
-
-class RepairDecision(NamedTuple):
-    state: RepairState
-    why: str = ""
-    reply: KeptReply | None = None
 
 
 def plan_repair(
@@ -167,7 +160,11 @@ def plan_repair(
             for sample in range(settings.samples)
         )
         new = settings.samples - known
-        asked, answered = _estimate_row(question, targets.typical_reply, teacher)
+        # The tokens of the prompt, and those of an answer to it.
+        asked = estimate_tokens(question.row.messages)
+        logged = 0 if question.rows[0].fault == AUGMENT else len(question.row.reply)
+        answered = round(max(GROWTH * logged, targets.typical_reply) / CHARACTERS_PER_TOKEN)
+        answered = min(answered, teacher.max_tokens) if teacher else answered
         tokens_in, tokens_out = new * asked, new * answered
         overlong += bool(new) and longest is not None and asked + answered > longest
         total_in, total_out = total_in + tokens_in, total_out + tokens_out
@@ -204,13 +201,6 @@ def plan_repair(
     )
 
 
-def _estimate_row(question: RepairQuestion, typical: int, teacher: TeacherSettings | None) -> tuple[int, int]:
-    """The tokens of the prompt, and those of an answer to it."""
-    logged = 0 if question.rows[0].fault == AUGMENT else len(question.row.reply)
-    tokens = round(max(GROWTH * logged, typical) / CHARACTERS_PER_TOKEN)
-    return estimate_tokens(question.row.messages), min(tokens, teacher.max_tokens) if teacher else tokens
-
-
 def _find_short_budgets(
     teacher: TeacherSettings | None, journal: ReplyJournal, tokens_in: int, tokens_out: int
 ) -> tuple[str, ...]:
@@ -239,17 +229,24 @@ def run_repair(
     decisions = _decide_all(
         targets.questions, teacher, rules, stopping=stopping or threading.Event(), on_progress=on_progress
     )
-    lines = [
-        write_row(question, decision.reply, teacher.settings)
-        for question, decision in zip(targets.questions, decisions, strict=True)
-        if decision.state == "accepted" and decision.reply is not None
-    ]
+    longest = longest_row(rules.settings)
+    lines: list[bytes] = []
+    rows: list[RepairRow] = []
+    overlong = 0
+    for question, (state, why, reply) in zip(targets.questions, decisions, strict=True):
+        first, *others = question.rows
+        shared: dict[str, Any] = {"state": state, "why": why, "prompt_hash": question.prompt_hash}
+        stated = {**shared}
+        if reply is not None:
+            stated |= {"tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out}
+        if state == "accepted" and reply is not None:
+            lines.append(write_row(question, reply, teacher.settings))
+            tokens = estimate_tokens(question.row.messages) + reply.tokens_out
+            overlong += longest is not None and tokens > longest
+            # Rows that share a prompt share its fate; the accepted row replaces the first of them.
+            shared |= {"state": "shared", "why": f"answered with {first.origin}"}
+        rows += [to_row(first, **stated), *(to_row(other, **shared) for other in others)]
     write_atomic(out, b"".join(lines), private=True)
-    rows = [
-        row
-        for question, decision in zip(targets.questions, decisions, strict=True)
-        for row in _report(question, decision)
-    ]
     listed = tuple(sorted([*rows, *targets.skipped], key=_by_origin))
     return RepairOutcome(
         teacher=_name(teacher.settings),
@@ -259,7 +256,7 @@ def run_repair(
         states=dict(Counter(row.state for row in listed).most_common()),
         spent=teacher.spent(),
         usable_before=targets.usable,
-        overlong=_count_overlong(targets.questions, decisions, rules.settings),
+        overlong=overlong,
         in_logs=False,
     )
 
@@ -267,19 +264,6 @@ def run_repair(
 def longest_row(settings: DataSettings) -> int | None:
     """The tokens beyond which `graft data prepare` drops a row; None where it shortens rows instead."""
     return settings.max_tokens if settings.overlong == "drop" else None
-
-
-def _count_overlong(
-    questions: Sequence[RepairQuestion], decisions: Sequence[RepairDecision], settings: DataSettings
-) -> int:
-    longest = longest_row(settings)
-    return sum(
-        longest is not None
-        and decision.state == "accepted"
-        and decision.reply is not None
-        and estimate_tokens(question.row.messages) + decision.reply.tokens_out > longest
-        for question, decision in zip(questions, decisions, strict=True)
-    )
 
 
 def _decide_all(
@@ -326,10 +310,7 @@ def decide(question: RepairQuestion, teacher: Teacher, rules: AcceptanceRules) -
         return RepairDecision("over_budget", str(spent))
     except NoReply as trouble:
         return RepairDecision("unanswered", str(trouble))
-    found = rules.decide(question, replies)
-    if isinstance(found, RefusedReply):
-        return RepairDecision("refused", found.why)
-    return RepairDecision("accepted", reply=found.reply)
+    return rules.decide(question, replies)
 
 
 def write_row(question: RepairQuestion, reply: KeptReply, settings: TeacherSettings) -> bytes:
@@ -355,20 +336,6 @@ def write_row(question: RepairQuestion, reply: KeptReply, settings: TeacherSetti
         "answered": origin.model_dump(mode="json"),
     }
     return orjson.dumps({key: value for key, value in values.items() if value is not None}) + b"\n"
-
-
-def _report(question: RepairQuestion, decision: RepairDecision) -> list[RepairRow]:
-    first, *others = question.rows
-    tokens = {} if decision.reply is None else {"tokens_out": decision.reply.tokens_out}
-    tokens |= {} if decision.reply is None else {"tokens_in": decision.reply.tokens_in}
-    head = to_row(first, state=decision.state, why=decision.why, prompt_hash=question.prompt_hash, **tokens)
-    # Rows that share a prompt share its fate; the accepted row replaces the first of them.
-    state: RepairState = "shared" if decision.state == "accepted" else decision.state
-    why = f"answered with {first.origin}" if decision.state == "accepted" else decision.why
-    return [
-        head,
-        *(to_row(other, state=state, why=why, prompt_hash=question.prompt_hash) for other in others),
-    ]
 
 
 def _by_origin(row: RepairRow) -> tuple[str, int, bool]:

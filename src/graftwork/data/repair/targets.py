@@ -73,11 +73,15 @@ def find_targets(corpus: Corpus, assignment: SplitAssignment, *, settings: DataS
         questions[key] = RepairQuestion(key, clean if found is None else found.row, rows)
     added = _augment(corpus, assignment, usable, settings=settings, taken=set(questions))
     replies = corpus.column("reply_chars")[usable]
+    roles = corpus.labels("group")
+    counts = np.bincount(roles.numbers[usable & (roles.numbers >= 0)], minlength=len(roles.names))
+    by_role = sorted(zip(roles.names, counts.tolist(), strict=True)) if len(roles.names) > 1 else []
+    small = {name: count for name, count in by_role if count < RARE}
     return RepairTargets(
         [*questions.values(), *added],
         skipped,
         usable=int(usable.sum()),
-        small_groups=_count_small(corpus, usable),
+        small_groups=small,
         typical_reply=int(np.median(replies)) if len(replies) else 0,
     )
 
@@ -97,7 +101,12 @@ def _list_faulty(
     held_out = passed & (assignment.split != TRAIN) & (assignment.split != UNASSIGNED)
     answered = np.isin(prompts[places], prompts[passed])
     held = np.isin(turns[places], turns[held_out])
-    hashes = _read_hashes(corpus, places)
+    hashes: dict[int, str] = {}
+    for first, segment in corpus.by_segment():
+        inside = places[(places >= first) & (places < first + segment.stop - segment.start)]
+        if len(inside):
+            block = corpus.read_columns(segment, ["input_hash"])["input_hash"]
+            hashes |= {place: block[place - first] for place in inside.tolist()}
     for at, (place, row) in enumerate(corpus.rows_at(places.tolist())):
         if not row.question.strip():
             continue  # nothing is asked: no teacher can answer it
@@ -109,25 +118,6 @@ def _list_faulty(
             reason=reasons.names[reasons.numbers[place]],
         )
         yield row, target, ANSWERED if answered[at] else HELD_OUT if held[at] else ""
-
-
-def _read_hashes(corpus: Corpus, places: "np.ndarray[Any, Any]") -> dict[int, str]:
-    """Return the hashes of the log lines at these positions, block by block."""
-    found: dict[int, str] = {}
-    for first, segment in corpus.by_segment():
-        inside = places[(places >= first) & (places < first + segment.stop - segment.start)]
-        if len(inside):
-            hashes = corpus.read_columns(segment, ["input_hash"])["input_hash"]
-            found |= {place: hashes[place - first] for place in inside.tolist()}
-    return found
-
-
-def _count_small(corpus: Corpus, usable: "np.ndarray[Any, Any]") -> dict[str, int]:
-    roles = corpus.labels("group")
-    if len(roles.names) < 2:
-        return {}
-    counts = np.bincount(roles.numbers[usable & (roles.numbers >= 0)], minlength=len(roles.names))
-    return {name: int(count) for name, count in sorted(zip(roles.names, counts, strict=True)) if count < RARE}
 
 
 def _augment(
@@ -149,9 +139,19 @@ def _augment(
     turns = corpus.column("turn")
     for role in repair.augment:
         if role not in roles.names:
-            raise _no_such_role(role, roles.names)
+            raise UserMistake(
+                f"no row has the role {role!r}",
+                why=f"the roles of the log are: {', '.join(sorted(roles.names)[:20]) or 'none'}",
+                fix="name one of these: --augment role=NAME",
+                where="--augment",
+            )
         own = roles.numbers == roles.names.index(role)
-        system = _find_system(corpus, own)
+        # The system prompt that most of the role's rows have.
+        prompts = Counter(
+            "\n\n".join(message.content for message in row.messages if message.role == "system")
+            for _, row in corpus.rows_at(np.flatnonzero(own)[:1000].tolist())
+        )
+        system = max(sorted(prompts), key=lambda text: prompts[text]) if prompts else None
         trained = usable & (assignment.split == TRAIN) & ~own & ~np.isin(turns, turns[own])
         places = np.flatnonzero(trained)
         order = places[np.argsort(draw(turns[places], seed=settings.seed), kind="stable")]
@@ -164,15 +164,6 @@ def _augment(
                 made.append(question)
                 lacking -= 1
     return made
-
-
-def _find_system(corpus: Corpus, own: "np.ndarray[Any, Any]") -> str | None:
-    """Return the most frequent system prompt of the role's rows."""
-    counts = Counter(
-        "\n\n".join(message.content for message in row.messages if message.role == "system")
-        for _, row in corpus.rows_at(np.flatnonzero(own)[:1000].tolist())
-    )
-    return max(sorted(counts), key=lambda text: counts[text]) if counts else None
 
 
 def _ask_as(
@@ -197,12 +188,3 @@ def _ask_as(
             }
         )
         yield RepairQuestion(key, new, (TargetRow(row.origin, "", role, AUGMENT, reason),))
-
-
-def _no_such_role(role: str, known: Sequence[str]) -> UserMistake:
-    return UserMistake(
-        f"no row has the role {role!r}",
-        why=f"the roles of the log are: {', '.join(sorted(known)[:20]) or 'none'}",
-        fix="name one of these: --augment role=NAME",
-        where="--augment",
-    )

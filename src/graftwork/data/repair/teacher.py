@@ -106,21 +106,25 @@ class Teacher:
         self._client, self._wait = client, wait
         self._first_pause = first_pause
         self._limit = RateLimit(settings.requests_per_minute, wait=wait)
-        self._asker = Asker(journal, refuse=lambda *tokens: _exceeded(settings, *tokens))
+        self._asker = Asker(journal, refuse=self._find_exceeded)
+
+    def _find_exceeded(self, tokens_in: int, tokens_out: int) -> str | None:
+        settings = self.settings
+        limit, cost = settings.max_total_tokens, price(settings, tokens_in, tokens_out)
+        if limit is not None and tokens_in + tokens_out > limit:
+            return f"max_total_tokens {limit:,} would be exceeded"
+        if settings.max_cost is not None and cost is not None and cost > settings.max_cost:
+            return f"max_cost ${settings.max_cost:g} would be exceeded"
+        return None
 
     def answer(self, messages: Sequence[Message], prompt_hash: str, sample: int) -> KeptReply:
         """Raise NoReply, BudgetSpent, or a GraftError that no retry fixes."""
         return self._asker.ask(
             key_of(self.settings, prompt_hash, sample),
-            lambda: self._count(messages, self._ask(messages, decoding_of(self.settings, sample))),
+            lambda: self._ask(messages, decoding_of(self.settings, sample)),
             most_in=estimate_tokens(messages),
             most_out=self.settings.max_tokens,
         )
-
-    def _count(self, messages: Sequence[Message], reply: EngineReply) -> KeptReply:
-        tokens_in = reply.prompt_tokens or estimate_tokens(messages)
-        tokens_out = reply.tokens or round(len(reply.text) / CHARACTERS_PER_TOKEN)
-        return KeptReply(reply.text, tokens_in, tokens_out, reply.finish_reason)
 
     def give_up(self) -> None:
         """End requests that cost nothing but time: those to an engine on this machine."""
@@ -131,16 +135,22 @@ class Teacher:
     def spent(self) -> TeacherSpending:
         return count_spending(self._asker.journal, self.settings)
 
-    def _ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
+    def _ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> KeptReply:
         retries = Retries(
             attempts=self.settings.attempts, first_pause=self._first_pause, longest_pause=LONGEST_PAUSE
         )
-        sent = _speak_plainly(messages)
+        # Tool results as user turns: endpoints refuse the role `tool` without the id of a call.
+        sent = tuple(
+            Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
+            if message.role == "tool"
+            else message
+            for message in messages
+        )
         while True:
             if not self._limit.take():
                 raise NoReply("the run is being stopped")
             try:
-                return self._client.ask_once(sent, decoding)
+                reply = self._client.ask_once(sent, decoding)
             except TryAgain as trouble:
                 pause = 0.0 if trouble.adapted else retries.after_failure(asked=trouble.wait)
                 if pause is None:
@@ -148,15 +158,10 @@ class Teacher:
                     raise NoReply(why) from trouble
                 if pause and self._wait(pause):
                     raise NoReply("the run is being stopped") from trouble
-
-
-def _exceeded(settings: TeacherSettings, tokens_in: int, tokens_out: int) -> str | None:
-    limit, cost = settings.max_total_tokens, price(settings, tokens_in, tokens_out)
-    if limit is not None and tokens_in + tokens_out > limit:
-        return f"max_total_tokens {limit:,} would be exceeded"
-    if settings.max_cost is not None and cost is not None and cost > settings.max_cost:
-        return f"max_cost ${settings.max_cost:g} would be exceeded"
-    return None
+            else:
+                tokens_in = reply.prompt_tokens or estimate_tokens(messages)
+                tokens_out = reply.tokens or round(len(reply.text) / CHARACTERS_PER_TOKEN)
+                return KeptReply(reply.text, tokens_in, tokens_out, reply.finish_reason)
 
 
 def count_spending(journal: ReplyJournal, settings: TeacherSettings | None) -> TeacherSpending:
@@ -181,13 +186,3 @@ def open_client(settings: TeacherSettings) -> TeacherClient:
         timeout_seconds=ANSWER_SECONDS,
     )
     return EndpointEngine(endpoint, EndpointPolicy(role=TEACHER, streamed=False))
-
-
-def _speak_plainly(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Tool results as user turns: endpoints refuse the role `tool` without the id of a call."""
-    return tuple(
-        Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
-        if message.role == "tool"
-        else message
-        for message in messages
-    )
