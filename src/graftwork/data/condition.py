@@ -7,7 +7,7 @@ kept, else why it is not. The condition is parsed and never evaluated as code; `
 import operator
 import re
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from graftwork.records.interaction import Interaction
 from graftwork.text.numbers import take_figure, take_score
@@ -90,7 +90,8 @@ def find_objection(row: Interaction, condition: str) -> str | None:
 
 
 def _test(row: Interaction, item: FieldTest) -> str | None:
-    value = _look_up(row, item.field)
+    value = getattr(row, _FIELDS[item.field]) if item.field in _FIELDS else None
+    value = row.extra.get(item.field) if value is None else value
     if item.sign is None:
         return None if value is None else f"`{item.field}` is not missing"
     if value is None:
@@ -110,8 +111,3 @@ def _test(row: Interaction, item: FieldTest) -> str | None:
 def list_fields(row: Interaction) -> list[str]:
     """The fields that a condition may name and the row has."""
     return [*(name for name, key in _FIELDS.items() if getattr(row, key) is not None), *row.extra]
-
-
-def _look_up(row: Interaction, field: str) -> Any:
-    value = getattr(row, _FIELDS[field]) if field in _FIELDS else None
-    return row.extra.get(field) if value is None else value

@@ -89,14 +89,9 @@ def looks_like_password(value: str) -> bool:
             any(not c.isalnum() for c in value),
         )
     )
-    return (
-        kinds >= 2 and any(c.isalpha() for c in value) and _has_digit_or_sign(value) and entropy(value) >= 2.5
-    )
-
-
-def _has_digit_or_sign(value: str) -> bool:
     # Snake case and hyphens make identifiers, not passwords.
-    return any(c.isdigit() for c in value) or any(c in "!@#$%^&*+/=?~" for c in value)
+    has_mark = any(c.isdigit() or c in "!@#$%^&*+/=?~" for c in value)
+    return kinds >= 2 and has_mark and any(c.isalpha() for c in value) and entropy(value) >= 2.5
 
 
 def passes_luhn(value: str) -> bool:
@@ -174,14 +169,11 @@ def find_cookies(text: str) -> Iterator[TextSpan]:
 def find_curl_passwords(text: str) -> Iterator[TextSpan]:
     """Find what follows the colon of `curl -u name:...` and `curl --user name:...`."""
     for login in _LOGIN.finditer(text):
-        if is_no_word_for_password(login["value"]) and _is_of_curl(text, login.start()):
+        before = text[max(0, login.start() - _LONGEST_COMMAND) : login.start()]
+        command = before.casefold().rfind("curl")
+        is_of_curl = command >= 0 and not _COMMAND_END.search(before, command)
+        if is_of_curl and is_no_word_for_password(login["value"]):
             yield TextSpan(*login.span("value"))
-
-
-def _is_of_curl(text: str, place: int) -> bool:
-    before = text[max(0, place - _LONGEST_COMMAND) : place]
-    command = before.casefold().rfind("curl")
-    return command >= 0 and not _COMMAND_END.search(before, command)
 
 
 _RUN = 24

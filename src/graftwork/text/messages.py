@@ -46,14 +46,12 @@ def redact_login(error: object, address: str) -> str:
 
 def hide(text: str, secrets: Iterable[str]) -> str:
     """Replace these secrets in every form in which they may be written."""
-    written = {form for secret in secrets if secret for form in _written(secret)}
-    for form in sorted(written, key=len, reverse=True):
+    forms: set[str] = set()
+    for secret in filter(None, secrets):
+        forms |= {secret, json.dumps(secret)[1:-1], quote(secret, safe=""), quote(secret), quote_plus(secret)}
+    for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, HIDDEN)
     return text
-
-
-def _written(secret: str) -> Iterator[str]:
-    yield from (secret, json.dumps(secret)[1:-1], quote(secret, safe=""), quote(secret), quote_plus(secret))
 
 
 def _secrets_in(value: str) -> Iterator[str]:

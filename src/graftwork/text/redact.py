@@ -207,21 +207,16 @@ def _publish(value: Any, shown: Any, secret: Secret | None, redactor: Redactor) 
     if isinstance(shown, str):
         return secret.hide(shown) if secret is not None else redactor.redact_secrets(shown)
     if isinstance(shown, dict):
-        kind = type(value) if isinstance(value, Record) else None
-        return {
-            name: _publish(
-                _part(value, name), part, secret if kind is None else secret_of(kind, name), redactor
-            )
-            for name, part in shown.items()
-        }
+        published = {}
+        for name, part in shown.items():
+            inner = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+            marked = secret_of(type(value), name) if isinstance(value, Record) else secret
+            published[name] = _publish(inner, part, marked, redactor)
+        return published
     if isinstance(shown, list):
         parts = list(value) if isinstance(value, list | tuple | set | frozenset) else [None] * len(shown)
         return [_publish(part, one, secret, redactor) for part, one in zip(parts, shown, strict=True)]
     return shown
-
-
-def _part(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def is_variable_name(name: str) -> bool:

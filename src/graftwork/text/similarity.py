@@ -175,52 +175,45 @@ def measure_pairs(
     batches = np.cumsum(lengths[one] + lengths[other]) // _VALUES_AT_ONCE
     bounds = np.flatnonzero(np.diff(batches, prepend=-1, append=-1)) if len(one) else np.zeros(0, dtype=int)
     for start, stop in pairwise(bounds.tolist()):
-        part = slice(start, stop)
-        likeness[part], containment[part] = _measure(
-            sets, one[part], other[part], weighed=weighed, sampled=sampled
+        part, pairs = slice(start, stop), stop - start
+        limits = None
+        if sampled is not None:
+            limits = np.minimum(*(_highest(sets, side[part], sampled) for side in (one, other)))
+        keys, weights = _side(sets, one[part], weighed, limits)
+        other_keys, other_weights = _side(sets, other[part], weighed, limits)
+        at = np.minimum(np.searchsorted(other_keys, keys), max(len(other_keys) - 1, 0))
+        common = other_keys[at] == keys if len(other_keys) else np.zeros(len(keys), dtype=bool)
+        both = _add_up(keys, weights, pairs, common)
+        either = _add_up(keys, weights, pairs) + _add_up(other_keys, other_weights, pairs) - both
+        words, other_words = _are_words(keys), _are_words(other_keys)
+        smaller = np.minimum(
+            _add_up(keys, weights, pairs, words), _add_up(other_keys, other_weights, pairs, other_words)
         )
+        likeness[part] = _divide(both, either)
+        containment[part] = _divide(_add_up(keys, weights, pairs, common & words), smaller)
     return Measures(likeness, containment)
 
 
-def _measure(sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled: int | None) -> Measures:
-    limits = None
-    if sampled is not None:
-        limits = np.minimum(_highest(sets, one, sampled), _highest(sets, other, sampled))
-    first, second = _side(sets, one, weighed, limits), _side(sets, other, weighed, limits)
-    at = np.minimum(np.searchsorted(second.keys, first.keys), max(len(second.keys) - 1, 0))
-    common = second.keys[at] == first.keys if len(second.keys) else np.zeros(len(first.keys), dtype=bool)
-    pairs = len(one)
-    both = first.add_up(pairs, common)
-    either = first.add_up(pairs) + second.add_up(pairs) - both
-    words = first.is_word()
-    smaller = np.minimum(first.add_up(pairs, words), second.add_up(pairs, second.is_word()))
-    return Measures(_divide(both, either), _divide(first.add_up(pairs, common & words), smaller))
-
-
-class _Side(NamedTuple):
+def _side(sets: Ragged, items: Array, weighed: Array, limits: Array | None) -> tuple[Array, Array]:
     """The values of one side of many pairs, prefixed by the pair's number, and their weights."""
-
-    keys: Array
-    weights: Array
-
-    def add_up(self, pairs: int, which: Array | None = None) -> Array:
-        # Summed in the order of the values, so that equal sets have equal sums to the last bit.
-        weights = self.weights if which is None else np.where(which, self.weights, 0.0)
-        return np.bincount((self.keys >> np.uint64(32)).astype(np.int64), weights, minlength=pairs)
-
-    def is_word(self) -> Array:
-        words: Array = (self.keys & np.uint64(1)) == 0
-        return words
-
-
-def _side(sets: Ragged, items: Array, weighed: Array, limits: Array | None) -> _Side:
     taken, weights = sets.take(items), Ragged(weighed, sets.offsets).take(items).values
     owners = taken.owners()
     keys = owners.astype(np.uint64) << np.uint64(32) | taken.values.astype(np.uint64)
     if limits is None:
-        return _Side(keys, weights)
+        return keys, weights
     within = taken.values <= limits[owners]
-    return _Side(keys[within], weights[within])
+    return keys[within], weights[within]
+
+
+def _add_up(keys: Array, weights: Array, pairs: int, which: Array | None = None) -> Array:
+    # Summed in the order of the values, so that equal sets have equal sums to the last bit.
+    added = weights if which is None else np.where(which, weights, 0.0)
+    return np.bincount((keys >> np.uint64(32)).astype(np.int64), added, minlength=pairs)
+
+
+def _are_words(keys: Array) -> Array:
+    words: Array = (keys & np.uint64(1)) == 0
+    return words
 
 
 def _highest(sets: Ragged, items: Array, sampled: int) -> Array:

@@ -64,31 +64,25 @@ def split_calls(content: str) -> TextAndCalls | None:
     start = content.find(OPEN)
     if start < 0 or not content.endswith(CLOSE):
         return None
-    calls = []
-    for part in content[start + len(OPEN) : -len(CLOSE)].split(f"{CLOSE}\n{OPEN}"):
-        try:
-            call = json.loads(part)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        calls.append(ToolCall(call["name"], call.get("arguments")))
+    calls = _parse_calls(content[start + len(OPEN) : -len(CLOSE)].split(f"{CLOSE}\n{OPEN}"))
+    if calls is None:
+        return None
     text = content[: start - 1] if start and content[start - 1] == "\n" else content[:start]
-    answer = TextAndCalls(text, tuple(calls))
-    return answer if _writes_back(content, answer) else None
-
-
-def _writes_back(content: str, answer: TextAndCalls) -> bool:
+    answer = TextAndCalls(text, calls)
     try:
-        return write_calls(answer) == content
+        return answer if write_calls(answer) == content else None
     except (ValueError, RecursionError):
-        return False
+        return None
 
 
 def read_calls(text: str) -> tuple[ToolCall, ...] | None:
     """Read every call in a text, however it is spaced; None if one of them is no call."""
+    return _parse_calls(_TAGGED.findall(text))
+
+
+def _parse_calls(parts: list[str]) -> tuple[ToolCall, ...] | None:
     calls = []
-    for part in _TAGGED.findall(text):
+    for part in parts:
         try:
             call = json.loads(part)
         except (ValueError, RecursionError):

@@ -44,11 +44,10 @@ def explain_error(error: Mapping[str, Any]) -> str:
     if kind in ("string_too_short", "too_short") and context.get("min_length") == 1:
         return "must not be empty"
     if kind in _WORDS:
-        return _WORDS[kind].format(**_round(context))
+        # Limits as one writes them: 1 and not 1.0.
+        limits = {
+            key: f"{limit:.15g}" if isinstance(limit, float) else limit for key, limit in context.items()
+        }
+        return _WORDS[kind].format(**limits)
     message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     return re.sub(r"^(Input|String|Value|Tuple|List|Dictionary) should\b", "must", message)
-
-
-def _round(context: dict[str, Any]) -> dict[str, Any]:
-    """Limits as one writes them: 1 and not 1.0."""
-    return {name: f"{value:.15g}" if isinstance(value, float) else value for name, value in context.items()}

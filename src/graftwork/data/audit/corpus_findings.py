@@ -18,6 +18,7 @@ from graftwork.data.audit.findings import (
     PROMPT_FINGERPRINT,
     REPLY_FINGERPRINT,
     AuditFacts,
+    Wording,
     count_rows,
     finding_from_rows,
     say_fix,
@@ -68,10 +69,12 @@ def find_rare_groups(facts: AuditFacts) -> Iterator[Finding]:
             places,
             show=lambda row, place, of=numbers, names=names: f"{names[of[place]]}: {row.question}",
             reasons={names[number]: int(usable[number]) for number in ordered[:40]},
-            title=count_rows(len(places), "belong")
-            + f" to {kind} with fewer than {RARE} usable rows ({named}{more})",
-            effect="too few to learn from, and too few to hold some out and measure",
-            fix=fix,
+            wording=Wording(
+                title=count_rows(len(places), "belong")
+                + f" to {kind} with fewer than {RARE} usable rows ({named}{more})",
+                effect="too few to learn from, and too few to hold some out and measure",
+                fix=fix,
+            ),
         )
 
 
@@ -91,9 +94,11 @@ def find_dominant_groups(facts: AuditFacts) -> Iterator[Finding]:
             "info",
             np.flatnonzero(facts.usable & (numbers == largest)),
             show=lambda row, place: row.question,
-            title=f"{counts[largest]:,} of {rows:,} usable rows belong to {names[largest]}",
-            effect="the model becomes good at this group at the cost of the others",
-            fix="log more of the other groups, or look at the figures of each group in the evaluation",
+            wording=Wording(
+                title=f"{counts[largest]:,} of {rows:,} usable rows belong to {names[largest]}",
+                effect="the model becomes good at this group at the cost of the others",
+                fix="log more of the other groups, or look at the figures of each group in the evaluation",
+            ),
         )
 
 
@@ -114,9 +119,11 @@ def find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
             "info",
             usable[number == most],
             show=lambda row, place: row.reply,
-            title=f"{counts[most]:,} of {len(usable):,} usable rows have the same reply",
-            effect="the model may give this reply where another is right",
-            fix="check that the evaluation measures both sides: where this reply is right and where not",
+            wording=Wording(
+                title=f"{counts[most]:,} of {len(usable):,} usable rows have the same reply",
+                effect="the model may give this reply where another is right",
+                fix="check that the evaluation measures both sides: where this reply is right and where not",
+            ),
         )
 
 
@@ -145,9 +152,11 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
             "warning",
             same,
             show=lambda row, place: f"the same as {name_kept(place)}: {row.question}",
-            title=count_rows(len(same), "repeat an earlier row"),
-            effect="repeated rows are memorized, and a held-out copy tests nothing",
-            fix=fix,
+            wording=Wording(
+                title=count_rows(len(same), "repeat an earlier row"),
+                effect="repeated rows are memorized, and a held-out copy tests nothing",
+                fix=fix,
+            ),
         )
     near = np.flatnonzero(facts.repeats.step == NEAR_DUPLICATE)
     if len(near):
@@ -157,9 +166,11 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
             "warning",
             near,
             show=lambda row, place: f"nearly the same as {name_kept(place)}: {row.question}",
-            title=count_rows(len(near), "nearly repeat an earlier row"),
-            effect="they weigh in training as if they were different rows",
-            fix=f"{fix}; data.near_duplicate sets how alike ({settings.near_duplicate})",
+            wording=Wording(
+                title=count_rows(len(near), "nearly repeat an earlier row"),
+                effect="they weigh in training as if they were different rows",
+                fix=f"{fix}; data.near_duplicate sets how alike ({settings.near_duplicate})",
+            ),
         )
 
 
@@ -199,10 +210,12 @@ def find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
         "warning" if len(places) else "info",
         places if len(places) else logged,
         show=lambda row, place: row.reply,
-        title=title,
-        effect="the model is pulled both ways and learns neither",
-        fix=f"`graft data prepare` {_CONFLICTS_DONE[facts.settings.conflicts]} "
-        f"(data.conflicts: {facts.settings.conflicts})",
+        wording=Wording(
+            title=title,
+            effect="the model is pulled both ways and learns neither",
+            fix=f"`graft data prepare` {_CONFLICTS_DONE[facts.settings.conflicts]} "
+            f"(data.conflicts: {facts.settings.conflicts})",
+        ),
     )
 
 
@@ -350,11 +363,13 @@ def find_leaked(facts: AuditFacts) -> Iterator[Finding]:
         "blocker",
         leaked,
         show=lambda row, place: f"{met} in {facts.corpus.origin(int(twin[place]))} too: {row.question}",
-        title=f"{len(leaked):,} of {int(held_out.sum()):,} held-out rows "
-        + say_like_another(split_by, "a training row"),
-        effect="the evaluation measures memory and calls it skill",
-        fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
-        f"{say_together(split_by)} (data.split_by)",
+        wording=Wording(
+            title=f"{len(leaked):,} of {int(held_out.sum()):,} held-out rows "
+            + say_like_another(split_by, "a training row"),
+            effect="the evaluation measures memory and calls it skill",
+            fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
+            f"{say_together(split_by)} (data.split_by)",
+        ),
     )
 
 
@@ -391,11 +406,13 @@ def find_random_leaks(facts: AuditFacts) -> Iterator[Finding]:
         "warning",
         places,
         show=lambda row, place: row.question,
-        title=title,
-        effect="the evaluation would measure memory and call it skill",
-        fix="`graft data prepare` splits by group, never by row: rows that "
-        f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
-        f"how alike ({settings.question_similarity})",
+        wording=Wording(
+            title=title,
+            effect="the evaluation would measure memory and call it skill",
+            fix="`graft data prepare` splits by group, never by row: rows that "
+            f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
+            f"how alike ({settings.question_similarity})",
+        ),
     )
 
 
@@ -447,12 +464,14 @@ def find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
         "blocker",
         places,
         show=lambda row, _place: row.question,
-        title=f"{len(places):,} of {int(facts.usable.sum()):,} usable rows ask the same; "
-        f"no row is left for {' and '.join(empty)}",
-        effect="`graft data prepare` keeps rows that ask the same in one split and would refuse this log",
-        fix="log more different questions; raise data.question_similarity "
-        f"({settings.question_similarity}) if these ask different things; or set the share of "
-        "an unneeded split to 0",
+        wording=Wording(
+            title=f"{len(places):,} of {int(facts.usable.sum()):,} usable rows ask the same; "
+            f"no row is left for {' and '.join(empty)}",
+            effect="`graft data prepare` keeps rows that ask the same in one split and would refuse this log",
+            fix="log more different questions; raise data.question_similarity "
+            f"({settings.question_similarity}) if these ask different things; or set the share of "
+            "an unneeded split to 0",
+        ),
     )
 
 

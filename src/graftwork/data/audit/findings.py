@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from graftwork.data.audit.lengths import CountTokens, RowLengths, measure_lengths
 from graftwork.data.audit.row_checks import AuditContext, Note, redact_row, show_start
@@ -215,14 +215,20 @@ class AuditFacts:
         return {place: row if self.settings.redact else redact_row(row).row for place, row in rows}
 
 
+class Wording(NamedTuple):
+    """What is wrong, what it does to training, and how to fix it."""
+
+    title: str
+    effect: str
+    fix: str
+
+
 def finding_from_notes(
     facts: AuditFacts,
     code: str,
     severity: Severity,
     *,
-    title: str,
-    effect: str,
-    fix: str,
+    wording: Wording,
     noted: str | None = None,
     found: NoteCount | None = None,
     reasons: dict[str, int] | None = None,
@@ -238,9 +244,7 @@ def finding_from_notes(
             Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in found.shown
         ),
         reasons=found.sort_reasons() if reasons is None else reasons,
-        title=title,
-        effect=effect,
-        fix=fix,
+        **wording._asdict(),
     )
 
 
@@ -250,9 +254,7 @@ def finding_from_rows(
     severity: Severity,
     places: "NDArray[Any]",
     *,
-    title: str,
-    effect: str,
-    fix: str,
+    wording: Wording,
     show: Callable[[Interaction, int], str],
     reasons: dict[str, int] | None = None,
 ) -> Finding:
@@ -269,9 +271,7 @@ def finding_from_rows(
             for place in shown
         ),
         reasons=reasons or {},
-        title=title,
-        effect=effect,
-        fix=fix,
+        **wording._asdict(),
     )
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, NamedTuple
 
 from graftwork.data.condition import find_objection
@@ -40,20 +41,20 @@ MOST_REPEATS = 2
 CALL_TAG = "<tool_call>"
 
 
-class CallFault(NamedTuple):
+class Fault(NamedTuple):
     code: str
     reason: str
 
 
-def judge_calls(row: Interaction) -> CallFault | None:
+def judge_calls(row: Interaction) -> Fault | None:
     """The fault of the reply's calls."""
     if CALL_TAG not in row.reply:
         return None
     fault = find_broken_call(row.messages, row.reply)
     if fault is not None:
-        return CallFault(BROKEN_CALL, fault)
+        return Fault(BROKEN_CALL, fault)
     if _is_loop(row):
-        return CallFault(REPEATED_CALL, "the turns before it made the same call and got the same result")
+        return Fault(REPEATED_CALL, "the turns before it made the same call and got the same result")
     return None
 
 
@@ -65,19 +66,19 @@ def find_broken_call(messages: Sequence[Message], text: str) -> str | None:
         return None
 
 
-def judge_results(messages: Sequence[Message]) -> CallFault | None:
+def judge_results(messages: Sequence[Message]) -> Fault | None:
     """The fault of a prompt whose calls and results do not belong together."""
     waiting = 0
     for message in messages:
         if message.role == "tool":
             if not waiting:
-                return CallFault(UNMATCHED_CALL, "a result without a call before it")
+                return Fault(UNMATCHED_CALL, "a result without a call before it")
             waiting -= 1
         elif waiting:
-            return CallFault(UNMATCHED_CALL, _NO_RESULT)
+            return Fault(UNMATCHED_CALL, _NO_RESULT)
         elif message.role == "assistant":
             waiting = len(read_calls(message.content) or ()) if CALL_TAG in message.content else 0
-    return CallFault(UNMATCHED_CALL, _NO_RESULT) if waiting else None
+    return Fault(UNMATCHED_CALL, _NO_RESULT) if waiting else None
 
 
 _NO_RESULT = "a call without a result"
@@ -164,10 +165,10 @@ def redact_row(row: Interaction) -> RedactedRow:
     """Replace secrets and personal data by placeholders, numbered per row: the result depends on the row
     alone.
     """
-    seen = _collect_texts(row)
-    if not seen.named_secret and not hold_private(seen.texts):
+    texts, has_named_secret = _collect_texts(row)
+    if not has_named_secret and not hold_private(texts):
         return RedactedRow(row, {})
-    cleaner = _RowRedactor(seen.texts)
+    cleaner = _RowRedactor(texts)
     update: dict[str, Any] = {
         "messages": tuple(
             Message(role=turn.role, content=cleaner.clean(turn.content)) for turn in row.messages
@@ -185,14 +186,8 @@ def redact_row(row: Interaction) -> RedactedRow:
     return RedactedRow(row.model_copy(update=update), dict(sorted(cleaner.counts.items())))
 
 
-class _RowTexts(NamedTuple):
+def _collect_texts(row: Interaction) -> tuple[list[str], bool]:
     """Every text of a row, and whether the name of a field marks its value as a secret."""
-
-    texts: list[str]
-    named_secret: bool
-
-
-def _collect_texts(row: Interaction) -> _RowTexts:
     texts = [turn.content for turn in row.messages]
     texts.append(row.reply)
     texts += [
@@ -217,7 +212,7 @@ def _collect_texts(row: Interaction) -> _RowTexts:
             waiting.extend(value.items())
         elif isinstance(value, (list, tuple)):
             waiting.extend((name, item) for item in value)
-    return _RowTexts(texts, named_secret)
+    return texts, named_secret
 
 
 class _RowRedactor:
@@ -261,11 +256,6 @@ NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT = "negative_feedback", "captures_f
 RETRIED = "retried"
 """A call that its agent made again in the same trace."""
 CAPTURE_CODES = frozenset({NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT})
-
-
-class Refusal(NamedTuple):
-    code: str
-    reason: str
 
 
 def is_negative(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
@@ -314,56 +304,38 @@ def find_unconfirmed(row: Interaction, settings: DataSettings) -> int:
 
 def find_refusal(
     captured: CaptureOrigin, session: str | None, settings: CaptureSettings, *, judged: bool = True
-) -> Refusal | None:
+) -> Fault | None:
     """Return why this exchange is left out. With `judged=False`, feedback is ignored."""
     if session == TRY_OUT_SESSION:
-        return Refusal(TRIED_OUT, "`graft run` asked a held-out question here to try the release out")
+        return Fault(TRIED_OUT, "`graft run` asked a held-out question here to try the release out")
     if judged and is_negative(captured, settings):
-        return Refusal(NEGATIVE_FEEDBACK, "users said that this reply is bad")
-    return (
-        _refuse_release(captured.release, settings)
-        or _refuse_time(captured.at, settings)
-        or _refuse_session(session, settings)
-        or (_refuse_unrated(captured, settings) if judged else None)
-    )
+        return Fault(NEGATIVE_FEEDBACK, "users said that this reply is bad")
+    lacks_feedback = captured.feedback is None and not captured.corrected
+    reason = None
+    if settings.releases and not captured.release.startswith(settings.releases):
+        reason = "another release answered than those under data.captures.releases"
+    elif outside := _find_time_objection(captured.at, settings):
+        reason = outside
+    elif settings.sessions and session not in settings.sessions:
+        reason = "a session that data.captures.sessions does not name"
+    elif session is not None and session in settings.skip_sessions:
+        reason = "a session that data.captures.skip_sessions names"
+    elif judged and settings.feedback == "positive" and lacks_feedback:
+        reason = "it has no feedback, and data.captures.feedback is `positive`"
+    return None if reason is None else Fault(CAPTURES_FILTER, reason)
 
 
-def _refuse_release(release: str, settings: CaptureSettings) -> Refusal | None:
-    if not settings.releases or any(release.startswith(wanted) for wanted in settings.releases):
-        return None
-    return Refusal(CAPTURES_FILTER, "another release answered than those under data.captures.releases")
-
-
-def _refuse_time(at: str, settings: CaptureSettings) -> Refusal | None:
+def _find_time_objection(at: str, settings: CaptureSettings) -> str | None:
     if settings.since is None and settings.until is None:
         return None
     try:
         moment = datetime.fromisoformat(at)
-        early = settings.since is not None and moment < settings.since
-        late = settings.until is not None and moment >= settings.until
+        if settings.since is not None and moment < settings.since:
+            return "served before data.captures.since"
+        if settings.until is not None and moment >= settings.until:
+            return "served after data.captures.until"
     except (ValueError, TypeError):
-        return Refusal(
-            CAPTURES_FILTER, "it does not say when it was served, and data.captures asks for a time"
-        )
-    if early or late:
-        return Refusal(
-            CAPTURES_FILTER,
-            f"served {'before data.captures.since' if early else 'after data.captures.until'}",
-        )
-    return None
-
-
-def _refuse_session(session: str | None, settings: CaptureSettings) -> Refusal | None:
-    if settings.sessions and session not in settings.sessions:
-        return Refusal(CAPTURES_FILTER, "a session that data.captures.sessions does not name")
-    if session is not None and session in settings.skip_sessions:
-        return Refusal(CAPTURES_FILTER, "a session that data.captures.skip_sessions names")
-    return None
-
-
-def _refuse_unrated(captured: CaptureOrigin, settings: CaptureSettings) -> Refusal | None:
-    if settings.feedback == "positive" and captured.feedback is None and not captured.corrected:
-        return Refusal(CAPTURES_FILTER, "it has no feedback, and data.captures.feedback is `positive`")
+        return "it does not say when it was served, and data.captures asks for a time"
     return None
 
 
@@ -387,79 +359,46 @@ STATUS_PREFIX = "the log says"
 """The prefix of a reason that quotes the status of a row."""
 
 
-class Fault(NamedTuple):
-    code: str
-    reason: str
-
-
 def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
     """Return the most severe fault: a failed call is not also reported as empty."""
+    return next(chain(_list_stated(row, settings), _list_found(row, settings)), None)
+
+
+def _list_stated(row: Interaction, settings: DataSettings) -> Iterator[Fault]:
+    """What people, the settings and the log say against a row."""
     if row.answered is not None and row.answered.rejected:
-        return Fault(REVIEWED, "a reviewer rejected it")
-    return (
-        _judge_capture(row, settings)
-        or _judge_condition(row, settings)
-        or _judge_status(row, settings)
-        or _judge_text(row)
-        or _judge_claim(row)
-        or (_as_fault(judge_calls(row)) if CALL_TAG in row.reply else None)
-        or _judge_score(row, settings)
-        or (_as_fault(judge_results(row.messages)) if _mentions_calls(row.messages) else None)
-    )
+        yield Fault(REVIEWED, "a reviewer rejected it")
+    if row.capture is not None:
+        refusal = find_refusal(row.capture, row.session, settings.captures)
+        if refusal is not None:
+            yield refusal
+    elif settings.keep is not None and row.answered is None:
+        objection = find_objection(row, settings.keep)
+        if objection is not None:
+            yield Fault(NOT_KEPT, objection)
+    if row.status is not None and row.status.casefold() not in map(str.casefold, settings.keep_status):
+        yield Fault("failed_status", f"{STATUS_PREFIX} {redact(row.status).text[:40]!r}")
 
 
-def _mentions_calls(messages: Sequence[Message]) -> bool:
-    return any(message.role == "tool" or CALL_TAG in message.content for message in messages)
-
-
-def _as_fault(found: CallFault | None) -> Fault | None:
-    return None if found is None else Fault(*found)
-
-
-def _judge_condition(row: Interaction, settings: DataSettings) -> Fault | None:
-    if settings.keep is None or row.capture is not None or row.answered is not None:
-        return None
-    objection = find_objection(row, settings.keep)
-    return None if objection is None else Fault(NOT_KEPT, objection)
-
-
-def _judge_score(row: Interaction, settings: DataSettings) -> Fault | None:
-    if not is_rated_bad(row, settings):
-        return None
-    return Fault(RATED_BAD, f"the log labels it bad or scores it {say_bad_score(settings)}")
-
-
-def _judge_capture(row: Interaction, settings: DataSettings) -> Fault | None:
-    refusal = None if row.capture is None else find_refusal(row.capture, row.session, settings.captures)
-    return None if refusal is None else Fault(*refusal)
-
-
-def _judge_status(row: Interaction, settings: DataSettings) -> Fault | None:
-    kept = {status.casefold() for status in settings.keep_status}
-    if row.status is None or row.status.casefold() in kept:
-        return None
-    return Fault("failed_status", f"{STATUS_PREFIX} {redact(row.status).text[:40]!r}")
-
-
-def _judge_text(row: Interaction) -> Fault | None:
-    if not row.question.strip():
-        return Fault("empty", "the question is empty")
-    if not row.reply.strip():
-        return Fault("empty", "the reply is empty")
-    stand_in = find_placeholder(row.reply)
-    if stand_in:
-        return Fault("placeholder", stand_in)
-    cut = find_cut(row.reply, finish_reason=row.finish_reason, max_tokens=row.max_tokens)
-    return Fault("truncated", cut) if cut else None
-
-
-def _judge_claim(row: Interaction) -> Fault | None:
-    failure = find_failure(row.reply)
-    if failure:
-        return Fault("claims_success_but_fails", failure)
+def _list_found(row: Interaction, settings: DataSettings) -> Iterator[Fault]:
+    """What the texts of a row show, the most severe first."""
+    for what, text in (("question", row.question), ("reply", row.reply)):
+        if not text.strip():
+            yield Fault("empty", f"the {what} is empty")
+    if stand_in := find_placeholder(row.reply):
+        yield Fault("placeholder", stand_in)
+    if cut := find_cut(row.reply, finish_reason=row.finish_reason, max_tokens=row.max_tokens):
+        yield Fault("truncated", cut)
+    if failure := find_failure(row.reply):
+        yield Fault("claims_success_but_fails", failure)
     if row.extra.get("errors"):
-        return Fault("claims_success_but_fails", "the log holds errors for it")
-    return None
+        yield Fault("claims_success_but_fails", "the log holds errors for it")
+    if fault := judge_calls(row):
+        yield fault
+    if is_rated_bad(row, settings):
+        yield Fault(RATED_BAD, f"the log labels it bad or scores it {say_bad_score(settings)}")
+    if fault := judge_results(row.messages):
+        yield fault
 
 
 def is_dropped(code: str, settings: DataSettings) -> bool:
@@ -523,13 +462,9 @@ def check_earlier_calls(raw: Interaction, redacted: RedactedRow, *, context: Aud
 def check_private_data(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     for kind in redacted.counts:
         code = "secret" if kind in SECRET_KINDS else "personal_data"
-        yield Note(code, kind, _show_placeholder(redacted.row, kind))
-
-
-def _show_placeholder(row: Interaction, kind: str) -> str:
-    mark = f"<REDACTED:{kind}:"
-    texts = (*(message.content for message in row.messages), row.reply)
-    return next((show_around(text, mark) for text in texts if mark in text), "")
+        mark = f"<REDACTED:{kind}:"
+        texts = (*(message.content for message in redacted.row.messages), redacted.row.reply)
+        yield Note(code, kind, next((show_around(text, mark) for text in texts if mark in text), ""))
 
 
 ENCODING = "language_or_encoding"

@@ -12,6 +12,7 @@ from graftwork.data.audit.findings import (
     MOST_EXAMPLES,
     AuditFacts,
     NoteCount,
+    Wording,
     count_rows,
     finding_from_notes,
     finding_from_rows,
@@ -44,7 +45,7 @@ from graftwork.records.dataset import Finding, Severity
 MOST_STATUSES = 6
 
 
-class Wording(NamedTuple):
+class BadReply(NamedTuple):
     what: str
     effect: str
     fix: Callable[[DataSettings], str]
@@ -52,11 +53,11 @@ class Wording(NamedTuple):
 
 
 def find_bad_replies(facts: AuditFacts) -> Iterator[Finding]:
-    for code, wording in WORDINGS.items():
+    for code, reply in BAD_REPLIES.items():
         noted = facts.notes[code]
         if not noted.count:
             continue
-        title = count_rows(noted.count, wording.what)
+        title = count_rows(noted.count, reply.what)
         if code == "failed_status":
             # The statuses are named: an unexpected value would otherwise look like a failure.
             statuses = noted.say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
@@ -64,10 +65,8 @@ def find_bad_replies(facts: AuditFacts) -> Iterator[Finding]:
         yield finding_from_notes(
             facts,
             code,
-            wording.severity,
-            title=title,
-            effect=wording.effect,
-            fix=wording.fix(facts.settings),
+            reply.severity,
+            wording=Wording(title=title, effect=reply.effect, fix=reply.fix(facts.settings)),
         )
 
 
@@ -82,33 +81,33 @@ def _fix_calls(settings: DataSettings) -> str:
     )
 
 
-WORDINGS = {
-    NEGATIVE_FEEDBACK: Wording(
+BAD_REPLIES = {
+    NEGATIVE_FEEDBACK: BadReply(
         "are captured replies that users said are bad",
         "such rows teach the model to repeat its mistakes",
         lambda settings: (
             "`graft data prepare` drops these always; a correction sent to /v1/feedback makes one a good row"
         ),
     ),
-    TRIED_OUT: Wording(
+    TRIED_OUT: BadReply(
         "are held-out questions that `graft run` asked to try a release out",
         "trained on, they would make the evaluation measure memorization",
         lambda settings: "`graft data prepare` and `graft data captures` leave these out always",
         "warning",
     ),
-    CAPTURES_FILTER: Wording(
+    CAPTURES_FILTER: BadReply(
         "are captured exchanges that data.captures leaves out",
         "they are not trained on",
         lambda settings: "data.captures says which captured exchanges are used",
         "info",
     ),
-    REVIEWED: Wording(
+    REVIEWED: BadReply(
         "were rejected by a reviewer",
         "they are not trained on, and neither are the rows that they were rejected in place of",
         lambda settings: "`graft data prepare` drops these always",
         "info",
     ),
-    "failed_status": Wording(
+    "failed_status": BadReply(
         "state a status that does not count as success",
         "such rows teach the model to answer with failures",
         lambda settings: (
@@ -116,18 +115,18 @@ WORDINGS = {
             f"({', '.join(settings.keep_status)})"
         ),
     ),
-    "claims_success_but_fails": Wording(
+    "claims_success_but_fails": BadReply(
         "are not marked as failed, and the reply reports a failure",
         "such rows teach the model to answer with error messages",
         lambda settings: f"{_fix_failed(settings)}; let the logger write the true status",
     ),
-    NOT_KEPT: Wording(
+    NOT_KEPT: BadReply(
         "do not meet the condition of data.keep",
         "they are not trained on, and are no reference for tests",
         lambda settings: f"data.keep is `{settings.keep}`; ` or FIELD missing` keeps rows without the field",
         "info",
     ),
-    RATED_BAD: Wording(
+    RATED_BAD: BadReply(
         "are labelled bad or scored too low by the log (0 or less, or below data.rated_bad_below)",
         "trained on as they are, such rows teach the model what its judges refused",
         lambda settings: (
@@ -135,12 +134,12 @@ WORDINGS = {
             "for `train.objective: kto` set data.drop_rated_bad to false and train.preferences.least_score"
         ),
     ),
-    "empty": Wording(
+    "empty": BadReply(
         "have no question or no reply",
         "such rows teach the model to say nothing",
         lambda settings: "`graft data prepare` drops these always",
     ),
-    "placeholder": Wording(
+    "placeholder": BadReply(
         "have a placeholder instead of an answer",
         "such rows teach the model to answer with placeholders",
         lambda settings: (
@@ -148,7 +147,7 @@ WORDINGS = {
             + "; a teacher can answer them (`graft data repair --dry-run`)"
         ),
     ),
-    "truncated": Wording(
+    "truncated": BadReply(
         "are cut off before the end of the reply",
         "such rows teach the model to stop in the middle",
         lambda settings: (
@@ -157,18 +156,18 @@ WORDINGS = {
             "(`graft data repair --dry-run`)"
         ),
     ),
-    BROKEN_CALL: Wording(
+    BROKEN_CALL: BadReply(
         "have replies with tool calls that cannot be carried out",
         "such rows teach the model to make calls that fail",
         _fix_calls,
     ),
-    REPEATED_CALL: Wording(
+    REPEATED_CALL: BadReply(
         "have replies that make the same tool call again after the same result",
         "such rows teach the model to go round in a loop",
         _fix_calls,
         "warning",
     ),
-    UNMATCHED_CALL: Wording(
+    UNMATCHED_CALL: BadReply(
         "have tool results without a call, or calls without a result",
         "the reply may follow from what the model does not see",
         lambda settings: (
@@ -187,9 +186,11 @@ def find_placeholder_prompts(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             "placeholder_prompt",
             "warning",
-            title=count_rows(count, "have made-up content in the prompt"),
-            effect="the reply cannot follow from such a prompt: the model learns to invent",
-            fix="log the real content, or leave these rows out of the file",
+            wording=Wording(
+                title=count_rows(count, "have made-up content in the prompt"),
+                effect="the reply cannot follow from such a prompt: the model learns to invent",
+                fix="log the real content, or leave these rows out of the file",
+            ),
         )
 
 
@@ -207,10 +208,12 @@ def find_earlier_calls(facts: AuditFacts) -> Iterator[Finding]:
         facts,
         BROKEN_EARLIER_CALL,
         "warning",
-        title=count_rows(noted.count, "have tool calls before the reply that cannot be carried out")
-        + f" ({noted.say_reasons(4)})",
-        effect="trained on, they teach the model to make calls that fail",
-        fix=fix,
+        wording=Wording(
+            title=count_rows(noted.count, "have tool calls before the reply that cannot be carried out")
+            + f" ({noted.say_reasons(4)})",
+            effect="trained on, they teach the model to make calls that fail",
+            fix=fix,
+        ),
     )
 
 
@@ -223,9 +226,11 @@ def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
                 facts,
                 code,
                 severity,
-                title=f"{count_rows(noted.count, what)} ({noted.say_reasons()})",
-                effect=effect,
-                fix=fix + revoke,
+                wording=Wording(
+                    title=f"{count_rows(noted.count, what)} ({noted.say_reasons()})",
+                    effect=effect,
+                    fix=fix + revoke,
+                ),
             )
 
 
@@ -255,10 +260,12 @@ def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             CONTROL_TOKENS,
             "warning",
-            title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
-            + f" ({noted.say_reasons(4)})",
-            effect="read as control tokens they forge turns: a quoted document speaks as the system",
-            fix="`graft data prepare` tokenizes them as plain text and proves the loss mask of every row",
+            wording=Wording(
+                title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
+                + f" ({noted.say_reasons(4)})",
+                effect="read as control tokens they forge turns: a quoted document speaks as the system",
+                fix="`graft data prepare` tokenizes them as plain text and proves the loss mask of every row",
+            ),
         )
 
 
@@ -310,10 +317,14 @@ def find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
         others,
         show=lambda row, place: row.question,
         reasons=named,
-        title=count_rows(len(others), f"are not written in {names[main].capitalize()} letters like the rest")
-        + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
-        effect="too few to learn another language from, and enough to answer in it at the wrong time",
-        fix="leave them out of the files under data.logs, or log more of them",
+        wording=Wording(
+            title=count_rows(
+                len(others), f"are not written in {names[main].capitalize()} letters like the rest"
+            )
+            + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
+            effect="too few to learn another language from, and enough to answer in it at the wrong time",
+            fix="leave them out of the files under data.logs, or log more of them",
+        ),
     )
 
 
@@ -363,11 +374,14 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
         "warning",
         found=noted,
         reasons={why: rows for why, rows in cuts.items() if rows},
-        title=count_rows(noted.count, f"are longer than {most:,} tokens") + f" (the longest has {longest})",
-        effect=f"a trainer that cuts at that length removes {about}{int(beyond.sum()):,} tokens from their "
-        "ends and teaches the model not to finish",
-        fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); "
-        "or raise data.max_tokens",
+        wording=Wording(
+            title=count_rows(noted.count, f"are longer than {most:,} tokens")
+            + f" (the longest has {longest})",
+            effect=f"a trainer that cuts at that length removes {about}{int(beyond.sum()):,} tokens from "
+            "their ends and teaches the model not to finish",
+            fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); "
+            "or raise data.max_tokens",
+        ),
     )
 
 
@@ -406,9 +420,11 @@ def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
         places,
         show=lambda row, place: f"{row.model}: {row.reply}",
         reasons={names[number]: int(counts[number]) for number in order[:20]},
-        title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
-        effect="the base learns the habits of each of them, what it could not know itself included",
-        fix="keep the rows of the model whose answers you want, and look at examples of each",
+        wording=Wording(
+            title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
+            effect="the base learns the habits of each of them, what it could not know itself included",
+            fix="keep the rows of the model whose answers you want, and look at examples of each",
+        ),
     )
 
 
@@ -432,9 +448,8 @@ def find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
         if facts.settings.reasoning == "drop"
         else "set data.reasoning to drop to train on the answers alone, or keep rows of one kind only"
     )
-    yield finding_from_notes(
-        facts, FOREIGN_MODEL, "warning", noted=REASONING, title=title, effect=effect, fix=fix
-    )
+    wording = Wording(title=title, effect=effect, fix=fix)
+    yield finding_from_notes(facts, FOREIGN_MODEL, "warning", noted=REASONING, wording=wording)
 
 
 def _fold(name: str) -> str:
@@ -453,10 +468,12 @@ def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
         "info",
         places,
         show=lambda row, _place: row.question,
-        title=count_rows(len(places), "hold an unconfirmed served reply"),
-        effect="they may be trained on; none is a reference for a test, or the model would grade itself",
-        fix="send corrections to /v1/feedback, or set data.captures.positive_confirms (traces: "
-        "traces_confirm); data.captures.feedback: positive leaves them out",
+        wording=Wording(
+            title=count_rows(len(places), "hold an unconfirmed served reply"),
+            effect="they may be trained on; none is a reference for a test, or the model would grade itself",
+            fix="send corrections to /v1/feedback, or set data.captures.positive_confirms (traces: "
+            "traces_confirm); data.captures.feedback: positive leaves them out",
+        ),
     )
 
 
@@ -473,9 +490,11 @@ def find_taught(facts: AuditFacts) -> Iterator[Finding]:
         "info",
         places,
         show=lambda row, _place: row.question,
-        title=f"{rows} {'was' if len(places) == 1 else 'were'} answered by a teacher",
-        effect="they are trained on and never held out: a test measures against replies of the log",
-        fix="a model with `repaired: false` under models: is trained without them, and compared with",
+        wording=Wording(
+            title=f"{rows} {'was' if len(places) == 1 else 'were'} answered by a teacher",
+            effect="they are trained on and never held out: a test measures against replies of the log",
+            fix="a model with `repaired: false` under models: is trained without them, and compared with",
+        ),
     )
 
 

@@ -4,7 +4,6 @@ In: columns of the corpus. Out: `UsageDay` records, dropped rows included, since
 whose log states no time has no day.
 """
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -96,19 +95,15 @@ def count_usage(facts: AuditFacts) -> tuple[UsageDay, ...]:
         "unpriced_cached_tokens": total(np.maximum(cached, 0), unpriced),
         "unpriced_reply_tokens": total(reply, unpriced),
     }
-    return tuple(
-        _make_day(found[:, place], groups[1], models[1], {n: v[place] for n, v in sums.items()})
-        for place in range(found.shape[1])
-    )
-
-
-def _make_day(
-    key: "NDArray[Any]", groups: Sequence[str], models: Sequence[str], sums: Mapping[str, float]
-) -> UsageDay:
-    day, group, model = (int(part) for part in key)
-    return UsageDay(
-        day=None if day < 0 else _FIRST + timedelta(days=day),
-        group=groups[group] if group >= 0 else None,
-        model=models[model] if model >= 0 else None,
-        **{name: float(value) if name == "cost" else round(value) for name, value in sums.items()},
-    )
+    records = []
+    for place, (day, group, model) in enumerate(found.T.tolist()):
+        figures = {name: float(values[place]) for name, values in sums.items()}
+        records.append(
+            UsageDay(
+                day=None if day < 0 else _FIRST + timedelta(days=day),
+                group=groups[1][group] if group >= 0 else None,
+                model=models[1][model] if model >= 0 else None,
+                **{name: value if name == "cost" else round(value) for name, value in figures.items()},
+            )
+        )
+    return tuple(records)
