@@ -25,7 +25,7 @@ def test_captures_come_back_as_they_went_in(captures: CaptureStore):
 
 def test_the_newest_come_first(captures: CaptureStore):
     captures.add([capture(f"c{n}") for n in range(5)])
-    assert [c.id for c in captures.recent(limit=2)] == ["c4", "c3"]
+    assert [c.id for c in captures.page(limit=2)] == ["c4", "c3"]
 
 
 def test_a_capture_is_kept_once(captures: CaptureStore):
@@ -44,13 +44,13 @@ def test_adding_none_is_fine(captures: CaptureStore):
 @pytest.mark.parametrize("text", ['say "please"', "line\nbreak", "漢字", "100%", "a_b", "\\n", "c7"])
 def test_a_text_is_found_letter_for_letter(captures: CaptureStore, text: str):
     captures.add([capture("c7", question=f"before {text} after"), capture("other", question="100x aXb")])
-    assert [c.id for c in captures.find(text)] == ["c7"]
+    assert [c.id for c in captures.page(text=text)] == ["c7"]
 
 
 def test_upper_and_lower_case_differ_and_the_reply_is_searched_too(captures: CaptureStore):
     captures.add([capture("c1", reply="Paris is right")])
-    assert len(captures.find("Paris")) == 1
-    assert captures.find("paris") == ()
+    assert len(captures.page(text="Paris")) == 1
+    assert captures.page(text="paris") == ()
 
 
 def test_the_captures_of_a_release_can_be_selected(captures: CaptureStore):
@@ -81,7 +81,7 @@ def test_half_a_surrogate_pair_does_not_lose_the_batch(captures: CaptureStore):
 def test_projects_do_not_see_each_others_captures(database: Database, captures: CaptureStore):
     captures.add([capture("c1")])
     other = CaptureStore(database, project="two")
-    assert (other.count(), other.find("Where"), other.recent()) == (0, (), ())
+    assert (other.count(), other.page(text="Where"), other.page()) == (0, (), ())
     assert other.add([capture("c1")]) == 1
 
 

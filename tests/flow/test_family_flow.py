@@ -98,7 +98,7 @@ def test_the_family_is_gated_through_the_real_endpoint(family):
             rule for rule in verdict.rules if rule.rule.endswith("(fallback)") and rule.outcome != "pass"
         ]
         assert work.releases.aliases()["plants/champion"] != new.id
-        assert not list(work.captures.recent())
+        assert not list(work.captures.page())
     made = CliRunner().invoke(app, ["gate", "--family", "--json", "-C", str(family.root)])
     assert made.exit_code == 0, made.output
     assert json.loads(made.stdout)["decision"] == "deploy"

@@ -47,7 +47,7 @@ def list_captures(
     Also how many there are of each release.
     """
     with project.open() as work:
-        total = work.captures.count_selected(text=text, release=release)
+        total = work.captures.count(text=text, release=release)
         page, pages = number_page(page, total)
         found = work.captures.page(limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE, text=text, release=release)
         shown = Page[Capture](items=found, total=total, page=page, pages=pages)
@@ -71,7 +71,7 @@ def read_capture(project: Project, capture_id: str) -> tuple[Capture, tuple[Feed
 def read_traffic(project: Project) -> Traffic:
     """Figures of the last exchanges."""
     with project.open() as work:
-        return summarize_traffic(work.captures.recent(limit=MOST_EXCHANGES))
+        return summarize_traffic(work.captures.page(limit=MOST_EXCHANGES))
 
 
 def read_capture_totals(project: Project) -> CaptureTotals | None:

@@ -111,7 +111,7 @@ def read_overview(project: Project) -> Overview:
             sessions=next_sessions(week, now=datetime.now(UTC)) if week is not None else (),
             captures=work.captures.count(),
             releases=len(work.releases.entries()),
-            traffic=summarize_traffic(work.captures.recent(limit=RECENT_CAPTURES)),
+            traffic=summarize_traffic(work.captures.page(limit=RECENT_CAPTURES)),
             challenger=f"{split.challenger} gets {split.share:.0%} of the sessions" if split else None,
             working=lock_holder(work.project.state / "pipeline") is not None,
             cycle=cycle,

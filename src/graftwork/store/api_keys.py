@@ -3,31 +3,18 @@
 A key is never changed, only revoked; it stays in the list. Does not know who presents a key.
 """
 
-from typing import NamedTuple
-
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import func, select, update
 
 from graftwork.serve.keys import ApiKey
-from graftwork.store.database import Database
+from graftwork.store.database import ProjectTable
 from graftwork.store.schema import api_keys
 
 _OWN_COLUMNS = ("id", "name", "digest", "created_at", "revoked_at")
 
 
-class _KeysVersion(NamedTuple):
-    """Changes with every key that is created or revoked."""
-
-    last: int
-    revoked: int
-
-
-class ApiKeyStore:
-    """The keys of one project. Threads may share it."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
-        self._read: tuple[_KeysVersion, tuple[ApiKey, ...]] | None = None
+class ApiKeyStore(ProjectTable):
+    _read: tuple[object, tuple[ApiKey, ...]] | None = None
+    """What was read last, with the version of the keys then."""
 
     def add(self, key: ApiKey) -> bool:
         """Keep a new key; False where a valid one has its name."""
@@ -61,21 +48,16 @@ class ApiKeyStore:
     def list(self) -> tuple[ApiKey, ...]:
         """All of them, the oldest first. The same object as before where nothing has changed."""
         mine = api_keys.c.project == self._project
+        changes = select(func.max(api_keys.c.seq), func.count(api_keys.c.revoked_at)).where(mine)
         with self._database.read() as connection:
-            row = connection.execute(
-                select(func.coalesce(func.max(api_keys.c.seq), 0), func.count(api_keys.c.revoked_at)).where(
-                    mine
-                )
-            ).one()
-            version = _KeysVersion(*row)
+            # Changes with every key that is created or revoked.
+            version = connection.execute(changes).one()
             if self._read is not None and self._read[0] == version:
                 return self._read[1]
             rows = connection.execute(select(api_keys).where(mine).order_by(api_keys.c.seq)).all()
-        keys = tuple(_read_key(row) for row in rows)
+        keys = tuple(
+            ApiKey.model_validate({**row.body, **{name: getattr(row, name) for name in _OWN_COLUMNS}})
+            for row in rows
+        )
         self._read = (version, keys)
         return keys
-
-
-def _read_key(row: Row[tuple[object, ...]]) -> ApiKey:
-    own = {name: getattr(row, name) for name in _OWN_COLUMNS}
-    return ApiKey.model_validate({**row.body, **own})

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from graftwork.records.interaction import CORRECTED_FIELDS, Capture, Feedback
-from graftwork.store.database import Database
+from graftwork.store.database import Database, ProjectTable
 from graftwork.store.schema import captures, feedback, json_text, reviews
 
 _PAGE = 500
@@ -45,13 +45,7 @@ class DeletedCaptures(NamedTuple):
     reviews: int
 
 
-class CaptureStore:
-    """The captures of one project."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
-
+class CaptureStore(ProjectTable):
     def add(self, new: Iterable[Capture]) -> int:
         """Store all of them or none, each id once. Returns how many were new."""
         by_id = {capture.id: capture for capture in new}
@@ -78,51 +72,36 @@ class CaptureStore:
         found = self._fetch(self._all().where(captures.c.id == capture_id))
         return found[0] if found else None
 
-    def recent(self, *, limit: int = 20) -> tuple[Capture, ...]:
-        """The newest first."""
-        return self._fetch(self._all().order_by(captures.c.seq.desc()).limit(limit))
-
-    def find(self, text: str, *, limit: int = 20) -> tuple[Capture, ...]:
-        """Those whose id is `text` or that hold it, letter for letter, the newest first."""
-        holds = self._holds(json_text(text)[1:-1])
-        query = self._all().where(or_(captures.c.id == text, holds))
-        return self._fetch(query.order_by(captures.c.seq.desc()).limit(limit))
-
-    def page(self, *, limit: int, offset: int = 0, text: str = "", release: str = "") -> tuple[Capture, ...]:
-        """A page of captures, the newest first; `release` and `text` select, `text` letter for letter."""
+    def page(
+        self, *, limit: int = 20, offset: int = 0, text: str = "", release: str = ""
+    ) -> tuple[Capture, ...]:
+        """A page of captures, the newest first; `text` selects those with this id or that hold it, letter for
+        letter, `release` those of releases that begin with it.
+        """
         query = self._all().where(*self._selected(text, release))
         return self._fetch(query.order_by(captures.c.seq.desc()).limit(limit).offset(offset))
 
-    def count_selected(self, *, text: str = "", release: str = "") -> int:
+    def count(self, *, text: str = "", release: str = "") -> int:
         """How many captures `page` goes through."""
         query = select(func.count()).select_from(captures).where(captures.c.project == self._project)
-        with self._database.read() as connection:
-            return int(connection.scalar(query.where(*self._selected(text, release))) or 0)
+        return int(self._database.scalar(query.where(*self._selected(text, release))) or 0)
 
     def _selected(self, text: str, release: str) -> list[ColumnElement[bool]]:
         found: list[ColumnElement[bool]] = []
         if text:
-            found.append(or_(captures.c.id == text, self._holds(json_text(text)[1:-1])))
+            found.append(or_(captures.c.id == text, _holds(self._database, json_text(text)[1:-1])))
         if release:
             found.append(captures.c.release.startswith(release, autoescape=True))
         return found
 
     def count_by_release(self) -> dict[str, int]:
         query = select(captures.c.release, func.count()).where(captures.c.project == self._project)
-        with self._database.read() as connection:
-            return {row[0]: int(row[1]) for row in connection.execute(query.group_by(captures.c.release))}
+        return {row[0]: int(row[1]) for row in self._database.rows(query.group_by(captures.c.release))}
 
     def holding(self, values: Collection[str]) -> Iterator[Capture]:
         """Those that hold one of these as a whole JSON string, in the order they came in."""
-        for _, page in self._pages(or_(*(self._holds(json_text(value)) for value in values))):
+        for _, page in self._pages(or_(*(_holds(self._database, json_text(value)) for value in values))):
             yield from page
-
-    def _holds(self, text: str) -> ColumnElement[bool]:
-        return _holds(self._database, text)
-
-    @property
-    def _is_sqlite(self) -> bool:
-        return _is_sqlite(self._database)
 
     def delete(self, ids: Iterable[str]) -> DeletedCaptures:
         """Delete captures with their feedback and reviews, page by page, so that writers do not wait long."""
@@ -137,7 +116,7 @@ class CaptureStore:
         return done
 
     def _delete_page(self, connection: Connection, ids: Sequence[str]) -> DeletedCaptures:
-        if self._is_sqlite:
+        if self._database.is_sqlite:
             # Deleted text is overwritten; otherwise it would stay in free pages of the file.
             connection.exec_driver_sql("PRAGMA secure_delete = ON")
         found = select(reviews.c.seq, reviews.c.body).where(reviews.c.project == self._project)
@@ -163,20 +142,14 @@ class CaptureStore:
                 ids += connection.scalars(old.order_by(captures.c.seq))
             if most_bytes is not None:
                 text = type_coerce(captures.c.body, Text)
-                size = func.length(cast(text, LargeBinary)) if self._is_sqlite else func.octet_length(text)
+                is_sqlite = self._database.is_sqlite
+                size = func.length(cast(text, LargeBinary)) if is_sqlite else func.octet_length(text)
                 newer = func.sum(size).over(order_by=captures.c.seq.desc()).label("newer")
                 sizes = select(captures.c.id, captures.c.seq, newer).where(mine).subquery()
                 ids += connection.scalars(
                     select(sizes.c.id).where(sizes.c.newer > most_bytes).order_by(sizes.c.seq)
                 )
         return self.delete(ids)
-
-    def count(self, *, release: str | None = None) -> int:
-        query = select(func.count()).select_from(captures).where(captures.c.project == self._project)
-        if release is not None:
-            query = query.where(captures.c.release == release)
-        with self._database.read() as connection:
-            return int(connection.scalar(query) or 0)
 
     def export(self, *, release: str | None = None) -> Iterator[Capture]:
         """All in the order they came in, each with the last score and the last correction of it."""
@@ -203,7 +176,7 @@ class CaptureStore:
         if copies_only:
             # The database leaves out most of the others; parsing each of them would take far longer.
             # Copies are never escalated.
-            which = [captures.c.release.in_(releases), self._holds('"shadow_of":"')]
+            which = [captures.c.release.in_(releases), _holds(self._database, '"shadow_of":"')]
         else:
             which = [_was_asked(self._database, releases, experiment)]
         for places, page in self._pages(*which, after=after):
@@ -220,8 +193,7 @@ class CaptureStore:
             .group_by(captures.c.dealt)
             .order_by(newest)
         )
-        with self._database.read() as connection:
-            return tuple(ExperimentCaptures(*row) for row in connection.execute(query))
+        return tuple(ExperimentCaptures(*row) for row in self._database.rows(query))
 
     def _pages(
         self, *which: ColumnElement[bool], after: int = 0
@@ -234,8 +206,7 @@ class CaptureStore:
                 .order_by(captures.c.seq)
                 .limit(_PAGE)
             )
-            with self._database.read() as connection:
-                rows = connection.execute(query).all()
+            rows = self._database.rows(query)
             if not rows:
                 return
             yield [row.seq for row in rows], [Capture.model_validate(row.body) for row in rows]
@@ -247,23 +218,21 @@ class CaptureStore:
             .where(feedback.c.project == self._project, feedback.c.capture_id.in_(ids))
             .order_by(feedback.c.seq)
         )
-        with self._database.read() as connection:
-            found: dict[str, dict[str, object]] = {}
-            for row in connection.execute(query):
-                latest = found.setdefault(row.capture_id, {})
-                latest["feedback"] = row.body["score"]
-                # A correction stays the better answer, whatever feedback follows.
-                if row.body.get("correction") is not None:
-                    latest["correction"] = row.body["correction"]
-                    latest["corrected_by"], latest["corrected_at"] = row.body.get("who"), row.body["at"]
-            return found
+        found: dict[str, dict[str, object]] = {}
+        for row in self._database.rows(query):
+            latest = found.setdefault(row.capture_id, {})
+            latest["feedback"] = row.body["score"]
+            # A correction stays the better answer, whatever feedback follows.
+            if row.body.get("correction") is not None:
+                latest["correction"] = row.body["correction"]
+                latest["corrected_by"], latest["corrected_at"] = row.body.get("who"), row.body["at"]
+        return found
 
     def _all(self) -> Select[tuple[dict[str, object]]]:
         return select(captures.c.body).where(captures.c.project == self._project)
 
     def _fetch(self, query: Select[tuple[dict[str, object]]]) -> tuple[Capture, ...]:
-        with self._database.read() as connection:
-            return tuple(Capture.model_validate(body) for body in connection.scalars(query))
+        return tuple(Capture.model_validate(body) for body in self._database.scalars(query))
 
     def _row(self, capture: Capture) -> dict[str, object]:
         return {
@@ -287,13 +256,9 @@ def _was_asked(database: Database, releases: Sequence[str], experiment: str | No
 
 def _holds(database: Database, text: str) -> ColumnElement[bool]:
     # SQLite's LIKE takes A for a and PostgreSQL's does not; a position is the same on both.
-    position = func.instr if _is_sqlite(database) else func.strpos
+    position = func.instr if database.is_sqlite else func.strpos
     found: ColumnElement[bool] = position(type_coerce(captures.c.body, Text), text) > 0
     return found
-
-
-def _is_sqlite(database: Database) -> bool:
-    return database.engine.dialect.name == "sqlite"
 
 
 class FeedbackEntry(NamedTuple):
@@ -314,20 +279,13 @@ def insert_feedback(connection: Connection, project: str, new: Feedback) -> bool
     return True
 
 
-class FeedbackStore:
-    """The feedback of one project."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
-
+class FeedbackStore(ProjectTable):
     def add(self, new: Feedback) -> bool:
         """Keep it; False where there is no such capture."""
         about = select(captures.c.id).where(captures.c.project == self._project, captures.c.id == new.capture)
         # Looked up first, so that nonsense does not hold up the writers; again below, as it may be deleted.
-        with self._database.read() as connection:
-            if connection.scalar(about) is None:
-                return False
+        if self._database.scalar(about) is None:
+            return False
         with self._database.write() as connection:
             return insert_feedback(connection, self._project, new)
 
@@ -349,13 +307,11 @@ class FeedbackStore:
             .where(feedback.c.project == self._project, feedback.c.capture_id == capture_id)
             .order_by(feedback.c.seq)
         )
-        with self._database.read() as connection:
-            return tuple(Feedback.model_validate(body) for body in connection.scalars(query))
+        return tuple(Feedback.model_validate(body) for body in self._database.scalars(query))
 
     def count(self) -> int:
         query = select(func.count()).select_from(feedback).where(feedback.c.project == self._project)
-        with self._database.read() as connection:
-            return int(connection.scalar(query) or 0)
+        return int(self._database.scalar(query) or 0)
 
     def all(self) -> Iterator[FeedbackEntry]:
         """All feedback with its captures, the oldest first."""
@@ -383,8 +339,7 @@ class FeedbackStore:
                 .order_by(feedback.c.seq)
                 .limit(_PAGE)
             )
-            with self._database.read() as connection:
-                rows = connection.execute(query).all()
+            rows = self._database.rows(query)
             if not rows:
                 return
             for row in rows:

@@ -7,24 +7,18 @@ number of coordinators may share it: each change reads the newest document under
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import Connection, select
 
 from graftwork.cycle.state import FORMAT, CoordinatorState, CycleState, require_held
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.store.database import Database
+from graftwork.store.runs import StepEntry, StepLedger
 from graftwork.store.schema import steps
 
 ENTRY = "cycle"
 
 
-class CycleTable:
-    """The cycles of one project."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
-
+class CycleTable(StepLedger):
     def read(self) -> CoordinatorState:
         with self._database.read() as connection:
             return self._load(connection)
@@ -35,19 +29,18 @@ class CycleTable:
             after = change(before)
             if after == before:
                 return after
-            self._put(connection, ENTRY, str(after.format), after)
+            self._keep(connection, ENTRY, str(after.format), after)
             cycle = after.cycle
             if cycle is not None and not cycle.is_open:
-                self._put(connection, name_cycle(cycle.number), cycle.outcome, cycle)
+                self._keep(connection, name_cycle(cycle.number), cycle.outcome, cycle)
         return after
 
     def history(self, *, limit: int = 20) -> tuple[CycleState, ...]:
         # Names of a cycle's own entries go on with another slash.
         ended = steps.c.step.like(f"{ENTRY}/%") & steps.c.step.not_like(f"{ENTRY}/%/%")
         query = select(steps.c.output).where(steps.c.project == self._project, ended)
-        with self._database.read() as connection:
-            found = connection.scalars(query.order_by(steps.c.step.desc()).limit(limit))
-            return tuple(CycleState.model_validate(body) for body in found)
+        bodies = self._database.scalars(query.order_by(steps.c.step.desc()).limit(limit))
+        return tuple(CycleState.model_validate(body) for body in bodies)
 
     def keep_output(self, cycle: CycleState, held: str, step: str, output: Record) -> None:
         """Keep what a step made, by who holds the step `held` in this cycle; raises Superseded otherwise.
@@ -57,7 +50,7 @@ class CycleTable:
         claimed = cycle.step(held)
         with self._database.write() as connection:
             require_held(self._load(connection), held, claimed.token if claimed is not None else 0)
-            self._put(connection, name_cycle(cycle.number, step), output.fingerprint(), output)
+            self._keep(connection, name_cycle(cycle.number, step), output.fingerprint(), output)
 
     def _load(self, connection: Connection) -> CoordinatorState:
         body = connection.scalar(select(steps.c.output).where(self._is(ENTRY)))
@@ -72,21 +65,9 @@ class CycleTable:
             )
         return CoordinatorState.model_validate(body)
 
-    def _put(self, connection: Connection, name: str, mark: str, document: Record) -> None:
-        connection.execute(steps.delete().where(self._is(name)))
-        connection.execute(
-            steps.insert().values(
-                project=self._project,
-                step=name,
-                fingerprint=mark,
-                output=document.model_dump(mode="json"),
-                finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                seconds=0.0,
-            )
-        )
-
-    def _is(self, name: str) -> ColumnElement[bool]:
-        return (steps.c.project == self._project) & (steps.c.step == name)
+    def _keep(self, connection: Connection, name: str, mark: str, document: Record) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._put(connection, StepEntry(name, mark, document.model_dump(mode="json"), now, 0.0))
 
 
 def name_cycle(number: int, step: str = "") -> str:

@@ -9,14 +9,26 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    create_engine,
+    event,
+    func,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, ProgrammingError
 
 from graftwork.files.disk import explain_os_error, make_folder
@@ -42,7 +54,12 @@ def explain_driver_error(error: BaseException | None, *, where: str) -> GraftErr
         return _explain_sqlite(_sqlite_code(error), detail=str(error), where=where)
     if hasattr(error, "sqlstate"):
         detail = next(iter(str(error).strip().splitlines()), "it gave no reason")
-        return _explain_postgres(error.sqlstate, detail=detail, lost=_is_lost(error), where=where)
+        state = error.sqlstate
+        # Without a state the server never answered; the classes: connection, password, database, shutdown.
+        lost = str(state)[:2] in {"08", "28", "3D", "57"}
+        if state is None:
+            lost = any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
+        return _explain_postgres(state, detail=detail, lost=lost, where=where)
     return None
 
 
@@ -121,14 +138,6 @@ def _explain_postgres(state: str | None, *, detail: str, lost: bool, where: str)
     return None
 
 
-def _is_lost(error: BaseException) -> bool:
-    """Without a state the server never answered; the classes: connection, password, database, shutdown."""
-    state = getattr(error, "sqlstate", None)
-    if state is None:
-        return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
-    return str(state)[:2] in {"08", "28", "3D", "57"}
-
-
 def _busy(where: str) -> Busy:
     return Busy(
         "another process keeps the state database busy",
@@ -181,6 +190,25 @@ class Database:
                     connection.execute(select(func.pg_advisory_xact_lock(_WRITE_LOCK)))
                 yield connection
 
+    def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        """What one query reads, in a transaction of its own."""
+        with self.read() as connection:
+            return connection.execute(query).all()
+
+    def scalars(self, query: Select[Any]) -> Sequence[Any]:
+        """The first column of each row."""
+        with self.read() as connection:
+            return connection.scalars(query).all()
+
+    def scalar(self, query: Select[Any]) -> Any:
+        """The first column of the first row; None where there is no row."""
+        with self.read() as connection:
+            return connection.scalar(query)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
     def count_written_rows(self) -> int:
         """Of all tables of PostgreSQL, ever: another number within seconds after every change."""
         tables = text(
@@ -192,7 +220,7 @@ class Database:
 
     def forget_log(self) -> None:
         """Empty SQLite's write-ahead log, which still holds deleted text; a reader may put it off."""
-        if self.engine.dialect.name == "sqlite":
+        if self.is_sqlite:
             with self._explained(), closing(self.engine.raw_connection()) as raw:
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -209,6 +237,14 @@ class Database:
             if expected is None:
                 raise
             raise expected from error
+
+
+class ProjectTable:
+    """What the database keeps of one project. Threads may share it."""
+
+    def __init__(self, database: Database, *, project: str) -> None:
+        self._database = database
+        self._project = project
 
 
 def open_database(target: str | Path, *, wait_seconds: float = WAIT_SECONDS) -> Database:
@@ -275,7 +311,9 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
     path = Path(str(url.database))
     try:
         make_folder(path.parent)
-        _make_private(path)
+        # Made where it is missing, for its owner alone. SQLite's log files get the same mode.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise explain_os_error(error, path) from error
     _turn_on_wal(path, wait_seconds)
@@ -308,12 +346,6 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return Database(engine=engine, name=str(path))
-
-
-def _make_private(path: Path) -> None:
-    """Make the file where it is missing, for its owner alone. SQLite's log files get the same mode."""
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -50,8 +50,7 @@ class EvaluationLog:
     def candidates(self, cases_hash: str) -> int:
         """How many different subjects were measured: to look at one of them again chooses nothing."""
         query = select(func.count(looks.c.subject.distinct())).where(looks.c.cases_hash == cases_hash)
-        with self._database.read() as connection:
-            return int(connection.scalar(query) or 0)
+        return int(self._database.scalar(query) or 0)
 
     def position(self, cases_hash: str, *, subject: str) -> int:
         """Which look at these questions this is, counted from 1.

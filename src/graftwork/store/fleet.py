@@ -13,23 +13,16 @@ from graftwork.fleet.ledger import check_reservation, merge_update
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob
-from graftwork.store.database import Database
+from graftwork.store.database import ProjectTable
 from graftwork.store.schema import fleet_jobs, fleet_keys
 
 
-class FleetLedger:
-    """The jobs of one project."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
-
+class FleetLedger(ProjectTable):
     @property
     def key(self) -> str:
         """Made once for a project in a database. A copy of the project with its database has the same one."""
         query = select(fleet_keys.c.ledger).where(fleet_keys.c.project == self._project)
-        with self._database.read() as connection:
-            known: str | None = connection.scalar(query)
+        known: str | None = self._database.scalar(query)
         if known is not None:
             return known
         with self._database.write() as connection:
@@ -59,8 +52,7 @@ class FleetLedger:
 
     def get(self, job_id: str) -> FleetJob | None:
         found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job_id)
-        with self._database.read() as connection:
-            body = connection.scalar(select(fleet_jobs.c.body).where(found))
+        body = self._database.scalar(select(fleet_jobs.c.body).where(found))
         return None if body is None else FleetJob.model_validate(body)
 
     def list(self) -> tuple[FleetJob, ...]:

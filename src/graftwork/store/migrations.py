@@ -8,9 +8,8 @@ To change the schema: change `schema`, append a migration here, never edit an ol
 compares a database with what `schema` declares.
 """
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, select
 
@@ -18,16 +17,8 @@ from graftwork.records.errors import EnvironmentLacks
 from graftwork.store.schema import metadata, schema_migrations
 from graftwork.version import __version__
 
-
-class MigratableDatabase(Protocol):
-    """What a migration needs of a database."""
-
-    @property
-    def name(self) -> str: ...
-
-    def read(self) -> AbstractContextManager[Connection]: ...
-
-    def write(self) -> AbstractContextManager[Connection]: ...
+if TYPE_CHECKING:
+    from graftwork.store.database import Database
 
 
 @dataclass(frozen=True)
@@ -42,9 +33,7 @@ class Migration:
 MIGRATIONS: tuple[Migration, ...] = (Migration(1, "first schema"),)
 
 
-def migrate(
-    database: MigratableDatabase, *, migrations: tuple[Migration, ...] = MIGRATIONS
-) -> tuple[int, ...]:
+def migrate(database: "Database", *, migrations: tuple[Migration, ...] = MIGRATIONS) -> tuple[int, ...]:
     """Bring the database to the newest schema. Returns the numbers of the applied migrations."""
     with database.read() as connection:
         # The usual case, a database that is up to date, must not wait for the write lock.
@@ -67,23 +56,15 @@ def migrate(
 def _missing(
     connection: Connection, migrations: tuple[Migration, ...], *, where: str
 ) -> tuple[Migration, ...]:
-    applied = _applied(connection)
+    applied: frozenset[int] = frozenset()
+    if inspect(connection).has_table(schema_migrations.name):
+        applied = frozenset(connection.scalars(select(schema_migrations.c.number)))
     newest = migrations[-1].number
     if max(applied, default=0) > newest:
-        raise _from_the_future(max(applied), newest, where=where)
+        raise EnvironmentLacks(
+            "the database was written by a newer Graftwork",
+            why=f"it is at migration {max(applied)}; version {__version__} knows migrations up to {newest}",
+            fix="upgrade Graftwork here, or name another database (GRAFT_DATABASE_URL, or another folder)",
+            where=where,
+        )
     return tuple(m for m in migrations if m.number not in applied)
-
-
-def _applied(connection: Connection) -> frozenset[int]:
-    if not inspect(connection).has_table(schema_migrations.name):
-        return frozenset()
-    return frozenset(connection.scalars(select(schema_migrations.c.number)))
-
-
-def _from_the_future(found: int, newest: int, *, where: str) -> EnvironmentLacks:
-    return EnvironmentLacks(
-        "the database was written by a newer Graftwork",
-        why=f"it is at migration {found}; version {__version__} knows migrations up to {newest}",
-        fix="upgrade Graftwork here, or name another database (GRAFT_DATABASE_URL, or another folder)",
-        where=where,
-    )

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, func, or_, select
 
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.registry.index import (
@@ -23,7 +23,7 @@ from graftwork.registry.index import (
     wrong_project_error,
 )
 from graftwork.registry.names import next_version, require_alias, require_name, require_version, sort_key
-from graftwork.store.database import Database
+from graftwork.store.database import ProjectTable
 from graftwork.store.schema import alias_moves, aliases, release_notes, release_tags, releases
 
 _COLUMNS = (
@@ -112,12 +112,8 @@ def _tagged(project: str) -> Select[Any]:
     return select(release_tags.c.release_id).where(release_tags.c.project == project)
 
 
-class ReleaseTable(ReleaseIndex):
+class ReleaseTable(ProjectTable, ReleaseIndex):
     """The releases of one project, in the database."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
 
     def add(self, release: Release, *, version: str | None = None) -> None:
         if release.project != self._project:
@@ -148,8 +144,7 @@ class ReleaseTable(ReleaseIndex):
             .order_by(releases.c.id)
             .limit(2)
         )
-        with self._database.read() as connection:
-            found = connection.execute(query).all()
+        found = self._database.rows(query)
         if len(found) == 1 or (found and found[0].id == id_or_prefix):
             return Release.model_validate(found[0].body)
         raise release_not_found_error(id_or_prefix, several=bool(found), where=self._database.name)
@@ -158,8 +153,7 @@ class ReleaseTable(ReleaseIndex):
         query = (
             select(releases.c.body).where(releases.c.project == self._project).order_by(releases.c.seq.desc())
         )
-        with self._database.read() as connection:
-            return tuple(Release.model_validate(body) for body in connection.scalars(query))
+        return tuple(Release.model_validate(body) for body in self._database.scalars(query))
 
     def entries(self, query: ReleaseQuery = ReleaseQuery()) -> tuple[ReleaseEntry, ...]:  # noqa: B008
         with self._database.read() as connection:
@@ -178,8 +172,7 @@ class ReleaseTable(ReleaseIndex):
         )
         if model is not None:
             query = query.where(releases.c.model == model)
-        with self._database.read() as connection:
-            found = connection.scalars(query.limit(2)).all()
+        found = self._database.scalars(query.limit(2))
         return str(found[0]) if len(found) == 1 else None
 
     def set_version(self, release_id: str, version: str) -> None:
@@ -212,8 +205,7 @@ class ReleaseTable(ReleaseIndex):
     def notes(self, release_id: str) -> tuple[ReleaseNote, ...]:
         here = (release_notes.c.project == self._project) & (release_notes.c.release_id == release_id)
         query = select(release_notes).where(here).order_by(release_notes.c.seq)
-        with self._database.read() as connection:
-            rows = connection.execute(query).all()
+        rows = self._database.rows(query)
         return tuple(ReleaseNote(text=row.text, who=row.who, when=row.noted_at) for row in rows)
 
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
@@ -241,8 +233,7 @@ class ReleaseTable(ReleaseIndex):
             .where(aliases.c.project == self._project)
             .order_by(aliases.c.name)
         )
-        with self._database.read() as connection:
-            return {row.name: row.release_id for row in connection.execute(query)}
+        return {row.name: row.release_id for row in self._database.rows(query)}
 
     def move_alias(self, move: AliasMove) -> AliasMove:
         alias = require_alias(move.alias)
@@ -281,7 +272,8 @@ class ReleaseTable(ReleaseIndex):
             query = query.where(alias_moves.c.alias == alias)
         logs = defaultdict[str, list[AliasMove]](list)
         for row in connection.execute(query).mappings():
-            logs[row["alias"]].append(_as_move(row))
+            values = {key: row[key] for key in AliasMove.model_fields if key != "when"}
+            logs[row["alias"]].append(AliasMove(**values, when=row["moved_at"]))
         return {name: tuple(moves) for name, moves in sorted(logs.items())}
 
     def _is(self, release_id: str) -> ColumnElement[bool]:
@@ -313,8 +305,3 @@ class ReleaseTable(ReleaseIndex):
         holder = connection.scalar(select(releases.c.id).where(of_model, releases.c.version == version))
         if holder is not None and holder != but:
             raise version_taken_error(version, holder, where=self._database.name)
-
-
-def _as_move(row: RowMapping) -> AliasMove:
-    values = {key: row[key] for key in AliasMove.model_fields if key != "when"}
-    return AliasMove(**values, when=row["moved_at"])

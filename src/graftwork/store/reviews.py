@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select, update
 from graftwork.records.correction import ReviewDecision
 from graftwork.records.interaction import Feedback
 from graftwork.store.captures import insert_feedback
-from graftwork.store.database import Database
+from graftwork.store.database import ProjectTable
 from graftwork.store.schema import reviews
 
 
@@ -24,13 +24,7 @@ class ReviewEntry(NamedTuple):
     applied: bool
 
 
-class ReviewStore:
-    """The reviews of one project."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
-
+class ReviewStore(ProjectTable):
     def add(self, review: ReviewDecision) -> bool:
         """Keep a decision; False if another reviewer decided about the item in the meantime."""
         with self._database.write() as connection:

@@ -4,18 +4,18 @@ Plan, outcome and error of a run are stored as JSON, so that a newer version can
 are shared by all projects of the database: a machine is as fast for one as for another.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, select
 from sqlalchemy.exc import IntegrityError
 
 from graftwork.records.base import Record
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.plan import Residual
 from graftwork.records.run import RunState
-from graftwork.store.database import Database
+from graftwork.store.database import Database, ProjectTable
 from graftwork.store.schema import residuals, runs, steps
 
 
@@ -32,13 +32,7 @@ class RunEntry(Record):
     error: dict[str, Any] | None = None
 
 
-class RunStore:
-    """The runs of one project."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
-
+class RunStore(ProjectTable):
     def create(self, run_id: str, *, folder: str, plan: dict[str, Any], when: str) -> RunEntry:
         """Enter a new run as planned. An id is used once."""
         entry = RunEntry(
@@ -81,30 +75,27 @@ class RunStore:
         return _entry(row)
 
     def get(self, run_id: str) -> RunEntry | None:
-        with self._database.read() as connection:
-            row = connection.execute(select(runs).where(self._is(run_id))).mappings().one_or_none()
-        return None if row is None else _entry(row)
+        return next(self._entries(select(runs).where(self._is(run_id))), None)
 
     def list(
         self, *, limit: int = 100, offset: int = 0, state: RunState | None = None
     ) -> tuple[RunEntry, ...]:
         """The newest first."""
         query = select(runs).where(*self._in(state)).order_by(runs.c.seq.desc()).limit(limit).offset(offset)
-        with self._database.read() as connection:
-            return tuple(_entry(row) for row in connection.execute(query).mappings())
+        return tuple(self._entries(query))
 
     def count(self) -> dict[RunState, int]:
         """How many runs are in each state."""
         query = select(runs.c.state, func.count()).where(*self._in(None)).group_by(runs.c.state)
-        with self._database.read() as connection:
-            return {state: int(count) for state, count in connection.execute(query)}
+        return {state: int(count) for state, count in self._database.rows(query)}
 
     def last_failure(self) -> RunEntry | None:
         """The newest run that ended with an error."""
         query = select(runs).where(*self._in("failed"), runs.c.error.is_not(None))
-        with self._database.read() as connection:
-            row = connection.execute(query.order_by(runs.c.updated_at.desc()).limit(1)).mappings().first()
-        return None if row is None else _entry(row)
+        return next(self._entries(query.order_by(runs.c.updated_at.desc()).limit(1)), None)
+
+    def _entries(self, query: Select[Any]) -> Iterator[RunEntry]:
+        return (_entry(row._mapping) for row in self._database.rows(query))
 
     def _in(self, state: RunState | None) -> tuple[ColumnElement[bool], ...]:
         mine = runs.c.project == self._project
@@ -133,33 +124,16 @@ def _step_entry(row: RowMapping) -> StepEntry:
     return StepEntry(**{field.name: row[field.name] for field in fields(StepEntry)})
 
 
-class StepTimes(NamedTuple):
-    """The last time a step came to its end, without what it made."""
-
-    fingerprint: str
-    finished_at: str
-    seconds: float
-
-
-class StepLedger:
-    """The ledger of one project."""
-
-    def __init__(self, database: Database, *, project: str) -> None:
-        self._database = database
-        self._project = project
-
+class StepLedger(ProjectTable):
     def get(self, step: str) -> StepEntry | None:
         query = select(steps).where(self._is(step))
-        with self._database.read() as connection:
-            row = connection.execute(query).mappings().one_or_none()
-        return None if row is None else _step_entry(row)
+        return next((_step_entry(row._mapping) for row in self._database.rows(query)), None)
 
-    def times(self) -> dict[str, "StepTimes"]:
+    def times(self) -> dict[str, StepEntry]:
         """When each step was last done and what it took, without reading its output."""
         query = select(steps.c.step, steps.c.fingerprint, steps.c.finished_at, steps.c.seconds)
-        with self._database.read() as connection:
-            found = connection.execute(query.where(steps.c.project == self._project))
-            return {row.step: StepTimes(row.fingerprint, row.finished_at, row.seconds) for row in found}
+        rows = self._database.rows(query.where(steps.c.project == self._project))
+        return {row.step: StepEntry(output={}, **row._mapping) for row in rows}
 
     def put(
         self, step: str, *, fingerprint: str, output: dict[str, Any], finished_at: str, seconds: float
@@ -236,8 +210,7 @@ class ResidualStore:
             .order_by(residuals.c.seq.desc())
             .limit(runs)
         )
-        with self._database.read() as connection:
-            bodies = tuple(connection.scalars(query))
+        bodies = self._database.scalars(query)
         return tuple(Residual.model_validate(item) for body in bodies for item in body)
 
     def past(self, *, runs: int = 50) -> tuple[PastRun, ...]:
@@ -245,8 +218,6 @@ class ResidualStore:
         columns = (residuals.c.run_id, residuals.c.device, residuals.c.recorded_at, residuals.c.body)
         training = residuals.c.base.not_like(f"{STAGE}%")
         query = select(*columns).where(training).order_by(residuals.c.seq.desc()).limit(runs)
-        with self._database.read() as connection:
-            rows = connection.execute(query).all()
         return tuple(
             PastRun(
                 run_id=row.run_id,
@@ -254,5 +225,5 @@ class ResidualStore:
                 recorded_at=row.recorded_at,
                 residuals=tuple(Residual.model_validate(item) for item in row.body),
             )
-            for row in rows
+            for row in self._database.rows(query)
         )

@@ -327,7 +327,7 @@ def test_a_killed_endpoint_loses_only_what_was_not_written_yet_and_says_how_many
             late = [post(port) for _ in range(30)]
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
-            stored = {capture.id for capture in work.captures.recent(limit=100)}
+            stored = {capture.id for capture in work.captures.page(limit=100)}
             assert set(early) <= stored
             missing = len({*early, *late} - stored)
             writer = CaptureWriter(ListSink(), folder=work.project.serving)
@@ -363,7 +363,7 @@ def test_every_answer_before_a_kill_under_load_is_stored_or_counted(tmp_path):
         writer = CaptureWriter(StoreSink(work), folder=work.project.serving)
         writer.start()
         writer.close(seconds=DEADLINE)
-        stored = {capture.id for capture in work.captures.recent(limit=10_000)}
+        stored = {capture.id for capture in work.captures.page(limit=10_000)}
         totals = read_totals(work.project.serving)
     assert len(set(answered) - stored) <= totals.lost + totals.dropped
     assert totals.expected == totals.kept + totals.lost + totals.dropped

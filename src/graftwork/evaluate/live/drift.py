@@ -34,7 +34,7 @@ HELD_OUT: tuple[Split, ...] = ("validation", "test")
 def measure_drift(work: OpenProject) -> PromptDrift:
     """Compare the newest captures with the rows of the last dataset."""
     prepared = work.ledger.get("prepare")
-    recent = work.captures.recent(limit=MOST_CAPTURES)
+    recent = work.captures.page(limit=MOST_CAPTURES)
     newest = tuple(capture for capture in recent if capture.shadow_of is None)
     if prepared is None or not newest:
         return PromptDrift(
