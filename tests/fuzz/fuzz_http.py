@@ -17,9 +17,9 @@ import traceback
 from graftwork.engines.protocol import GenerateRequest
 from graftwork.http.messages import ApiError, Request, Response
 from graftwork.http.server import Connection, HttpLimits, Server
-from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.captures import ServedExchange, make_capture
 from graftwork.serve.gateway import APIS
+from graftwork.serve.settings import ServeSettings
 
 LIMITS = HttpLimits(max_header_bytes=2048, max_body_bytes=4096, max_buffered_bytes=8192, max_headers=20)
 REQUESTS = [
@@ -236,7 +236,7 @@ def try_body(rng: random.Random) -> None:
         depth = rng.choice([100, 1000, 100_000])
         body = body.replace(b'"hello"', b"[" * depth + b"]" * depth)
     try:
-        call = APIS[path].parse(body, ChatLimits())
+        call = APIS[path].parse(body, ServeSettings())
     except ApiError as error:
         json.loads(APIS[path].encode_error(error))
         return

@@ -23,8 +23,8 @@ from graftwork.http.client import Client
 from graftwork.http.messages import ApiError, Request, Response, StreamResponse
 from graftwork.http.server import HttpLimits, Server
 from graftwork.records.interaction import Message
-from graftwork.serve.settings import ServeSettings
-from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
+from graftwork.serve.settings import FailoverSettings, ServeSettings
+from graftwork.serve.supervisor import EngineSupervisor
 
 KEY = "the-key-of-this-test"
 JSON = b"content-type: application/json\r\n"
@@ -526,7 +526,9 @@ class Frozen:
         self.supervisor = EngineSupervisor(
             EngineJob(folder=str(folder / "engine"), base_folder="none", adapters={RELEASE: "none"}),
             module="stub_engine",
-            probe=ProbeTimes(every=0.02, frozen_after=FROZEN_AFTER, killed_after=killed_after),
+            probe=FailoverSettings(
+                probe_seconds=0.02, frozen_seconds=FROZEN_AFTER, restart_seconds=killed_after
+            ),
             on_change=self._note,
         )
 

@@ -160,7 +160,15 @@ class Server:
             self.forget(oldest)
         self.connections.add(connection)
         if full:
-            self._warn_full()
+            now = time.monotonic()
+            if now - self._warned_at >= _WARN_SECONDS:
+                self._warned_at = now
+                log.warning(
+                    "all %d connections are taken: %d idle ones closed, %d new ones refused so far",
+                    self._max_connections,
+                    self.evicted,
+                    self.rejected,
+                )
             if oldest is None:
                 self.rejected += 1
                 return False
@@ -172,15 +180,6 @@ class Server:
         self.evictable.pop(connection, None)
         if not self.connections:
             self._all_gone.set()
-
-    def _warn_full(self) -> None:
-        now = time.monotonic()
-        if now - self._warned_at >= _WARN_SECONDS:
-            self._warned_at = now
-            shown = (self._max_connections, self.evicted, self.rejected)
-            log.warning(
-                "all %d connections are taken: %d idle ones closed, %d new ones refused so far", *shown
-            )
 
 
 def _fit_descriptors(wanted: int) -> int:
@@ -204,7 +203,7 @@ def _fit_descriptors(wanted: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _QueuedRequest:
-    """A request that waits for its queued, or the refusal that is sent instead of its answer."""
+    """A request that waits for its turn, or the refusal that is sent instead of its answer."""
 
     request: Request
     keep_alive: bool
@@ -382,7 +381,9 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None
         if self._parser.get_http_version() not in ("1.1", "1.0"):
             raise ApiError(505, "only HTTP/1.1 and HTTP/1.0 are supported")
-        self._head = head = self._make_head()
+        path, _, query = self._url.decode("latin-1").partition("?")
+        method = self._parser.get_method().decode("latin-1")
+        self._head = head = Request(method, path, query, self._headers)  # without its body
         if self._server.admit is not None:
             self._server.admit(head)
         length = self._headers.get("content-length", "")
@@ -422,12 +423,6 @@ class Connection(asyncio.Protocol):
         if len(self._waiting) > _PIPELINED:
             self._refuse(ApiError(429, f"more than {_PIPELINED} requests wait for their answers"))
 
-    def _make_head(self) -> Request:
-        """The request without its body."""
-        assert self._parser is not None
-        path, _, query = self._url.decode("latin-1").partition("?")
-        return Request(self._parser.get_method().decode("latin-1"), path, query, self._headers)
-
     def _too_large(self) -> ApiError:
         limit = self._server.limits.max_body_bytes
         return ApiError(413, f"the request's body is larger than the {limit} bytes that are accepted")
@@ -435,7 +430,7 @@ class Connection(asyncio.Protocol):
     # -- answers, in order ---------------------------------------------------------------------
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error in its queued, then close: the rest of the input cannot be trusted."""
+        """Answer with an error in its turn, then close: the rest of the input cannot be trusted."""
         self._refused = True
         if self._server.on_refused is not None:
             self._server.on_refused(self._url.decode("latin-1").partition("?")[0], error)

@@ -141,9 +141,9 @@ def import_release(work: OpenProject, path: Path) -> ImportedRelease:
             settings={},
             versions={},
             licence=find_licence(Path(base.folder)),
+            model=work.model,
+            tokenizer_fingerprint=template.tokenizer_fingerprint,
         ),
-        model=work.model,
-        tokenizer_fingerprint=template.tokenizer_fingerprint,
         find_verdict=lambda weights: find_verdict(work, weights),
     )
     remarks = [

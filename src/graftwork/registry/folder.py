@@ -78,7 +78,12 @@ def read_manifest(folder: Path) -> Release:
         text = path.read_bytes()
     except FileNotFoundError as error:
         if not folder.exists():
-            raise _not_here(folder) from error
+            raise Damaged(
+                f"the files of release {folder.name[:12]} are not in this store",
+                why="garbage collection removed them, or the release was made on another machine",
+                fix="import them (`graft release import`), or make the release again (`graft run`)",
+                where=str(folder),
+            ) from error
         raise _damaged("there is no manifest", "it is written last: this is not a release", path) from error
     except OSError as error:
         raise explain_os_error(error, path) from error
@@ -137,15 +142,6 @@ def _require_bytes(path: Path, sha256: str, counter: ProgressCounter) -> None:
     if found != sha256:
         why = f"expected sha256 {sha256[:12]}…, found {found[:12]}…"
         raise _damaged(f"{path.name} does not match its hash in the manifest", why, path)
-
-
-def _not_here(folder: Path) -> Damaged:
-    return Damaged(
-        f"the files of release {folder.name[:12]} are not in this store",
-        why="garbage collection removed them, or the release was made on another machine",
-        fix="import them (`graft release import`), or make the release again (`graft run`)",
-        where=str(folder),
-    )
 
 
 def _damaged(what: str, why: str, where: Path) -> Damaged:

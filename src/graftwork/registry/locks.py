@@ -13,7 +13,7 @@ import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -242,22 +242,15 @@ def leased_releases(root: Path, *, tidy: bool = False) -> frozenset[str]:
     found: set[str] = set()
     for lock in sorted((root / LEASES).glob(f"*{_LOCK}")):
         ids = lock.with_name(lock.name.removesuffix(_LOCK) + _IDS)
-        if _is_held(lock):
+        held = False
+        with suppress(FileNotFoundError), lock.open("rb") as handle:
+            try:
+                held = is_held(handle.fileno())
+            except OSError as error:
+                raise explain_os_error(error, lock) from error
+        if held:
             found |= set(json.loads(ids.read_bytes())) if ids.exists() else set()
         elif tidy:
             ids.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
     return frozenset(found)
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return is_held(descriptor)
-    except OSError as error:
-        raise explain_os_error(error, lock) from error
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,7 @@ belong together are refused.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class ReleaseContext:
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     licence: str | None = None
+    model: str = "main"
+    tokenizer_fingerprint: str = ""
     tool_template: str | None = None
     """The chat template with the form of calls that was trained, where the base's own has none."""
 
@@ -70,18 +72,10 @@ def make_release(lineage: Lineage, context: ReleaseContext, *, files: Iterable[R
                 why=f"{actual[:12]}… is not {expected[:12]}…",
                 fix="run the project again (`graft run`): it repeats the steps that are out of date",
             )
-    return name_release(
-        context,
-        files=files,
-        verdict=lineage.verdict,
-        adapter_hash=outcome.adapter_hash,
-        dataset_hash=dataset.content_hash,
-        plan_hash=plan.fingerprint(),
-        report_hash=lineage.report.fingerprint(),
-        run_id=outcome.run_id,
-        model=dataset.model,
-        tokenizer_fingerprint=dataset.tokenizer_fingerprint,
-    )
+    hashes = {"adapter": outcome.adapter_hash, "dataset": dataset.content_hash}
+    hashes |= {"plan": plan.fingerprint(), "report": lineage.report.fingerprint()}
+    context = replace(context, model=dataset.model, tokenizer_fingerprint=dataset.tokenizer_fingerprint)
+    return name_release(context, files=files, verdict=lineage.verdict, run_id=outcome.run_id, hashes=hashes)
 
 
 def name_release(
@@ -89,25 +83,20 @@ def name_release(
     *,
     files: Iterable[ReleaseFile],
     verdict: Verdict,
-    adapter_hash: str,
     run_id: str,
-    model: str,
-    tokenizer_fingerprint: str,
-    dataset_hash: str = "",
-    plan_hash: str = "",
-    report_hash: str = "",
+    hashes: Mapping[str, str],
 ) -> Release:
-    """Build the manifest and name it by its content."""
+    """Build the manifest and name it by its content. `hashes`: of the adapter, dataset, plan and report."""
     unnamed = Release(
         id="",
         project=context.project,
         base=context.base,
         base_fingerprint=context.base_fingerprint,
         template_fingerprint=context.template_fingerprint,
-        adapter_hash=adapter_hash,
-        dataset_hash=dataset_hash,
-        plan_hash=plan_hash,
-        report_hash=report_hash,
+        adapter_hash=hashes["adapter"],
+        dataset_hash=hashes.get("dataset", ""),
+        plan_hash=hashes.get("plan", ""),
+        report_hash=hashes.get("report", ""),
         verdict_hash=verdict.fingerprint(),
         decision=verdict.decision,
         run_id=run_id,
@@ -116,8 +105,8 @@ def name_release(
         files=tuple(sorted(files, key=lambda file: file.path)),
         settings=dict(context.settings),
         versions=dict(context.versions),
-        model=model,
-        tokenizer_fingerprint=tokenizer_fingerprint,
+        model=context.model,
+        tokenizer_fingerprint=context.tokenizer_fingerprint,
         licence=context.licence,
     )
     return unnamed.model_copy(update={"id": content_id(unnamed)})

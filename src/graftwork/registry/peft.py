@@ -100,8 +100,6 @@ def import_peft_folder(
     folder: Path,
     *,
     context: ReleaseContext,
-    model: str = "main",
-    tokenizer_fingerprint: str = "",
     find_verdict: FindVerdict = lambda _sha256: None,
 ) -> PeftImport:
     """Check the folder and describe it as a release.
@@ -133,10 +131,8 @@ def import_peft_folder(
         replace(context, settings={"origin": IMPORTED, "named_base": named_base}),
         files=(*files, *(describe_text(name, text) for name, text in texts.items())),
         verdict=verdict,
-        adapter_hash=hashlib.sha256(b"".join(lines)).hexdigest(),
         run_id=IMPORTED,
-        model=model,
-        tokenizer_fingerprint=tokenizer_fingerprint,
+        hashes={"adapter": hashlib.sha256(b"".join(lines)).hexdigest()},
     )
     sources: dict[str, Path | bytes] = {name: folder / name for name in ADAPTER_FILES}
     return PeftImport(

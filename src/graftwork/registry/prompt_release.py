@@ -6,6 +6,7 @@ other release. Pure but for reading a prompt back.
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -64,15 +65,12 @@ def describe_prompt(
         "report.json": report.to_json(),
         "verdict.json": verdict.to_json(),
     }
+    hashes = {"adapter": prompt.fingerprint(), "dataset": dataset.content_hash}
     release = name_release(
-        context,
+        replace(context, model=dataset.model, tokenizer_fingerprint=dataset.tokenizer_fingerprint),
         files=(describe_text(name, text) for name, text in texts.items()),
         verdict=verdict,
-        adapter_hash=prompt.fingerprint(),
-        dataset_hash=dataset.content_hash,
-        report_hash=report.fingerprint(),
         run_id=PROMPT_RUN,
-        model=dataset.model,
-        tokenizer_fingerprint=dataset.tokenizer_fingerprint,
+        hashes={**hashes, "report": report.fingerprint()},
     )
     return release, {name: text.encode() for name, text in texts.items()}

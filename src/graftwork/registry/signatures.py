@@ -207,7 +207,19 @@ def require_signature(folder: Path, *, public_key: str) -> str:
     key = read_public_key(public_key)
     path = folder / MINISIGN
     if not path.is_file():
-        raise _unsigned(folder)
+        if (folder / SIGSTORE).is_file():
+            raise AnswerIsNo(
+                f"release {folder.name[:12]} has a sigstore signature only",
+                why="`release.public_key` requires a minisign signature; sigstore bundles are not verified",
+                fix="verify it with the sigstore command, then sign it: `graft release edit ID --sign FILE`",
+                where=str(folder / SIGSTORE),
+            )
+        raise AnswerIsNo(
+            f"release {folder.name[:12]} is not signed",
+            why="graft.yaml sets `release.public_key`: only signed releases are promoted, loaded and served",
+            fix=f"sign it: `graft release edit {folder.name[:12]} --sign FILE`",
+            where=str(path),
+        )
     found = read_signature(path.read_text(encoding="utf-8", errors="replace"), where=str(path))
     if found.number != key.number:
         raise AnswerIsNo(
@@ -280,22 +292,6 @@ def create_key_pair(folder: Path) -> KeyPair:
         handle.write(write_secret_key(secret))
     write_atomic(public_file, public)
     return KeyPair(secret_file, public_file, public.splitlines()[1])
-
-
-def _unsigned(folder: Path) -> AnswerIsNo:
-    if (folder / SIGSTORE).is_file():
-        return AnswerIsNo(
-            f"release {folder.name[:12]} has a sigstore signature only",
-            why="`release.public_key` requires a minisign signature; sigstore bundles are not verified",
-            fix="verify it with the sigstore command, then sign it: `graft release edit ID --sign FILE`",
-            where=str(folder / SIGSTORE),
-        )
-    return AnswerIsNo(
-        f"release {folder.name[:12]} is not signed",
-        why="graft.yaml sets `release.public_key`: only signed releases are promoted, loaded and served",
-        fix=f"sign it: `graft release edit {folder.name[:12]} --sign FILE`",
-        where=str(folder / MINISIGN),
-    )
 
 
 def _read(path: Path) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import (
@@ -41,7 +42,6 @@ from graftwork.serve.escalation import (
     Escalator,
     HeldReply,
     PrefixReader,
-    ThreadedCheck,
     mean_logprob,
 )
 from graftwork.serve.exchange import ClientRequest, RunningExchange, ask_engine, make_id
@@ -74,10 +74,9 @@ class AnswerService:
         endpoints: Mapping[str, ServingEngine] = {},
         checks: AnswerChecks | None = None,
         chain_checks: Mapping[str, AnswerChecks] = {},
-        observe: Callable[[FinishedRequest], None] | None = None,
     ) -> None:
         self.engine, self.settings, self.routes, self.captures = engine, settings, routes, captures
-        self.observe = observe
+        self.observe: Callable[[FinishedRequest], None] | None = None
         """Gets each finished request. Must return at once."""
         self.metrics = Metrics()
         self.fallbacks = Fallbacks(settings.failover.fallback, engine=engine, endpoints=endpoints)
@@ -96,7 +95,7 @@ class AnswerService:
         self.chains = settings.chains
         threads = CheckThreads()
         self.chain_checks: Mapping[str, StepCheck] = {
-            name: ThreadedCheck(check, threads) for name, check in chain_checks.items()
+            name: partial(threads.find_failing, check) for name, check in chain_checks.items()
         }
         self.draining = False
         self._idle = asyncio.Event()

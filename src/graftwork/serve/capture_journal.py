@@ -60,10 +60,8 @@ class CaptureCounts:
         self._start = dict.fromkeys(_FIELDS, 0)
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
         self._file: int | None = None
-        if folder is not None:
-            self._open(folder)
-
-    def _open(self, folder: Path) -> None:
+        if folder is None:
+            return
         make_folder(folder)
         file = os.open(folder / COUNTS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -131,7 +129,8 @@ class CaptureJournal:
         self._most_bytes = most_bytes
         self._page = 0
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        data = self._read_all()
+        size = os.fstat(self._file).st_size
+        data = b"" if size == 0 else os.pread(self._file, size, 0)
         self._end = data.rfind(b"\n") + 1
         # What the last process had taken out was blanked: counting it again would hide a loss.
         self._read_to = self._end - len(data[: self._end].lstrip(b" "))
@@ -139,10 +138,6 @@ class CaptureJournal:
         """Lines that were not read yet."""
         if self._end != len(data):
             os.ftruncate(self._file, self._end)  # the last line was cut off when the process was killed
-
-    def _read_all(self) -> bytes:
-        size = os.fstat(self._file).st_size
-        return b"" if size == 0 else os.pread(self._file, size, 0)
 
     def append(self, captures: Iterable[Capture]) -> bool:
         """False, and nothing is written, where the journal or the disk is full."""

@@ -104,12 +104,6 @@ class CaptureLimits:
     """Of the file that keeps captures while the database is slow or fails; beyond it they are lost."""
 
 
-class _Waiting(NamedTuple):
-    exchange: ServedExchange
-    arrived: float
-    """On the clock of `time.perf_counter`."""
-
-
 class CaptureWriter:
     """Start it, `offer` exchanges, close it: what was offered is with the sink or in the journal then.
 
@@ -127,7 +121,8 @@ class CaptureWriter:
     ) -> None:
         self._limits = limits
         self._prune = prune
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[tuple[ServedExchange, float]] = deque()
+        """With the time of arrival on the clock of `time.perf_counter`."""
         self._bytes_in = self._bytes_out = 0
         self._clean = CleanTexts()
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -135,25 +130,22 @@ class CaptureWriter:
         self._journal: CaptureJournal | None = None
         self.counts = CaptureCounts()
         if folder is not None:
-            self._open_files(folder)
+            try:
+                self.counts = CaptureCounts(folder)
+                self._journal = CaptureJournal(folder, most_bytes=limits.journal_bytes)
+            except OSError as error:
+                # A full disk, or a second endpoint of the project: answers and captures go on without.
+                log.warning("captures: no journal, captures end with the process (%s)", error.strerror)
+            else:
+                lost = self.counts.settle_past(journaled=self._journal.waiting)
+                if lost:
+                    log.warning("captures: %d exchanges were lost when the endpoint was killed", lost)
         self._drain: _SinkCall | None = None
         self._drain_lines = 0
         self._pause, self._drain_at = _FIRST_PAUSE, 0.0
         self._prune_at = 0.0 if prune is not None else float("inf")
         self._warned_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="captures", daemon=True)
-
-    def _open_files(self, folder: Path) -> None:
-        try:
-            self.counts = CaptureCounts(folder)
-            self._journal = CaptureJournal(folder, most_bytes=self._limits.journal_bytes)
-        except OSError as error:
-            # A full disk, or a second endpoint of the project: answers and captures go on without.
-            log.warning("captures: no journal, captures end with the process (%s)", error.strerror)
-            return
-        lost = self.counts.settle_past(journaled=self._journal.waiting)
-        if lost:
-            log.warning("captures: %d exchanges were lost when the endpoint was killed", lost)
 
     @property
     def kept(self) -> int:
@@ -186,7 +178,7 @@ class CaptureWriter:
             self._warn("%d exchanges were dropped so far: the queue is full", self.dropped)
             return False
         self._bytes_in += exchange.size
-        self._waiting.append(_Waiting(exchange, time.perf_counter()))
+        self._waiting.append((exchange, time.perf_counter()))
         if not self._wake.is_set():
             self._wake.set()
         return True
@@ -218,7 +210,12 @@ class CaptureWriter:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(self._seconds_until_work())
+            until_work = None  # only an exchange gives work
+            if self._journal is not None and self._journal.waiting:
+                until_work = max(0.0, self._drain_at - time.monotonic()) or _FLUSH_SECONDS
+            elif self._prune is not None:
+                until_work = max(0.0, self._prune_at - time.monotonic())
+            self._wake.wait(until_work)
             self._closing.wait(_FLUSH_SECONDS)  # what arrives together is written together
             self._wake.clear()
             closing = self._closing.is_set()
@@ -234,20 +231,19 @@ class CaptureWriter:
                     pass
                 return
 
-    def _seconds_until_work(self) -> float | None:
-        """None where only an exchange gives work."""
-        if self._journal is not None and self._journal.waiting:
-            return max(0.0, self._drain_at - time.monotonic()) or _FLUSH_SECONDS
-        return None if self._prune is None else max(0.0, self._prune_at - time.monotonic())
-
     def _take_batch(self) -> list[Capture]:
         batch: list[Capture] = []
         rested = time.perf_counter()
         while self._waiting and len(batch) < _BATCH:
             exchange, arrived = self._waiting.popleft()
             self._bytes_out += exchange.size
-            if (capture := self._redact(exchange)) is not None:
-                batch.append(capture)
+            try:
+                batch.append(make_capture(exchange, self._clean))
+            except Exception as error:
+                # This must neither end the thread nor cost other callers their captures; and nothing
+                # unredacted is kept or logged.
+                log.warning("captures: %s could not be redacted: %s", exchange.id, type(error).__name__)
+                self.counts.add("lost")
             now = time.perf_counter()
             if now - rested < _WORK_SECONDS or self._closing.is_set():
                 continue
@@ -310,16 +306,6 @@ class CaptureWriter:
         if missing := self._drain_lines - outcome.kept:
             self._lose(missing)
         return True
-
-    def _redact(self, exchange: ServedExchange) -> Capture | None:
-        try:
-            return make_capture(exchange, self._clean)
-        except Exception as error:
-            # This must neither end the thread nor cost other callers their captures; and nothing
-            # unredacted is kept or logged.
-            log.warning("captures: %s could not be redacted: %s", exchange.id, type(error).__name__)
-            self.counts.add("lost")
-            return None
 
     def _lose(self, count: int) -> None:
         self.counts.add("lost", count)
@@ -404,10 +390,7 @@ class _SinkThread:
         except Exception as error:
             # No traceback: a database names the values of a failed statement in it.
             log.warning("captures: the sink refused a batch (%s)", type(error).__name__)
-            return self._add_singly(captures)
-
-    def _add_singly(self, captures: list[Capture]) -> _Outcome:
-        """One that the sink never takes must not cost the others of its batch."""
+        # One that the sink never takes must not cost the others of its batch.
         kept = refused = 0
         for place, capture in enumerate(captures):
             try:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from graftwork.engines.protocol import PieceData, estimate_tokens
 from graftwork.http.messages import ApiError
@@ -59,10 +59,8 @@ AskStep = Callable[[ChatCall, ChainMark], Awaitable[AnsweredStep[E]]]
 """Asks the model of a call. Raises ApiError or OSError."""
 
 
-class StepCheck(Protocol):
-    """One check of the project."""
-
-    async def fails(self, messages: Sequence[Mapping[str, str]], text: str) -> bool: ...
+StepCheck = Callable[[Sequence[Mapping[str, str]], str], Awaitable[str | None]]
+"""One check of the project, with the messages and the answer: the name of what fails, or None."""
 
 
 class ChainFailed(ApiError):
@@ -140,7 +138,8 @@ class ChainRun(Generic[E]):
                 answers[step.name] = last
                 continue
             values = {**answers, QUESTION: last_user_turn(call.messages), ANSWER: last}
-            values[CONVERSATION] = _write_conversation(call.messages)
+            turns = (f"{m['role']}: {m['content']}" for m in call.messages if m["role"] != "system")
+            values[CONVERSATION] = "\n\n".join(turns)
             asked = _make_call(step, call, values)
             ends = final and step is chain.steps[-1]
             asked = replace(
@@ -210,7 +209,7 @@ class ChainRun(Generic[E]):
         if not when.fails:
             return True
         for name in when.fails:
-            if await self.checks[name].fails(call.messages, text):
+            if await self.checks[name](call.messages, text) is not None:
                 return True
         return False
 
@@ -251,10 +250,6 @@ def _make_call(step: ChainStep, call: ChatCall, values: Mapping[str, str]) -> Ch
 def _fill(template: str, values: Mapping[str, str]) -> str:
     """Answers are put in as they are: a placeholder within an answer stays text."""
     return PLACEHOLDER.sub(lambda found: values[found[1]], template)
-
-
-def _write_conversation(messages: Sequence[Mapping[str, str]]) -> str:
-    return "\n\n".join(f"{m['role']}: {m['content']}" for m in messages if m["role"] != "system")
 
 
 def add_usage(*parts: TokenUsage) -> TokenUsage:

@@ -13,7 +13,7 @@ from graftwork.files.disk import make_folder
 from graftwork.process.pool import count_cores
 from graftwork.serve.replica_pool import Replica, ReplicaPool
 from graftwork.serve.settings import FallbackEndpoint, ServeSettings
-from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
+from graftwork.serve.supervisor import EngineSupervisor
 
 
 class EngineSet:
@@ -48,10 +48,6 @@ class EngineSet:
         self.pool.revise(settings.failover, burst=settings.queue_limit)
         for pool in self.endpoints.values():
             pool.revise(settings.failover, burst=settings.queue_limit)
-        self._revise_replicas()
-        self._revise_endpoints()
-
-    def _revise_replicas(self) -> None:
         unused = sorted(self.pool.replicas, key=lambda r: (r.engine.state != "ready", r.retiring))
         for engine, weight in self._settings.engine.split_replicas():
             kept = next((r for r in unused if self._engines[r.name] == engine), None)
@@ -63,6 +59,7 @@ class EngineSet:
         for replica in unused:
             if not replica.retiring:
                 self.pool.retire(replica, seconds=self._settings.drain_seconds, on_end=self._engines.pop)
+        self._revise_endpoints()
 
     def _revise_endpoints(self) -> None:
         wanted = self._settings.failover.endpoints
@@ -106,13 +103,7 @@ class EngineSet:
         """`shown` is its name in logs."""
         make_folder(Path(job.folder))
         failover = self._settings.failover
-        probe = ProbeTimes(
-            every=failover.probe_seconds,
-            frozen_after=failover.frozen_seconds,
-            killed_after=failover.restart_seconds,
-            start_within=failover.start_seconds,
-        )
-        engine = EngineSupervisor(job, module=module, probe=probe, name=shown)
+        engine = EngineSupervisor(job, module=module, probe=failover, name=shown)
         return Replica(name, engine, weight=weight, settings=failover)
 
     def _apply_limits(self, replicas: int) -> EngineJob:

@@ -260,16 +260,6 @@ class CheckThreads:
             return PrefixVerdict("a check failed to run", is_open=False)
 
 
-class ThreadedCheck:
-    """One check of the project, for the conditions of chains."""
-
-    def __init__(self, checks: AnswerChecks, threads: CheckThreads) -> None:
-        self._checks, self._threads = checks, threads
-
-    async def fails(self, messages: Sequence[Mapping[str, str]], text: str) -> bool:
-        return await self._threads.find_failing(self._checks, messages, text) is not None
-
-
 @dataclass(slots=True)
 class CheckedReply:
     """What `serve.escalate` adds to an exchange."""

@@ -57,19 +57,16 @@ class Fallbacks:
         self, names: Sequence[str], routes: Routes, *, passed: int = 0, failed: str | None = None
     ) -> FallbackTarget | None:
         """The next of the model's chain that is ready. `failed` is the release that was asked last."""
-        chain = find_chain(self.chains, *names) or self._main_of(names, routes)
+        chain, family = find_chain(self.chains, *names), routes.family
+        if not chain and family is not None and family.name in names:
+            # The main model answers for a specialist of the family that has no chain of its own.
+            main = family.aliases[family.main]
+            chain = () if names[0] == main else (main,)
         for place in range(passed, len(chain)):
             target = self.resolve(chain[place], routes, place + 1)
             if target is not None and target.release != failed:
                 return target
         return None
-
-    def _main_of(self, names: Sequence[str], routes: Routes) -> tuple[str, ...]:
-        """The main model answers for a specialist of the family that has no chain of its own."""
-        family = routes.family
-        if family is None or family.name not in names or names[0] == family.aliases[family.main]:
-            return ()
-        return (family.aliases[family.main],)
 
     def resolve(self, name: str, routes: Routes, passed: int = 0) -> FallbackTarget | None:
         """The endpoint, alias or release of this name, if it can be asked now."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.settings import FamilySettings, RouteRule
@@ -78,12 +78,18 @@ def matches(
     rule: RouteRule, call: ChatCall, headers: Mapping[str, str], *, keywords: Callable[[str], object]
 ) -> bool:
     """Whether every condition of the rule holds."""
-    if rule.role and not _role_of(call, headers) & set(rule.role):
-        return False
+    if rule.role:
+        metadata = call.body.get("metadata")
+        stated = metadata.get("role") if isinstance(metadata, dict) else None
+        if headers.get(ROLE_HEADER) not in rule.role and stated not in rule.role:
+            return False
     if any(headers.get(name.lower()) != value for name, value in rule.headers.items()):
         return False
-    if rule.schema_names and _schema_name(call.body) not in rule.schema_names:
-        return False
+    if rule.schema_names:
+        form = call.body.get("response_format")
+        schema = form.get("json_schema") if isinstance(form, dict) else None
+        if not isinstance(schema, dict) or schema.get("name") not in rule.schema_names:
+            return False
     return not rule.keywords or bool(keywords(last_user_turn(call.messages)))
 
 
@@ -94,19 +100,6 @@ def user_text(messages: Iterable[Mapping[str, str]]) -> str:
 def last_user_turn(messages: Iterable[Mapping[str, str]]) -> str:
     turns = [message["content"] for message in messages if message["role"] == "user"]
     return turns[-1] if turns else ""
-
-
-def _role_of(call: ChatCall, headers: Mapping[str, str]) -> set[str]:
-    metadata = call.body.get("metadata")
-    stated = metadata.get("role") if isinstance(metadata, dict) else None
-    return {name for name in (headers.get(ROLE_HEADER), stated) if isinstance(name, str)}
-
-
-def _schema_name(body: Mapping[str, Any]) -> str | None:
-    form = body.get("response_format")
-    schema = form.get("json_schema") if isinstance(form, dict) else None
-    name = schema.get("name") if isinstance(schema, dict) else None
-    return name if isinstance(name, str) else None
 
 
 def _find_any(keywords: Iterable[str]) -> Callable[[str], object]:

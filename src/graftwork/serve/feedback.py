@@ -79,28 +79,26 @@ class FeedbackEndpoint:
             raise ApiError(409, message, param="capture", code="still_answering", headers=_RETRY)
         if self.waiting >= _AT_ONCE:
             raise ApiError(429, "too much feedback at once; try again soon", code="full", headers=_RETRY)
+
+        def end_one(keeping: "asyncio.Task[None]") -> None:
+            self._keeping.discard(keeping)
+            self.waiting -= 1
+
         self.waiting += 1
         keeping = asyncio.create_task(self._keep(feedback, finishing.get(feedback.capture)))
         self._keeping.add(keeping)
-        keeping.add_done_callback(self._end_one)
+        keeping.add_done_callback(end_one)
         # It goes on without a client that leaves: the thread that writes could not be interrupted anyway,
         # and counts until it is done.
         await asyncio.shield(keeping)
         return json_response({"object": "feedback", "capture": feedback.capture, "score": feedback.score})
 
-    def _end_one(self, keeping: "asyncio.Task[None]") -> None:
-        self._keeping.discard(keeping)
-        self.waiting -= 1
-
-    async def _wait_for(self, finishing: asyncio.Task[None]) -> None:
-        await asyncio.wait([finishing], timeout=self.finish_seconds)
-        if not finishing.done():
-            message = "the other model's answer to this request is not complete yet; try again soon"
-            raise ApiError(409, message, param="capture", code="not_captured_yet", headers=_RETRY)
-
     async def _keep(self, feedback: Feedback, finishing: "asyncio.Task[None] | None") -> None:
         if finishing is not None:
-            await self._wait_for(finishing)
+            await asyncio.wait([finishing], timeout=self.finish_seconds)
+            if not finishing.done():
+                message = "the other model's answer to this request is not complete yet; try again soon"
+                raise ApiError(409, message, param="capture", code="not_captured_yet", headers=_RETRY)
         for pause in (*self._pauses, None):
             # Asked first: what is handed to the sink in between is found by the try that follows.
             all_written = self._captures.idle
@@ -148,30 +146,21 @@ def parse_feedback(data: bytes, *, at: float) -> Feedback:
         message = "give a score (true, false, or a number from 0 to 1), or `corrected`, or both"
         raise ApiError(400, message, param="score")
     # A correction without a score means that the served answer was wrong.
-    score = 0.0 if body.get("score") is None else _take_score(body["score"])
+    score = 0.0 if body.get("score") is None else body["score"]
+    if not isinstance(score, bool | int | float) or not math.isfinite(score) or not 0 <= score <= 1:
+        raise ApiError(400, "score must be true, false, or a number from 0 (bad) to 1 (good)", param="score")
+    capture = _ID.fullmatch(body["capture"]) if isinstance(body.get("capture"), str) else None
+    if capture is None:
+        message = "capture must be what the header x-graft-capture named, or the id of the answer"
+        raise ApiError(400, message, param="capture")
     return Feedback(
-        capture=_take_capture(body.get("capture")),
+        capture=capture[1],
         at=datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
-        score=score,
+        score=float(score),
         comment=None if comment is None else redactor.redact(comment).text,
         who=redact_name(user, redactor, kind="user"),
         correction=None if correction is None else redactor.redact(correction).text,
     )
-
-
-def _take_capture(value: Any) -> str:
-    found = _ID.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        message = "capture must be what the header x-graft-capture named, or the id of the answer"
-        raise ApiError(400, message, param="capture")
-    return found[1]
-
-
-def _take_score(value: Any) -> float:
-    """True and false are 1 and 0."""
-    if not isinstance(value, bool | int | float) or not math.isfinite(value) or not 0 <= value <= 1:
-        raise ApiError(400, "score must be true, false, or a number from 0 (bad) to 1 (good)", param="score")
-    return float(value)
 
 
 def _take_text(body: dict[str, Any], *keys: str, longest: int) -> str | None:

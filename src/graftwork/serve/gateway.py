@@ -30,7 +30,6 @@ from graftwork.serve.answers import AnswerService
 from graftwork.serve.api.call import (
     ApiFormat,
     ChatCall,
-    ChatLimits,
 )
 from graftwork.serve.api.chat import CHAT, describe_model, encode_models
 from graftwork.serve.api.completions import COMPLETIONS
@@ -82,7 +81,6 @@ class Gateway:
         self.answers = answers
         settings, captures = answers.settings, answers.captures
         self._keys = keys or KeyRing()
-        self._limits = _read_limits(settings)
         self.feedback = None
         if feedback is not None and captures is not None:
             self.feedback = FeedbackEndpoint(feedback, captures=captures)
@@ -92,7 +90,7 @@ class Gateway:
 
     def revise(self, settings: ServeSettings) -> None:
         """Use other settings from the next request on."""
-        self.answers.settings, self._limits = settings, _read_limits(settings)
+        self.answers.settings = settings
         self.answers.fallbacks.chains = dict(settings.failover.fallback)
 
     @property
@@ -254,7 +252,7 @@ class Gateway:
         try:
             key = self._keys.require(request)
             key.usage.take_request()
-            call = _with_deadline(self._admit(request, api), request)
+            call = self._admit(request, api)
             key.require_model(call.model)
             if key.usage.limits_tokens:
                 held = await self._reserve(key, call, request)
@@ -330,13 +328,23 @@ class Gateway:
         return await self._traces.take(request, usage)
 
     def _admit(self, request: Request, api: ApiFormat) -> ChatCall:
-        """The request as a checked call, unless too many are in flight."""
+        """The request as a checked call with the client's deadline, unless too many are in flight."""
         _require_json(request)
         if self.answers.draining:
             raise ApiError(503, "the server is stopping; ask another one", code="stopping", headers=RETRY)
         if self.answers.metrics.in_flight >= self._settings.queue_limit:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
-        return api.parse(request.body, self._limits)
+        call, timeout = api.parse(request.body, self._settings), request.headers.get(TIMEOUT_HEADER)
+        if timeout is None:
+            return call
+        try:
+            milliseconds = float(timeout)
+        except ValueError:
+            milliseconds = math.nan
+        if not 0 < milliseconds < math.inf:
+            message = f"the header {TIMEOUT_HEADER} must be a positive number of milliseconds"
+            raise ApiError(400, message, param=TIMEOUT_HEADER)
+        return replace(call, deadline=time.monotonic() + milliseconds / 1000)
 
     # -- logs ----------------------------------------------------------------------------------
 
@@ -372,14 +380,6 @@ def _name_path(path: str) -> str:
     return path if path in _KNOWN else "other"
 
 
-def _read_limits(settings: ServeSettings) -> ChatLimits:
-    return ChatLimits(
-        settings.default_model,
-        settings.max_new_tokens,
-        settings.max_new_tokens_limit,
-    )
-
-
 def _require_json(request: Request) -> None:
     if not request.headers.get("content-type", "").lower().startswith("application/json"):
         # Also keeps other web pages out: browsers send a preflight request for this type.
@@ -399,21 +399,6 @@ def describe_split(routes: Routes, metrics: Metrics) -> dict[str, Any]:
         shown["requests"] = metrics.assigned[name, arm]
         shown["failures"] = metrics.assigned_failures[name, arm]
     return {"state": "on", "alias": running.alias, "experiment": name, "arms": arms}
-
-
-def _with_deadline(call: ChatCall, request: Request) -> ChatCall:
-    """The call with the deadline that the client's header sets, if it has one. Raises ApiError."""
-    given = request.headers.get(TIMEOUT_HEADER)
-    if given is None:
-        return call
-    try:
-        milliseconds = float(given)
-    except ValueError:
-        milliseconds = math.nan
-    if not 0 < milliseconds < math.inf:
-        message = f"the header {TIMEOUT_HEADER} must be a positive number of milliseconds"
-        raise ApiError(400, message, param=TIMEOUT_HEADER)
-    return replace(call, deadline=time.monotonic() + milliseconds / 1000)
 
 
 _ALLOWED = (

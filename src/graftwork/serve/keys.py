@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, ValidationError
 
@@ -141,19 +141,15 @@ class KeyRing:
             if key.revoked_at is None:
                 holder = known.get(key.id)
                 if holder is None:
-                    holder = self._hold(key)
+                    holder = hold(key)
+                    if (counts := self._past.pop(key.id, None)) is not None:
+                        holder.usage.restore(counts)
                 else:
                     holder.revise(key)
                 holders[key.digest] = holder
         self._holders = holders
         # Revoking the last key must not open the endpoint.
         self.required = stored or bool(self._fixed)
-
-    def _hold(self, key: ApiKey) -> KeyHolder:
-        holder = hold(key)
-        if (counts := self._past.pop(key.id, None)) is not None:
-            holder.usage.restore(counts)
-        return holder
 
     def restore_usage(self, past: Mapping[str, tuple[int, ...]]) -> None:
         """What keys had used before, by their ids; those that are not known yet get it with their holder."""
@@ -256,17 +252,12 @@ class SavedUsage(Record):
     """The number of the day, and how many it had."""
 
 
-class _Usage(NamedTuple):
-    keys: dict[str, tuple[int, ...]] = {}
-    escalations: tuple[int, int] | None = None
-
-
 class UsageFile:
     def __init__(self, folder: Path, ring: KeyRing, escalations: RequestBudget | None = None) -> None:
         self._path = folder / USAGE_FILE
         self._ring = ring
         self._escalations = escalations
-        self._saved = _Usage()
+        self._saved = SavedUsage()
         self._lock = threading.Lock()
         self._begun = self._written = 0
         self._warned_at = float("-inf")
@@ -285,7 +276,7 @@ class UsageFile:
             )
             return
         keys = {id: counts for id, counts in found.keys.items() if counts[3] == today}
-        self._saved = _Usage(keys, found.escalations)
+        self._saved = SavedUsage(keys=keys, escalations=found.escalations)
         self._ring.restore_usage(keys)
         if self._escalations is not None and found.escalations is not None:
             self._escalations.restore(found.escalations)
@@ -297,7 +288,12 @@ class UsageFile:
 
     async def save(self) -> None:
         """Write the counts if they have changed. A full disk costs the counts, never an answer."""
-        counts = _Usage(self._ring.count_usage(), self._count_escalations())
+        # A start without `serve.escalate` must not give the day's budget again.
+        escalations = self._saved.escalations
+        if self._escalations is not None:
+            snapshot = self._escalations.snapshot()
+            escalations = snapshot if snapshot[0] >= 0 else None
+        counts = SavedUsage.model_construct(keys=self._ring.count_usage(), escalations=escalations)
         if counts == self._saved:
             return
         self._begun += 1
@@ -310,17 +306,9 @@ class UsageFile:
             return
         self._saved = counts
 
-    def _count_escalations(self) -> tuple[int, int] | None:
-        if self._escalations is None:
-            # A start without `serve.escalate` must not give the day's budget again.
-            return self._saved.escalations
-        counts = self._escalations.snapshot()
-        return counts if counts[0] >= 0 else None
-
-    def _write(self, counts: _Usage, number: int) -> None:
+    def _write(self, counts: SavedUsage, number: int) -> None:
         # A write that was cancelled still runs in its thread, and must not replace a later one.
         with self._lock:
             if number > self._written:
-                data = SavedUsage.model_construct(**counts._asdict()).to_json()
-                write_atomic(self._path, data, durable=False, private=True)
+                write_atomic(self._path, counts.to_json(), durable=False, private=True)
                 self._written = number

@@ -117,6 +117,9 @@ def render_replicas(status: EngineStatus) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
 def render_counts(
     name: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str | int, ...], float]]
 ) -> list[str]:
@@ -124,10 +127,6 @@ def render_counts(
     lines = [f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"]
     for values, count in sorted(counts):
         pairs = zip(labels, values, strict=True)
-        shown = ",".join(f'{label}="{_escape(str(value))}"' for label, value in pairs)
+        shown = ",".join(f'{label}="{str(value).translate(_ESCAPES)}"' for label, value in pairs)
         lines.append(f"{name}{{{shown}}} {count:.15g}" if shown else f"{name} {count:.15g}")
     return lines
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

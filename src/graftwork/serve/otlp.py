@@ -73,11 +73,15 @@ class TraceIntake:
             raise ApiError(415, "send traces with content-encoding gzip, or without")
         if self._under_way >= _AT_ONCE:
             raise ApiError(429, "too many traces at once; try again soon", code="full", headers=_RETRY)
+
+        def end_one(_decoding: "asyncio.Future[TracedCalls]") -> None:
+            self._under_way -= 1
+
         self._under_way += 1
         loop = asyncio.get_running_loop()
         decoding = loop.run_in_executor(self._thread, self._decode, request.body, kind, packing == "gzip")
         # A client that leaves does not end the thread: it counts until it is done.
-        decoding.add_done_callback(self._end_one)
+        decoding.add_done_callback(end_one)
         try:
             taken = await asyncio.shield(decoding)
         except BadTrace as error:
@@ -88,9 +92,6 @@ class TraceIntake:
         self.rejected += taken.unreadable + dropped
         why = taken.why or ("the queue of captures is full" if dropped else "")
         return _answer(kind, rejected=taken.unreadable + dropped, why=why)
-
-    def _end_one(self, _decoding: "asyncio.Future[TracedCalls]") -> None:
-        self._under_way -= 1
 
     def _decode(self, body: bytes, kind: str, packed: bool) -> TracedCalls:
         data = unpack(body, most=MOST_UNPACKED_BYTES) if packed else body
@@ -135,13 +136,15 @@ def parse_json(data: bytes) -> dict[str, Any]:
     return row
 
 
-def parse_protobuf(data: bytes) -> dict[str, Any]:
-    """Decode an ExportTraceServiceRequest to the form of OTLP JSON, with plain attributes."""
-    return _ProtobufReader().read(data)
-
-
 _IDS = {1: "traceId", 2: "spanId", 4: "parentSpanId"}
 _TIMES = {7: "startTimeUnixNano", 8: "endTimeUnixNano"}
+
+
+def parse_protobuf(data: bytes) -> dict[str, Any]:
+    """Decode an ExportTraceServiceRequest to the form of OTLP JSON, with plain attributes."""
+    reader = _ProtobufReader()
+    spans = [reader.resource_spans(value) for number, value in reader.fields(data) if number == 1]
+    return {"resourceSpans": spans}
 
 
 class _ProtobufReader:
@@ -150,32 +153,28 @@ class _ProtobufReader:
     def __init__(self) -> None:
         self._left = _MOST_FIELDS
 
-    def read(self, data: Any) -> dict[str, Any]:
-        spans = [self._resource_spans(value) for number, value in self._fields(data) if number == 1]
-        return {"resourceSpans": spans}
-
-    def _fields(self, data: Any) -> Iterator[tuple[int, Any]]:
+    def fields(self, data: Any) -> Iterator[tuple[int, Any]]:
         for field in _fields(data):
             self._left -= 1
             if self._left < 0:
                 raise BadTrace("the body holds too many values")
             yield field
 
-    def _resource_spans(self, data: Any) -> dict[str, Any]:
+    def resource_spans(self, data: Any) -> dict[str, Any]:
         found: dict[str, Any] = {"resource": {}, "scopeSpans": []}
-        for number, value in self._fields(data):
+        for number, value in self.fields(data):
             if number == 1:
                 # Attributes come as a list of pairs, as in JSON.
-                pairs = [self._pair(item) for at, item in self._fields(value) if at == 1]
+                pairs = [self._pair(item) for at, item in self.fields(value) if at == 1]
                 found["resource"] = {"attributes": pairs}
             elif number == 2:
-                spans = [self._span(item) for at, item in self._fields(value) if at == 2]
+                spans = [self._span(item) for at, item in self.fields(value) if at == 2]
                 found["scopeSpans"].append({"spans": spans})
         return found
 
     def _span(self, data: Any) -> dict[str, Any]:
         span: dict[str, Any] = {"attributes": [], "events": [], "status": {}}
-        for number, value in self._fields(data):
+        for number, value in self.fields(data):
             if number in _IDS:
                 span[_IDS[number]] = _raw(value).hex()
             elif number == 5:
@@ -187,13 +186,13 @@ class _ProtobufReader:
             elif number == 11:
                 span["events"].append(self._event(value))
             elif number == 15:
-                codes = [code for at, code in self._fields(value) if at == 3]
+                codes = [code for at, code in self.fields(value) if at == 3]
                 span["status"] = {"code": codes[-1]} if codes else {}
         return span
 
     def _event(self, data: Any) -> dict[str, Any]:
         event: dict[str, Any] = {"name": "", "attributes": []}
-        for number, value in self._fields(data):
+        for number, value in self.fields(data):
             if number == 2:
                 event["name"] = _text(value)
             elif number == 3:
@@ -202,7 +201,7 @@ class _ProtobufReader:
 
     def _pair(self, data: Any, depth: int = 0) -> dict[str, Any]:
         pair: dict[str, Any] = {"key": "", "value": {}}
-        for number, value in self._fields(data):
+        for number, value in self.fields(data):
             if number == 1:
                 pair["key"] = _text(value)
             elif number == 2:
@@ -214,34 +213,29 @@ class _ProtobufReader:
         if depth >= _DEEPEST:
             raise BadTrace("an attribute is nested too deeply")
         kind: dict[str, Any] = {}
-        for number, value in self._fields(data):
+        for number, value in self.fields(data):
             if number == 1:
                 kind = {"stringValue": _text(value)}
             elif number == 2:
                 kind = {"boolValue": bool(value)}
             elif number == 3:
-                kind = {"intValue": _signed(value)}
+                number_bits = _bits(value)
+                kind = {"intValue": number_bits - (1 << 64) if number_bits >> 63 else number_bits}
             elif number == 4:
-                kind = {"doubleValue": _double(value)}
+                kind = {"doubleValue": struct.unpack("<d", struct.pack("<Q", _bits(value)))[0]}
             elif number == 5:
-                values = [self._any_value(item, depth + 1) for at, item in self._fields(value) if at == 1]
+                values = [self._any_value(item, depth + 1) for at, item in self.fields(value) if at == 1]
                 kind = {"arrayValue": {"values": values}}
             elif number == 6:
-                pairs = [self._pair(item, depth + 1) for at, item in self._fields(value) if at == 1]
+                pairs = [self._pair(item, depth + 1) for at, item in self.fields(value) if at == 1]
                 kind = {"kvlistValue": {"values": pairs}}
         return kind
 
 
-def _signed(value: Any) -> int:
+def _bits(value: Any) -> int:
     if not isinstance(value, int):
         raise BadTrace("the body is no OTLP message")
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _double(value: Any) -> float:
-    if not isinstance(value, int):
-        raise BadTrace("the body is no OTLP message")
-    return float(struct.unpack("<d", struct.pack("<Q", value))[0])
+    return value
 
 
 def _fields(data: Any) -> Iterator[tuple[int, Any]]:

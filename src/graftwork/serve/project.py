@@ -50,7 +50,7 @@ from graftwork.serve.captures import ServedExchange, redact_name
 from graftwork.serve.family import Family
 from graftwork.serve.keys import DEFAULT_SCOPES, ApiKey, digest_secret, make_secret
 from graftwork.serve.otlp import BadTrace, TracedCalls
-from graftwork.serve.routing import ExperimentOff, set_up_experiment
+from graftwork.serve.routing import set_up_experiment
 from graftwork.serve.settings import OperationSettings, ServeSettings, require_upstream_keys
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.redact import Redactor
@@ -86,8 +86,8 @@ def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | Non
     found = set_up_experiment(settings.split, work.releases.aliases())
     if settings.split is None or found is None:
         return None
-    if isinstance(found, ExperimentOff):
-        return f"no experiment yet, {settings.split.alias} answers everything: {found.why}"
+    if isinstance(found, str):
+        return f"no experiment yet, {settings.split.alias} answers everything: {found}"
     kept = "" if settings.capture else "; captures are off, so nothing of it can be compared"
     return (
         f"experiment {found.experiment}: {found.share:.3g} of the sessions that ask for {found.alias} go to "

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -20,6 +20,7 @@ from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.serve.engines import EngineSet
+from graftwork.serve.gateway import Gateway
 from graftwork.serve.routing import AliasWatcher
 from graftwork.serve.settings import ServeSettings
 
@@ -90,10 +91,6 @@ def gateway_folder(serving: Path) -> Path:
     return serving / "gateway"
 
 
-class RevisableGateway(Protocol):
-    def revise(self, settings: ServeSettings) -> None: ...
-
-
 class SettingsReloader:
     """Set `asked` to reload; `follow` does the work."""
 
@@ -102,7 +99,7 @@ class SettingsReloader:
         settings: ServeSettings,
         *,
         read: ReadSettings | None,
-        gateway: RevisableGateway,
+        gateway: Gateway,
         engines: EngineSet,
         watcher: AliasWatcher,
         folder: Path,
@@ -168,9 +165,16 @@ def reload_endpoint(serving: Path) -> ReloadResult:
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline and lock_holder(folder) == process:
         result = _read(folder)
-        if result is not None and result.number > number:
-            return _require_success(result)
-        time.sleep(_POLL_SECONDS)
+        if result is None or result.number <= number:
+            time.sleep(_POLL_SECONDS)
+        elif result.error is None:
+            return result
+        else:
+            raise UserMistake(
+                f"the endpoint keeps its old settings: {result.error}",
+                why="settings that are not valid change nothing",
+                fix="correct graft.yaml and reload again",
+            )
     raise WorkerFailed(
         "the endpoint did not reload",
         why=f"process {process} gave no answer for {_WAIT_SECONDS:.0f} s, or has ended",
@@ -183,13 +187,3 @@ def _read(folder: Path) -> ReloadResult | None:
         return ReloadResult.from_json((folder / RESULT_FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-
-
-def _require_success(result: ReloadResult) -> ReloadResult:
-    if result.error is None:
-        return result
-    raise UserMistake(
-        f"the endpoint keeps its old settings: {result.error}",
-        why="settings that are not valid change nothing",
-        fix="correct graft.yaml and reload again",
-    )

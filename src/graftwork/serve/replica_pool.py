@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import ApiError
@@ -23,9 +23,9 @@ from graftwork.serve.serving_engine import (
     EngineStatus,
     ReplicaStatus,
     ReplyStream,
-    ServingEngine,
 )
 from graftwork.serve.settings import FailoverSettings
+from graftwork.serve.supervisor import EngineSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -164,38 +164,11 @@ class RetryBudget:
         self._balance = min(self._balance, float(burst))
 
 
-class ReplicaEngine(ServingEngine, Protocol):
-    """An engine that the pool starts and stops."""
-
-    on_change: Callable[[EngineState], None]
-
-    @property
-    def adapters(self) -> dict[str, str]:
-        """The adapters that it loads when it starts, with their folders."""
-        ...
-
-    async def start(self) -> None: ...
-
-    def keep_trying(self) -> None:
-        """Go on starting it although its first start failed."""
-        ...
-
-    def expect_adapter(self, name: str, folder: str) -> None:
-        """Load the adapter at the next start."""
-        ...
-
-    def abort_running(self) -> None:
-        """Break the connections of the requests that wait for it."""
-        ...
-
-    async def stop(self) -> None: ...
-
-
 class Replica:
-    """One engine, its load and its circuit breaker."""
+    """One engine that the pool starts and stops, its load and its circuit breaker."""
 
     def __init__(
-        self, name: str, engine: ReplicaEngine, *, weight: float, settings: FailoverSettings
+        self, name: str, engine: EngineSupervisor, *, weight: float, settings: FailoverSettings
     ) -> None:
         self.name, self.engine, self.weight = name, engine, weight
         self.breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_seconds)
@@ -301,13 +274,11 @@ class ReplicaPool:
             missing = {n: f for n, f in self._folders.items() if n not in replica.engine.models}
             if missing:
                 self._run(self._catch_up(replica, missing))
-        elif state in ("frozen", "unreachable") and self._has_alternative(replica):
-            replica.engine.abort_running()
-
-    def _has_alternative(self, replica: Replica) -> bool:
-        """Whether requests that wait for the replica may be answered elsewhere."""
-        others = (other.engine.state for other in self.replicas if other is not replica)
-        return bool(self._settings.fallback) or "ready" in others
+        elif state in ("frozen", "unreachable"):
+            others = (other.engine.state for other in self.replicas if other is not replica)
+            if self._settings.fallback or "ready" in others:
+                # Requests that wait for it may be answered elsewhere.
+                replica.engine.abort_running()
 
     # -- start and stop ------------------------------------------------------------------------
 
@@ -433,9 +404,18 @@ class ReplicaPool:
     # -- requests ------------------------------------------------------------------------------
 
     async def complete(self, call: ChatCall, *, model: str) -> PieceData:
-        if call.is_copy:
-            return await self._complete_copy(call, model)
-        return await self._ask(call, model, self._complete)
+        if not call.is_copy:
+            return await self._ask(call, model, self._complete)
+        # A copy is asked once, without the circuit breaker and the budget of retries.
+        replica = self._choose(model)
+        if replica is None:
+            raise NoReplica(self._explain_absence(model))
+        replica.outstanding += 1
+        try:
+            async with asyncio.timeout(self._settings.attempt_timeout_seconds):
+                return await replica.engine.complete(call, model=model)
+        finally:
+            replica.outstanding -= 1
 
     async def stream(self, call: ChatCall, *, model: str) -> "ReplicaStream":
         return await self._ask(call, model, self._stream)
@@ -474,7 +454,8 @@ class ReplicaPool:
         if failure_code(error) is None or len(tried) > self._settings.retries:
             return None
         other = self._choose(model, tried)
-        if other is None and not _may_repeat(error):
+        if other is None and isinstance(error, ApiError) and error.status not in (502, 503):
+            # What fails on the request itself would fail again on the same replica.
             return None
         if not self.budget.withdraw():
             return None
@@ -498,18 +479,6 @@ class ReplicaPool:
         if len(self.replicas) > 1:
             piece["replica"] = replica.name
         return piece
-
-    async def _complete_copy(self, call: ChatCall, model: str) -> PieceData:
-        """Ask one replica once, without its circuit breaker and the budget of retries."""
-        replica = self._choose(model)
-        if replica is None:
-            raise NoReplica(self._explain_absence(model))
-        replica.outstanding += 1
-        try:
-            async with asyncio.timeout(self._settings.attempt_timeout_seconds):
-                return await replica.engine.complete(call, model=model)
-        finally:
-            replica.outstanding -= 1
 
     async def _stream(self, replica: Replica, call: ChatCall, model: str) -> "ReplicaStream":
         permit = replica.begin()
@@ -551,11 +520,6 @@ class ReplicaStream:
         if self._open:
             self._open = False
             self._replica.end(self._permit, error)
-
-
-def _may_repeat(error: Exception) -> bool:
-    """Whether the same replica may be asked again. What fails on the request itself would fail again."""
-    return not isinstance(error, ApiError) or error.status in (502, 503)
 
 
 async def _wait_idle(replica: Replica, seconds: float) -> None:

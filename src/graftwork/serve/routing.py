@@ -76,13 +76,6 @@ class Experiment:
         return self.challenger if arm == "challenger" else self.champion
 
 
-@dataclass(frozen=True, slots=True)
-class ExperimentOff:
-    """A split is configured but cannot run: the champion answers everything."""
-
-    why: str
-
-
 def make_experiment(split: SplitSettings, *, champion: str, challenger: str) -> Experiment:
     identity = fingerprint([split.experiment, champion, challenger, split.share])
     return Experiment(
@@ -96,18 +89,18 @@ def make_experiment(split: SplitSettings, *, champion: str, challenger: str) -> 
     )
 
 
-def set_up_experiment(
-    split: SplitSettings | None, aliases: dict[str, str]
-) -> Experiment | ExperimentOff | None:
-    """`aliases` are those whose releases are loaded. None without a split."""
+def set_up_experiment(split: SplitSettings | None, aliases: dict[str, str]) -> Experiment | str | None:
+    """`aliases` are those whose releases are loaded. None without a split; a text says why it cannot run, so
+    that the champion answers everything.
+    """
     if split is None:
         return None
     for alias in (split.alias, split.challenger):
         if alias not in aliases:
-            return ExperimentOff(f"the alias {alias} points at no loaded release")
+            return f"the alias {alias} points at no loaded release"
     champion, challenger = aliases[split.alias], aliases[split.challenger]
     if champion == challenger:
-        return ExperimentOff(f"{split.alias} and {split.challenger} are both {champion[:_ID_SHOWN]}")
+        return f"{split.alias} and {split.challenger} are both {champion[:_ID_SHOWN]}"
     return make_experiment(split, champion=champion, challenger=challenger)
 
 
@@ -181,20 +174,17 @@ class Routes:
         }
 
 
-class ChosenRelease(NamedTuple):
-    release: str
-    assignment: ArmAssignment | None
-    """None where no experiment applies."""
+def choose_release(routes: Routes, model: str, *, session: str) -> tuple[str, ArmAssignment | None]:
+    """The release that answers a request for `model` in this session; its arm where an experiment applies.
 
-
-def choose_release(routes: Routes, model: str, *, session: str) -> ChosenRelease:
-    """The release that answers a request for `model` in this session. Raises ApiError if none can."""
+    Raises ApiError if none can.
+    """
     release, experiment = routes.resolve(model), routes.experiment
     if experiment is None or model != experiment.alias:
-        return ChosenRelease(release, None)
+        return release, None
     arm = experiment.assign(session)
     assignment = ArmAssignment(experiment.experiment, arm, experiment.share)
-    return ChosenRelease(experiment.release_of(arm), assignment)
+    return experiment.release_of(arm), assignment
 
 
 def update_routes(
@@ -212,7 +202,7 @@ def update_routes(
         aliases=loaded,
         pending=pending,
         experiment=found if isinstance(found, Experiment) else None,
-        experiment_off=found.why if isinstance(found, ExperimentOff) else "",
+        experiment_off=found if isinstance(found, str) else "",
         family=old.family,
         chains=old.chains,
     )
@@ -256,24 +246,21 @@ class AliasWatcher:
 
     async def refresh(self) -> None:
         async with self._refreshing:
-            await self._refresh()
-
-    async def _refresh(self) -> None:
-        aliases = await asyncio.to_thread(self._resolve)
-        split = await asyncio.to_thread(self._find_canary) or self._split
-        missing = set(aliases.values()) - set(self._engine.models)
-        # A release that no alias points at any more starts over when one points at it again.
-        self._retries = {release: retry for release, retry in self._retries.items() if release in missing}
-        for release in sorted(missing):
-            if release not in self._retries or self._clock() >= self._retries[release].at:
-                # Requests follow the old routes until the new ones are in place: both are kept.
-                await self._load(release, keep={*aliases.values(), *self.routes.aliases.values()})
-        releases = frozenset(self._engine.models) - {BASE}
-        new = update_routes(self.routes, aliases=aliases, releases=releases, split=split)
-        new = replace(new, refused={release: retry.why for release, retry in self._retries.items()})
-        if (new.experiment, new.experiment_off) != (self.routes.experiment, self.routes.experiment_off):
-            _log_experiment(new)
-        self.routes = new
+            aliases = await asyncio.to_thread(self._resolve)
+            split = await asyncio.to_thread(self._find_canary) or self._split
+            missing = set(aliases.values()) - set(self._engine.models)
+            # A release that no alias points at any more starts over when one points at it again.
+            self._retries = {release: retry for release, retry in self._retries.items() if release in missing}
+            for release in sorted(missing):
+                if release not in self._retries or self._clock() >= self._retries[release].at:
+                    # Requests follow the old routes until the new ones are in place: both are kept.
+                    await self._load(release, keep={*aliases.values(), *self.routes.aliases.values()})
+            releases = frozenset(self._engine.models) - {BASE}
+            new = update_routes(self.routes, aliases=aliases, releases=releases, split=split)
+            new = replace(new, refused={release: retry.why for release, retry in self._retries.items()})
+            if (new.experiment, new.experiment_off) != (self.routes.experiment, self.routes.experiment_off):
+                _log_experiment(new)
+            self.routes = new
 
     async def follow(self, seconds: float) -> None:
         self._seconds = seconds

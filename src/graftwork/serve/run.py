@@ -67,36 +67,27 @@ def list_listeners(gateway: Gateway, settings: ServeSettings) -> list[Listener]:
     return listeners
 
 
-class Operations:
-    """`tls` is the context of the listeners; None without TLS."""
-
-    def __init__(self, settings: ServeSettings) -> None:
-        self._settings = settings
-        self.tls = None
-        if settings.tls_certificate is not None and settings.tls_key is not None:
-            self.tls = open_tls(settings.tls_certificate, settings.tls_key)
-
-    @asynccontextmanager
-    async def running(
-        self, answers: AnswerService, keys: KeyRing, load: LoadKeys, *, folder: Path
-    ) -> AsyncIterator[None]:
-        """`folder` is where the gateway keeps what a restart must not forget."""
-        settings = self._settings
-        escalations = None if answers.escalator is None else answers.escalator.budget
-        usage = UsageFile(folder, keys, escalations)
-        usage.restore()
-        async with AsyncExitStack() as stack:
-            if settings.log_format == "json":
-                stack.enter_context(log_as_json())
-            if settings.access_log:
-                access_log = AccessLog(as_json=settings.log_format == "json")
-                access_log.start()
-                stack.push_async_callback(asyncio.to_thread, access_log.close)
-                answers.observe = access_log.note
-            stack.push_async_callback(usage.save)
-            for work in (follow_keys(keys, load), usage.follow()):
-                stack.callback(asyncio.create_task(work).cancel)
-            yield
+@asynccontextmanager
+async def operating(
+    answers: AnswerService, keys: KeyRing, load: LoadKeys, *, folder: Path
+) -> AsyncIterator[None]:
+    """Logs, keys and their usage while the block runs; what a restart must not forget is in `folder`."""
+    settings = answers.settings
+    escalations = None if answers.escalator is None else answers.escalator.budget
+    usage = UsageFile(folder, keys, escalations)
+    usage.restore()
+    async with AsyncExitStack() as stack:
+        if settings.log_format == "json":
+            stack.enter_context(log_as_json())
+        if settings.access_log:
+            access_log = AccessLog(as_json=settings.log_format == "json")
+            access_log.start()
+            stack.push_async_callback(asyncio.to_thread, access_log.close)
+            answers.observe = access_log.note
+        stack.push_async_callback(usage.save)
+        for work in (follow_keys(keys, load), usage.follow()):
+            stack.callback(asyncio.create_task(work).cancel)
+        yield
 
 
 def open_tls(certificate: str, key: str) -> ssl.SSLContext:
@@ -149,7 +140,9 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
     keys = await open_keys(settings, project.load_keys)
-    operations = Operations(settings)
+    tls = None
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        tls = open_tls(settings.tls_certificate, settings.tls_key)
     stop = stop or asyncio.Event()
     engines = EngineSet(engine_job, settings, module=engine_module)
     folder = gateway_folder(Path(engine_job.folder))
@@ -161,7 +154,12 @@ async def serve(
         names=Routes(loaded=False, family=project.family, chains=tuple(settings.chains)),
         find_canary=project.find_canary,
     )
-    captures = _open_captures(project, settings, folder=Path(engine_job.folder))
+    captures = None
+    if project.captures is not None and settings.capture:
+        captures = CaptureWriter(
+            project.captures, folder=Path(engine_job.folder), prune=project.prune_captures
+        )
+        captures.start()
     answers = AnswerService(
         engines.pool,
         settings=settings,
@@ -183,13 +181,13 @@ async def serve(
     listeners = list_listeners(gateway, settings)
     reloading: asyncio.Task[None] | None = None
     with hold_lock(folder), _handling_signals(stop, reloader.asked):
-        async with operations.running(answers, keys, project.load_keys, folder=folder):
+        async with operating(answers, keys, project.load_keys, folder=folder):
             try:
-                port, *_ = [await _listen(listener, operations.tls) for listener in listeners]
+                port, *_ = [await _listen(listener, tls) for listener in listeners]
                 if not await _unless_stopped(engines.start(), stop):
                     return
                 await watcher.refresh()
-                on_ready(_url(settings.host, port, tls=operations.tls is not None))
+                on_ready(_url(settings.host, port, tls=tls is not None))
                 reloading = asyncio.create_task(reloader.follow())
                 await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
             finally:
@@ -216,14 +214,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def _open_captures(project: ServedProject, settings: ServeSettings, *, folder: Path) -> CaptureWriter | None:
-    if project.captures is None or not settings.capture:
-        return None
-    captures = CaptureWriter(project.captures, folder=folder, prune=project.prune_captures)
-    captures.start()
-    return captures
 
 
 async def _listen(listener: Listener, tls: ssl.SSLContext | None) -> int:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import ApiError
@@ -26,13 +26,6 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 64
 _LONGEST_COPY_SECONDS = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    call: ChatCall
-    exchange: ServedExchange
-    names: tuple[str, ...]
 
 
 class Shadow:
@@ -50,7 +43,7 @@ class Shadow:
         self._settings = settings
         self._resolve, self._captures = resolve, captures
         self._is_idle, self._is_remote = is_idle, is_remote
-        self._waiting: deque[_Copy] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[tuple[ChatCall, ServedExchange]] = deque(maxlen=MOST_WAITING)
         self._running: set[asyncio.Task[None]] = set()
         self._budget = RequestBudget(settings.per_minute)
         self._chance = random.Random()
@@ -68,7 +61,7 @@ class Shadow:
             return
         if len(self._waiting) == MOST_WAITING:
             self.counts["dropped"] += 1
-        self._waiting.append(_Copy(call, exchange, names))
+        self._waiting.append((call, exchange))
         self.go_on()
 
     def make_way(self) -> None:
@@ -82,11 +75,11 @@ class Shadow:
         while self._waiting and len(self._running) < self._settings.max_running:
             if not self._is_remote and not self._is_idle():
                 return
-            copy = self._waiting.popleft()
+            call, exchange = self._waiting.popleft()
             if not self._budget.take():
                 self.counts["dropped"] += 1
                 continue
-            task = asyncio.create_task(self._ask(copy))
+            task = asyncio.create_task(self._ask(call, exchange))
             self._running.add(task)
             task.add_done_callback(self._end)
 
@@ -100,35 +93,35 @@ class Shadow:
         self._running.discard(task)
         self.go_on()
 
-    async def _ask(self, copy: _Copy) -> None:
+    async def _ask(self, call: ChatCall, exchange: ServedExchange) -> None:
         target = self._resolve(self._settings.to)
-        if target is None or target.release == copy.exchange.asked_release:
+        if target is None or target.release == exchange.asked_release:
             self.counts["not ready"] += 1
             return
         started = time.perf_counter()
-        call = replace(copy.call, stream=False, deadline=None, is_copy=True)
+        call = replace(call, stream=False, deadline=None, is_copy=True)
         try:
             async with asyncio.timeout(_LONGEST_COPY_SECONDS):
                 piece = await target.engine.complete(call, model=target.model)
         except asyncio.CancelledError:
             # Kept as well: long answers are interrupted most, so the others are no fair sample.
             self.counts["interrupted"] += 1
-            self._keep(copy, target.release, _without_answer(INTERRUPTED), started)
+            self._keep(exchange, target.release, _without_answer(INTERRUPTED), started)
             raise
         except (OSError, ApiError) as error:
             # Counted and kept: a challenger that fails must not look better for it.
             log.debug("shadow: %s failed (%s)", target.release, type(error).__name__)
             self.counts["failed"] += 1
-            self._keep(copy, target.release, _without_answer("error"), started)
+            self._keep(exchange, target.release, _without_answer("error"), started)
             return
         self.counts["answered"] += 1
-        self._keep(copy, target.release, piece, started)
+        self._keep(exchange, target.release, piece, started)
 
-    def _keep(self, copy: _Copy, release: str, piece: PieceData, started: float) -> None:
+    def _keep(self, exchange: ServedExchange, release: str, piece: PieceData, started: float) -> None:
         took = time.perf_counter() - started
         self._captures.offer(
             replace(
-                copy.exchange,
+                exchange,
                 id=uuid.uuid4().hex,
                 at=time.time(),
                 model=self._settings.to,
@@ -142,7 +135,7 @@ class Shadow:
                 assignment=None,
                 escalated=None,
                 failed_check=None,
-                shadow_of=copy.exchange.id,
+                shadow_of=exchange.id,
             )
         )
 

@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import orjson
 
@@ -32,6 +31,7 @@ from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.routing import RETRY
 from graftwork.serve.serving_engine import EngineState, EngineStatus
+from graftwork.serve.settings import FailoverSettings
 
 log = logging.getLogger(__name__)
 
@@ -48,25 +48,9 @@ _REPORTED_AS: dict[str, type[GraftError]] = {
 }
 
 
-class EngineProcess(Protocol):
-    """What a process of asyncio and a forked engine have in common."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    async def wait(self) -> int: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 async def start_engine(
     module: str, job_file: Path, *, log: Path, workers: PreloadedWorkers = SHARED
-) -> EngineProcess:
+) -> "EngineProcess":
     """Fork it from the process of `workers` where that runs; else start a new interpreter."""
     environment = {**WORKER_ENVIRONMENT, **os.environ}
     loop = asyncio.get_running_loop()
@@ -118,7 +102,7 @@ def _abandon(forking: "asyncio.Future[ForkedEngine | None]") -> None:
 
 
 class ForkedEngine:
-    """An EngineProcess over a forked worker, which ends when `stdin`, our end of its pipe, is closed."""
+    """A forked worker as a process of asyncio; it ends when `stdin`, our end of its pipe, is closed."""
 
     def __init__(self, worker: PreloadedWorker, stdin: int) -> None:
         self._worker, self._stdin = worker, stdin
@@ -167,14 +151,7 @@ class ForkedEngine:
             self._ended.set_result(None)
 
 
-class ProbeTimes(NamedTuple):
-    """Seconds of silence after which an engine counts as frozen, and after which it is killed."""
-
-    every: float = 2.0
-    frozen_after: float = 5.0
-    killed_after: float = 20.0
-    start_within: float = 1800.0
-    """How long it may take from its start to its first answer."""
+EngineProcess = asyncio.subprocess.Process | ForkedEngine
 
 
 class EngineClient(Client):
@@ -231,7 +208,7 @@ class EngineSupervisor:
         module: str = ENGINE_MODULES["embedded"],
         first_pause: float = 0.25,
         longest_pause: float = 30.0,
-        probe: ProbeTimes = ProbeTimes(),  # noqa: B008
+        probe: FailoverSettings = FailoverSettings(),  # noqa: B008
         name: str = "engine",
         on_change: Callable[[EngineState], None] = lambda _state: None,
     ) -> None:
@@ -277,8 +254,31 @@ class EngineSupervisor:
         self.keep_trying()
 
     async def _launch_until_ready(self) -> None:
-        await self._launch()
-        await self._await_ready()
+        """Start the process; poll it until it answers or has ended, and kill it when its time is over."""
+        self._silence = None
+        self._set_state("starting", "it is loading the model")
+        job_file = self._folder / JOB_FILE
+        await asyncio.to_thread(write_atomic, job_file, self.job.to_json())
+        Path(str(self.job.socket)).unlink(missing_ok=True)
+        log_file = self._folder / LOG_FILE
+        self._process = process = await start_engine(self._module, job_file, log=log_file)
+        client, seconds = EngineClient(path=self.job.socket), self._probe.start_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                body = await self._poll_state(client, process)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            self._silence = WorkerFailed(
+                f"the engine did not answer within {seconds:g} s of its start",
+                why=_last_line(log_file),
+                fix="see its log; `serve.failover.start_seconds` gives a large model more time",
+                where=str(log_file),
+            )
+            raise self._silence from None
+        self.models = orjson.loads(body)["models"]
+        self.client = client
+        self._set_state("ready", "")
 
     def keep_trying(self) -> None:
         """Restart it from now on, whether its first start has succeeded or failed, unless it was stopped."""
@@ -331,31 +331,6 @@ class EngineSupervisor:
             await _end(self._process, seconds)
         self._socket_folder.cleanup()
 
-    async def _launch(self) -> None:
-        self._silence = None
-        self._set_state("starting", "it is loading the model")
-        job_file = self._folder / JOB_FILE
-        await asyncio.to_thread(write_atomic, job_file, self.job.to_json())
-        Path(str(self.job.socket)).unlink(missing_ok=True)
-        self._process = await start_engine(self._module, job_file, log=self._folder / LOG_FILE)
-
-    async def _await_ready(self) -> None:
-        """Poll until it answers. Raise as soon as the process has ended; kill it when its time is over."""
-        process, seconds = self._process, self._probe.start_within
-        assert process is not None
-        client = EngineClient(path=self.job.socket)
-        try:
-            async with asyncio.timeout(seconds):
-                body = await self._poll_state(client, process)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            self._silence = self._explain_silence(seconds)
-            raise self._silence from None
-        self.models = orjson.loads(body)["models"]
-        self.client = client
-        self._set_state("ready", "")
-
     async def _poll_state(self, client: EngineClient, process: EngineProcess) -> bytes:
         while True:
             try:
@@ -396,31 +371,29 @@ class EngineSupervisor:
         probe = Client(path=self.job.socket, keep=0)
         answered = clock()
         while True:
-            await asyncio.sleep(self._probe.every)
+            await asyncio.sleep(self._probe.probe_seconds)
             try:
-                _, body = await probe.fetch("GET", "/state", seconds=self._probe.frozen_after)
+                _, body = await probe.fetch("GET", "/state", seconds=self._probe.frozen_seconds)
             except OSError:
                 silent = clock() - answered
                 # An engine that is killed was frozen before, also where a busy machine looks this late.
-                if silent >= self._probe.frozen_after and self.state == "ready":
+                if silent >= self._probe.frozen_seconds and self.state == "ready":
                     log.warning("%s: no answer for %.0f s", self._name, silent)
                     self._set_state("frozen", f"it has not answered for {silent:.0f} s")
-                if silent >= self._probe.killed_after:
+                if silent >= self._probe.restart_seconds:
                     log.warning("%s: no answer for %.0f s, killing it", self._name, silent)
                     process.kill()
                     return
             else:
                 answered = clock()
-                self._note_health(orjson.loads(body).get("unreachable", ""))
-
-    def _note_health(self, unreachable: str) -> None:
-        """The engine answered a probe. `unreachable` says why the server behind it does not."""
-        if unreachable and self.state == "ready":
-            log.warning("%s: %s", self._name, unreachable)
-            self._set_state("unreachable", unreachable)
-        elif not unreachable and self.state in ("frozen", "unreachable"):
-            self.client = EngineClient(path=self.job.socket)
-            self._set_state("ready", "")
+                # Why the server behind the engine does not answer, where it is one.
+                unreachable = orjson.loads(body).get("unreachable", "")
+                if unreachable and self.state == "ready":
+                    log.warning("%s: %s", self._name, unreachable)
+                    self._set_state("unreachable", unreachable)
+                elif not unreachable and self.state in ("frozen", "unreachable"):
+                    self.client = EngineClient(path=self.job.socket)
+                    self._set_state("ready", "")
 
     def _set_state(self, state: EngineState, reason: str) -> None:
         self.state, self.reason = state, reason
@@ -428,15 +401,6 @@ class EngineSupervisor:
         if state != "ready" and self.client is not None:
             self.client.close()
             self.client = None
-
-    def _explain_silence(self, seconds: float) -> GraftError:
-        log_file = self._folder / LOG_FILE
-        return WorkerFailed(
-            f"the engine did not answer within {seconds:g} s of its start",
-            why=_last_line(log_file),
-            fix="see its log; `serve.failover.start_seconds` gives a large model more time",
-            where=str(log_file),
-        )
 
     def _explain_end(self, code: int) -> GraftError:
         """The error that the engine reported, or else its last line of output."""

@@ -155,10 +155,21 @@ class CaptureStore(ProjectTable):
         """All in the order they came in, each with the last score and the last correction of it."""
         which = [captures.c.release == release] if release is not None else []
         for _, page in self._pages(*which):
-            feedback_of = self._last_feedback([capture.id for capture in page])
+            ids = [capture.id for capture in page]
+            query = select(feedback.c.capture_id, feedback.c.body).where(
+                feedback.c.project == self._project, feedback.c.capture_id.in_(ids)
+            )
+            latest: dict[str, dict[str, object]] = {}
+            for row in self._database.rows(query.order_by(feedback.c.seq)):
+                last = latest.setdefault(row.capture_id, {})
+                last["feedback"] = row.body["score"]
+                # A correction stays the better answer, whatever feedback follows.
+                if row.body.get("correction") is not None:
+                    last["correction"] = row.body["correction"]
+                    last["corrected_by"], last["corrected_at"] = row.body.get("who"), row.body["at"]
             for capture in page:
-                found = feedback_of.get(capture.id)
-                yield capture if found is None else capture.model_copy(update=found)
+                last = latest.get(capture.id, {})
+                yield capture.model_copy(update=last) if last else capture
 
     def read_on(
         self,
@@ -211,22 +222,6 @@ class CaptureStore(ProjectTable):
                 return
             yield [row.seq for row in rows], [Capture.model_validate(row.body) for row in rows]
             after = rows[-1].seq
-
-    def _last_feedback(self, ids: list[str]) -> dict[str, dict[str, object]]:
-        query = (
-            select(feedback.c.capture_id, feedback.c.body)
-            .where(feedback.c.project == self._project, feedback.c.capture_id.in_(ids))
-            .order_by(feedback.c.seq)
-        )
-        found: dict[str, dict[str, object]] = {}
-        for row in self._database.rows(query):
-            latest = found.setdefault(row.capture_id, {})
-            latest["feedback"] = row.body["score"]
-            # A correction stays the better answer, whatever feedback follows.
-            if row.body.get("correction") is not None:
-                latest["correction"] = row.body["correction"]
-                latest["corrected_by"], latest["corrected_at"] = row.body.get("who"), row.body["at"]
-        return found
 
     def _all(self) -> Select[tuple[dict[str, object]]]:
         return select(captures.c.body).where(captures.c.project == self._project)

@@ -16,10 +16,11 @@ from tool_template import ASK, FIND, PLACE, TOOLS
 
 from graftwork.engines.protocol import GenerateRequest
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.call import AnswerHead, ChatLimits, TokenUsage
+from graftwork.serve.api.call import AnswerHead, TokenUsage
 from graftwork.serve.gateway import APIS
+from graftwork.serve.settings import ServeSettings
 
-LIMITS = ChatLimits()
+LIMITS = ServeSettings()
 FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 CLAUDE_TOOLS = [{"name": "find", "description": "Finds it.", "input_schema": FIND}]
 

@@ -11,8 +11,9 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.records.interaction import Origin
+from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.budgets import KeyBudget
-from graftwork.serve.chains import ChainRun, read_trace
+from graftwork.serve.chains import AnsweredStep, ChainRun, read_trace
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
@@ -151,9 +152,8 @@ def test_every_step_is_captured_with_one_trace_id_and_never_as_another_programs_
 
 
 def test_a_condition_decides_whether_a_step_runs(run):
-    class HasNoJson:
-        async def fails(self, messages, text):
-            return "JSON" not in text
+    async def has_json(messages, text):
+        return None if "JSON" in text else "json_valid"
 
     async def main():
         chain = steps_with(when={"contains": ["REDO"], "lacks": ["never"]})
@@ -166,7 +166,7 @@ def test_a_condition_decides_whether_a_step_runs(run):
             _, headers = await ask(client, "never redo it")
             assert "trio/review=skipped" in headers["x-graft-chain"]
         chain = steps_with(when={"fails": ["json_valid"]})
-        async with open_chain(chain, checks={"json_valid": HasNoJson()}) as (_, client):
+        async with open_chain(chain, checks={"json_valid": has_json}) as (_, client):
             assert "review=skipped" in (await ask(client, "JSON"))[1]["x-graft-chain"]
             assert f"review={OTHER}" in (await ask(client, "text"))[1]["x-graft-chain"]
 
@@ -359,14 +359,9 @@ def test_an_answer_with_a_placeholder_in_it_stays_text():
     async def ask_step(call, mark):
         asked.append(call.messages[-1]["content"])
         text = "{{question}} {{secret}}"
-        from graftwork.serve.chains import AnsweredStep
-
         return AnsweredStep(None, "x", {"text": text, "prompt_tokens": 1, "reply_tokens": 1})
 
-    from graftwork.serve.api.call import ChatLimits
-    from graftwork.serve.api.chat import parse_chat_body
-
-    call = parse_chat_body({"messages": [{"role": "user", "content": "q"}]}, ChatLimits())
+    call = parse_chat_body({"messages": [{"role": "user", "content": "q"}]}, ServeSettings())
     chains = settings_of(THREE).chains
     asyncio.run(ChainRun(chains, ask_step).run("trio", call))
     assert asked[1] == "Check: {{question}} {{secret}} (asked: q)"

@@ -14,7 +14,8 @@ from graftwork.process import preload
 from graftwork.process.preload import PreloadedWorkers
 from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.errors import WorkerFailed
-from graftwork.serve.supervisor import EngineSupervisor, ForkedEngine, ProbeTimes, start_engine
+from graftwork.serve.settings import FailoverSettings
+from graftwork.serve.supervisor import EngineSupervisor, ForkedEngine, start_engine
 
 ENGINE = """
 import os, sys
@@ -133,7 +134,7 @@ def test_an_engine_that_never_answers_after_its_start_is_killed_and_says_so(tmp_
             job,
             module="silent_engine",
             first_pause=60.0,
-            probe=ProbeTimes(start_within=0.5),
+            probe=FailoverSettings(start_seconds=0.5),
             on_change=lambda state: down.set() if state == "down" else None,
         )
         with pytest.raises(WorkerFailed, match=r"did not answer within 0\.5 s of its start") as failed:

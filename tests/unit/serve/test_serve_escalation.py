@@ -22,7 +22,7 @@ from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.keys import KeyRing
 from graftwork.serve.routing import Routes
-from graftwork.serve.run import Operations
+from graftwork.serve.run import operating
 from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, split_tools, write_calls
 
@@ -165,8 +165,7 @@ def test_an_endpoint_that_starts_again_goes_on_with_the_budget_of_the_day(run, t
         for _ in range(2):
             async with open_pair(large=large, per_day=1) as (house, client):
                 house.answers.escalator.budget.wall_clock = lambda: 1e9
-                operations = Operations(ServeSettings())
-                async with operations.running(house.gateway, KeyRing(), lambda: (), folder=tmp_path):
+                async with operating(house.answers, KeyRing(), lambda: (), folder=tmp_path):
                     _, headers = await ask(client, BAD)
                     said.append(headers["x-graft-escalation"])
         assert said == ["json_valid failed, large answered", "json_valid failed, large is over budget"]

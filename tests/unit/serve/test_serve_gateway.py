@@ -10,7 +10,6 @@ from serve_harness import DEADLINE, OTHER, RELEASE, BrokenSink, ListSink, open_h
 
 from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.exchange import stream_choices
 from graftwork.serve.routing import Routes, update_routes
@@ -349,7 +348,7 @@ def test_streamed_choices_start_at_once_and_a_refusal_ends_the_others(run, refus
     async def main():
         engine, count = EngineOfStreams(), 3
         body = {"model": "base", "messages": HELLO, "n": count, "stream": True}
-        call = parse_chat_body(body, ChatLimits())
+        call = parse_chat_body(body, ServeSettings())
         starting = asyncio.create_task(stream_choices(engine, call, model="base"))
         while len(engine.asked) < count:
             await asyncio.sleep(0)

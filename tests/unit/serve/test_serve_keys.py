@@ -15,7 +15,6 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
 
 from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.embeddings import parse_embeddings
 from graftwork.serve.budgets import KeyBudget, KeyUsage
 from graftwork.serve.keys import (
@@ -23,8 +22,8 @@ from graftwork.serve.keys import (
     USAGE_FILE,
     ApiKey,
     KeyRing,
+    SavedUsage,
     UsageFile,
-    _Usage,
     digest_secret,
     follow_keys,
     make_secret,
@@ -395,7 +394,7 @@ def test_a_text_completion_that_breaks_off_counts_with_its_prompts(run):
     ("given", "tokens"), [("x" * 40, 10), (["x" * 40, "y" * 4], 11), ([1, 2, 3], 3), ([[1, 2], [3]], 3)]
 )
 def test_embeddings_that_break_off_count_with_their_input(given, tokens):
-    call = parse_embeddings(json.dumps({"input": given}).encode(), ChatLimits())
+    call = parse_embeddings(json.dumps({"input": given}).encode(), ServeSettings())
     assert call.estimate_prompt() == tokens
 
 
@@ -534,7 +533,7 @@ def test_counts_are_written_only_if_they_changed_and_a_late_write_is_dropped(tmp
         written = (tmp_path / USAGE_FILE).stat().st_ino
         await file.save()
         assert (tmp_path / USAGE_FILE).stat().st_ino == written
-        file._write(_Usage(), 0)
+        file._write(SavedUsage(), 0)
         assert "id-ci" in (tmp_path / USAGE_FILE).read_text()
 
     asyncio.run(main())

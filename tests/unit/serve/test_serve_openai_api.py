@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from graftwork.engines.protocol import GenerateRequest
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.call import AnswerHead, ChatLimits, TokenUsage
+from graftwork.serve.api.call import AnswerHead, TokenUsage
 from graftwork.serve.api.chat import ChunkEncoder, encode_completion, parse_chat
+from graftwork.serve.settings import ServeSettings
 
-LIMITS = ChatLimits()
+LIMITS = ServeSettings()
 ASK = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -24,7 +25,7 @@ def parse(**more):
 def test_a_plain_request_is_greedy_and_bounded():
     call = parse()
     assert (call.temperature, call.top_p, call.seed) == (0.0, 1.0, None)
-    assert call.max_tokens == LIMITS.max_tokens
+    assert call.max_tokens == LIMITS.max_new_tokens
     assert not call.stream
 
 

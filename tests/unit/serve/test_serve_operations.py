@@ -28,7 +28,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.serve.capture_journal import read_totals
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.request_log import AccessLog, BackgroundBatches, log_as_json
-from graftwork.serve.run import Operations, ServedProject, list_listeners, open_keys, open_tls, serve
+from graftwork.serve.run import ServedProject, list_listeners, open_keys, open_tls, serve
 from graftwork.serve.settings import ServeSettings
 
 SECRET_PROMPT = "my secret prompt"
@@ -161,9 +161,8 @@ def test_https_answers_and_plain_http_does_not(run, tmp_path):
 
 
 def test_a_certificate_that_cannot_be_read_is_a_clear_mistake(tmp_path):
-    settings = ServeSettings(tls_certificate=str(tmp_path / "no"), tls_key=str(tmp_path / "no"))
     with pytest.raises(UserMistake) as refused:
-        Operations(settings)
+        open_tls(str(tmp_path / "no"), str(tmp_path / "no"))
     assert refused.value.fix
 
 

@@ -18,7 +18,6 @@ from graftwork.http.messages import ApiError
 from graftwork.http.server import Server
 from graftwork.records.errors import WorkerFailed
 from graftwork.serve.answers import AnswerService
-from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engines import EngineSet
@@ -732,7 +731,7 @@ def test_copies_that_fail_feed_neither_the_circuit_breaker_nor_the_retry_budget(
 
     replica = Replica("1", Broken(), weight=1.0, settings=FailoverSettings(breaker_failures=2))
     pool = ReplicaPool([replica], FailoverSettings(retries=2))
-    call = parse_chat_body({"messages": [{"role": "user", "content": "hi"}]}, ChatLimits())
+    call = parse_chat_body({"messages": [{"role": "user", "content": "hi"}]}, ServeSettings())
     copy = replace(call, is_copy=True)
 
     async def main():

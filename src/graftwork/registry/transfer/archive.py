@@ -139,7 +139,11 @@ def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where:
     if first is None or first.name.partition("/")[2] != MANIFEST:
         raise _refuse("this is not an archive of a release", f"it does not begin with {MANIFEST}", where)
     release_id = first.name.partition("/")[0]
-    release = _read_manifest(handle, first, release_id, where)
+    if first.size > LARGEST_MANIFEST:
+        raise _refuse("the manifest is too large", f"it may have {LARGEST_MANIFEST:,} bytes", where)
+    manifest = handle.read(first.size)
+    _skip_padding(handle, first.size)
+    release = parse_manifest(manifest, lambda what, why: _refuse(what, why, where), named=release_id)
     wanted = {file.path: file for file in release.files}
     sources: dict[str, Path] = {}
     signatures: dict[str, bytes] = {}
@@ -159,14 +163,6 @@ def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where:
     if missing := sorted(wanted.keys() - sources.keys()):
         raise _refuse(f"{missing[0]} is missing in the archive", "the manifest names it", where)
     return UnpackedArchive(release, sources, signatures)
-
-
-def _read_manifest(handle: IO[bytes], member: tarfile.TarInfo, release_id: str, where: str) -> Release:
-    if member.size > LARGEST_MANIFEST:
-        raise _refuse("the manifest is too large", f"it may have {LARGEST_MANIFEST:,} bytes", where)
-    data = handle.read(member.size)
-    _skip_padding(handle, member.size)
-    return parse_manifest(data, lambda what, why: _refuse(what, why, where), named=release_id)
 
 
 def _take(

@@ -129,7 +129,10 @@ class Hub:
         self.repository = repository
         self._token = os.environ.get(TOKEN)
         self._endpoint = endpoint
-        self._api = self._client()
+        with needs_extra("train"):
+            from huggingface_hub import HfApi
+        # False: never use a token from a file on this machine.
+        self._api: Any = HfApi(endpoint=endpoint, token=self._token or False)
         self._apart = CallThread("the Hub's client")
 
     def push(
@@ -155,22 +158,23 @@ class Hub:
             # The commit of the tag.
             refs = self._call(lambda: self._api.list_repo_refs(self.repository))
             tagged = next((str(ref.target_commit) for ref in refs.tags if ref.name == tag), None)
-            # Pushing an unsigned copy keeps the signatures that are there.
-            metadata = self._signatures_there(metadata, tagged) | metadata
-            commit = self._commit(release, folder, metadata, progress)
-            self._require_hashes(release, folder, metadata, commit=commit)
-        self._point(tag, commit, before=tagged)
-        return HubRelease(release, self.repository, commit, tag)
-
-    def _signatures_there(self, metadata: dict[str, bytes], tagged: str | None) -> dict[str, bytes]:
-        """Signatures of the same manifest on the Hub; those at the tag of the release win."""
-        found: dict[str, bytes] = {}
-        with tempfile.TemporaryDirectory() as scratch:
+            # Pushing an unsigned copy keeps the signatures of the same manifest that are there; those at the
+            # tag of the release win.
+            signatures: dict[str, bytes] = {}
             for revision in ("main", *filter(None, [tagged])):
                 infos = self._infos([MANIFEST], revision)
                 if infos and matches_content(infos[0], metadata[MANIFEST]):
-                    found |= self._signatures(revision, Path(scratch) / revision)
-        return found
+                    with tempfile.TemporaryDirectory() as scratch:
+                        signatures |= self._signatures(revision, Path(scratch))
+            metadata = signatures | metadata
+            commit = self._commit(release, folder, metadata, progress)
+            self._require_hashes(release, folder, metadata, commit=commit)
+        # The Hub can only delete and create a tag; after a kill in between, the next push creates it.
+        if tagged != commit:
+            if tagged is not None:
+                self._call(lambda: self._api.delete_tag(self.repository, tag=tag))
+            self._call(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
+        return HubRelease(release, self.repository, commit, tag)
 
     def _signatures(self, revision: str, folder: Path) -> dict[str, bytes]:
         paths = {
@@ -178,15 +182,6 @@ class Hub:
             for name in (MINISIGN, SIGSTORE)
         }
         return {name: path.read_bytes() for name, path in paths.items() if path is not None}
-
-    def _point(self, tag: str, commit: str, *, before: str | None) -> None:
-        """Move the tag. The Hub can only delete and create it; after a kill in between, the next push creates
-        it."""
-        if before == commit:
-            return
-        if before is not None:
-            self._call(lambda: self._api.delete_tag(self.repository, tag=tag))
-        self._call(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
 
     def _commit(
         self, release: Release, folder: Path, metadata: dict[str, bytes], progress: ProgressCallback
@@ -303,12 +298,6 @@ class Hub:
 
     def _infos(self, names: list[str], commit: str) -> list[Any]:
         return list(self._call(lambda: self._api.get_paths_info(self.repository, names, revision=commit)))
-
-    def _client(self) -> Any:
-        with needs_extra("train"):
-            from huggingface_hub import HfApi
-        # False: never use a token from a file on this machine.
-        return HfApi(endpoint=self._endpoint, token=self._token or False)
 
     def _call(self, ask: Callable[[], Any], *, carried: int = 0) -> Any:
         """Call the client. Its errors become ours, without token or login.

@@ -122,7 +122,9 @@ def _find_version(client: Any, name: str, release: Release) -> Any | None:
 
 def _send(client: Any, folder: Path, release: Release) -> Any:
     """The run that holds the files and the figures: a new one, or the one that an earlier push began."""
-    experiment = str(_find_experiment(client, release.project).experiment_id)
+    if client.get_experiment_by_name(release.project) is None:
+        _found_or_made(lambda: None, lambda: client.create_experiment(release.project))
+    experiment = str(client.get_experiment_by_name(release.project).experiment_id)
     begun = client.search_runs([experiment], f"tags.`{RELEASE}` = '{release.id}'", max_results=1)
     run = (
         begun[0]
@@ -182,14 +184,6 @@ def _read_back(client: Any, run_id: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(client.download_artifacts(run_id, ARTIFACTS, folder))
         return {path.name: file_digest(path) for path in found.iterdir() if path.is_file()}
-
-
-def _find_experiment(client: Any, name: str) -> Any:
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        _found_or_made(lambda: None, lambda: client.create_experiment(name))
-        found = client.get_experiment_by_name(name)
-    return found
 
 
 def _found_or_made(find: Callable[[], Any], make: Callable[[], Any]) -> None:

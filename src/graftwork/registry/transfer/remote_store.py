@@ -9,6 +9,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,7 +217,9 @@ def push_release(
         release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
         count = ProgressCounter(progress, "send and read back", 2 * sum(file.size for file in release.files))
         sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file, count=count))
-        there = _manifest_there(place, release.id)
+        there = None  # missing, or damaged, so that it is written again
+        with suppress(Damaged, UserMistake):
+            there = place.read(release.id)
         for name in (MINISIGN, SIGSTORE):
             # A manifest with another time has other bytes and its own signatures.
             if (folder / name).is_file() and there in (None, release):
@@ -245,11 +248,3 @@ def pull_release(
         fetch=lambda file, path: place.get_blob(file, path, count=count),
         progress=progress,
     )
-
-
-def _manifest_there(place: RemoteStore, release_id: str) -> Release | None:
-    """The manifest on the other side; None if it is missing or damaged, so that it is written again."""
-    try:
-        return place.read(release_id)
-    except (Damaged, UserMistake):
-        return None

@@ -189,25 +189,20 @@ def _run(
         ) from error
     with process:
         try:
-            output, errors = _wait(process, stream, count)
+            output, errors = None, b""
+            while output is None:
+                try:
+                    output, errors = process.communicate(timeout=POLL_SECONDS if count is not None else None)
+                except subprocess.TimeoutExpired:
+                    # ssh reads from our file descriptor, whose position is the progress.
+                    if count is not None and stream is not None:
+                        count.reach(os.lseek(stream.fileno(), 0, os.SEEK_CUR))
         except BaseException:
             process.kill()
             raise
     if process.returncode:
         raise _explain(process.returncode, errors.decode(errors="replace"), target)
     return output.decode(errors="replace").strip()
-
-
-def _wait(
-    process: subprocess.Popen[bytes], stream: IO[bytes] | None, count: ProgressCounter | None
-) -> tuple[bytes, bytes]:
-    """Output and errors. ssh reads from our file descriptor, whose position is the progress."""
-    while True:
-        try:
-            return process.communicate(timeout=POLL_SECONDS if count is not None else None)
-        except subprocess.TimeoutExpired:
-            if count is not None and stream is not None:
-                count.reach(os.lseek(stream.fileno(), 0, os.SEEK_CUR))
 
 
 def _explain(code: int, errors: str, target: SshTarget) -> GraftError:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ import orjson
 from graftwork.engines.protocol import CallData, PieceData, estimate_tokens
 from graftwork.http.messages import ApiError
 from graftwork.records.interaction import Message
+from graftwork.serve.settings import ServeSettings
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, add_tools, write_calls
 
 MOST_CHOICES = 16
@@ -20,13 +22,6 @@ _AS_SENT = (
     "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "logprobs", "top_logprobs"
 )  # fmt: skip
 """Fields that a server which takes chats gets as the client sent them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatLimits:
-    default_model: str = "champion"
-    max_tokens: int = 256
-    max_tokens_limit: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +92,13 @@ class ChatCall:
         }
         if self.options is not None:
             value |= self.options.encode_for_engine()
-        if self.messages and (self.options is not None or self._holds_calls()):
+        if self.messages and (
+            self.options is not None or any(turn.get("tool_calls") for turn in self.body["messages"])
+        ):
             value["chat"] = {key: self.body[key] for key in _AS_SENT if self.body.get(key) is not None}
         if self.deadline is not None:
             value["timeout_seconds"] = max(self.deadline - time.monotonic(), 0.001)
         return orjson.dumps(value)
-
-    def _holds_calls(self) -> bool:
-        return any(message.get("tool_calls") for message in self.body["messages"])
 
     @property
     def checked_messages(self) -> Sequence[Mapping[str, str]]:
@@ -139,14 +133,10 @@ class ChatCall:
         for prompt in options.prompts or (None,):
             single = replace(options, n=1, prompts=() if prompt is None else (prompt,))
             for number in range(options.n):
-                seed = None if self.seed is None else _wrap(self.seed + number)
+                # Kept within 64 bits.
+                seed = None if self.seed is None else (self.seed + number + 2**63) % 2**64 - 2**63
                 calls.append(replace(self, options=single, seed=seed))
         return calls
-
-
-def _wrap(seed: int) -> int:
-    """Keep a seed within 64 bits."""
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 def describe_choice(choice: PieceData) -> str:
@@ -156,15 +146,13 @@ def describe_choice(choice: PieceData) -> str:
 
 def describe_reply(text: str, calls: list[CallData]) -> str:
     """Text and calls as the captures keep them: calls in tags."""
-    made = tuple(ToolCall(call["name"], _load_arguments(call["arguments"])) for call in calls)
-    return write_calls(TextAndCalls(text, made)) if made else text
-
-
-def _load_arguments(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text  # another server's call that was cut off
+    made = []
+    for call in calls:
+        arguments: Any = call["arguments"]
+        with suppress(orjson.JSONDecodeError):  # another server's call that was cut off stays a text
+            arguments = orjson.loads(arguments)
+        made.append(ToolCall(call["name"], arguments))
+    return write_calls(TextAndCalls(text, tuple(made))) if made else text
 
 
 class TokenUsage(NamedTuple):
@@ -201,7 +189,7 @@ class StreamEncoder(Protocol):
 class ApiFormat:
     """One API: how its requests are read and its answers written."""
 
-    parse: Callable[[bytes, ChatLimits], ChatCall]
+    parse: Callable[[bytes, ServeSettings], ChatCall]
     encode: Callable[[AnswerHead, ChatCall, list[PieceData], TokenUsage], bytes]
     """The whole answer; one piece for each choice."""
     open_stream: Callable[[AnswerHead, ChatCall], StreamEncoder]

@@ -17,7 +17,6 @@ from graftwork.serve.api.call import (
     AnswerHead,
     ApiFormat,
     ChatCall,
-    ChatLimits,
     GenerationOptions,
     StreamEncoder,
     TokenUsage,
@@ -33,6 +32,7 @@ from graftwork.serve.api.fields import (
     wrong,
 )
 from graftwork.serve.api.tools import Turns, call_id, encode_call, parse_tools, require_small
+from graftwork.serve.settings import ServeSettings
 
 FIELDS = frozenset(
     {"n", "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "response_format"}
@@ -71,12 +71,12 @@ _KNOWN = frozenset(
 ) | FIELDS  # fmt: skip
 
 
-def parse_chat(data: bytes, limits: ChatLimits) -> ChatCall:
+def parse_chat(data: bytes, limits: ServeSettings) -> ChatCall:
     """The request as a ChatCall. Raises ApiError with what is wrong."""
     return parse_chat_body(load_object(data), limits)
 
 
-def parse_chat_body(raw: dict[str, Any], limits: ChatLimits) -> ChatCall:
+def parse_chat_body(raw: dict[str, Any], limits: ServeSettings) -> ChatCall:
     body = {key: value for key, value in raw.items() if value is not None}
     refuse_unsupported(body, _KNOWN, _NEUTRAL)
     return make_call(
@@ -93,18 +93,26 @@ def make_call(
     body: dict[str, Any],
     *,
     messages: list[dict[str, str]],
-    limits: ChatLimits,
+    limits: ServeSettings,
     options: GenerationOptions | None,
 ) -> ChatCall:
     """The fields that chat and text completions have in common. `body` is `raw` without nulls."""
-    if "metadata" in body:
-        _check_metadata(body)
+    if "metadata" in body and not all(
+        isinstance(value, str) for value in take(body, "metadata", dict, {}).values()
+    ):
+        raise ApiError(400, "metadata must map names to strings", param="metadata")
+    model = take(body, "model", str, limits.default_model)
+    longest = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    default = min(limits.max_new_tokens, limits.max_new_tokens_limit)
+    max_tokens = take_integer(body, longest, default=default, low=1, high=limits.max_new_tokens_limit)
+    # What was evaluated is greedy, so what is served is greedy unless the caller asks otherwise.
+    temperature = take_number(body, "temperature", default=0.0, low=0.0, high=2.0)
     return ChatCall(
         body=raw,
-        model=take(body, "model", str, limits.default_model),
+        model=model,
         messages=messages,
-        max_tokens=_parse_max_tokens(body, limits),
-        temperature=_parse_temperature(body),
+        max_tokens=cast(int, max_tokens),
+        temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
         top_p=take_number(body, "top_p", default=1.0, low=0.0, high=1.0),
         seed=take_integer(body, "seed", default=None, low=-(2**63), high=2**63 - 1),
         stop=take_stop(body, "stop"),
@@ -115,12 +123,6 @@ def make_call(
     )
 
 
-def _parse_temperature(body: dict[str, Any]) -> float:
-    # What was evaluated is greedy, so what is served is greedy unless the caller asks otherwise.
-    value = take_number(body, "temperature", default=0.0, low=0.0, high=2.0)
-    return value if value >= _SMALLEST_TEMPERATURE else 0.0
-
-
 def _wants_usage(body: dict[str, Any]) -> bool:
     options = take(body, "stream_options", dict, {})
     if options.keys() - {"include_usage", "include_obfuscation"}:
@@ -128,11 +130,6 @@ def _wants_usage(body: dict[str, Any]) -> bool:
     if not all(isinstance(value, bool) for value in options.values()):
         raise ApiError(400, "stream_options must map names to true or false", param="stream_options")
     return options.get("include_usage") is True
-
-
-def _check_metadata(body: dict[str, Any]) -> None:
-    if not all(isinstance(value, str) for value in take(body, "metadata", dict, {}).values()):
-        raise ApiError(400, "metadata must map names to strings", param="metadata")
 
 
 def refuse_unsupported(
@@ -213,12 +210,6 @@ def _parse_content(content: Any, where: str) -> str:
             raise ApiError(400, message, param=f"{where}[{i}]", code="unsupported_parameter")
         texts.append(text)
     return "".join(texts)
-
-
-def _parse_max_tokens(body: dict[str, Any], limits: ChatLimits) -> int:
-    key = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-    default = min(limits.max_tokens, limits.max_tokens_limit)
-    return cast(int, take_integer(body, key, default=default, low=1, high=limits.max_tokens_limit))
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -364,12 +355,17 @@ def describe_model(name: str, release: str) -> dict[str, Any]:
 CHAT = ApiFormat(parse_chat, encode_completion, open_chunks, encode_error)
 
 
-def parse_options(body: dict[str, Any], limits: ChatLimits) -> GenerationOptions | None:
+def parse_options(body: dict[str, Any], limits: ServeSettings) -> GenerationOptions | None:
     """The options of a chat request; None if it has none that change the answer."""
     used = parse_tools(body)
+    n = take_integer(body, "n", default=1, low=1, high=MOST_CHOICES) or 1
+    wants_logprobs = take(body, "logprobs", bool, False)
+    most_logprobs = take_integer(body, "top_logprobs", default=0, low=0, high=MOST_LOGPROBS) or 0
+    if most_logprobs and not wants_logprobs:
+        raise wrong("top_logprobs", "needs logprobs: true")
     options = GenerationOptions(
-        n=take_integer(body, "n", default=1, low=1, high=MOST_CHOICES) or 1,
-        logprobs=_parse_logprobs(body),
+        n=n,
+        logprobs=most_logprobs if wants_logprobs else None,
         tools=used.tools,
         tool_choice=used.choice,
         parallel_tool_calls=used.parallel,
@@ -379,15 +375,7 @@ def parse_options(body: dict[str, Any], limits: ChatLimits) -> GenerationOptions
     return None if options == GenerationOptions() else options
 
 
-def _parse_logprobs(body: dict[str, Any]) -> int | None:
-    wanted = take(body, "logprobs", bool, False)
-    most = take_integer(body, "top_logprobs", default=0, low=0, high=MOST_LOGPROBS) or 0
-    if most and not wanted:
-        raise wrong("top_logprobs", "needs logprobs: true")
-    return most if wanted else None
-
-
-def _parse_format(body: dict[str, Any], limits: ChatLimits) -> dict[str, Any] | None:
+def _parse_format(body: dict[str, Any], limits: ServeSettings) -> dict[str, Any] | None:
     wanted = take(body, "response_format", dict, {"type": "text"})
     kind = wanted.get("type")
     if kind == "text" and wanted.keys() == {"type"}:
@@ -399,7 +387,7 @@ def _parse_format(body: dict[str, Any], limits: ChatLimits) -> dict[str, Any] | 
     return check_schema(wanted["json_schema"], "response_format.json_schema", limits)
 
 
-def check_schema(named: Any, where: str, limits: ChatLimits) -> dict[str, Any]:
+def check_schema(named: Any, where: str, limits: ServeSettings) -> dict[str, Any]:
     """The schema of `{"name": …, "schema": {…}}`."""
     if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
         raise wrong(f"{where}.schema", "must be a JSON Schema object")

@@ -11,12 +11,12 @@ from graftwork.serve.api.call import (
     AnswerHead,
     ApiFormat,
     ChatCall,
-    ChatLimits,
     GenerationOptions,
     TokenUsage,
 )
 from graftwork.serve.api.chat import DONE_EVENT, encode_usage, make_call, refuse_unsupported
 from graftwork.serve.api.fields import load_object, take_integer, unsupported, wrong
+from graftwork.serve.settings import ServeSettings
 
 _KNOWN = frozenset(
     {
@@ -35,26 +35,21 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _MOST_LOGPROBS = 5
 
 
-def parse_completion(data: bytes, limits: ChatLimits) -> ChatCall:
+def parse_completion(data: bytes, limits: ServeSettings) -> ChatCall:
     raw = load_object(data)
     body = {key: value for key, value in raw.items() if value is not None}
     refuse_unsupported(body, _KNOWN, _NEUTRAL)
-    prompts = _parse_prompts(body.get("prompt"))
+    prompts = [body["prompt"]] if isinstance(body.get("prompt"), str) else body.get("prompt")
+    if isinstance(prompts, list) and any(isinstance(item, int | list) for item in prompts):
+        raise unsupported("prompt", "must be text: token ids are not supported")
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) and p for p in prompts):
+        raise wrong("prompt", "must be a non-empty string or a list of non-empty strings")
     n = take_integer(body, "n", default=1, low=1, high=MOST_CHOICES) or 1
     if n * len(prompts) > MOST_CHOICES:
         raise wrong("n", f"times the number of prompts must be at most {MOST_CHOICES}")
     logprobs = take_integer(body, "logprobs", default=None, low=0, high=_MOST_LOGPROBS)
     options = GenerationOptions(n=n, logprobs=logprobs, prompts=tuple(prompts))
     return make_call(raw, body, messages=[], limits=limits, options=options)
-
-
-def _parse_prompts(prompt: Any) -> list[str]:
-    prompts = [prompt] if isinstance(prompt, str) else prompt
-    if isinstance(prompts, list) and any(isinstance(item, int | list) for item in prompts):
-        raise unsupported("prompt", "must be text: token ids are not supported")
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) and p for p in prompts):
-        raise wrong("prompt", "must be a non-empty string or a list of non-empty strings")
-    return prompts
 
 
 def encode_completion(head: AnswerHead, call: ChatCall, choices: list[PieceData], usage: TokenUsage) -> bytes:

@@ -10,20 +10,19 @@ from graftwork.serve.api.call import (
     AnswerHead,
     ApiFormat,
     ChatCall,
-    ChatLimits,
     GenerationOptions,
-    StreamEncoder,
     TokenUsage,
 )
-from graftwork.serve.api.chat import refuse_unsupported
+from graftwork.serve.api.chat import open_chunks, refuse_unsupported
 from graftwork.serve.api.fields import load_object, take, take_integer, take_text, wrong
+from graftwork.serve.settings import ServeSettings
 
 MOST_INPUTS = 2048
 _KNOWN = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
 _PASSED_ON = ("input", "encoding_format", "dimensions")
 
 
-def parse_embeddings(data: bytes, limits: ChatLimits) -> ChatCall:
+def parse_embeddings(data: bytes, limits: ServeSettings) -> ChatCall:
     raw = load_object(data)
     body = {key: value for key, value in raw.items() if value is not None}
     refuse_unsupported(body, _KNOWN, {})
@@ -77,8 +76,5 @@ def encode_embeddings(head: AnswerHead, call: ChatCall, choices: list[PieceData]
     )
 
 
-def _open_stream(head: AnswerHead, call: ChatCall) -> StreamEncoder:
-    raise AssertionError("embeddings are not streamed")
-
-
-EMBEDDINGS = ApiFormat(parse_embeddings, encode_embeddings, _open_stream, encode_error, is_captured=False)
+# Embeddings are not streamed: `open_chunks` is never called.
+EMBEDDINGS = ApiFormat(parse_embeddings, encode_embeddings, open_chunks, encode_error, is_captured=False)

@@ -7,7 +7,7 @@ import orjson
 
 from graftwork.engines.protocol import CallData, PieceData
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, ChatLimits, TokenUsage
+from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, TokenUsage
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.api.fields import (
     load_object,
@@ -20,6 +20,7 @@ from graftwork.serve.api.fields import (
     wrong,
 )
 from graftwork.serve.api.tools import call_id
+from graftwork.serve.settings import ServeSettings
 
 _KNOWN = {
     "model", "messages", "system", "max_tokens", "temperature", "top_p", "stream", "stop_sequences", "tools",
@@ -36,7 +37,7 @@ _KINDS = {
 _KINDS |= {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
 
 
-def parse_messages(data: bytes, limits: ChatLimits) -> ChatCall:
+def parse_messages(data: bytes, limits: ServeSettings) -> ChatCall:
     body = {key: value for key, value in load_object(data).items() if value is not None}
     for key in body.keys() - _KNOWN:
         raise unsupported(key)
@@ -46,11 +47,16 @@ def parse_messages(data: bytes, limits: ChatLimits) -> ChatCall:
         raise unsupported("service_tier")
     if "max_tokens" not in body:
         raise wrong("max_tokens", "is required")
+    turns: list[dict[str, Any]] = []
+    system = body.get("system")
+    if system is not None and system != "":
+        text = system if isinstance(system, str) else "\n\n".join(_texts(system, "system"))
+        turns.append({"role": "system", "content": text})
     chat: dict[str, Any] = {
-        "messages": [*_parse_system(body.get("system")), *_parse_turns(body)],
+        "messages": [*turns, *_parse_turns(body)],
         # Clients of this API ask for more than small models give: what exceeds our limit is cut.
         "max_tokens": min(
-            take_integer(body, "max_tokens", default=1, low=1, high=2**31) or 1, limits.max_tokens_limit
+            take_integer(body, "max_tokens", default=1, low=1, high=2**31) or 1, limits.max_new_tokens_limit
         ),
         "stop": take_stop(body, "stop_sequences", most=_MOST_STOPS) or None,
     }
@@ -62,13 +68,6 @@ def parse_messages(data: bytes, limits: ChatLimits) -> ChatCall:
     if "tool_choice" in body:
         chat |= _parse_choice(take(body, "tool_choice", dict, {}))
     return parse_chat_body({key: value for key, value in chat.items() if value is not None}, limits)
-
-
-def _parse_system(system: Any) -> list[dict[str, Any]]:
-    if system is None or system == "":
-        return []
-    text = system if isinstance(system, str) else "\n\n".join(_texts(system, "system"))
-    return [{"role": "system", "content": text}]
 
 
 def _texts(blocks: Any, where: str) -> list[str]:
@@ -121,9 +120,7 @@ def _parse_assistant(blocks: list[Any], where: str) -> dict[str, Any]:
         else:
             others.append(block)
     text = "".join(_texts(others, where))
-    return {"role": "assistant", "content": text, "tool_calls": calls} if calls else {
-        "role": "assistant", "content": text
-    }  # fmt: skip
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
 
 
 def _parse_user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
@@ -254,7 +251,9 @@ class MessageStream:
             out += self._delta({"type": "text_delta", "text": piece["text"]})
         if piece.get("finish_reason") is None:
             return out
-        out += self._stop_text()
+        if self._in_text:
+            self._in_text = False
+            out += self._stop()
         for place, call in enumerate(piece.get("tool_calls") or []):
             out += self._start(_tool_block(self._head, place, call))
             out += self._delta({"type": "input_json_delta", "partial_json": call["arguments"]})
@@ -278,12 +277,6 @@ class MessageStream:
     def _stop(self) -> bytes:
         self._blocks += 1
         return _event("content_block_stop", {"index": self._blocks - 1})
-
-    def _stop_text(self) -> bytes:
-        if not self._in_text:
-            return b""
-        self._in_text = False
-        return self._stop()
 
 
 def _event(kind: str, value: dict[str, Any]) -> bytes:

@@ -9,10 +9,11 @@ import orjson
 
 from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import ApiError, encode_error
-from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, ChatLimits, TokenUsage
+from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, TokenUsage
 from graftwork.serve.api.chat import parse_chat_body, refuse_unsupported
 from graftwork.serve.api.fields import load_object, take, take_objects, take_text, unsupported, wrong
 from graftwork.serve.api.tools import call_id
+from graftwork.serve.settings import ServeSettings
 
 _KNOWN = frozenset(
     {
@@ -35,7 +36,7 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-def parse_response(data: bytes, limits: ChatLimits) -> ChatCall:
+def parse_response(data: bytes, limits: ServeSettings) -> ChatCall:
     body = {key: value for key, value in load_object(data).items() if value is not None}
     refuse_unsupported(body, _KNOWN, _NEUTRAL)
     instructions = take_text(body, "instructions")
@@ -51,7 +52,10 @@ def parse_response(data: bytes, limits: ChatLimits) -> ChatCall:
     if "tools" in body:
         chat["tools"] = [_parse_tool(tool, i) for i, tool in enumerate(take_objects(body, "tools", "tools"))]
     if "tool_choice" in body:
-        chat["tool_choice"] = _parse_choice(body["tool_choice"])
+        choice = body["tool_choice"]
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        chat["tool_choice"] = choice
     wanted = _parse_format(take(body, "text", dict, {}))
     if wanted is not None:
         chat["response_format"] = wanted
@@ -75,23 +79,18 @@ def _parse_input(value: Any) -> list[dict[str, Any]]:
         where = f"input[{place}]"
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if kind == "message":
-            turns.append(_parse_message(item, where))
+            if item.get("role") not in _ROLES:
+                raise wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+            content = _join_parts(item.get("content"), f"{where}.content")
+            turns.append({"role": item["role"], "content": content})
         elif kind == "function_call":
             _add_call(turns, item, where)
         elif kind == "function_call_output":
-            turns.append(
-                {"role": "tool", "tool_call_id": item.get("call_id"), "content": _output(item, where)}
-            )
+            output = _join_parts(item.get("output"), f"{where}.output")
+            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
         else:
             raise unsupported(where, "is not supported: only messages, function calls and their outputs are")
     return turns
-
-
-def _parse_message(item: dict[str, Any], where: str) -> dict[str, Any]:
-    role, content = item.get("role"), item.get("content")
-    if role not in _ROLES:
-        raise wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-    return {"role": role, "content": _join_parts(content, f"{where}.content")}
 
 
 def _join_parts(content: Any, where: str) -> str:
@@ -121,10 +120,6 @@ def _add_call(turns: list[dict[str, Any]], item: dict[str, Any], where: str) -> 
     )
 
 
-def _output(item: dict[str, Any], where: str) -> str:
-    return _join_parts(item.get("output"), f"{where}.output")
-
-
 def _parse_tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise unsupported(f"tools[{place}].type", "is not supported: only functions are")
@@ -132,12 +127,6 @@ def _parse_tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
         raise unsupported(f"tools[{place}].{key[:80]}")
     function = {key: value for key, value in tool.items() if key != "type" and value is not None}
     return {"type": "function", "function": function}
-
-
-def _parse_choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
 
 
 def _parse_format(text: dict[str, Any]) -> dict[str, Any] | None:
@@ -197,7 +186,7 @@ def _call_items(head: AnswerHead, piece: PieceData) -> list[dict[str, Any]]:
 def _response(
     head: AnswerHead, call: ChatCall, items: list[dict[str, Any]], status: str, usage: TokenUsage | None
 ) -> dict[str, Any]:
-    body = call.body
+    body, choice = call.body, call.body.get("tool_choice", "auto")
     cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
     return {
         "id": f"resp_{head.unique}",
@@ -215,16 +204,12 @@ def _response(
         "store": False,
         "temperature": call.temperature,
         "top_p": call.top_p,
-        "tool_choice": _echo_choice(body.get("tool_choice", "auto")),
+        "tool_choice": {"type": "function", **choice["function"]} if isinstance(choice, dict) else choice,
         "tools": [{"type": "function", "strict": None, **tool["function"]} for tool in body.get("tools", [])],
         "truncation": "disabled",
         "metadata": body.get("metadata", {}),
         "usage": None if usage is None else _usage(usage),
     }
-
-
-def _echo_choice(choice: Any) -> Any:
-    return {"type": "function", **choice["function"]} if isinstance(choice, dict) else choice
 
 
 def _usage(usage: TokenUsage) -> dict[str, Any]:
