@@ -127,7 +127,7 @@ class ReleaseStore:
             with atomic_folder(target) as folder:
                 for file in release.files:
                     self.blobs.place(file.sha256, folder / file.path)
-                texts = {name: signatures[name] for name in SIGNATURES if name in (signatures or {})}
+                texts = {name: text for name, text in (signatures or {}).items() if name in SIGNATURES}
                 for name, text in (texts | {MANIFEST: write_manifest(release).encode()}).items():
                     write_atomic(folder / name, text)
                     (folder / name).chmod(read_only_mode(folder))

@@ -102,13 +102,14 @@ class RunningExchange:
         return (self.call.model, self.asked_for)
 
     def headers(self, *, captured: bool) -> Headers:
-        notes = dict(self.notes)
-        if captured:
-            notes["x-graft-capture"] = self.capture_id
+        headers: Headers = (("x-graft-release", self.head.release),)
+        capture = (("x-graft-capture", self.capture_id),) if captured else ()
+        if not self.notes and self.replica is None:  # the hot path
+            return (*headers, *capture)
+        notes = dict((*self.notes.items(), *capture))
         if self.replica is not None:
             notes["x-graft-replica"] = self.replica
-        shown = ((name, notes[name]) for name in _NOTES if name in notes)
-        return (("x-graft-release", self.head.release), *shown)
+        return (*headers, *((name, notes[name]) for name in _NOTES if name in notes))
 
     @property
     def first_comment(self) -> bytes:
