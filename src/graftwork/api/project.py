@@ -488,7 +488,7 @@ class Project:
         return self.run_to(step).get(step, kind)
 
     def _repr_html_(self) -> str:
-        from graftwork.views.notebook import render_fields
+        from graftwork.views.html import render_fields
 
         models = ", ".join(self.settings.all_models)
         fields = {"folder": str(self.root), "base": self.settings.base, "models": models}
@@ -525,7 +525,7 @@ def changed_at(path: "Path | os.DirEntry[str]") -> float:
 
 
 def _render(record: Record) -> str:
-    from graftwork.views.notebook import render_record
+    from graftwork.views.html import render_record
 
     return render_record(record)
 

@@ -233,7 +233,7 @@ def escalation(
         )
     if plot is not None and predicted.curve is not None:
         from graftwork.files.disk import write_atomic
-        from graftwork.views.escalation import draw_curve
+        from graftwork.views.endpoint import draw_curve
 
         write_atomic(plot, draw_curve(predicted))
     print_record(predicted, as_json=json)

@@ -16,9 +16,8 @@ from graftwork.records.dataset import Audit, Cluster, Finding, LabelNoise, Lengt
 from graftwork.records.interaction import Origin
 from graftwork.text.wording import number, percent
 from graftwork.views import html
+from graftwork.views.charts import draw_both, draw_nothing, draw_stacks
 from graftwork.views.document import Document, Table, quote
-from graftwork.views.plots import draw_stacks
-from graftwork.views.svg import draw_both, draw_nothing
 
 MARKS = {"blocker": ("✗", "red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
 # These findings show the reasons; for the others the title is enough.

@@ -19,8 +19,8 @@ from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Metric, Report, SliceFigure, SubjectReport
 from graftwork.text.wording import number, p_value, percent, plural, points
 from graftwork.views import html
+from graftwork.views.charts import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
 from graftwork.views.document import Document, Name, Table, quote
-from graftwork.views.svg import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
 
 LINE = 17.0
 """Between the intervals of one metric."""

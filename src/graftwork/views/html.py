@@ -1,4 +1,4 @@
-"""Documents as HTML, templates of the pages, and numbers and names as people write them."""
+"""Documents as HTML: in pages, in `graft ui` and in notebooks; the templates of pages and their filters."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +11,12 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from rich.text import Text
 
+from graftwork.records.base import Figure, Record
 from graftwork.records.report import Metric
 from graftwork.text.wording import (
     ago,
     duration,
+    figure_text,
     number,
     p_value,
     percent,
@@ -25,9 +27,9 @@ from graftwork.text.wording import (
     unbroken,
     usd,
 )
-from graftwork.views.document import Cell, Document, Meter, Name, State, Timestamp
-from graftwork.views.plots import draw_gantt, draw_legend
-from graftwork.views.svg import draw_both
+from graftwork.views import view
+from graftwork.views.charts import draw_both, draw_gantt, draw_legend
+from graftwork.views.document import Cell, Document, Meter, Name, State, Table, Timestamp, quote
 
 
 @cache
@@ -204,3 +206,66 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "commands": commands,
 }
 """What templates call them."""
+
+
+MOST_ROWS = 20
+MOST_CHARACTERS = 200
+
+
+def render_record(record: Record) -> str:
+    return _notebook(view(record) or _view_fields(record))
+
+
+def render_fields(title: str, fields: Mapping[str, str]) -> str:
+    """Named values under a title."""
+    return _notebook(
+        Document(title, [Table((), [(quote(name), quote(value)) for name, value in fields.items()])])
+    )
+
+
+def _notebook(document: Document) -> str:
+    title = Markup("<strong>{}</strong>").format(document.title)
+    return Markup('<div class="graftwork">{}{}</div>').format(title, body(document))
+
+
+def _view_fields(record: Record) -> Document:
+    """Its plain fields, then a table for each field that holds several records."""
+    viewed = Document(type(record).__name__)
+    fields = dict(record.__repr_args__())
+    viewed.add(
+        Table(
+            (), [(_label(name), _cell(value)) for name, value in fields.items() if name and _is_plain(value)]
+        )
+    )
+    for name, value in record:
+        if not isinstance(value, tuple) or not all(isinstance(item, Record) for item in value):
+            continue
+        rows = [dict(item.__repr_args__()) for item in value[:MOST_ROWS]]
+        columns = [
+            column for column in (rows[0] if rows else ()) if any(_is_plain(row[column]) for row in rows)
+        ]
+        first = f" (first {len(rows)} of {len(value)})" if len(value) > MOST_ROWS else ""
+        viewed.table(
+            [_label(column) for column in columns],
+            [[_cell(row[column]) for column in columns] for row in rows if columns],
+            title=f"{_label(name)}{first}",
+        )
+    return viewed
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | Figure)
+
+
+def _label(name: str | None) -> str:
+    return (name or "").replace("_", " ")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Figure):
+        spread = (
+            "" if value.low == value.high else f" ({figure_text(value.low)} to {figure_text(value.high)})"
+        )
+        return quote(f"{figure_text(value.value)} {value.unit}".strip() + spread)
+    text = "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return quote(text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…")

@@ -23,9 +23,9 @@ from graftwork.records.report import Decision, Metric, Report, SubjectReport, Ve
 from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.text.wording import duration, number, p_value, percent, plural, short
-from graftwork.views import html, plots, svg
+from graftwork.views import charts, html
 from graftwork.views.document import Name, Table, quote
-from graftwork.views.escalation import view_forecast
+from graftwork.views.endpoint import view_forecast
 from graftwork.views.evaluation_page import page_figure, say_difference
 from graftwork.views.training import show_training
 
@@ -167,18 +167,18 @@ def _figures(page: ReportPage) -> dict[str, Markup]:
         str(split): summary.spread_lengths() for split, summary in page.dataset.splits.items()
     }
     draws: dict[str, Callable[[float], Markup]] = {
-        "lengths": lambda w: plots.draw_lengths(lengths, width=w),
-        "metrics": lambda w: svg.draw_before_after(before_after, width=w),
+        "lengths": lambda w: charts.draw_lengths(lengths, width=w),
+        "metrics": lambda w: charts.draw_before_after(before_after, width=w),
     }
-    return {name: svg.draw_both(draw) for name, draw in draws.items()}
+    return {name: charts.draw_both(draw) for name, draw in draws.items()}
 
 
-def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> svg.BeforeAfter:
+def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> charts.BeforeAfter:
     base = page.report.baseline.metrics[metric.name]
-    return svg.BeforeAfter(
+    return charts.BeforeAfter(
         name=html.name_of(metric.name),
-        before=svg.PlotInterval(base.value, base.low, base.high),
-        after=svg.PlotInterval(metric.value, metric.low, metric.high),
+        before=charts.PlotInterval(base.value, base.low, base.high),
+        after=charts.PlotInterval(metric.value, metric.low, metric.high),
         limit=limit,
         note=f"{percent(base.value)} → {percent(metric.value)}",
     )

@@ -14,10 +14,10 @@ from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.text.wording import change, duration, number, percent
-from graftwork.views import html, plots, svg
+from graftwork.views import charts, html
+from graftwork.views.charts import EvaluationPoint, draw_course, draw_looks
 from graftwork.views.document import Document, Name, quote
 from graftwork.views.plan import view_residuals
-from graftwork.views.plots import EvaluationPoint, draw_course, draw_looks
 
 LOSS = "loss"
 MOST_SHOWN = 2_000
@@ -41,16 +41,16 @@ def show_training(
     held_out = (outcome.validation_loss_before, outcome.validation_loss_after)
     losses = [(step.step, step.loss) for step in steps]
     draws: dict[str, Callable[[float], Markup]] = {
-        "loss": lambda w: plots.draw_loss(
+        "loss": lambda w: charts.draw_loss(
             losses, restarts=restarts, held_out=held_out, looks=_spots(by_loss, outcome.best_step), width=w
         ),
-        "plan": lambda w: svg.draw_plan([plot_residual(r) for r in outcome.residuals], width=w),
+        "plan": lambda w: charts.draw_plan([plot_residual(r) for r in outcome.residuals], width=w),
     }
     if others:
         name, spots = html.name_of(others[0].metric), _spots(others, outcome.best_step)
         draws["looks"] = lambda w: draw_looks(spots, name=name, last=outcome.steps, width=w)
     return {
-        "figure": {name: svg.draw_both(draw) for name, draw in draws.items()},
+        "figure": {name: charts.draw_both(draw) for name, draw in draws.items()},
         "courses": [
             *_step_courses(steps, restarts),
             *measure_courses(steps, restarts),
@@ -98,16 +98,16 @@ def _list_answers(answers: AnswerExtremes) -> Document:
     return viewed
 
 
-def find_restarts(steps: Sequence[TrainStep]) -> list[plots.Restart]:
+def find_restarts(steps: Sequence[TrainStep]) -> list[charts.Restart]:
     """Where the journal goes back in steps, the run had been killed and went on."""
-    return [plots.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
+    return [charts.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
 
 
 def _spots(looks: Sequence[TrainingEvaluation], best_step: int | None) -> list[EvaluationPoint]:
     return [EvaluationPoint(look.step, look.value, look.step == best_step, look.compared) for look in looks]
 
 
-def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart]) -> list[LabelledPlot]:
+def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[charts.Restart]) -> list[LabelledPlot]:
     if not steps:
         return []
     breaks = [float(restart.killed_after) for restart in restarts]
@@ -127,7 +127,7 @@ def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart])
     ]
 
 
-def measure_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart]) -> list[LabelledPlot]:
+def measure_courses(steps: Sequence[TrainStep], restarts: Sequence[charts.Restart]) -> list[LabelledPlot]:
     """What the objective measured at each step: margins, rewards by part, KL, entropy, lengths."""
     breaks = [float(restart.killed_after) for restart in restarts]
     names = dict.fromkeys(name for step in steps for name in step.measures)
@@ -189,10 +189,10 @@ def _list_looks(outcome: TrainOutcome) -> Document:
     return viewed
 
 
-def plot_residual(residual: Residual) -> svg.PlannedActual:
+def plot_residual(residual: Residual) -> charts.PlannedActual:
     planned = residual.planned
     scale = planned.value or 1.0
-    return svg.PlannedActual(
+    return charts.PlannedActual(
         name=html.name_of(residual.name),
         low=planned.low / scale,
         high=planned.high / scale,

@@ -24,8 +24,8 @@ from graftwork.files.disk import Journal, make_folder
 from graftwork.process import worker
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, Busy, GraftError, UserMistake
-from graftwork.web.options import WebOptions
 from graftwork.web.rendering import LONGEST_NAME, WHO_COOKIE, address, project_of, render, who_of
+from graftwork.web.security import WebOptions
 
 LOG_FILE = "actions.jsonl"
 LONGEST_REASON = 500

@@ -18,9 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.web import actions, live
-from graftwork.web.options import WebOptions
 from graftwork.web.rendering import read_static, render
-from graftwork.web.security import ALIVE, Gatekeeper, SignIn
+from graftwork.web.security import ALIVE, Gatekeeper, SignIn, WebOptions
 from graftwork.web.views import (
     captures,
     components,

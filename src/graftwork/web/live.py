@@ -14,8 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from graftwork.web.options import WebOptions
 from graftwork.web.rendering import read_mark
+from graftwork.web.security import WebOptions
 
 WATCH_SECONDS = 1.0
 QUIET_SECONDS = 15.0

@@ -19,8 +19,7 @@ from graftwork.api.project import Project, current_user, open_project
 from graftwork.records.errors import GraftError
 from graftwork.version import __version__
 from graftwork.views import html
-from graftwork.web.options import WebOptions
-from graftwork.web.security import own_path
+from graftwork.web.security import WebOptions, own_path
 
 WHO_COOKIE = "graft_who"
 LONGEST_NAME = 60

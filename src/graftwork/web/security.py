@@ -22,6 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.records.errors import EnvironmentLacks
 
+
+@dataclass(frozen=True)
+class WebOptions:
+    """What `graft ui` was started with."""
+
+    root: Path
+    allow_actions: bool = False
+
+
 TOKEN_SECONDS = 900.0
 SESSION_SECONDS = 30 * 24 * 3600
 KEY_FILE = "key"

@@ -4,30 +4,37 @@ In: a project and the options of `graft ui`. Out: nothing; it runs until it is s
 same project finds the first one and prints another link to it.
 """
 
+import asyncio
 import json
 import secrets
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import h11
 import uvicorn
+from starlette.types import ASGIApp, Message, Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from graftwork.files.disk import write_atomic
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.web.connections import TimedConnection
-from graftwork.web.options import WebOptions
-from graftwork.web.security import ALIVE, SignIn, load_key, sign_in_folder
+from graftwork.web.security import ALIVE, SignIn, WebOptions, load_key, sign_in_folder
 
 if TYPE_CHECKING:
     from graftwork.api.project import Project
 
+
+LONGEST_WAIT_SECONDS = 1.0
+"""A locked database or a busy machine does not keep the server from answering for longer."""
 DEFAULT_PORT = 8910
 TRIED_PORTS = 20
 SERVER_FILE = "server.json"
@@ -88,7 +95,6 @@ def serve_page(
         # The socket listens already: a browser that is quicker than the imports below waits for its page.
         on_ready(PageAddress(url, f"{url}/?token={sign_in.make_token()}"))
         from graftwork.web.app import make_app
-        from graftwork.web.warm_up import warm_up
 
         app = make_app(
             WebOptions(root=folder.root, allow_actions=allow_actions),
@@ -162,3 +168,72 @@ def open_socket(host: str, port: int | None) -> socket.socket:
         why=reason or "",
         fix="use --port 0",
     )
+
+
+class TimedConnection(H11Protocol):
+    """Ends a connection whose next request is not complete in time. Answers may take as long as they need.
+
+    uvicorn waits for the rest of a head or a body for ever, so half requests would hold their connections.
+    """
+
+    receive_seconds = 15.0
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def _expect_request(self) -> None:
+        self._stop_waiting()
+        if not self.transport.is_closing():
+            self._limit = self.loop.call_later(self.receive_seconds, self._end_if_receiving)
+
+    def _stop_waiting(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+
+    def _end_if_receiving(self) -> None:
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self.transport.abort()
+
+
+def warm_up(app: ASGIApp, *, host: str, cookie: str, seconds: float = LONGEST_WAIT_SECONDS) -> None:
+    """Open the first screen once inside the server, so that no visitor waits for imports, schemas and
+    templates. Returns when the view was made, or after `seconds`."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/",
+        "raw_path": b"/",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", host.encode()), (b"cookie", cookie.encode())],
+        "client": None,
+        "server": None,
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_message: Message) -> None:
+        """What the view reads is dropped."""
+
+    async def visit() -> None:
+        # What goes wrong here goes wrong for the visitor too, who gets a page that says so.
+        with suppress(Exception):
+            await app(scope, receive, send)
+
+    thread = threading.Thread(target=lambda: asyncio.run(visit()), daemon=True)
+    thread.start()
+    thread.join(seconds)

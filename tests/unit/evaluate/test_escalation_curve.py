@@ -15,7 +15,7 @@ from graftwork.evaluate.escalation import (
 )
 from graftwork.records.routing import EscalationForecast, EscalationOption, MeasuredShare
 from graftwork.views.document import Table
-from graftwork.views.escalation import draw_by_cost, draw_curve, view_forecast
+from graftwork.views.endpoint import draw_by_cost, draw_curve, view_forecast
 from graftwork.views.html import body
 
 

@@ -9,19 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.text.wording import change, number, p_value, percent, points, unbroken
-from graftwork.views.html import name_of, plural
-from graftwork.views.page import make_pretty, mark_differences, show_answer
-from graftwork.views.plots import Restart, draw_lengths, draw_loss
-from graftwork.views.svg import (
+from graftwork.views.charts import (
     BeforeAfter,
     PlannedActual,
     PlotInterval,
+    Restart,
     draw_before_after,
+    draw_lengths,
+    draw_loss,
     draw_plan,
     round_ticks,
     smooth,
     tick_text,
 )
+from graftwork.views.html import name_of, plural
+from graftwork.views.page import make_pretty, mark_differences, show_answer
 
 widths = st.sampled_from([340.0, 760.0])
 names = st.text(st.characters(codec="utf-8", categories=["L", "P", "S"]), max_size=20)

@@ -10,8 +10,8 @@ from test_report_plots import check, widths
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Drift, Residual
 from graftwork.records.run import AnswerExtremes, GradedAnswer, TrainingEvaluation
+from graftwork.views.charts import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.views.page import render_report
-from graftwork.views.plots import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.views.training import make_training_page
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-1, 1)

@@ -51,8 +51,7 @@ def serve(folder: Path, *, allow_actions: bool = False, port: int = 0):
     import uvicorn
 
     from graftwork.web.app import make_app
-    from graftwork.web.options import WebOptions
-    from graftwork.web.security import SignIn, load_key, sign_in_folder
+    from graftwork.web.security import SignIn, WebOptions, load_key, sign_in_folder
     from graftwork.web.serve import accepted_hosts, open_socket
 
     listener = open_socket("127.0.0.1", port)

@@ -6,8 +6,7 @@ from contextlib import suppress
 import pytest
 import uvicorn
 
-from graftwork.web.connections import TimedConnection
-from graftwork.web.serve import open_socket
+from graftwork.web.serve import TimedConnection, open_socket
 
 DEADLINE = 300.0
 

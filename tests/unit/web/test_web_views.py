@@ -10,7 +10,7 @@ from served_page import serve
 from web_views import list_views
 
 from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
-from graftwork.views.plots import draw_gantt
+from graftwork.views.charts import draw_gantt
 from graftwork.views.week import draw_week
 
 HOSTILE = ("<script>document", "<img src=x", "onerror=alert(1)>")

@@ -7,8 +7,7 @@ from starlette.routing import Route
 
 from graftwork.api import captures
 from graftwork.api.captures import Traffic
-from graftwork.views.plots import draw_stacks
-from graftwork.views.svg import draw_both, draw_nothing
+from graftwork.views.charts import draw_both, draw_nothing, draw_stacks
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 SECTION = "/captures"

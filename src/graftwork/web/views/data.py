@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from graftwork.api import datasets
-from graftwork.views.plots import draw_lengths
+from graftwork.views.charts import draw_lengths
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 SECTION = "/data"

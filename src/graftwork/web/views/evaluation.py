@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from graftwork.api import evaluations
 from graftwork.api.evaluations import CaseQuery
-from graftwork.views.escalation import view_forecast
+from graftwork.views.endpoint import view_forecast
 from graftwork.views.evaluation_page import (
     compare_pairs,
     compare_subjects,

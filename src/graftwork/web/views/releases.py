@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from graftwork.api import releases
 from graftwork.api.releases import LineageGraph, LineageNode
-from graftwork.views.svg import drawing, element, label, path
+from graftwork.views.charts import drawing, element, label, path
 from graftwork.web.actions import export_command, promote_command, rollback_command
 from graftwork.web.rendering import number_in, project_of, render, text_in
 

@@ -9,8 +9,8 @@ from graftwork.api import reviews
 from graftwork.records.correction import ReviewAction
 from graftwork.records.errors import UserMistake
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
-from graftwork.web.options import WebOptions
 from graftwork.web.rendering import address, project_of, render, text_in, who_of
+from graftwork.web.security import WebOptions
 
 SECTION = "/review"
 ACTIONS: dict[str, ReviewAction] = {"accept": "accept", "reject": "reject", "edit": "edit", "skip": "skip"}

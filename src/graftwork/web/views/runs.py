@@ -12,7 +12,7 @@ from starlette.routing import Route
 from graftwork.api import runs
 from graftwork.api.project import Project
 from graftwork.records.run import TrainingEvaluation, TrainStep
-from graftwork.views import plots, svg
+from graftwork.views import charts
 from graftwork.views.plan import view_residuals
 from graftwork.views.training import (
     find_restarts,
@@ -56,11 +56,11 @@ def run(request: Request) -> Response:
         section=SECTION,
         view=view,
         status=view.status,
-        loss=svg.draw_both(lambda width: draw_loss(view, width=width)),
+        loss=charts.draw_both(lambda width: draw_loss(view, width=width)),
         courses=[*measure_courses(view.steps, ()), *machine_courses(view.vitals, view.steps)],
         looks=_draw_looks(view),
-        plan_figure=svg.draw_both(
-            lambda width: svg.draw_plan([plot_residual(r) for r in residuals], width=width), wide=HALF
+        plan_figure=charts.draw_both(
+            lambda width: charts.draw_plan([plot_residual(r) for r in residuals], width=width), wide=HALF
         )
         if residuals
         else None,
@@ -74,7 +74,7 @@ def draw_loss(view: runs.RunView, *, width: float = 760) -> Markup:
     by_loss = _spots([look for look in view.looks if look.metric == "loss"])
     outcome = view.outcome
     held_out = (outcome.validation_loss_before, outcome.validation_loss_after) if outcome else (None, None)
-    return plots.draw_loss(
+    return charts.draw_loss(
         [(step.step, step.loss) for step in view.steps],
         restarts=find_restarts(view.steps),
         held_out=held_out,
@@ -83,10 +83,10 @@ def draw_loss(view: runs.RunView, *, width: float = 760) -> Markup:
     )
 
 
-def _spots(looks: Sequence[TrainingEvaluation]) -> list[plots.EvaluationPoint]:
+def _spots(looks: Sequence[TrainingEvaluation]) -> list[charts.EvaluationPoint]:
     """The last one that was better than all before it is the best."""
     best = max((look.step for look in looks if look.better), default=None)
-    return [plots.EvaluationPoint(look.step, look.value, look.step == best, look.compared) for look in looks]
+    return [charts.EvaluationPoint(look.step, look.value, look.step == best, look.compared) for look in looks]
 
 
 def _draw_looks(view: runs.RunView) -> list[tuple[str, Markup]]:
@@ -95,7 +95,7 @@ def _draw_looks(view: runs.RunView) -> list[tuple[str, Markup]]:
     last = max((step.step for step in view.steps), default=1)
     for metric in dict.fromkeys(look.metric for look in view.looks if look.metric != "loss"):
         points = _spots([look for look in view.looks if look.metric == metric])
-        found.append((metric, svg.draw_both(partial(_draw_look, points, metric, last), wide=HALF)))
+        found.append((metric, charts.draw_both(partial(_draw_look, points, metric, last), wide=HALF)))
     return found
 
 
@@ -104,24 +104,24 @@ def draw_both_losses(curves: Sequence[Sequence[TrainStep]], *, width: float) -> 
     title = "Training loss of both runs"
     found = [sorted({s.step: s.loss for s in curve if math.isfinite(s.loss)}.items()) for curve in curves]
     if not all(found):
-        return svg.draw_nothing(title, width)
+        return charts.draw_nothing(title, width)
     height, left, right, top, bottom = 260.0, 44.0, 10.0, 12.0, 36.0
     last = max(points[-1][0] for points in found)
-    marks = svg.round_ticks(0.0, max(loss for points in found for _, loss in points), count=5)
-    x = svg.Scale(0, max(last, 1), left, width - right)
-    y = svg.Scale(marks[0], marks[-1], height - bottom, top)
-    parts = plots.draw_frame(x, y, marks, last=last, along="step", width=width, height=height)
+    marks = charts.round_ticks(0.0, max(loss for points in found for _, loss in points), count=5)
+    x = charts.Scale(0, max(last, 1), left, width - right)
+    y = charts.Scale(marks[0], marks[-1], height - bottom, top)
+    parts = charts.draw_frame(x, y, marks, last=last, along="step", width=width, height=height)
     for points, kind in zip(found, ("before", "after"), strict=True):
-        thinned = points[:: max(len(points) // plots.MOST_CURVE_POINTS, 1)]
-        levels = svg.smooth([loss for _, loss in thinned], reach=max(len(thinned) // 16, 1))
+        thinned = points[:: max(len(points) // charts.MOST_CURVE_POINTS, 1)]
+        levels = charts.smooth([loss for _, loss in thinned], reach=max(len(thinned) // 16, 1))
         spots = [(x(step), y(level)) for (step, _), level in zip(thinned, levels, strict=True)]
-        parts.append(svg.path(spots, class_=f"trend {kind}"))
+        parts.append(charts.path(spots, class_=f"trend {kind}"))
     ends = [f"{name} ends at {points[-1][1]:.3g}" for name, points in zip("AB", found, strict=True)]
-    return svg.drawing(*parts, width=width, height=height, title=title, description="; ".join(ends))
+    return charts.drawing(*parts, width=width, height=height, title=title, description="; ".join(ends))
 
 
-def _draw_look(points: Sequence[plots.EvaluationPoint], metric: str, last: int, width: float) -> Markup:
-    return plots.draw_looks(points, name=metric, last=last, width=width)
+def _draw_look(points: Sequence[charts.EvaluationPoint], metric: str, last: int, width: float) -> Markup:
+    return charts.draw_looks(points, name=metric, last=last, width=width)
 
 
 def curve(request: Request) -> Response:
@@ -192,7 +192,7 @@ def compare(request: Request) -> Response:
 def _draw_comparison(project: Project, names: Sequence[str]) -> Markup | None:
     """None where one of the runs has no step."""
     curves = [runs.read_run_curve(project, name) for name in names]
-    return svg.draw_both(lambda width: draw_both_losses(curves, width=width)) if all(curves) else None
+    return charts.draw_both(lambda width: draw_both_losses(curves, width=width)) if all(curves) else None
 
 
 ROUTES = [
