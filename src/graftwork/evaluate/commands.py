@@ -236,20 +236,15 @@ def export_evaluation(
             when=when,
             version=__version__,
         )
-        files = write_lm_eval(export)
-        folder = out / files.folder
-        content = {
-            folder / files.results_name: write_json(files.results, indent=2),
-            folder / files.samples_name: "".join(write_json(sample) + "\n" for sample in files.samples),
-        }
         if form == "inspect":
-            stem = files.results_name.removeprefix("results_").removesuffix(".json")
-            log = write_json(write_inspect(export), indent=1)
-            content = {out / f"{stem}_{files.folder}.json": log}
-        for path, text in content.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, text)
-        written += [str(path) for path in content]
+            folder = export.folder.strip(".") or "model"
+            content = {f"{export.date}_{folder}.json": write_json(write_inspect(export), indent=1)}
+        else:
+            content = write_lm_eval(export)
+        for file, text in content.items():
+            (out / file).parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(out / file, text)
+        written += [str(out / file) for file in content]
     return ExportedEvaluation(format=form, files=tuple(written), subjects=tuple(subjects or known))
 
 
@@ -284,9 +279,7 @@ def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequen
         if pair.n
     ]
     changed = {"baseline": baseline, "candidate": candidate, "others": others, "comparisons": tuple(pairs)}
-    report = report.model_copy(update=changed)
-    sliced = slice_report(own, report=report, by=settings.slices)
-    report = report.model_copy(update={"slices": sliced.figures, "cuts": sliced.cuts})
+    report = slice_report(report.model_copy(update=changed), own, by=settings.slices)
     return imported.model_copy(update={"report": report})
 
 

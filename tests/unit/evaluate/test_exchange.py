@@ -79,24 +79,23 @@ def put(export, form, folder):
         path.write_text(write_json(write_inspect(export)))
         return path
     files = write_lm_eval(export)
-    place = folder / files.folder
-    place.mkdir()
-    (place / files.samples_name).write_text("".join(write_json(line) + "\n" for line in files.samples))
-    (place / files.results_name).write_text(write_json(files.results))
-    return place / files.results_name
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / next(name for name in files if "/results_" in name)
 
 
 @pytest.mark.parametrize("name", ["inspect_log.json", "inspect_log.eval"])
 def test_a_log_of_inspect_is_read_as_inspect_reads_it(name):
     run = read_foreign(FILES / name)
     assert (run.tool, run.subject, run.notes) == ("inspect-ai", "mockllm/model", ())
-    assert sorted((sample.id, sample.repeat) for sample in run.samples) == [
+    assert sorted((sample.case.id, sample.answer.repeat) for sample in run.samples) == [
         ("2", 0),
         ("2", 1),
         ("a", 0),
         ("a", 1),
     ]
-    asked = next(sample for sample in run.samples if sample.id == "a")
+    asked = next(sample.case for sample in run.samples if sample.case.id == "a")
     assert [message.role for message in asked.messages] == ["system", "user"]
     assert (asked.reference, asked.group) == ("six", "planner")
     report = import_runs([run]).report
@@ -114,10 +113,12 @@ def test_results_of_lm_eval_are_read_with_their_samples():
     assert metrics["shop_hours:exact_match"].value == reported["shop_hours"]["exact_match,none"]
     assert metrics["shop_choice:acc"].value == pytest.approx(reported["shop_choice"]["acc,none"])
     assert metrics["shop_choice:acc"].n == 6
-    choices = [sample.text for sample in run.samples if sample.group == "shop_choice"]
+    choices = [sample.answer.text for sample in run.samples if sample.case.group == "shop_choice"]
     assert set(choices) <= {"six", "seven", "eight"}
     right = [sample for sample in run.samples if sample.scores.get("shop_choice:acc") == 1.0]
-    assert all(sample.text == ("six", "seven", "eight")[int(sample.reference)] for sample in right)
+    assert all(
+        sample.answer.text == ("six", "seven", "eight")[int(sample.case.reference)] for sample in right
+    )
 
 
 def test_a_samples_file_alone_is_enough():

@@ -12,14 +12,15 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from graftwork.files.disk import explain_os_error
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, UserMistake
-from graftwork.records.interaction import Message
+from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Metric, SubjectReport
 
 MOST_BYTES = 2 << 30
@@ -31,30 +32,16 @@ OWN_KEY = "graftwork"
 class ForeignSample(Record):
     """One answer to one question, with the marks that the other tool gave it."""
 
-    id: str
-    messages: tuple[Message, ...]
-    reference: str = ""
-    text: str = ""
+    case: Case
+    answer: Answer
     scores: dict[str, float | None] = {}
-    repeat: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-    seconds: float = 0.0
-    truncated: bool = False
-    group: str | None = None
-    domain: str | None = None
-    session: str | None = None
-    origin_file: str = ""
-    origin_line: int = 0
 
-
-class ForeignTotal(Record):
-    """A figure without its samples: it can be shown and not compared in pairs."""
-
-    metric: str
-    value: float
-    stderr: float | None
-    n: int
+    def named(self, name: str) -> "ForeignSample":
+        """The same under another id."""
+        case = self.case.model_copy(update={"id": name})
+        return self.model_copy(
+            update={"case": case, "answer": self.answer.model_copy(update={"case_id": name})}
+        )
 
 
 class ForeignRun(Record):
@@ -62,7 +49,8 @@ class ForeignRun(Record):
     subject: str
     file: str
     samples: tuple[ForeignSample, ...]
-    totals: tuple[ForeignTotal, ...] = ()
+    totals: tuple[Metric, ...] = ()
+    """Figures without their samples: they can be shown and not compared in pairs."""
     settings: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
     """What is missing, one sentence each."""
@@ -156,6 +144,15 @@ def whole_number(value: Any) -> int:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
+def plain_settings(known: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in known.items() if isinstance(value, str | int | float | bool)}
+
+
+def origin_of(own: dict[str, Any], here: Origin) -> Origin:
+    """Where a case of ours came from; `here`, where another tool made it."""
+    return Origin(file=named(own, "file") or here.file, line=whole_number(own.get("line")) or here.line)
+
+
 ZSTD = 93
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
@@ -168,19 +165,24 @@ def read_members(path: Path, *, wanted: tuple[str, ...]) -> Iterator[tuple[str, 
             if sum(member.file_size for member in members) > MOST_BYTES:
                 raise too_large(path)
             for member in members:
-                yield member.filename, _read(archive, file, member, path)
+                content = _unpack_zstd(file, member, path) if member.compress_type == ZSTD else None
+                yield member.filename, archive.read(member) if content is None else content
     except OSError as error:
         raise explain_os_error(error, path) from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise _damaged(path, str(error)) from error
 
 
-def _read(archive: zipfile.ZipFile, file: BinaryIO, member: zipfile.ZipInfo, path: Path) -> bytes:
-    if member.compress_type != ZSTD:
-        return archive.read(member)
+def _unpack_zstd(file: BinaryIO, member: zipfile.ZipInfo, path: Path) -> bytes:
     import zstandard
 
-    packed = io.BytesIO(_raw(file, member, path))
+    file.seek(member.header_offset)
+    header = file.read(_LOCAL_HEADER.size)
+    if len(header) < _LOCAL_HEADER.size:
+        raise _damaged(path, f"{member.filename} is cut off")
+    *_, name_length, extra_length = _LOCAL_HEADER.unpack(header)
+    file.seek(name_length + extra_length, io.SEEK_CUR)
+    packed = io.BytesIO(file.read(member.compress_size))
     try:
         with zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True) as stream:
             # One byte more than promised: a member that lies about its size is seen.
@@ -190,16 +192,6 @@ def _read(archive: zipfile.ZipFile, file: BinaryIO, member: zipfile.ZipInfo, pat
     if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
         raise _damaged(path, f"{member.filename} does not have the bytes that the archive promises")
     return content
-
-
-def _raw(file: BinaryIO, member: zipfile.ZipInfo, path: Path) -> bytes:
-    file.seek(member.header_offset)
-    header = file.read(_LOCAL_HEADER.size)
-    if len(header) < _LOCAL_HEADER.size:
-        raise _damaged(path, f"{member.filename} is cut off")
-    *_, name_length, extra_length = _LOCAL_HEADER.unpack(header)
-    file.seek(name_length + extra_length, io.SEEK_CUR)
-    return file.read(member.compress_size)
 
 
 def _damaged(path: Path, why: str) -> Damaged:
@@ -221,6 +213,16 @@ class SubjectExport(NamedTuple):
     cases_hash: str
     when: str
     version: str
+
+    @property
+    def date(self) -> str:
+        """The time as file names have it."""
+        return datetime.fromisoformat(self.when).replace(tzinfo=None).isoformat().replace(":", "-")
+
+    @property
+    def folder(self) -> str:
+        """The subject as a name of a file or folder: lm-eval makes a folder for each model."""
+        return re.sub(r"[\"<>:/|\\?*\[\]]+", "__", self.subject.subject)
 
 
 def graded_metrics(subject: SubjectReport) -> dict[str, Metric]:

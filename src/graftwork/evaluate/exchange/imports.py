@@ -5,29 +5,20 @@ answers, and whether they are this project's cases. The marks are the other tool
 are computed as usual.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from graftwork.evaluate.cases import hash_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.exchange.common import (
-    ForeignRun,
-    ForeignSample,
-    ForeignTotal,
-    not_as_expected,
-    read_document,
-)
+from graftwork.evaluate.exchange.common import ForeignRun, not_as_expected, read_document
 from graftwork.evaluate.exchange.inspect_ai import is_inspect, read_inspect
 from graftwork.evaluate.exchange.lm_eval import is_lm_eval, read_lm_eval
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.report import slice_report
 from graftwork.evaluate.score import average, make_metric, sessions_of
-from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Origin
-from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport
+from graftwork.records.report import Answer, Case, Comparison, Generation, Report, SubjectReport
 
 
 def read_foreign(path: Path) -> ForeignRun:
@@ -56,7 +47,6 @@ def read_foreign(path: Path) -> ForeignRun:
 
 
 CUTS = ("group", "domain", "length")
-_Z = 1.959963984540054
 
 
 class ImportedRuns(Record):
@@ -75,11 +65,26 @@ def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> Impo
     """The first run is the baseline, the second the candidate; one alone is only shown."""
     if not runs:
         raise UserMistake("there is nothing to import", fix="name at least one file")
-    runs = _name_apart(runs)
+    subjects_so_far: list[str] = []
+    named_runs = []
+    for run in runs:
+        # Two runs of one model are two subjects.
+        name, number = run.subject, 2
+        while name in subjects_so_far:
+            name, number = f"{run.subject} ({number})", number + 1
+        subjects_so_far.append(name)
+        named_runs.append(run.model_copy(update={"subject": name}))
+    runs = named_runs
     cases, clashing = _gather_cases(runs)
     same, why = _held_against(cases, own)
     if same:
-        runs, cases = _rename(runs, cases, own), tuple(own)
+        # Our ids for cases that are ours.
+        ours = {prompt_key(case): case.id for case in own}
+        runs = [
+            run.model_copy(update={"samples": tuple(s.named(ours[prompt_key(s.case)]) for s in run.samples)})
+            for run in runs
+        ]
+        cases = tuple(own)
     subjects = [_subject_report(run, sessions_of(cases)) for run in runs]
     notes = [f"{run.subject}: {note}" for run in runs for note in run.notes]
     if clashing:
@@ -88,14 +93,14 @@ def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> Impo
     return ImportedRuns(
         report=report,
         cases=cases,
-        answers={run.subject: tuple(_answer(sample) for sample in run.samples) for run in runs},
+        answers={run.subject: tuple(sample.answer for sample in run.samples) for run in runs},
         notes=tuple(notes),
         same_cases=same,
         why=why,
     )
 
 
-def prompt_key(case: Case | ForeignSample) -> str:
+def prompt_key(case: Case) -> str:
     """What was asked and what counts as right, whatever it is called."""
     asked = [[message.role, message.content] for message in case.messages]
     return fingerprint([asked, case.reference])
@@ -120,19 +125,7 @@ def _make_report(subjects: Sequence[SubjectReport], *, cases: Sequence[Case], so
         power=what_cases_show(graded.n, comparison=graded) if graded is not None else None,
         source=source,
     )
-    sliced = slice_report(cases, report=report, by=CUTS)
-    return report.model_copy(update={"slices": sliced.figures, "cuts": sliced.cuts})
-
-
-def _name_apart(runs: Sequence[ForeignRun]) -> list[ForeignRun]:
-    """Two runs of one model are two subjects."""
-    found: list[ForeignRun] = []
-    for run in runs:
-        name, number = run.subject, 2
-        while name in {other.subject for other in found}:
-            name, number = f"{run.subject} ({number})", number + 1
-        found.append(run.model_copy(update={"subject": name}))
-    return found
+    return slice_report(report, cases, by=CUTS)
 
 
 def _gather_cases(runs: list[ForeignRun]) -> tuple[tuple[Case, ...], set[str]]:
@@ -142,26 +135,14 @@ def _gather_cases(runs: list[ForeignRun]) -> tuple[tuple[Case, ...], set[str]]:
     for place, run in enumerate(runs):
         samples = []
         for read in run.samples:
-            known, sample = cases.get(read.id), read
-            if known is not None and prompt_key(known) != prompt_key(read):
-                clashing.add(read.id)
-                sample = read.model_copy(update={"id": f"{read.id} ({run.subject})"})
-            cases.setdefault(sample.id, _case(sample, len(cases), run))
+            name, sample = read.case.id, read
+            if name in cases and prompt_key(cases[name]) != prompt_key(read.case):
+                clashing.add(name)
+                sample = read.named(f"{name} ({run.subject})")
+            cases.setdefault(sample.case.id, sample.case)
             samples.append(sample)
         runs[place] = run.model_copy(update={"samples": tuple(samples)})
     return tuple(cases.values()), clashing
-
-
-def _case(sample: ForeignSample, place: int, run: ForeignRun) -> Case:
-    return Case(
-        id=sample.id,
-        origin=Origin(file=sample.origin_file or run.file, line=sample.origin_line or place + 1),
-        messages=sample.messages,
-        reference=sample.reference,
-        group=sample.group,
-        domain=sample.domain,
-        session=sample.session,
-    )
 
 
 def _held_against(cases: Sequence[Case], own: Sequence[Case]) -> tuple[bool, str]:
@@ -180,30 +161,18 @@ def _held_against(cases: Sequence[Case], own: Sequence[Case]) -> tuple[bool, str
     )
 
 
-def _rename(runs: Sequence[ForeignRun], cases: Sequence[Case], own: Sequence[Case]) -> list[ForeignRun]:
-    """Our ids for cases that are ours."""
-    ours = {prompt_key(case): case.id for case in own}
-    names = {case.id: ours[prompt_key(case)] for case in cases}
-    return [
-        run.model_copy(
-            update={"samples": tuple(s.model_copy(update={"id": names[s.id]}) for s in run.samples)}
-        )
-        for run in runs
-    ]
-
-
 def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
     marks: dict[str, dict[str, list[float | None]]] = {}
     for sample in run.samples:
         for name, mark in sample.scores.items():
-            marks.setdefault(name, {}).setdefault(sample.id, []).append(mark)
+            marks.setdefault(name, {}).setdefault(sample.case.id, []).append(mark)
     metrics = {
         name: make_metric(
             name, scores={case: average(given) for case, given in by_case.items()}, sessions=sessions
         )
         for name, by_case in marks.items()
     }
-    metrics |= {total.metric: _total_metric(total) for total in run.totals}
+    metrics |= {total.name: total for total in run.totals}
     if not metrics:
         raise UserMistake(
             "the file holds no marks",
@@ -211,8 +180,8 @@ def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
             fix="score the run with the other tool first, or import its answers as a subject",
             where=run.file,
         )
-    seconds = sum(sample.seconds for sample in run.samples)
-    tokens = sum(sample.tokens for sample in run.samples)
+    seconds = sum(sample.answer.seconds for sample in run.samples)
+    tokens = sum(sample.answer.tokens for sample in run.samples)
     generation = Generation(
         subject=run.subject,
         answers=len(run.samples),
@@ -223,42 +192,3 @@ def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
         settings=run.settings,
     )
     return SubjectReport(subject=run.subject, metrics=metrics, generation=generation)
-
-
-def _total_metric(total: ForeignTotal) -> Metric:
-    """A share that is a whole number of cases gets its exact interval; else its reported standard error."""
-    successes = total.value * total.n
-    if total.n and 0 <= total.value <= 1 and math.isclose(successes, round(successes), abs_tol=1e-6):
-        low, high = clopper_pearson(round(successes), n=total.n)
-        return Metric(
-            name=total.metric,
-            kind="rate",
-            value=total.value,
-            low=low,
-            high=high,
-            n=total.n,
-            successes=round(successes),
-            method="exact (Clopper and Pearson)",
-        )
-    spread = _Z * (total.stderr or 0.0)
-    return Metric(
-        name=total.metric,
-        kind="number",
-        value=total.value,
-        low=total.value - spread,
-        high=total.value + spread,
-        n=max(1, total.n),
-        method="the other tool's standard error" if total.stderr else "",
-    )
-
-
-def _answer(sample: ForeignSample) -> Answer:
-    return Answer(
-        case_id=sample.id,
-        text=sample.text,
-        tokens=sample.tokens,
-        prompt_tokens=sample.prompt_tokens,
-        finish_reason="length" if sample.truncated else "stop",
-        seconds=sample.seconds,
-        repeat=sample.repeat,
-    )

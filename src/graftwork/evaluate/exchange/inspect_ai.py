@@ -19,8 +19,10 @@ from graftwork.evaluate.exchange.common import (
     named,
     not_as_expected,
     number_of,
+    origin_of,
     own_facts,
     parse,
+    plain_settings,
     read_document,
     read_members,
     section,
@@ -29,7 +31,7 @@ from graftwork.evaluate.exchange.common import (
     whole_number,
 )
 from graftwork.records.base import fingerprint
-from graftwork.records.interaction import Message
+from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Metric
 
 TOOL = "inspect-ai"
@@ -38,31 +40,43 @@ _ATTACHED = "attachment://"
 
 
 def read_inspect(path: Path) -> ForeignRun:
-    header, samples = _read_archive(path) if path.suffix == ".eval" else _read_json(path)
+    if path.suffix == ".eval":
+        header, samples = _read_archive(path)
+    else:
+        header = read_document(path)
+        listed = header.get("samples") if isinstance(header, dict) else None
+        samples = listed if isinstance(listed, list) else []
     if not is_inspect(header):
         raise not_as_expected(
             "this is no log of inspect-ai", why="it has neither `eval` nor `status`", where=str(path)
         )
     spec = header["eval"]
-    read = tuple(_read_sample(sample) for sample in samples if isinstance(sample, dict))
+    known = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
+    known |= {**section(spec, "packages"), **section(spec, "model_generate_config")}
+    notes = []
+    if header.get("status") != "success":
+        notes.append(f"The run ended as {header.get('status')}: only what was finished is here.")
+    failed = sum(isinstance(sample, dict) and bool(sample.get("error")) for sample in samples)
+    if failed:
+        notes.append(f"{failed} of {len(samples)} samples ended with an error and have no marks.")
+    if not samples:
+        notes.append("The log holds no samples: there is nothing to show case by case.")
     return ForeignRun(
         tool=TOOL,
         subject=str(spec.get("model") or "model"),
         file=str(path),
-        samples=read,
-        settings=_settings(spec),
-        notes=_notes(header, samples),
+        samples=tuple(
+            _read_sample(sample, Origin(file=str(path), line=place))
+            for place, sample in enumerate(samples, 1)
+            if isinstance(sample, dict)
+        ),
+        settings=plain_settings(known),
+        notes=tuple(notes),
     )
 
 
 def is_inspect(header: Any) -> bool:
     return isinstance(header, dict) and isinstance(header.get("eval"), dict) and "status" in header
-
-
-def _read_json(path: Path) -> tuple[Any, list[Any]]:
-    document = read_document(path)
-    samples = document.get("samples") if isinstance(document, dict) else None
-    return document, samples if isinstance(samples, list) else []
 
 
 def _read_archive(path: Path) -> tuple[Any, list[Any]]:
@@ -80,28 +94,51 @@ def _read_archive(path: Path) -> tuple[Any, list[Any]]:
     return header, samples
 
 
-def _read_sample(sample: dict[str, Any]) -> ForeignSample:
+def _read_sample(sample: dict[str, Any], origin: Origin) -> ForeignSample:
     attached, output = section(sample, "attachments"), section(sample, "output")
     usage, metadata = section(output, "usage"), section(sample, "metadata")
     own = section(metadata, OWN_KEY)
-    target = sample.get("target")
+
+    def resolve(text: str) -> str:
+        """The log stores long texts separately, by their hash."""
+        stored = attached.get(text.removeprefix(_ATTACHED)) if text.startswith(_ATTACHED) else None
+        return stored if isinstance(stored, str) else text
+
+    target, choices = sample.get("target"), output.get("choices")
     target = target[0] if isinstance(target, list) and target else target
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    text = output.get("completion")
+    if not isinstance(text, str):
+        text = text_of(section(choice, "message").get("content"))
+    name = str(sample.get("id"))
+    scores: dict[str, float | None] = {}
+    marks = sample.get("scores")
+    for scorer, score in marks.items() if isinstance(marks, dict) else ():
+        value = score.get("value") if isinstance(score, dict) else None
+        if isinstance(value, dict):
+            scores |= {f"{scorer}/{key}": read_mark(mark) for key, mark in value.items()}
+        elif not isinstance(value, list):
+            scores[str(scorer)] = read_mark(value)
     return ForeignSample(
-        id=str(sample.get("id")),
-        messages=tuple(_attach(m, attached) for m in _asked(sample)),
-        reference=_resolve(target if isinstance(target, str) else "", attached),
-        text=_resolve(_said(output), attached),
-        scores=_read_scores(sample.get("scores")),
-        repeat=max(0, whole_number(sample.get("epoch")) - 1),
-        tokens=whole_number(usage.get("output_tokens")),
-        prompt_tokens=whole_number(usage.get("input_tokens")),
-        seconds=max(0.0, number_of(output.get("time")) or number_of(sample.get("total_time")) or 0.0),
-        truncated=_stop_reason(output) in ("max_tokens", "model_length"),
-        group=named(own, "group") or named(metadata, "group") or named(metadata, "role"),
-        domain=named(own, "domain") or named(metadata, "domain"),
-        session=named(own, "session") or named(metadata, "session"),
-        origin_file=named(own, "file") or "",
-        origin_line=whole_number(own.get("line")),
+        case=Case(
+            id=name,
+            origin=origin_of(own, origin),
+            messages=tuple(Message(role=m.role, content=resolve(m.content)) for m in _asked(sample)),
+            reference=resolve(target if isinstance(target, str) else ""),
+            group=named(own, "group") or named(metadata, "group") or named(metadata, "role"),
+            domain=named(own, "domain") or named(metadata, "domain"),
+            session=named(own, "session") or named(metadata, "session"),
+        ),
+        answer=Answer(
+            case_id=name,
+            text=resolve(text),
+            tokens=whole_number(usage.get("output_tokens")),
+            prompt_tokens=whole_number(usage.get("input_tokens")),
+            finish_reason="length" if choice.get("stop_reason") in ("max_tokens", "model_length") else "stop",
+            seconds=max(0.0, number_of(output.get("time")) or number_of(sample.get("total_time")) or 0.0),
+            repeat=max(0, whole_number(sample.get("epoch")) - 1),
+        ),
+        scores=scores,
     )
 
 
@@ -121,33 +158,6 @@ def _asked(sample: dict[str, Any]) -> tuple[Message, ...]:
     return (*opening, *asked)
 
 
-def _said(output: dict[str, Any]) -> str:
-    if isinstance(output.get("completion"), str):
-        return str(output["completion"])
-    choice = _first_choice(output)
-    return text_of(section(choice, "message").get("content"))
-
-
-def _stop_reason(output: dict[str, Any]) -> Any:
-    return _first_choice(output).get("stop_reason")
-
-
-def _first_choice(output: dict[str, Any]) -> dict[str, Any]:
-    choices = output.get("choices")
-    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-
-
-def _read_scores(scores: Any) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for scorer, score in scores.items() if isinstance(scores, dict) else ():
-        value = score.get("value") if isinstance(score, dict) else None
-        if isinstance(value, dict):
-            found |= {f"{scorer}/{key}": read_mark(mark) for key, mark in value.items()}
-        elif not isinstance(value, list):
-            found[str(scorer)] = read_mark(value)
-    return found
-
-
 def read_mark(value: Any) -> float | None:
     if not isinstance(value, str):
         return number_of(value)
@@ -157,34 +167,6 @@ def read_mark(value: Any) -> float | None:
         return number_of(float(value))
     except ValueError:
         return None
-
-
-def _resolve(text: str, attached: dict[str, Any]) -> str:
-    """The log stores long texts separately, by their hash."""
-    found = attached.get(text.removeprefix(_ATTACHED)) if text.startswith(_ATTACHED) else None
-    return found if isinstance(found, str) else text
-
-
-def _attach(message: Message, attached: dict[str, Any]) -> Message:
-    return Message(role=message.role, content=_resolve(message.content, attached))
-
-
-def _settings(spec: dict[str, Any]) -> dict[str, Any]:
-    known = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
-    known |= {**section(spec, "packages"), **section(spec, "model_generate_config")}
-    return {name: value for name, value in known.items() if isinstance(value, str | int | float | bool)}
-
-
-def _notes(header: dict[str, Any], samples: list[Any]) -> tuple[str, ...]:
-    notes = []
-    if header.get("status") != "success":
-        notes.append(f"The run ended as {header.get('status')}: only what was finished is here.")
-    failed = sum(isinstance(sample, dict) and bool(sample.get("error")) for sample in samples)
-    if failed:
-        notes.append(f"{failed} of {len(samples)} samples ended with an error and have no marks.")
-    if not samples:
-        notes.append("The log holds no samples: there is nothing to show case by case.")
-    return tuple(notes)
 
 
 LOG_VERSION = 2
@@ -198,24 +180,39 @@ def write_inspect(export: SubjectExport) -> dict[str, Any]:
         for answer in sorted(export.answers, key=lambda answer: answer.repeat)
         if answer.case_id in cases
     ]
-    model = f"{OWN_KEY}/{export.subject.subject}"
+    scores = []
+    for name, metric in metrics.items():
+        values = [value for value in metric.scores.values() if value is not None]
+        scores.append(
+            {
+                "name": name,
+                "scorer": name,
+                "scored_samples": len(values),
+                "unscored_samples": len(metric.scores) - len(values),
+                "params": {},
+                "metrics": {
+                    "mean": {"name": "mean", "value": sum(values) / len(values), "params": {}},
+                    "stderr": {"name": "stderr", "value": standard_error(values), "params": {}},
+                },
+            }
+        )
     stats: dict[str, Any] = {"started_at": export.when, "completed_at": export.when, "model_usage": {}}
     return {
         "version": LOG_VERSION,
         "status": "success",
-        "eval": _spec(export, metrics, model),
+        "eval": _spec(export, metrics),
         "plan": {"name": "plan", "steps": [{"solver": "generate", "params": {}}], "config": {}},
         "results": {
             "total_samples": len(samples),
             "completed_samples": len(samples),
-            "scores": [_result(name, metric) for name, metric in metrics.items()],
+            "scores": scores,
         },
         "stats": stats,
         "samples": samples,
     }
 
 
-def _spec(export: SubjectExport, metrics: Mapping[str, Metric], model: str) -> dict[str, Any]:
+def _spec(export: SubjectExport, metrics: Mapping[str, Metric]) -> dict[str, Any]:
     identity = fingerprint([export.cases_hash, export.subject.subject, export.when])
     repeats = 1 + max((answer.repeat for answer in export.answers), default=0)
     config = export.subject.generation.settings
@@ -235,7 +232,7 @@ def _spec(export: SubjectExport, metrics: Mapping[str, Metric], model: str) -> d
             "sample_ids": [case.id for case in export.cases],
             "shuffled": False,
         },
-        "model": model,
+        "model": f"{OWN_KEY}/{export.subject.subject}",
         "model_generate_config": {
             theirs: config[ours]
             for ours, theirs in known.items()
@@ -249,21 +246,6 @@ def _spec(export: SubjectExport, metrics: Mapping[str, Metric], model: str) -> d
             for name in metrics
         ],
         "metadata": {OWN_KEY: {"cases_hash": export.cases_hash, "subject": export.subject.subject}},
-    }
-
-
-def _result(name: str, metric: Metric) -> dict[str, Any]:
-    values = [value for value in metric.scores.values() if value is not None]
-    return {
-        "name": name,
-        "scorer": name,
-        "scored_samples": len(values),
-        "unscored_samples": len(metric.scores) - len(values),
-        "params": {},
-        "metrics": {
-            "mean": {"name": "mean", "value": sum(values) / len(values), "params": {}},
-            "stderr": {"name": "stderr", "value": standard_error(values), "params": {}},
-        },
     }
 
 

@@ -6,34 +6,39 @@ knows one response per document: of several the first one is written, with the g
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import NormalDist
+from typing import Any
 
 from graftwork.evaluate.exchange.common import (
     MOST_BYTES,
     OWN_KEY,
     ForeignRun,
     ForeignSample,
-    ForeignTotal,
     SubjectExport,
     graded_metrics,
     make_messages,
     named,
     not_as_expected,
     number_of,
+    origin_of,
     own_facts,
     parse,
+    plain_settings,
     read_document,
     section,
     standard_error,
     too_large,
     whole_number,
+    write_json,
 )
+from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.files.disk import explain_os_error
-from graftwork.records.interaction import Message
+from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Metric
 
 TOOL = "lm-eval"
@@ -56,31 +61,31 @@ def read_lm_eval(path: Path) -> ForeignRun:
         raise not_as_expected(
             "these are no results of lm-eval", why="there is no `results` by task", where=str(path)
         )
-    return _assemble(path, header, _samples_beside(path, header))
+    date = _RESULTS.match(path.name)
+    files: list[tuple[str, Path]] = []
+    if date is not None:
+        files = [
+            (task, file)
+            for task in header["results"]
+            if "/" not in task and (file := path.with_name(f"samples_{task}_{date.group(1)}.jsonl")).is_file()
+        ]
+    return _assemble(path, header, files)
 
 
 def is_lm_eval(header: Any) -> bool:
     return isinstance(header, dict) and isinstance(header.get("results"), dict) and "eval" not in header
 
 
-def _samples_beside(path: Path, header: dict[str, Any]) -> list[tuple[str, Path]]:
-    date = _RESULTS.match(path.name)
-    if date is None:
-        return []
-    found = [(task, path.with_name(f"samples_{task}_{date.group(1)}.jsonl")) for task in header["results"]]
-    return [(task, file) for task, file in found if "/" not in task and file.is_file()]
-
-
 def _assemble(path: Path, header: dict[str, Any], files: list[tuple[str, Path]]) -> ForeignRun:
-    rows = [(task, row) for task, file in files for row in _read_rows(file)]
-    several = len({task for task, _ in rows}) > 1
+    rows = [(task, row, origin) for task, file in files for row, origin in _read_rows(file)]
+    several = len({task for task, _, _ in rows}) > 1
     filters: dict[str, set[str]] = {}
-    for task, row in rows:
+    for task, row, _ in rows:
         filters.setdefault(task, set()).add(str(row.get("filter", "none")))
     samples: dict[tuple[str, int], ForeignSample] = {}
-    for task, row in rows:
-        sample = _read_row(task, row, several=several, filtered=len(filters[task]) > 1)
-        place = (sample.id, sample.repeat)
+    for task, row, origin in rows:
+        sample = _read_row(task, row, origin, several=several, filtered=len(filters[task]) > 1)
+        place = (sample.case.id, sample.answer.repeat)
         if place in samples:
             # The same document once more, behind another filter.
             sample = samples[place].model_copy(update={"scores": {**samples[place].scores, **sample.scores}})
@@ -91,18 +96,21 @@ def _assemble(path: Path, header: dict[str, Any], files: list[tuple[str, Path]])
             "There is no samples file next to the results, so they can be shown and not compared in pairs: "
             "run lm-eval with --log_samples.",
         )
+    config = section(header, "config")
+    known = {name: config.get(name) for name in ("model", "limit", "random_seed", "numpy_seed")}
+    known |= {"lm_eval": header.get("lm_eval_version"), "date": header.get("date")}
     return ForeignRun(
         tool=TOOL,
-        subject=_subject(header),
+        subject=named(header, "model_name") or named(config, "model") or "model",
         file=str(path),
         samples=tuple(samples.values()),
         totals=() if samples else _read_totals(header),
-        settings=_settings(header),
+        settings=plain_settings(known),
         notes=notes,
     )
 
 
-def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _read_rows(path: Path) -> Iterator[tuple[dict[str, Any], Origin]]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise too_large(path)
@@ -117,32 +125,39 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
             raise not_as_expected(
                 "this is no sample of lm-eval", why="it has no `doc_id`", where=f"{path}:{place}"
             )
-        yield row
+        yield row, Origin(file=str(path), line=place)
 
 
-def _read_row(task: str, row: dict[str, Any], *, several: bool, filtered: bool) -> ForeignSample:
+def _read_row(
+    task: str, row: dict[str, Any], origin: Origin, *, several: bool, filtered: bool
+) -> ForeignSample:
     own = section(section(row, "doc"), OWN_KEY)
     prefix = f"{task}:" if several else ""
     suffix = f",{row.get('filter')}" if filtered else ""
     listed = row.get("metrics")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     target = row.get("target")
+    name = named(own, "id") or (f"{task}/{row['doc_id']}" if several else str(row["doc_id"]))
     return ForeignSample(
-        id=named(own, "id") or (f"{task}/{row['doc_id']}" if several else str(row["doc_id"])),
-        messages=make_messages(own.get("messages")) or _asked(row),
-        reference=target if isinstance(target, str) else json.dumps(target, ensure_ascii=False),
-        text=_said(row),
-        scores={f"{prefix}{name}{suffix}": number_of(row.get(name)) for name in names},
-        repeat=whole_number(own.get("repeat")),
-        tokens=whole_number(own.get("tokens")),
-        prompt_tokens=whole_number(own.get("prompt_tokens")),
-        seconds=max(0.0, number_of(own.get("seconds")) or 0.0),
-        truncated=own.get("truncated") is True,
-        group=named(own, "group") or (task if several else None),
-        domain=named(own, "domain"),
-        session=named(own, "session"),
-        origin_file=named(own, "file") or "",
-        origin_line=whole_number(own.get("line")),
+        case=Case(
+            id=name,
+            origin=origin_of(own, origin),
+            messages=make_messages(own.get("messages")) or _asked(row),
+            reference=target if isinstance(target, str) else json.dumps(target, ensure_ascii=False),
+            group=named(own, "group") or (task if several else None),
+            domain=named(own, "domain"),
+            session=named(own, "session"),
+        ),
+        answer=Answer(
+            case_id=name,
+            text=_said(row),
+            tokens=whole_number(own.get("tokens")),
+            prompt_tokens=whole_number(own.get("prompt_tokens")),
+            finish_reason="length" if own.get("truncated") is True else "stop",
+            seconds=max(0.0, number_of(own.get("seconds")) or 0.0),
+            repeat=whole_number(own.get("repeat")),
+        ),
+        scores={f"{prefix}{metric}{suffix}": number_of(row.get(metric)) for metric in names},
     )
 
 
@@ -172,7 +187,13 @@ def _said(row: dict[str, Any]) -> str:
     if not isinstance(responses, list) or not responses:
         return ""
     if all(isinstance(choice, list | tuple) and len(choice) == 2 for choice in responses):
-        weights = [_float(choice[0]) for choice in responses]
+        weights = []
+        for weight, _ in responses:
+            try:
+                number = number_of(float(weight))
+            except (TypeError, ValueError):
+                number = None
+            weights.append(float("-inf") if number is None else number)
         best = max(range(len(responses)), key=lambda i: weights[i])
         choice = _argument(row, best, "arg_1")
         return choice.strip() if isinstance(choice, str) else ""
@@ -180,15 +201,7 @@ def _said(row: dict[str, Any]) -> str:
     return first if isinstance(first, str) else json.dumps(first, ensure_ascii=False)
 
 
-def _float(value: Any) -> float:
-    try:
-        number = number_of(float(value))
-    except (TypeError, ValueError):
-        number = None
-    return number if number is not None else float("-inf")
-
-
-def _read_totals(header: dict[str, Any]) -> tuple[ForeignTotal, ...]:
+def _read_totals(header: dict[str, Any]) -> tuple[Metric, ...]:
     tasks, counts = section(header, "results"), section(header, "n-samples")
     found = []
     for task, figures in tasks.items():
@@ -203,32 +216,39 @@ def _read_totals(header: dict[str, Any]) -> tuple[ForeignTotal, ...]:
             stderr = number_of(figures.get(f"{name}_stderr,{filtered}"))
             label = name if filtered in ("none", "") else key
             metric = f"{task}:{label}" if len(tasks) > 1 else label
-            found.append(ForeignTotal(metric=metric, value=number, stderr=stderr, n=n))
+            found.append(_total_metric(metric, number, stderr=stderr, n=n))
     return tuple(found)
 
 
-def _subject(header: dict[str, Any]) -> str:
-    return named(header, "model_name") or named(section(header, "config"), "model") or "model"
+def _total_metric(name: str, value: float, *, stderr: float | None, n: int) -> Metric:
+    """A share that is a whole number of cases gets its exact interval; else its reported standard error."""
+    successes = value * n
+    if n and 0 <= value <= 1 and math.isclose(successes, round(successes), abs_tol=1e-6):
+        low, high = clopper_pearson(round(successes), n=n)
+        return Metric(
+            name=name,
+            kind="rate",
+            value=value,
+            low=low,
+            high=high,
+            n=n,
+            successes=round(successes),
+            method="exact (Clopper and Pearson)",
+        )
+    spread = NormalDist().inv_cdf(0.975) * (stderr or 0.0)
+    return Metric(
+        name=name,
+        kind="number",
+        value=value,
+        low=value - spread,
+        high=value + spread,
+        n=max(1, n),
+        method="the other tool's standard error" if stderr else "",
+    )
 
 
-def _settings(header: dict[str, Any]) -> dict[str, Any]:
-    config = section(header, "config")
-    known = {name: config.get(name) for name in ("model", "limit", "random_seed", "numpy_seed")}
-    known |= {"lm_eval": header.get("lm_eval_version"), "date": header.get("date")}
-    return {name: value for name, value in known.items() if isinstance(value, str | int | float | bool)}
-
-
-class LmEvalFiles(NamedTuple):
-    """`folder` is the model's, as lm-eval makes one for each."""
-
-    folder: str
-    results_name: str
-    samples_name: str
-    results: dict[str, Any]
-    samples: list[dict[str, Any]]
-
-
-def write_lm_eval(export: SubjectExport) -> LmEvalFiles:
+def write_lm_eval(export: SubjectExport) -> dict[str, str]:
+    """The text of each file, by its path below the folder of results."""
     task = re.sub(r"\W", "_", export.task)
     metrics = graded_metrics(export.subject)
     answers = {answer.case_id: answer for answer in sorted(export.answers, key=lambda a: -a.repeat)}
@@ -237,16 +257,13 @@ def write_lm_eval(export: SubjectExport) -> LmEvalFiles:
         for place, case in enumerate(export.cases)
         if case.id in answers
     ]
-    folder = re.sub(r"[\"<>:/|\\?*\[\]]+", "__", export.subject.subject)
-    date = datetime.fromisoformat(export.when).replace(tzinfo=None).isoformat().replace(":", "-")
     hashes = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)
-    return LmEvalFiles(
-        folder=folder.strip(".") or "model",
-        results_name=f"results_{date}.json",
-        samples_name=f"samples_{task}_{date}.jsonl",
-        results=_results(export, task, metrics, folder=folder, task_hash=_hash(hashes), count=len(samples)),
-        samples=samples,
-    )
+    results = _results(export, task, metrics, task_hash=_hash(hashes), count=len(samples))
+    folder = export.folder.strip(".") or "model"
+    return {
+        f"{folder}/results_{export.date}.json": write_json(results, indent=2),
+        f"{folder}/samples_{task}_{export.date}.jsonl": "".join(write_json(s) + "\n" for s in samples),
+    }
 
 
 def _results(
@@ -254,7 +271,6 @@ def _results(
     task: str,
     metrics: Mapping[str, Metric],
     *,
-    folder: str,
     task_hash: str,
     count: int,
 ) -> dict[str, Any]:
@@ -277,7 +293,7 @@ def _results(
         "date": datetime.fromisoformat(export.when).timestamp(),
         "model_source": OWN_KEY,
         "model_name": export.subject.subject,
-        "model_name_sanitized": folder,
+        "model_name_sanitized": export.folder,
         "task_hashes": {task: task_hash},
         OWN_KEY: {"version": export.version, "cases_hash": export.cases_hash, "settings": settings},
     }
