@@ -124,12 +124,12 @@ def grade(project, *texts, truncated=False, seconds=60.0):
 
 def test_tasks_become_cases_with_prompt_and_reference(project):
     loaded = load_tasks(spec_of(project, reference="{answer}", options={"countries": 2}), folder=project[0])
-    assert [task.case.id for task in loaded] == ["France", "Italy"]
-    assert [message.content for message in loaded[1].case.messages] == [
+    assert [case.id for case, _ in loaded] == ["France", "Italy"]
+    assert [message.content for message in loaded[1][0].messages] == [
         "Answer briefly.",
         "What is the capital of Italy?",
     ]
-    assert loaded[1].case.reference == "Rome"
+    assert loaded[1][0].reference == "Rome"
 
 
 def test_an_answer_gets_the_weighted_sum_and_a_failing_reward_costs_its_answer_only(project):
@@ -222,4 +222,4 @@ def test_a_reference_that_names_no_field_lists_the_fields():
 
 def test_repeated_names_of_tasks_are_replaced_by_numbers():
     tasks = [{"id": "a", "messages": [{"role": "user", "content": "q"}], "data": {}}] * 2
-    assert [task.case.id for task in make_cases(tasks, name="set", reference=None)] == ["set-0", "set-1"]
+    assert [case.id for case in make_cases(tasks, name="set", reference=None)] == ["set-0", "set-1"]

@@ -190,7 +190,7 @@ def _open_local(subject: NamedSubject, work: OpenProject | None) -> Iterator[Com
         child = EngineChild(kind, source, folder=Path(folder))
         with closing(child):
             label = f"{subject.name} ({base.name})" if subject.kind == "base" else subject.name
-            yield ComponentModel(label, identity, child.ask_once)
+            yield ComponentModel(label, identity, child.ask_once, give_up=child.stop)
 
 
 def _sandbox_of(work: OpenProject | None) -> SandboxSettings:

@@ -5,24 +5,25 @@ what callers use: it starts the process on the first question and ends it on `cl
 """
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
 from graftwork.engines.interface import DecodingSettings, EngineReply, EngineSource
-from graftwork.files.disk import append_to, make_folder, write_atomic
+from graftwork.files.disk import make_folder, write_atomic
+from graftwork.process.line_process import LineProcess
 from graftwork.records.errors import GraftError, WorkerFailed
 from graftwork.records.interaction import Message
 
 LOG_FILE = "engine.log"
 JOB_FILE = "engine.json"
 _QUOTED = 400
+CLOSE_SECONDS = 30.0
+"""How long an engine may take to close: llama.cpp frees its memory and removes its folder."""
 
 
 class EngineChild:
@@ -33,7 +34,8 @@ class EngineChild:
 
     def __init__(self, engine: str, source: EngineSource, *, folder: Path) -> None:
         self._engine, self._source, self._folder = engine, source, folder
-        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-m", "graftwork.engines.child", str(folder / JOB_FILE)]
+        self._process = LineProcess(command, log=folder / LOG_FILE)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
@@ -42,58 +44,27 @@ class EngineChild:
         with self._lock:
             if self._stopped.is_set():
                 raise self._failed()
-            process = self._process = self._process or self._start()
+            make_folder(self._folder)
+            adapters = {name: str(folder) for name, folder in self._source.adapters.items()}
+            base = str(self._source.base_folder)
+            source = {**self._source._asdict(), "base_folder": base, "adapters": adapters}
+            write_atomic(self._folder / JOB_FILE, orjson.dumps({"engine": self._engine, "source": source}))
+            self._process.start()
             if self._stopped.is_set():
-                process.kill()  # `stop` was called before it could see the process
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(orjson.dumps({"messages": turns, "decoding": decoding._asdict()}) + b"\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except BrokenPipeError:
-                line = b""
-            if not line:
-                self._end()
-                raise self._failed()
-        return EngineReply(**orjson.loads(line))
+                self._process.kill()  # `stop` was called before it could see the process
+            reply = self._process.ask({"messages": turns, "decoding": decoding._asdict()})
+        if "failed" in reply:
+            raise self._failed()
+        return EngineReply(**reply)
 
     def stop(self) -> None:
         """End the process now: an answer that is being written is given up, and its caller gets an error."""
         self._stopped.set()
-        process = self._process
-        if process is not None:
-            process.kill()
+        self._process.kill()
 
     def close(self) -> None:
         with self._lock:
-            self._end()
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.close()
-        with suppress(BrokenPipeError):  # of a question that nobody read
-            process.stdin.close()
-        process.wait()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        make_folder(self._folder)
-        adapters = {name: str(folder) for name, folder in self._source.adapters.items()}
-        base = str(self._source.base_folder)
-        source = {**self._source._asdict(), "base_folder": base, "adapters": adapters}
-        path = self._folder / JOB_FILE
-        write_atomic(path, orjson.dumps({"engine": self._engine, "source": source}))
-        with append_to(self._folder / LOG_FILE) as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "graftwork.engines.child", str(path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
+            self._process.end(patience=CLOSE_SECONDS)
 
     def _failed(self) -> WorkerFailed:
         log = self._folder / LOG_FILE

@@ -84,7 +84,13 @@ class StructuredAnswer(NamedTuple):
 
 def read_answer(text: str, *, fields: AnswerFields) -> StructuredAnswer | None:
     """The answer in the form that the fields name; None where the text does not have it."""
-    return _read_words(text, fields) if fields.form == "text" else read_document(text, fields=fields)
+    if fields.form != "text":
+        return read_document(text, fields=fields)
+    if not text.strip():
+        return None
+    plain = text.casefold().replace("\u2019", "'")
+    refused = any(phrase.casefold() in plain for phrase in fields.refusals)
+    return StructuredAnswer(answer=text, citations=cited_numbers(text), refused=refused, complete=True)
 
 
 def read_document(text: str, *, fields: AnswerFields) -> StructuredAnswer | None:
@@ -120,8 +126,8 @@ def parse_json(text: str) -> tuple[Any, ...]:
 def numbered_sources(case: Case) -> frozenset[int]:
     """The sources `[n]` of the prompt; those of the system turn only where no other turn has any."""
     asked = [m.content for m in case.messages if m.role in ("user", "tool")]
-    numbers = _bracketed("\n".join(asked))
-    return numbers or _bracketed("\n".join(m.content for m in case.messages))
+    numbers = cited_numbers("\n".join(asked))
+    return numbers or cited_numbers("\n".join(m.content for m in case.messages))
 
 
 def source_texts(case: Case) -> dict[int, str]:
@@ -135,7 +141,7 @@ def source_texts(case: Case) -> dict[int, str]:
 
 def cited_numbers(text: str) -> frozenset[int]:
     """The sources that a text cites inline, as `[1]`."""
-    return _bracketed(text)
+    return frozenset(int(number) for number in _BRACKETED.findall(text))
 
 
 def _cut_sources(contents: list[str]) -> dict[int, str]:
@@ -146,31 +152,15 @@ def _cut_sources(contents: list[str]) -> dict[int, str]:
             end = starts[place + 1].start() if place + 1 < len(starts) else len(content)
             body = content[start.end() : end]
             if place == len(starts) - 1:
-                body = _without_question(body)
+                # The last paragraph is the question; without paragraphs, a last line that asks.
+                before, gap, _ = body.strip().rpartition("\n\n")
+                if not gap:
+                    before, gap, last = body.strip().rpartition("\n")
+                    before = before if gap and last.rstrip().endswith("?") else body
+                body = before
             number = int(start[1])
             sources[number] = f"{sources[number]}\n{body}".strip() if number in sources else body.strip()
     return sources
-
-
-def _without_question(body: str) -> str:
-    """The last paragraph is the question; without paragraphs, a last line that asks."""
-    before, gap, _ = body.strip().rpartition("\n\n")
-    if gap:
-        return before
-    before, gap, last = body.strip().rpartition("\n")
-    return before if gap and last.rstrip().endswith("?") else body
-
-
-def _read_words(text: str, fields: AnswerFields) -> StructuredAnswer | None:
-    if not text.strip():
-        return None
-    plain = text.casefold().replace("\u2019", "'")
-    return StructuredAnswer(
-        answer=text,
-        citations=_bracketed(text),
-        refused=any(phrase.casefold() in plain for phrase in fields.refusals),
-        complete=True,
-    )
 
 
 def read_citations(value: Any) -> frozenset[int] | None:
@@ -178,7 +168,7 @@ def read_citations(value: Any) -> frozenset[int] | None:
     if value is MISSING or value is None:
         return frozenset()
     if isinstance(value, str):
-        return _bracketed(value)
+        return cited_numbers(value)
     if not isinstance(value, list):
         return None
     numbers: set[int] = set()
@@ -191,10 +181,6 @@ def read_citations(value: Any) -> frozenset[int] | None:
         else:
             return None
     return frozenset(numbers)
-
-
-def _bracketed(text: str) -> frozenset[int]:
-    return frozenset(int(number) for number in _BRACKETED.findall(text))
 
 
 def look_up(document: dict[str, Any], path: str) -> Any:
@@ -249,7 +235,7 @@ def split_claims(text: str) -> list[str]:
         if leading:
             claims[-1] += " " + leading[0].strip()
         rest = piece[leading.end() :] if leading else piece
-        if _has_content(rest):
+        if content_words(rest) and not rest.strip().endswith(":"):
             claims.append(rest.strip())
     return claims
 
@@ -275,15 +261,7 @@ def support(claim: str, sources: Iterable[str]) -> float:
     return len(claimed & known) / len(claimed)
 
 
-def _has_content(piece: str) -> bool:
-    return bool(content_words(piece)) and not piece.strip().endswith(":")
-
-
-def _same_stripped(expected: str, given: str) -> bool:
-    return expected.strip() == given.strip()
-
-
-def same_value(expected: Any, given: Any, same_text: Callable[[str, str], bool] = _same_stripped) -> bool:
+def same_value(expected: Any, given: Any, same_text: Callable[[str, str], bool] | None = None) -> bool:
     """Equal as JSON: 1 and 1.0 are, 1 and true are not, nor are 2 and "2"."""
     if isinstance(expected, bool) or isinstance(given, bool):
         return expected is given
@@ -295,5 +273,5 @@ def same_value(expected: Any, given: Any, same_text: Callable[[str, str], bool] 
         pairs = zip(expected, given, strict=False)
         return len(expected) == len(given) and all(same_value(one, two, same_text) for one, two in pairs)
     if isinstance(expected, str) and isinstance(given, str):
-        return same_text(expected, given)
+        return same_text(expected, given) if same_text is not None else expected.strip() == given.strip()
     return bool(expected == given)

@@ -202,7 +202,14 @@ class GradeCheck(Record):
 
     def _grade(self, case: Case, text: str, context: GradeContext) -> Grade:
         if self.field is not None and self.against_reference:
-            return self._grade_field(self.field, case, text)
+            # The field of the answer against the field of the reference, not against the whole of it.
+            if self._parameters is not None:
+                return grade_field(self.field, case, text, self._parameters)
+            expected, given = (_WORDS_ALONE.inner(part, self.field) for part in (case.reference, text))
+            if not expected:
+                return None
+            only = case.model_copy(update={"reference": expected})
+            return GRADERS[self.metric](only, given or "", _WORDS_ALONE)
         if self.field is not None:
             # A key that is not there says nothing: the empty text, so that the rule is held against it.
             text = context.fields.inner(text, self.field) or ""
@@ -215,16 +222,6 @@ class GradeCheck(Record):
         if grader is None:
             raise CannotGrade(f"there is no metric {self.metric}")
         return grader(case, text, context)
-
-    def _grade_field(self, path: str, case: Case, text: str) -> Grade:
-        """The field of the answer against the field of the reference, not against the whole of it."""
-        if self._parameters is not None:
-            return grade_field(path, case, text, self._parameters)
-        expected, given = _WORDS_ALONE.inner(case.reference, path), _WORDS_ALONE.inner(text, path)
-        if not expected:
-            return None
-        only = case.model_copy(update={"reference": expected})
-        return GRADERS[self.metric](only, given or "", _WORDS_ALONE)
 
 
 def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
@@ -240,9 +237,16 @@ def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
         if named[0] == "function":
             full["metric"] = main
         else:
-            full["metric"] = named[0]
-            full.update(_main_parameter(named[0], main))
-    full.setdefault("name", str(full["metric"]) if not is_own(str(full["metric"])) else _own_name(full))
+            kind = full["metric"] = named[0]
+            parameter = KINDS[kind].main
+            if parameter is not None:
+                full |= {} if main is None or main is True else {parameter: main}
+            elif isinstance(main, dict):
+                full |= main
+            else:
+                raise ValueError(f"{kind} takes keys and values, not {main!r}")
+    metric = str(full["metric"])
+    full.setdefault("name", metric.rpartition(":")[2].lower() if is_own(metric) else metric)
     return full
 
 
@@ -264,15 +268,6 @@ def say_first(error: ValidationError) -> str:
     return f"{place}: {message}" if place else message
 
 
-def _main_parameter(kind: str, value: Any) -> dict[str, Any]:
-    main = KINDS[kind].main
-    if main is None and isinstance(value, dict):
-        return value
-    if main is None:
-        raise ValueError(f"{kind} takes keys and values, not {value!r}")
-    return {} if value is None or value is True else {main: value}
-
-
 def _read_parameters(metric: str, parameters: type[Record], given: dict[str, Any]) -> Record:
     names = {field.alias or name for name, field in parameters.model_fields.items()}
     for key in given:
@@ -282,10 +277,6 @@ def _read_parameters(metric: str, parameters: type[Record], given: dict[str, Any
         return parameters.model_validate(given)
     except ValidationError as error:
         raise ValueError(f"{metric}: {say_first(error)}") from error
-
-
-def _own_name(full: dict[str, Any]) -> str:
-    return str(full["metric"]).rpartition(":")[2].lower()
 
 
 def _hint(name: str, known: tuple[str, ...]) -> str:

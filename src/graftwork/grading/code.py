@@ -67,7 +67,9 @@ class RememberingRunner:
 
 def grade_code_compiles(case: Case, text: str, context: GradeContext) -> Grade:
     """Whether it is Python. None where the case does not ask for code."""
-    return _compiles(text, context) if asks_for_code(case) else None
+    if not asks_for_code(case):
+        return None
+    return float(runner_of(context).compile(extract_code(text)).ok)
 
 
 def grade_code_passes(case: Case, text: str, context: GradeContext) -> Grade:
@@ -97,13 +99,10 @@ def find_tests(case: Case) -> tuple[str, ...]:
 def asks_for_code(case: Case) -> bool:
     """By the case alone: it brings tests, or the reply that the log holds is Python."""
     fenced = _fenced_blocks(case.reference)
-    if find_tests(case) or _has_calls(case) or any(word in _PYTHON for word, _ in fenced):
+    has_calls = any("python_calls" in (check.get("metric"), *check) for check in case.checks)
+    if find_tests(case) or has_calls or any(word in _PYTHON for word, _ in fenced):
         return True
     return not fenced and _LOOKS_LIKE_PYTHON.match(case.reference.lstrip()) is not None
-
-
-def _has_calls(case: Case) -> bool:
-    return any("python_calls" in (check.get("metric"), *check) for check in case.checks)
 
 
 def extract_code(text: str, *, languages: Collection[str] = _PYTHON) -> str:
@@ -116,20 +115,16 @@ def extract_code(text: str, *, languages: Collection[str] = _PYTHON) -> str:
     return text
 
 
-def _compiles(text: str, context: GradeContext) -> float:
-    return float(runner_of(context).compile(extract_code(text)).ok)
-
-
 def _passes(text: str, tests: tuple[str, ...], context: GradeContext) -> float:
     """Each set of tests in a box of its own: none can spoil what the next one finds."""
     runner, source = runner_of(context), extract_code(text)
-    return float(all(_has_passed(runner.test(source, test)) for test in tests))
-
-
-def _has_passed(result: SandboxResult) -> bool:
-    if result.reason == "unsupported":
-        raise CannotGrade(f"the tests cannot run apart from the answer: {result.stderr}")
-    return result.ok
+    for test in tests:
+        result = runner.test(source, test)
+        if result.reason == "unsupported":
+            raise CannotGrade(f"the tests cannot run apart from the answer: {result.stderr}")
+        if not result.ok:
+            return 0.0
+    return 1.0
 
 
 def runner_of(context: GradeContext) -> CodeRunner:

@@ -66,16 +66,21 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     if context.folder is None:
         raise CannotGrade(f"{name}: there is no project folder to load it from")
     function = load_own(name, folder=context.folder)
-    watched = _watch(case) if context.is_reference else None
+    watched = None
+    if context.is_reference:
+        watched = _WatchedCase.model_construct(**{name: getattr(case, name) for name in Case.model_fields})
+        watched._read.clear()
     asked: list[Any] = [case if watched is None else watched, text]
     if isinstance(context.parameters, FilesOfCheck):
         asked.append(CallEnvironment(context.parameters.files, context))
     try:
-        given = _plain(function(*asked))
+        given = plain_number(function(*asked))
     except CannotGrade:
         raise
     except (Exception, SystemExit) as error:
-        raise CannotGrade(f"{_place_of(error, function)}: {describe_error(error)}") from error
+        path = getattr(getattr(function, "__code__", None), "co_filename", "")
+        place = _line_in(error, path) or path or getattr(function, "__name__", "the function")
+        raise CannotGrade(f"{place}: {describe_error(error)}") from error
     if given is None or (watched is not None and watched.has_read_reference):
         # The log's answer is the reference: held against itself it would be right whatever it says.
         return None
@@ -106,12 +111,6 @@ class _WatchedCase(Case):
         return bool(self._read)
 
 
-def _watch(case: Case) -> _WatchedCase:
-    watched = _WatchedCase.model_construct(**{name: getattr(case, name) for name in Case.model_fields})
-    watched._read.clear()
-    return watched
-
-
 def describe_error(error: BaseException) -> str:
     message = _show(error, str)
     return f"{type(error).__name__}{f': {message}' if message else ''}"
@@ -124,7 +123,7 @@ def name_line(error: BaseException, function: OwnFunction) -> str:
     return f" ({Path(path).name}:{found.rpartition(':')[2]})" if found else ""
 
 
-def _plain(given: Any) -> Any:
+def plain_number(given: Any) -> Any:
     """A single number of numpy or torch as Python's own."""
     return given.item() if getattr(given, "shape", None) == () and hasattr(given, "item") else given
 
@@ -198,11 +197,6 @@ def _load(path: str, function: str, content: str) -> OwnFunction:
         )
     own: OwnFunction = found
     return own
-
-
-def _place_of(error: BaseException, function: OwnFunction) -> str:
-    path = getattr(getattr(function, "__code__", None), "co_filename", "")
-    return _line_in(error, path) or path or getattr(function, "__name__", "the function")
 
 
 def _line_in(error: BaseException, path: str) -> str:

@@ -35,13 +35,18 @@ def require_pattern(pattern: str) -> None:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
 
 
-def matches(pattern: str, text: str, *, whole: bool = False, seconds: float = SECONDS) -> bool:
-    """Whether the pattern is found in the text; with `whole`, whether it matches all of it."""
+def matches(
+    pattern: str, text: str, *, whole: bool = False, seconds: float = SECONDS, partial: bool = False
+) -> bool:
+    """Whether the pattern is found in the text; with `whole`, whether it matches all of it.
+
+    `partial`: or in one of the text's continuations; see `can_match`.
+    """
     compiled = _compile(pattern)
     match = compiled.fullmatch if whole else compiled.search
     try:
         # `concurrent` releases the interpreter lock: other threads go on while a slow pattern runs.
-        return match(text, timeout=seconds, concurrent=True) is not None
+        return match(text, timeout=seconds, concurrent=True, partial=partial) is not None
     except TimeoutError as error:
         raise PatternTooSlow(f"the pattern took over {seconds:g} s on a text of this kind") from error
 
@@ -51,18 +56,8 @@ _AT_THE_END = re.compile(r"\\[bB]|\(\?!.*(?:\$|\\[zZ]|\(\?)", re.DOTALL)
 
 
 def can_match(pattern: str) -> bool:
-    """Whether `may_match` can be asked: the pattern does not depend on where the text ends."""
+    """Whether a beginning of a text can be matched: the pattern does not depend on where the text ends."""
     return _AT_THE_END.search(pattern) is None
-
-
-def may_match(pattern: str, text: str, *, whole: bool = False, seconds: float = SECONDS) -> bool:
-    """Whether the text or one of its continuations can match; see `can_match`."""
-    compiled = _compile(pattern)
-    match = compiled.fullmatch if whole else compiled.search
-    try:
-        return match(text, timeout=seconds, concurrent=True, partial=True) is not None
-    except TimeoutError as error:
-        raise PatternTooSlow(f"the pattern took over {seconds:g} s on a text of this kind") from error
 
 
 @lru_cache(maxsize=256)
@@ -137,6 +132,7 @@ def _require_value(key: str, value: Any, where: str, root: Any) -> None:
 
 
 def _require_other(key: str, value: Any, where: str, root: Any) -> None:
+    """The keywords that are neither schemas, counts nor numbers."""
     if key == "type":
         named = value if isinstance(value, list) else [value]
         _demand(bool(named) and all(kind in TYPES for kind in named), where, f"of {', '.join(TYPES)}", value)
@@ -195,16 +191,12 @@ def _require_end(schema: Any, root: Any, *, done: set[int], above: set[int]) -> 
     for part in same_value:
         _require_end(part, root, done=done, above={*above, id(schema)})
     done.add(id(schema))
-    for part in _parts_of(schema):
-        _require_end(part, root, done=done, above=set())
-
-
-def _parts_of(schema: dict[str, Any]) -> list[Any]:
-    """Every schema that is written inside this one."""
-    parts = [schema[key] for key in _SCHEMAS if key in schema]
-    parts += [part for key in _LISTS_OF_SCHEMAS for part in schema.get(key, ())]
-    parts += [part for key in _MAPS_OF_SCHEMAS for part in schema.get(key, {}).values()]
-    return [inner for part in parts for inner in (part if isinstance(part, list) else [part])]
+    inside = [schema[key] for key in _SCHEMAS if key in schema]
+    inside += [part for key in _LISTS_OF_SCHEMAS for part in schema.get(key, ())]
+    inside += [part for key in _MAPS_OF_SCHEMAS for part in schema.get(key, {}).values()]
+    for parts in inside:
+        for part in parts if isinstance(parts, list) else [parts]:
+            _require_end(part, root, done=done, above=set())
 
 
 def is_number(value: Any) -> bool:

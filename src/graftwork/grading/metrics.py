@@ -203,7 +203,9 @@ def grade_answer_match(case: Case, text: str, fields: AnswerFields) -> Grade:
     if answer is None or answer.refused:
         return 0.0
     given = words_of(answer.answer)
-    return float(_holds(given, expected) or shared_words(given, expected) >= SAME_WORDS_F1)
+    width = len(expected)
+    holds = any(given[i : i + width] == expected for i in range(len(given) - width + 1))
+    return float(holds or shared_words(given, expected) >= SAME_WORDS_F1)
 
 
 def grade_token_f1(case: Case, text: str, fields: AnswerFields) -> Grade:
@@ -302,11 +304,6 @@ def chrf(given: str, expected: str) -> float:
 
 def _runs(text: str, length: int) -> Counter[str]:
     return Counter(text[i : i + length] for i in range(len(text) - length + 1))
-
-
-def _holds(given: list[str], expected: list[str]) -> bool:
-    width = len(expected)
-    return any(given[i : i + width] == expected for i in range(len(given) - width + 1))
 
 
 class Review(Record):

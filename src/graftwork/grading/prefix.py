@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from graftwork.grading.answers import MISSING, AnswerFields, look_up, read_answer
 from graftwork.grading.checks import GradeCheck
 from graftwork.grading.custom import is_own, load_own
 from graftwork.grading.interface import CannotGrade, GradeContext
-from graftwork.grading.matching import PatternTooSlow, can_match, may_match
+from graftwork.grading.matching import PatternTooSlow, can_match, matches
 from graftwork.grading.metrics import NOT_REFUSED, find_extension
 from graftwork.grading.rules import BLANK, BySchema, Contains, Exact, FormatRule, Regex, plain_text
 from graftwork.records.report import Case
@@ -32,15 +32,6 @@ _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]+')
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
-class JsonPrefix(NamedTuple):
-    """A text that is JSON, or can become JSON."""
-
-    kind: JsonKind | None
-    """Of the outermost value; None before its first character."""
-    members: dict[str, Any]
-    """Members of the outermost object that are complete."""
-
-
 class _NoJson(Exception):
     pass
 
@@ -49,20 +40,11 @@ class _Cut(Exception):
     """The text ends within a value."""
 
 
-def read_json_prefix(text: str) -> JsonPrefix | None:
-    """None where neither the text nor any continuation of it is JSON."""
-    reader = _PrefixReader(text)
-    try:
-        reader.read_document()
-    except _Cut:
-        pass
-    except _NoJson:
-        return None
-    return JsonPrefix(reader.kind, reader.members)
+class JsonPrefix:
+    """A text that is JSON, or can become JSON.
 
-
-class _PrefixReader:
-    """Reads values with a stack of its own, so that no depth of nesting can exhaust Python's."""
+    Values are read with a stack of its own, so that no depth of nesting can exhaust Python's.
+    """
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
@@ -70,10 +52,14 @@ class _PrefixReader:
         """Objects and arrays that have begun and not ended."""
         self._key, self._value_at = "", 0
         self.kind: JsonKind | None = None
+        """Of the outermost value; None before its first character."""
         self.members: dict[str, Any] = {}
+        """Members of the outermost object that are complete."""
 
     def read_document(self) -> None:
-        self.kind = self._kind()
+        first = self._peek()
+        kinds: dict[str, JsonKind] = {"{": "object", "[": "array", '"': "string"}
+        self.kind = kinds.get(first, "number" if first in "-0123456789" else "literal")
         state = self._read_value()
         while True:
             if state == "after a value":
@@ -83,13 +69,20 @@ class _PrefixReader:
             elif state == "first key" and self._take("}"):
                 state = self._close()
             elif state in ("key", "first key"):
-                self._read_key()
+                self._peek()
+                begin = self._at
+                self._read_string()
+                if len(self._open) == 1:
+                    self._key = self._decode(begin)
+                if not self._take(":"):
+                    raise _NoJson
                 state = "value"
             elif state == "first item" and self._take("]"):
                 state = self._close()
             else:
                 state = self._read_value()
-        self._read_end()
+        if self._text[self._at :].strip(_SPACE):
+            raise _NoJson
 
     def _read_value(self) -> str:
         """Read one, or the beginning of a container; returns what comes next."""
@@ -107,15 +100,6 @@ class _PrefixReader:
         else:
             self._read_literal()
         return "after a value"
-
-    def _read_key(self) -> None:
-        self._peek()
-        begin = self._at
-        self._read_string()
-        if len(self._open) == 1:
-            self._key = self._decode(begin)
-        if not self._take(":"):
-            raise _NoJson
 
     def _read_separator(self) -> str:
         found, inside = self._peek(), self._open[-1]
@@ -138,13 +122,6 @@ class _PrefixReader:
     def _close(self) -> str:
         self._open.pop()
         return "after a value"
-
-    def _kind(self) -> JsonKind:
-        first = self._peek()
-        kinds: dict[str, JsonKind] = {"{": "object", "[": "array", '"': "string"}
-        if first in kinds:
-            return kinds[first]
-        return "number" if first in "-0123456789" else "literal"
 
     def _read_literal(self) -> None:
         rest = self._text[self._at : self._at + 5]
@@ -194,10 +171,6 @@ class _PrefixReader:
         self._at += 1
         return True
 
-    def _read_end(self) -> None:
-        if self._text[self._at :].strip(_SPACE):
-            raise _NoJson
-
     def _peek(self) -> str:
         """The next character that is no space."""
         while self._char() in _SPACE:
@@ -208,6 +181,18 @@ class _PrefixReader:
         if self._at >= len(self._text):
             raise _Cut
         return self._text[self._at]
+
+
+def read_json_prefix(text: str) -> JsonPrefix | None:
+    """None where neither the text nor any continuation of it is JSON."""
+    prefix = JsonPrefix(text)
+    try:
+        prefix.read_document()
+    except _Cut:
+        pass
+    except _NoJson:
+        return None
+    return prefix
 
 
 PrefixGrade = Literal["fails", "passes"] | None
@@ -316,7 +301,7 @@ def _judge_regex(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
 
 def _may_match(pattern: str, text: str, **options: Any) -> bool:
     try:
-        return may_match(pattern, text, **options)
+        return matches(pattern, text, partial=True, **options)
     except PatternTooSlow as error:
         raise CannotGrade(f"{pattern}: {error}") from error
 
@@ -324,7 +309,10 @@ def _may_match(pattern: str, text: str, **options: Any) -> bool:
 def _judge_format(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
     layout: FormatRule = context.parameters
     begun, sure = text.lstrip(), text.strip()
-    if not all(_may_start(begun, start) for start in _starts(layout)):
+    starts = [layout.starts_with or ""]
+    if layout.template is not None:
+        starts.append(re.split(BLANK, layout.template.strip(), maxsplit=1)[0])
+    if not all(begun.startswith(start) or start.startswith(begun) for start in starts):
         return "fails"
     if any(unwanted.casefold() in sure.casefold() for unwanted in layout.without):
         return "fails"
@@ -340,16 +328,6 @@ def _judge_format(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
     start = layout.starts_with
     decided = start is not None and layout.model_fields_set == {"starts_with"} and sure.startswith(start)
     return "passes" if decided else None
-
-
-def _starts(layout: FormatRule) -> list[str]:
-    """Texts that the answer must begin with."""
-    first = re.split(BLANK, layout.template.strip(), maxsplit=1)[0] if layout.template is not None else None
-    return [start for start in (layout.starts_with, first) if start]
-
-
-def _may_start(text: str, start: str) -> bool:
-    return text.startswith(start) or start.startswith(text)
 
 
 _METRICS: dict[str, PrefixJudge] = {

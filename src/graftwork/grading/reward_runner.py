@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from graftwork.grading.interface import Grade
-from graftwork.grading.line_process import LineProcess
 from graftwork.grading.rewards import RewardSpec, combine_parts, ordered_parts
 from graftwork.grading.taskset import TasksetGrader
+from graftwork.process.line_process import LineProcess
 from graftwork.process.pool import count_cores
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT, TASKSET
@@ -52,7 +52,15 @@ class RewardRunner:
         self._spec = spec
         self._count = processes or count_cores()
         self._idle: queue.SimpleQueue[LineProcess] = queue.SimpleQueue()
-        self._children = [_grading_process(spec) for _ in range(self._count)]
+        self._children = [
+            LineProcess(
+                [sys.executable, "-m", "graftwork.grading.reward_worker"],
+                hello=spec.model_dump(mode="json"),
+                seconds=spec.seconds,
+                environment={"OMP_NUM_THREADS": "1"},
+            )
+            for _ in range(self._count)
+        ]
         for child in self._children:
             self._idle.put(child)
         # One pool for all: a child ends with the thread that started it.
@@ -133,7 +141,9 @@ class RewardRunner:
                 given = self._taskset.grade(question.case, question.text, truncated=question.truncated)
                 grades |= {f"{TASKSET}/{name}": score for name, score in given.get("scores", {}).items()}
             else:
-                given = self._ask(child, part.metric, question, grades)
+                evidence = {**question.evidence, "grades": grades, "truncated": question.truncated}
+                asked = {"case": question.case.model_dump(mode="json"), "text": question.text}
+                given = child.ask({"metric": part.metric, **asked, "evidence": evidence})
             took[part.metric] = time.perf_counter() - begun
             if "failed" in given:
                 failed[part.metric] = given["failed"]
@@ -142,25 +152,3 @@ class RewardRunner:
             if part.gate and given["grade"] is not None and given["grade"] < 1.0:
                 break
         return grades, failed
-
-    def _ask(
-        self, child: LineProcess, metric: str, question: RewardQuestion, grades: Mapping[str, Grade]
-    ) -> dict[str, Any]:
-        evidence = {**question.evidence, "grades": grades, "truncated": question.truncated}
-        return child.ask(
-            {
-                "metric": metric,
-                "case": question.case.model_dump(mode="json"),
-                "text": question.text,
-                "evidence": evidence,
-            }
-        )
-
-
-def _grading_process(spec: RewardSpec) -> LineProcess:
-    return LineProcess(
-        [sys.executable, "-m", "graftwork.grading.reward_worker"],
-        hello=spec.model_dump(mode="json"),
-        seconds=spec.seconds,
-        environment={"OMP_NUM_THREADS": "1"},
-    )

@@ -70,28 +70,23 @@ class _TimedRunner:
     def _once(self, key: tuple[object, ...], compute: Callable[[Sandbox], SandboxResult]) -> SandboxResult:
         # Runs that failed for want of time are remembered too: the same answer is worth the same again.
         if key not in self._known:
-            self._known[key] = self._run_in_time(self._sandbox, compute)
+            box = self._sandbox
+            if self._left is not None and self._left <= 0:
+                self._known[key] = _OUT_OF_TIME
+            elif self._left is None:
+                self._known[key] = compute(box)
+            else:
+                limit = min(box.limits.wall_seconds, self._left)
+                begun = time.monotonic()
+                limits = box.limits.model_copy(update={"wall_seconds": limit})
+                self._known[key] = compute(replace(box, limits=limits))
+                self._left -= time.monotonic() - begun
         return self._known[key]
-
-    def _run_in_time(self, box: Sandbox, compute: Callable[[Sandbox], SandboxResult]) -> SandboxResult:
-        if self._left is None:
-            return compute(box)
-        if self._left <= 0:
-            return _OUT_OF_TIME
-        begun = time.monotonic()
-        found = compute(_with_at_most(box, self._left))
-        self._left -= time.monotonic() - begun
-        return found
 
 
 _OUT_OF_TIME = SandboxResult(
     ok=False, exit_code=None, stdout="", stderr="", reason="wall_clock", seconds=0.0, peak_bytes=0
 )
-
-
-def _with_at_most(box: Sandbox, seconds: float) -> Sandbox:
-    limit = min(box.limits.wall_seconds, seconds)
-    return replace(box, limits=box.limits.model_copy(update={"wall_seconds": limit}))
 
 
 def answer(asked: dict[str, Any], context: GradeContext) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graftwork.grading.custom import describe_error, is_own, load_own, name_line
+from graftwork.grading.custom import describe_error, is_own, load_own, name_line, plain_number
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
 from graftwork.grading.taskset import TasksetSpec
@@ -82,7 +82,16 @@ def grade_part(
     if metric.startswith(TRL):
         return _grade_by_trl(metric, case, text, context)
     if is_own(metric):
-        return _grade_function(metric, case, text, context, evidence)
+        assert context.folder is not None
+        function: Any = load_own(metric, folder=context.folder)
+        asked = [case, text, dict(evidence)]
+
+        def call() -> Any:
+            takes_evidence = len(inspect.signature(function).parameters) >= 3
+            return function(*(asked if takes_evidence else asked[:2]))
+
+        returned = _call(call, function)
+        return None if returned is None else _number(returned, bounded=True)
     before = len(context.failed)
     given = grade(metric, case, text, context=context)
     if len(context.failed) > before:
@@ -134,25 +143,10 @@ def _call(call: Callable[[], Any], function: Any) -> Any:
 
 def _number(given: Any, *, bounded: bool) -> float:
     """What a function returned, as a number; CannotGrade where it is none."""
-    if getattr(given, "shape", None) == () and hasattr(given, "item"):
-        given = given.item()
+    given = plain_number(given)
     wanted = "a number from 0 to 1" if bounded else "a number"
     if not isinstance(given, bool | int | float):
         raise CannotGrade(f"it returned {type(given).__name__} instead of {wanted}")
     if not math.isfinite(given) or (bounded and not 0 <= given <= 1):
         raise CannotGrade(f"it returned {given} instead of {wanted}")
     return float(given)
-
-
-def _grade_function(
-    metric: str, case: Case, text: str, context: GradeContext, evidence: Mapping[str, Any]
-) -> Grade:
-    assert context.folder is not None
-    function: Any = load_own(metric, folder=context.folder)
-
-    def call() -> Any:
-        asked = len(inspect.signature(function).parameters)
-        return function(case, text, dict(evidence)) if asked >= 3 else function(case, text)
-
-    given = _call(call, function)
-    return None if given is None else _number(given, bounded=True)

@@ -8,7 +8,7 @@ the reference lacks is not graded; one that only the answer lacks is wrong.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -218,7 +218,19 @@ class AllFields(Record):
             return []
         if not isinstance(self.fields, dict):
             return [(name, Exact()) for name in self.fields]
-        return [(name, _read_rule(name, given)) for name, given in self.fields.items()]
+        rules: list[tuple[str, Record | None]] = []
+        for name, given in self.fields.items():
+            written = {"metric": given} if isinstance(given, str) else dict(given)
+            kind = COMPARED.get(str(written.pop("metric", "exact")))
+            if "value" in written and kind is not None:
+                raise ValueError(f"fields.{name}: all_fields takes no value: the reference is the value")
+            try:
+                rules.append((name, None if kind is None else kind.model_validate(written)))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                place = ".".join(str(part) for part in first["loc"])
+                raise ValueError(f"fields.{name}: {place}: {first['msg']}") from error
+        return rules
 
 
 def grade_field(path: str, case: Case, text: str, rule: Record) -> Grade:
@@ -245,7 +257,16 @@ def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
         return None
     if answer is None:
         return 0.0
-    return float(all(_both(reference, answer, name, rule) for name, rule in rules))
+    for name, rule in rules:
+        expected = look_up(reference, name)
+        if expected is MISSING:
+            # Right where the answer leaves it out too, in the same way.
+            right = same_value(_end_of(reference, name), _end_of(answer, name))
+        else:
+            right = agree(expected, look_up(answer, name), rule)
+        if not right:
+            return 0.0
+    return 1.0
 
 
 def grade_normalised(case: Case, text: str, context: GradeContext) -> Grade:
@@ -262,7 +283,19 @@ def grade_set(case: Case, text: str, context: GradeContext) -> Grade:
 
 def agree(expected: Any, given: Any, rule: Record) -> bool:
     """Whether a value that was given is the expected one by this rule."""
-    return given is not MISSING and _AGREE[type(rule)](expected, given, rule)
+    if given is MISSING:
+        return False
+    texts = isinstance(expected, str) and isinstance(given, str)
+    if isinstance(rule, SetOf):
+        return items_of(expected, rule) == items_of(given, rule)
+    if isinstance(rule, Numeric) and (wanted := _numbers(expected)):
+        numbers = _numbers(given)
+        return len(numbers) == 1 and within_reach(numbers[0], wanted[-1], rule)
+    if isinstance(rule, Normalised) and texts:
+        return words_of(expected) == words_of(given)
+    if isinstance(rule, Exact) and texts:
+        return plain_text(given, rule) == plain_text(expected, rule)
+    return same_value(expected, given)
 
 
 def items_of(value: Any, rule: SetOf) -> frozenset[str]:
@@ -270,16 +303,12 @@ def items_of(value: Any, rule: SetOf) -> frozenset[str]:
     listed: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
     if isinstance(value, str):
         listed = _BETWEEN_ITEMS.split(value)
-    shown = (_show(item).strip() for item in listed if item is not None)
-    return frozenset(item.casefold() if rule.ignore_case else item for item in shown if item)
-
-
-def _both(reference: dict[str, Any], answer: dict[str, Any], path: str, rule: Record) -> bool:
-    """A field that the reference leaves out is right where the answer leaves it out too, in the same way."""
-    expected = look_up(reference, path)
-    if expected is not MISSING:
-        return agree(expected, look_up(answer, path), rule)
-    return same_value(_end_of(reference, path), _end_of(answer, path))
+    texts = (
+        item if isinstance(item, str) else json.dumps(item, sort_keys=True, ensure_ascii=False)
+        for item in listed
+        if item is not None
+    )
+    return frozenset(text.casefold() if rule.ignore_case else text for text in map(str.strip, texts) if text)
 
 
 def _end_of(document: dict[str, Any], path: str) -> Any:
@@ -290,29 +319,6 @@ def _end_of(document: dict[str, Any], path: str) -> Any:
             break
         value = value.get(key, MISSING)
     return value
-
-
-def _agree_exactly(expected: Any, given: Any, rule: Any) -> bool:
-    if isinstance(expected, str) and isinstance(given, str):
-        return plain_text(given, rule) == plain_text(expected, rule)
-    return same_value(expected, given)
-
-
-def _agree_in_number(expected: Any, given: Any, rule: Any) -> bool:
-    wanted, numbers = _numbers(expected), _numbers(given)
-    if not wanted:
-        return same_value(expected, given)
-    return len(numbers) == 1 and within_reach(numbers[0], wanted[-1], rule)
-
-
-def _agree_in_items(expected: Any, given: Any, rule: Any) -> bool:
-    return items_of(expected, rule) == items_of(given, rule)
-
-
-def _agree_in_words(expected: Any, given: Any, _rule: Any) -> bool:
-    if isinstance(expected, str) and isinstance(given, str):
-        return words_of(expected) == words_of(given)
-    return same_value(expected, given)
 
 
 def _numbers(value: Any) -> list[float]:
@@ -327,26 +333,6 @@ def _parsed(text: str) -> Any:
     return parsed[0] if parsed and isinstance(parsed[0], list) else text
 
 
-def _show(item: Any) -> str:
-    return item if isinstance(item, str) else json.dumps(item, sort_keys=True, ensure_ascii=False)
-
-
-def _read_rule(name: str, given: str | dict[str, Any]) -> Record | None:
-    """None where there is no such rule; ValueError where it is written wrongly."""
-    written = {"metric": given} if isinstance(given, str) else dict(given)
-    kind = COMPARED.get(str(written.pop("metric", "exact")))
-    if kind is None:
-        return None
-    if "value" in written:
-        raise ValueError(f"fields.{name}: all_fields takes no value: the reference is the value")
-    try:
-        return kind.model_validate(written)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"fields.{name}: {place}: {first['msg']}") from error
-
-
 COMPARED: dict[str, type[Record]] = {
     "exact": Exact,
     "numeric": Numeric,
@@ -354,13 +340,6 @@ COMPARED: dict[str, type[Record]] = {
     "normalised": Normalised,
 }
 """The rules that a field can be compared by, as graft.yaml names them."""
-_AGREE: dict[type[Record], Callable[[Any, Any, Any], bool]] = {
-    Exact: _agree_exactly,
-    Numeric: _agree_in_number,
-    SetOf: _agree_in_items,
-    Normalised: _agree_in_words,
-}
-
 
 BLANK = re.compile(r"\{[A-Za-z_][\w ]*\}")
 _HEADING_MARKS = re.compile(r"^[\s#>*_\d.)-]+|[\s*_:#]+$")
@@ -440,6 +419,16 @@ def _faults(text: str, layout: FormatRule) -> Iterator[str]:
         raise CannotGrade(f"{layout.pattern}: {error}") from error
 
 
+def _missing_section(text: str, sections: tuple[str, ...]) -> str | None:
+    lines = iter([_heading(line) for line in text.splitlines()])
+    for section in sections:
+        heading = _heading(section)
+        marked = (f"{heading}:", f"{heading}**", f"{heading} ")
+        if not any(line == heading or line.startswith(marked) for line in lines):
+            return section
+    return None
+
+
 def follows_template(text: str, template: str) -> bool:
     """The fixed pieces in order, the first at the start, the last at the end, something in each blank.
 
@@ -460,21 +449,5 @@ def follows_template(text: str, template: str) -> bool:
     return at < end and bool(text[at:end].strip())
 
 
-def _missing_section(text: str, sections: tuple[str, ...]) -> str | None:
-    lines = [_heading(line) for line in text.splitlines()]
-    at = 0
-    for section in sections:
-        wanted = _heading(section)
-        found = next((n for n in range(at, len(lines)) if _opens(lines[n], wanted)), None)
-        if found is None:
-            return section
-        at = found + 1
-    return None
-
-
 def _heading(line: str) -> str:
     return _HEADING_MARKS.sub("", line).casefold()
-
-
-def _opens(line: str, heading: str) -> bool:
-    return line == heading or line.startswith((f"{heading}:", f"{heading}**", f"{heading} "))

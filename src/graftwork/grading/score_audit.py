@@ -5,12 +5,12 @@ make the scores useless: constant, independent of the reply, contradicting the s
 tests have a fixed seed.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from graftwork.grading.answers import parse_json
 from graftwork.records.base import Record
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo
@@ -148,25 +148,21 @@ def describe_reply(reply: ScoredReply) -> dict[str, float]:
         "different_words": len(set(words)) / max(len(words), 1),
         "words_of_prompt": len(asked & set(words)) / max(len(set(words)), 1),
         "code": float("```" in text),
-        "json": float(_is_json(text)),
+        "json": float(bool(parse_json(text))),
         "prompt_length": float(len(reply.prompt)),
     }
     return found | {f"word:{word}": 1.0 for word in set(words)}
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def find_p_value(scores: Sequence[float], features: Sequence[dict[str, float]]) -> float:
     """How often shuffled scores correlate with one of the features as strongly as these scores do."""
     import numpy as np
 
-    names = _choose_features(features)
+    # All but words; of words those that occur in about half of the replies, which say most.
+    counts = Counter(name for feature in features for name in feature)
+    words = [name for name in counts if name.startswith("word:")]
+    words.sort(key=lambda name: (abs(counts[name] - len(features) / 2), name))
+    names = [*(name for name in counts if not name.startswith("word:")), *words[:FREQUENT_WORDS]]
     columns = np.array([[feature.get(name, 0.0) for name in names] for feature in features], dtype=float)
     ranks = np.argsort(np.argsort(columns, axis=0, kind="stable"), axis=0, kind="stable").astype(float)
     # Equal values share a rank.
@@ -191,14 +187,6 @@ def _standardize(columns: Any) -> Any:
     centred = columns - columns.mean(axis=0)
     size = np.sqrt((centred**2).sum(axis=0))
     return centred / np.where(size > 0, size, 1.0)
-
-
-def _choose_features(features: Sequence[dict[str, float]]) -> list[str]:
-    """All but words; of words those that occur in about half of the replies, which say most."""
-    counts = Counter(name for feature in features for name in feature)
-    words = [name for name in counts if name.startswith("word:")]
-    words.sort(key=lambda name: (abs(counts[name] - len(features) / 2), name))
-    return [*(name for name in counts if not name.startswith("word:")), *words[:FREQUENT_WORDS]]
 
 
 def scored(rows: Iterable[Interaction]) -> list[ScoredReply]:

@@ -7,7 +7,7 @@ answers. The worker gets texts and never a runtime, so nothing that an answer ho
 import json
 import queue
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.grading import taskset_worker
-from graftwork.grading.line_process import LineProcess
+from graftwork.process.line_process import LineProcess
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message, Origin
@@ -59,13 +59,6 @@ class TasksetSpec(Record):
     reference: str | None = None
     package: str = ""
     """The hash of its files: a changed task set is another one."""
-
-
-class LoadedTask(Record):
-    """A task as verifiers keeps it, and the case it becomes here."""
-
-    case: Case
-    data: dict[str, Any]
 
 
 def start_worker(spec: TasksetSpec, *, folder: Path, seconds: float) -> LineProcess:
@@ -118,8 +111,11 @@ def _fingerprint(python: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def load_tasks(spec: TasksetSpec, *, folder: Path) -> list[LoadedTask]:
-    """The tasks as cases. Their ids are those of the task set where it names each, and numbers where not."""
+def load_tasks(spec: TasksetSpec, *, folder: Path) -> list[tuple[Case, dict[str, Any]]]:
+    """The tasks as cases, each with what verifiers keeps of it.
+
+    Their ids are those of the task set where it names each, and numbers where not.
+    """
     worker = start_worker(spec, folder=folder, seconds=LOAD_SECONDS)
     try:
         found = worker.ask({"load": spec.tasks})
@@ -133,23 +129,23 @@ def load_tasks(spec: TasksetSpec, *, folder: Path) -> list[LoadedTask]:
             why=found["failed"],
             fix="load it on its own: `vf-validate --only-setup`, and set `rollouts.taskset.tasks` to fewer",
         )
-    return make_cases(found["tasks"], name=spec.name, reference=spec.reference)
+    cases = make_cases(found["tasks"], name=spec.name, reference=spec.reference)
+    return [(case, task["data"]) for case, task in zip(cases, found["tasks"], strict=True)]
 
 
-def make_cases(tasks: Sequence[dict[str, Any]], *, name: str, reference: str | None) -> list[LoadedTask]:
+def make_cases(tasks: Sequence[dict[str, Any]], *, name: str, reference: str | None) -> list[Case]:
     """Pure: what the worker read, as cases."""
     named = [task["id"] for task in tasks]
     by_name = all(named) and len(set(named)) == len(named)
-    loaded = []
-    for at, task in enumerate(tasks):
-        case = Case(
-            id=str(task["id"]) if by_name else f"{name}-{at}",
-            origin=Origin(file=name, line=at + 1),
+    return [
+        Case(
+            id=str(task["id"]) if by_name else f"{name}-{place}",
+            origin=Origin(file=name, line=place + 1),
             messages=tuple(Message.model_validate(message) for message in task["messages"]),
             reference=_fill(reference, task["data"], name=name),
         )
-        loaded.append(LoadedTask(case=case, data=task["data"]))
-    return loaded
+        for place, task in enumerate(tasks)
+    ]
 
 
 def _fill(reference: str | None, data: dict[str, Any], *, name: str) -> str:
@@ -207,19 +203,14 @@ class TasksetGrader:
     @cached_property
     def _tasks(self) -> dict[str, dict[str, Any]]:
         path = taskset_folder(self._spec, self._folder) / TASKS_FILE
-        return dict(_read_pairs(path))
+        tasks = (json.loads(line) for line in path.read_text().splitlines())
+        return {task["id"]: task["data"] for task in tasks}
 
 
 def taskset_folder(spec: TasksetSpec, folder: Path) -> Path:
     """Where a loaded task set is kept: by its package, its options and how many tasks are read."""
     content = spec.model_dump(mode="json", exclude={"python"})
     return folder / ".graft" / "tasksets" / fingerprint(content)[:16]
-
-
-def _read_pairs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for line in path.read_text().splitlines():
-        found = json.loads(line)
-        yield found["id"], found["data"]
 
 
 def _folders(spec: TasksetSpec, folder: Path) -> list[str]:

@@ -40,12 +40,12 @@ def read_tools(messages: Sequence[Message]) -> Tools | None:
     """The tools that the prompt defines; None where it defines none, or in no known way."""
     for message in messages:
         if message.role == "system" and TOOLS_MARK in message.content:
-            return _read_block(message.content)
+            return _read_tools(message.content)
     return None
 
 
 @lru_cache(maxsize=256)
-def _read_block(system: str) -> Tools | None:
+def _read_tools(system: str) -> Tools | None:
     defined = split_tools(system)
     if defined is None:
         return None
@@ -54,17 +54,13 @@ def _read_block(system: str) -> Tools | None:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return None
-        tools[function["name"]] = _read_schema(function.get("parameters"))
+        try:
+            schema: Schema | None = keep_known(function.get("parameters"))
+            require_schema(schema)
+        except (ValueError, RecursionError):
+            schema = None
+        tools[function["name"]] = schema
     return tools
-
-
-def _read_schema(schema: Any) -> Schema | None:
-    try:
-        known: Schema = keep_known(schema)
-        require_schema(known)
-    except (ValueError, RecursionError):
-        return None
-    return known
 
 
 def _judge(call: ToolCall, tools: Tools | None) -> str | None:
@@ -123,7 +119,14 @@ def grade_tool_calls(case: Case, text: str, _fields: AnswerFields) -> Grade:
     if expected is None:
         return None
     given = read_calls(text)
-    return float(given is not None and len(given) == len(expected) and all(map(_same_call, expected, given)))
+    if given is None or len(given) != len(expected):
+        return 0.0
+    return float(
+        all(
+            wanted.name == call.name and _same_argument(wanted.arguments, call.arguments)
+            for wanted, call in zip(expected, given, strict=True)
+        )
+    )
 
 
 def grade_no_call_where_due(case: Case, text: str, _fields: AnswerFields) -> Grade:
@@ -141,7 +144,17 @@ def grade_tool_call_f1(case: Case, text: str, _fields: AnswerFields) -> Grade:
         return 0.0
     if not given and not expected:
         return 1.0
-    return 2 * _align(expected, given) / (len(expected) + len(given))
+    # The most agreement of calls that keep their order.
+    best = [0.0] * (len(given) + 1)
+    for wanted in expected:
+        row = [0.0]
+        for place, call in enumerate(given):
+            agreement = 0.0
+            if wanted.name == call.name:
+                agreement = 0.5 + 0.5 * _share(wanted.arguments, call.arguments)
+            row.append(max(best[place + 1], row[-1], best[place] + agreement))
+        best = row
+    return 2 * best[-1] / (len(expected) + len(given))
 
 
 def grade_tool_calls_valid(case: Case, text: str, _fields: AnswerFields) -> Grade:
@@ -163,23 +176,6 @@ def _expected(case: Case) -> tuple[ToolCall, ...] | None:
     return calls if calls or offers_tools else None
 
 
-def _align(expected: tuple[ToolCall, ...], given: tuple[ToolCall, ...]) -> float:
-    """The most agreement of calls that keep their order."""
-    best = [0.0] * (len(given) + 1)
-    for wanted in expected:
-        row = [0.0]
-        for place, call in enumerate(given):
-            row.append(max(best[place + 1], row[-1], best[place] + _agree(wanted, call)))
-        best = row
-    return best[-1]
-
-
-def _agree(wanted: ToolCall, call: ToolCall) -> float:
-    if wanted.name != call.name:
-        return 0.0
-    return 0.5 + 0.5 * _share(wanted.arguments, call.arguments)
-
-
 def _share(wanted: Any, given: Any) -> float:
     """The share of arguments that are equal."""
     if not isinstance(wanted, dict) or not isinstance(given, dict):
@@ -191,16 +187,9 @@ def _share(wanted: Any, given: Any) -> float:
     return len(equal) / len(names)
 
 
-def _same_call(wanted: ToolCall, given: ToolCall) -> bool:
-    return wanted.name == given.name and _same_argument(wanted.arguments, given.arguments)
-
-
 def _same_argument(wanted: Any, given: Any) -> bool:
-    return same_value(wanted, given, _same_text)
+    def same_text(one: str, two: str) -> bool:
+        statement = None if one == two else read_sql(one)
+        return one == two or (statement is not None and statement == read_sql(two))
 
-
-def _same_text(wanted: str, given: str) -> bool:
-    if wanted == given:
-        return True
-    statement = read_sql(wanted)
-    return statement is not None and statement == read_sql(given)
+    return same_value(wanted, given, same_text)

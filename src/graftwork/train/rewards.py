@@ -81,9 +81,9 @@ def keep_taskset(spec: TasksetSpec, work: "OpenProject") -> Path:
     if not (folder / CASES_FILE).is_file():
         work.reporter.info(f"reading the task set {spec.name}")
         loaded = load_tasks(spec, folder=work.project.root)
-        tasks = [json.dumps({"id": task.case.id, "data": task.data}) for task in loaded]
+        tasks = [json.dumps({"id": case.id, "data": data}) for case, data in loaded]
         write_atomic(folder / TASKS_FILE, "".join(f"{line}\n" for line in tasks))
-        write_atomic(folder / CASES_FILE, "".join(f"{task.case.model_dump_json()}\n" for task in loaded))
+        write_atomic(folder / CASES_FILE, "".join(f"{case.model_dump_json()}\n" for case, _ in loaded))
     return folder / CASES_FILE
 
 

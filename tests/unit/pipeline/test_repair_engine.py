@@ -10,9 +10,9 @@ import yaml
 
 from graftwork.api.project import open_project
 from graftwork.data.settings import RepairSettings
-from graftwork.engines import child
 from graftwork.engines.child import EngineChild
 from graftwork.engines.interface import DecodingSettings, EngineSource
+from graftwork.process import line_process
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.interaction import Message
 
@@ -30,12 +30,14 @@ def make_engine(tmp_path, monkeypatch):
             on_start(process)
             return process
 
+        real = line_process.subprocess
+
         class ShownSubprocess:
-            PIPE = child.subprocess.PIPE
+            PIPE = real.PIPE
+            TimeoutExpired = real.TimeoutExpired
             Popen = staticmethod(start)
 
-        real = child.subprocess
-        monkeypatch.setattr(child, "subprocess", ShownSubprocess)
+        monkeypatch.setattr(line_process, "subprocess", ShownSubprocess)
         source = EngineSource(base_folder=tmp_path, device="cpu", precision="q8_0", fingerprint="x")
         return EngineChild("silent", source, folder=tmp_path / "engine")
 

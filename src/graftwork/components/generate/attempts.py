@@ -108,6 +108,8 @@ class ComponentModel(NamedTuple):
     """Raises EngineUnavailable where another attempt would not help now."""
     at_once: int = 1
     """Questions that it answers at a time."""
+    give_up: Callable[[], object] = lambda: None
+    """Ends what it is answering, where that costs nothing but time."""
 
 
 class RecordedAnswers:
@@ -266,7 +268,9 @@ class Attempts:
             )
             self._progress(f"stage {question.stage}: answers", next(done), len(missing))
 
-        ask_many(missing, self._ask_one, together=self._model.at_once, on_reply=keep)
+        ask_many(
+            missing, self._ask_one, together=self._model.at_once, on_reply=keep, give_up=self._model.give_up
+        )
         entries = [self._journal.find(ANSWER, each.key(identity)) for each in questions]
         return [entry for entry in entries if entry is not None]
 

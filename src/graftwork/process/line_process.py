@@ -1,0 +1,159 @@
+"""A child process that answers JSON lines, each within a time limit.
+
+In: a command, what the process reads first, questions. Out: its replies. A process that hangs or ends is
+killed with its children, and the next question starts another one. What it prints goes to standard error, or
+to a log.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from graftwork.files.disk import append_to
+from graftwork.process.worker import PARENT_VARIABLE
+from graftwork.records.errors import EnvironmentLacks
+
+START_SECONDS = 120.0
+
+
+class LineProcess:
+    """One process; started when it is first asked or before, and again after it was ended."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        hello: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
+        environment: Mapping[str, str] = {},
+        without: Sequence[str] = (),
+        log: Path | None = None,
+    ) -> None:
+        """`hello` is answered before the first question; without `seconds` a question may take for ever.
+
+        `environment` is added to the variables of this process, those named in `without` are left out.
+        """
+        self._command = list(command)
+        self._hello = hello
+        self._seconds, self._log = seconds, log
+        kept = {name: value for name, value in os.environ.items() if name not in without}
+        self._environment = {**kept, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+
+    def start(self) -> None:
+        """Start it ahead of the first question; one that runs stays as it is."""
+        if self._process is None:
+            self._start()
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply; `{"failed": why}` if there is none."""
+        process = self._start() if self._process is None else self._process
+        reply = self._exchange(process, question, self._seconds)
+        if reply is not None:
+            return reply
+        code = process.poll()
+        self.end()
+        if code is None:
+            return {"failed": f"it took longer than {self._seconds:g} s"}
+        return {"failed": f"its process ended with exit code {code}"}
+
+    def kill(self) -> None:
+        """End it now, from any thread: who waits for a reply gets none."""
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def end(self, *, patience: float = 0.0) -> None:
+        """End it, where it does not do so within `patience` seconds after its questions have ended."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if patience:
+            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                process.stdin.close()
+                process.wait(patience)
+        self.kill()
+        process.wait()
+        process.stdout.close()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        self._process, self._buffer = None, b""
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        try:
+            with ExitStack() as files:
+                log = None if self._log is None else files.enter_context(append_to(self._log))
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env={**self._environment, PARENT_VARIABLE: str(os.getpid())},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self.end()
+            raise EnvironmentLacks(
+                f"{self._command[0]} cannot be started",
+                why=error.strerror or str(error),
+                fix="name an interpreter of Python that exists and may be run",
+                where=self._command[0],
+            ) from error
+        if self._hello is None:
+            return self._process
+        greeting = self._exchange(self._process, self._hello, START_SECONDS)
+        if greeting is None or "refused" in greeting:
+            raise self._explain(greeting)
+        return self._process
+
+    def _explain(self, greeting: dict[str, Any] | None) -> EnvironmentLacks:
+        code = None if self._process is None else self._process.poll()
+        self.end()
+        if greeting is not None:
+            return EnvironmentLacks(**greeting["refused"])
+        ended = "it gives no sign of life" if code is None else f"it ended with exit code {code}"
+        return EnvironmentLacks(
+            "the process that grades answers does not start",
+            why=f"{ended}; rewards run apart from the training process",
+            fix=f"run `{' '.join(self._command)}`, and fix what it prints",
+        )
+
+    def _exchange(
+        self, process: "subprocess.Popen[bytes]", value: Mapping[str, Any], seconds: float | None
+    ) -> dict[str, Any] | None:
+        """The line that follows; None if the process ended, took too long or wrote something else."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(value).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        until = None if seconds is None else time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            left = None if until is None else max(until - time.monotonic(), 0)
+            ready, _, _ = select.select([process.stdout], [], [], left)
+            if not ready:
+                return None
+            piece = os.read(process.stdout.fileno(), 65536)
+            if not piece:
+                process.wait()
+                return None
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
