@@ -9,17 +9,15 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from graftwork.engines.process import serve_backend
+from graftwork.engines.process import run_engine
 from graftwork.engines.protocol import (
     BASE,
     EngineJob,
     GenerateRequest,
     LoadAdapter,
     ReplyPiece,
-    end_with_parent,
 )
 from graftwork.http.messages import ApiError
-from graftwork.process.worker import run_worker
 
 
 class StubEngine:
@@ -71,10 +69,5 @@ async def _start(job: EngineJob) -> StubEngine:
     return StubEngine(list(job.adapters))
 
 
-def work(job: EngineJob) -> None:
-    end_with_parent()
-    asyncio.run(serve_backend(job, _start))
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_worker(EngineJob, lambda job: Path(job.folder), work))
+    raise SystemExit(run_engine(_start))

@@ -77,7 +77,7 @@ class GrammarCompiler:
         With `schema` the text must be JSON that follows it.
         """
         _require_library("tool_choice" if choice != "auto" else "tools")
-        form, functions = self._call_form, choose_functions(tools, choice)
+        form, functions = require_call_form(self._template), choose_functions(tools, choice)
         parts = {"body": self._dump(write_call_schema(functions, form.key))}
         if choice == "auto" and schema is not None:
             parts["answer"] = self._dump(schema)
@@ -101,10 +101,6 @@ class GrammarCompiler:
 
     def _dump(self, schema: dict[str, Any]) -> str:
         return json.dumps({**schema, **self._options})
-
-    @cached_property
-    def _call_form(self) -> CallForm:
-        return require_call_form(self._template)
 
     @cached_property
     def _tokenizer(self) -> "llguidance.LLTokenizer":
@@ -218,11 +214,9 @@ def _write_tool_grammar(form: CallForm, parts: dict[str, str], *, choice: str, p
     if "answer" in parts:
         lines = [f"start: answer | {calls}"]
     elif choice == "auto":
-        opening = before.strip() or "{"
-        lines = [f"start: TEXT | {calls}", f"TEXT: /(?s:.*)/ & ~/(?s:.*){_escape(opening)}(?s:.*)/"]
-    around = (
-        [_quote(text) for text in (before,) if text] + ["body"] + [_quote(text) for text in (behind,) if text]
-    )
+        unmatched = re.escape(before.strip() or "{").replace("/", r"\/")
+        lines = [f"start: TEXT | {calls}", f"TEXT: /(?s:.*)/ & ~/(?s:.*){unmatched}(?s:.*)/"]
+    around = [*([json.dumps(before)] if before else []), "body", *([json.dumps(behind)] if behind else [])]
     lines += [f"call: {' '.join(around)}"]
     lines += [f"{name}: %json {schema}" for name, schema in parts.items()]
     return "\n".join(lines) + "\n"
@@ -261,11 +255,3 @@ def _move_references(schema: Any, to: str) -> Any:
         else:
             moved[name] = value if name in _VALUES else _move_references(value, to)
     return moved
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text)
-
-
-def _escape(text: str) -> str:
-    return re.escape(text).replace("/", r"\/")

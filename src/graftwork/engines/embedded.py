@@ -158,7 +158,10 @@ class EmbeddedEngine:
 
         self._generator.generate([prompt.tokens], _sampling(decoding), hear, adapter=adapter)
         total = time.perf_counter() - began
-        self._note_peak_of_one()
+        if self._device != "cpu":
+            import torch
+
+            self._peak_of_one = int(torch.cuda.max_memory_reserved(self._device))
         return Timing(first[0] if first else total, total)
 
     def reply_losses(
@@ -203,12 +206,6 @@ class EmbeddedEngine:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         self._generator.generate([prompt.tokens], _sampling(DecodingSettings(2)), adapter=adapter)
-
-    def _note_peak_of_one(self) -> None:
-        if self._device != "cpu":
-            import torch
-
-            self._peak_of_one = int(torch.cuda.max_memory_reserved(self._device))
 
     def _losses_of(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> list[float]:
         import torch

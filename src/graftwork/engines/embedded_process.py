@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from graftwork.engines.constrained import GrammarCompiler, GrammarConstraint
 from graftwork.engines.interface import EngineSource
 from graftwork.engines.llamacpp import max_positions
-from graftwork.engines.process import PromptRenderer, serve_backend
+from graftwork.engines.process import PromptRenderer, run_engine
 from graftwork.engines.protocol import (
     BASE,
     AlternativeData,
@@ -29,11 +29,9 @@ from graftwork.engines.protocol import (
     LoadAdapter,
     LogprobData,
     ReplyPiece,
-    end_with_parent,
 )
 from graftwork.engines.replies import ReplyText, describe_token
 from graftwork.http.messages import ApiError
-from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError
 
 if TYPE_CHECKING:
@@ -168,9 +166,20 @@ class RequestLoop:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            if not self._open:
-                self._call_tasks()
-            self._take_arrived()
+            while self._tasks and not self._open:
+                task, done = self._tasks.popleft()
+                try:
+                    task()
+                except BaseException as error:
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
+            with self._changed:
+                while self._arrived and not self._tasks and not self._closed:
+                    request = self._arrived.popleft()
+                    if not request.ticket.cancelled:
+                        self._open.append(request)
+                        self._decoder.submit(request.generation)
             if self._open:
                 self._step()
         for request in self._arrived:
@@ -193,25 +202,6 @@ class RequestLoop:
                     if left <= 0 or not self._changed.wait(left):
                         break
             return True
-
-    def _call_tasks(self) -> None:
-        while self._tasks:
-            task, done = self._tasks.popleft()
-            try:
-                task()
-            except BaseException as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-    def _take_arrived(self) -> None:
-        with self._changed:
-            while self._arrived and not self._tasks and not self._closed:
-                request = self._arrived.popleft()
-                if request.ticket.cancelled:
-                    continue
-                self._open.append(request)
-                self._decoder.submit(request.generation)
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -264,7 +254,9 @@ class GrowingReply:
         self._tokens.append(token)
         request = self._request
         if request.logprobs is not None:
-            self._logprobs.append(self._describe(token, self.noted_logprobs.popleft()))
+            noted = self.noted_logprobs.popleft()
+            top = [self._alternative(other, value) for other, value in noted.top]
+            self._logprobs.append({**self._alternative(token, noted.logprob), "top_logprobs": top})
         if request.stream or request.stop:
             self._unsent += self._flow.push(self._decode())
             if self._flow.stopped is not None:
@@ -305,10 +297,6 @@ class GrowingReply:
             return None
         taken, self._logprobs = tuple(self._logprobs), []
         return taken
-
-    def _describe(self, token: int, noted: "TokenLogprobs") -> LogprobData:
-        top = [self._alternative(other, value) for other, value in noted.top]
-        return {**self._alternative(token, noted.logprob), "top_logprobs": top}
 
     def _alternative(self, token: int, logprob: float) -> AlternativeData:
         return describe_token(self._template.token_bytes(token), logprob)
@@ -423,10 +411,5 @@ async def _start(job: EngineJob) -> EmbeddedBackend:
     return backend
 
 
-def work(job: EngineJob) -> None:
-    end_with_parent()
-    asyncio.run(serve_backend(job, _start))
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_worker(EngineJob, lambda job: Path(job.folder), work))
+    raise SystemExit(run_engine(_start))

@@ -12,7 +12,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from graftwork.engines.interface import (
@@ -143,7 +142,11 @@ class EndpointEngine:
         """Raise TryAgain where another attempt makes sense, a GraftError where it does not."""
         began = time.perf_counter()
         try:
-            with self._sent(messages, decoding) as answer:
+            client = HttpClient(longest=SHORTEST_LIMIT + BYTES_A_TOKEN * decoding.max_new_tokens)
+            request = self._request(messages, decoding)
+            with client.send(request, seconds=self._endpoint.timeout_seconds) as answer:
+                if answer.status != 200:
+                    raise self._explain(answer)
                 return self._read(answer, began)
         except NoAnswer as error:
             # Not chained: the error itself may contain the server's reply.
@@ -171,15 +174,6 @@ class EndpointEngine:
                 if policy.wait(pause):
                     why = f"{trouble}, and the run is being stopped"
                     raise EngineUnavailable(why, attempts=retries.failed) from trouble
-
-    @contextmanager
-    def _sent(self, messages: Sequence[Message], decoding: DecodingSettings) -> Iterator[HttpAnswer]:
-        client = HttpClient(longest=SHORTEST_LIMIT + BYTES_A_TOKEN * decoding.max_new_tokens)
-        request = self._request(messages, decoding)
-        with client.send(request, seconds=self._endpoint.timeout_seconds) as answer:
-            if answer.status != 200:
-                raise self._explain(answer)
-            yield answer
 
     def _request(self, messages: Sequence[Message], decoding: DecodingSettings) -> urllib.request.Request:
         body: dict[str, Any] = {
@@ -222,7 +216,7 @@ class EndpointEngine:
             usage = event.get("usage") or usage
             for choice in event.get("choices") or ():
                 finish = choice.get("finish_reason") or finish
-                text = _text_of(choice)
+                text = (choice.get("delta") or choice.get("message") or {}).get("content")
                 spoke = spoke or isinstance(text, str)
                 if text:
                     first = first if first is not None else time.perf_counter() - began
@@ -234,7 +228,7 @@ class EndpointEngine:
         if not self._policy.streamed and not spoke:
             raise TryAgain("the reply holds no text")
         return EngineReply(
-            text=self._mask_answer(_writable("".join(pieces))),
+            text=self._mask_answer("".join(pieces)),
             tokens=_count_tokens(usage, "completion_tokens") or (len(pieces) if self._policy.streamed else 0),
             prompt_tokens=_count_tokens(usage, "prompt_tokens"),
             finish_reason="length" if finish == "length" else "stop",
@@ -329,17 +323,10 @@ class EndpointEngine:
 
     def _mask_answer(self, text: str) -> str:
         """The answer without the key, unless the key is so short that it may be a word of it."""
+        # As UTF-8 can hold it: JSON may name halves of characters that no file takes.
+        text = text.encode("utf-8", "replace").decode()
         key = self._key()
         return hide(text, [key]) if key and len(key) >= SHORTEST_IN_ANSWERS else text
-
-
-def _text_of(choice: Any) -> Any:
-    return (choice.get("delta") or choice.get("message") or {}).get("content")
-
-
-def _writable(text: str) -> str:
-    """The text as UTF-8 can hold it: JSON may name halves of characters that no file takes."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _count_tokens(usage: Any, name: str) -> int:

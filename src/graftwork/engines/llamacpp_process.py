@@ -27,7 +27,7 @@ from graftwork.engines.process import (
     AdapterSet,
     PromptRenderer,
     RequestRoom,
-    serve_backend,
+    run_engine,
 )
 from graftwork.engines.protocol import (
     BASE,
@@ -36,13 +36,11 @@ from graftwork.engines.protocol import (
     LoadAdapter,
     LogprobData,
     ReplyPiece,
-    end_with_parent,
 )
 from graftwork.engines.replies import ReplyText, describe_token
 from graftwork.http.client import Client, ClientReply
 from graftwork.http.messages import JSON_TYPE, ApiError
 from graftwork.model.gguf.cache import adapter_file, base_file
-from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError
 
 
@@ -131,7 +129,11 @@ class LlamaCppBackend:
         with self._adapters.using(adapter):
             async with self._room.take(len(prompt) + tokens), self._running as server:
                 decoding = DecodingSettings(tokens, request.temperature, request.top_p, request.seed)
-                more = _encode_options(request, constraint)
+                more: dict[str, Any] = {}
+                if constraint is not None:
+                    more["grammar"] = f"%llguidance {{}}\n{constraint.grammar}"
+                if request.logprobs is not None:
+                    more["n_probs"] = max(request.logprobs, 1)
                 body = server.encode(prompt, decoding, adapter=adapter, **more)
                 client = Client(path=server.socket, keep=0)
                 reply = await client.send("POST", ENDPOINT, body=body, headers=(JSON_TYPE,))
@@ -145,15 +147,6 @@ class LlamaCppBackend:
 
     async def close(self) -> None:
         await self._running.retire()
-
-
-def _encode_options(request: GenerateRequest, constraint: GrammarConstraint | None) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if constraint is not None:
-        options["grammar"] = f"%llguidance {{}}\n{constraint.grammar}"
-    if request.logprobs is not None:
-        options["n_probs"] = max(request.logprobs, 1)
-    return options
 
 
 async def _read(
@@ -175,7 +168,9 @@ async def _read(
         if flow.stopped is not None or event["stop"]:
             reason = "stop" if flow.stopped is not None else finish_reason(event)
             if constraint is not None and event["stop"] and reason == "stop" and not constraint.accepts(text):
-                raise _not_enforced()
+                # llama.cpp goes on without the grammar where one of its steps exceeds a limit.
+                message = "the schema needs more work than llama.cpp allows for a token"
+                raise ApiError(400, message, param="response_format", code="unsupported_schema")
             # The token that ends the turn is counted by llama.cpp, and is no part of the answer.
             spoken = count - 1 if event["stop"] and event.get("stop_type") == "eos" else count
             rest, calls = flow.finish(unsent)
@@ -208,12 +203,6 @@ def _read_logprobs(event: dict[str, Any], most: int) -> list[LogprobData]:
     ]
 
 
-def _not_enforced() -> ApiError:
-    """llama.cpp goes on without the grammar where one of its steps exceeds a limit."""
-    message = "the schema needs more work than llama.cpp allows for a token"
-    return ApiError(400, message, param="response_format", code="unsupported_schema")
-
-
 def _explain(status: int, body: bytes) -> ApiError:
     try:
         message = str(orjson.loads(body)["error"]["message"])
@@ -226,10 +215,5 @@ async def _start(job: EngineJob) -> LlamaCppBackend:
     return LlamaCppBackend(job)
 
 
-def work(job: EngineJob) -> None:
-    end_with_parent()
-    asyncio.run(serve_backend(job, _start))
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_worker(EngineJob, lambda job: Path(job.folder), work))
+    raise SystemExit(run_engine(_start))

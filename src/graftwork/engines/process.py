@@ -24,6 +24,7 @@ from graftwork.engines.protocol import (
     GenerateRequest,
     LoadAdapter,
     ReplyPiece,
+    end_with_parent,
 )
 from graftwork.http.messages import (
     Answer,
@@ -36,6 +37,7 @@ from graftwork.http.messages import (
 )
 from graftwork.http.server import HttpLimits, Server
 from graftwork.process.heartbeat import Heart
+from graftwork.process.worker import run_worker
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.release import PROMPT_FILE, PromptVariant
@@ -171,7 +173,11 @@ class RequestRoom:
         self._queue.append(place)
         try:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._queue[0] is place and self._fits(tokens))
+                await self._changed.wait_for(
+                    lambda: (
+                        self._queue[0] is place and self.running < self._requests and tokens <= self._tokens
+                    )
+                )
         except BaseException:
             # Those behind one that gives up may have room at once.
             self._queue.remove(place)
@@ -192,9 +198,6 @@ class RequestRoom:
             self._tokens += tokens
             async with self._changed:
                 self._changed.notify_all()
-
-    def _fits(self, tokens: int) -> bool:
-        return self.running < self._requests and tokens <= self._tokens
 
 
 class AdapterSet(Generic[A]):
@@ -302,7 +305,8 @@ async def _encode_pieces(
             yield _encode(piece)
     except ApiError as error:
         # The head is already sent: the error is the last line.
-        yield _encode_failure(error)
+        what = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
+        yield orjson.dumps({FAILURE: what}, option=orjson.OPT_APPEND_NEWLINE)
     finally:
         await rest.aclose()
 
@@ -311,9 +315,14 @@ def _encode(piece: ReplyPiece) -> bytes:
     return orjson.dumps(piece.to_data(), option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _encode_failure(error: ApiError) -> bytes:
-    what = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
-    return orjson.dumps({FAILURE: what}, option=orjson.OPT_APPEND_NEWLINE)
+def run_engine(start: Callable[[EngineJob], Awaitable[EngineBackend]]) -> int:
+    """The process of an engine, from its job to its exit code."""
+
+    def work(job: EngineJob) -> None:
+        end_with_parent()
+        asyncio.run(serve_backend(job, start))
+
+    return run_worker(EngineJob, lambda job: Path(job.folder), work)
 
 
 async def serve_backend(job: EngineJob, start: Callable[[EngineJob], Awaitable[EngineBackend]]) -> None:

@@ -232,11 +232,11 @@ def end_with_parent() -> None:
     Standard input is a pipe that only the parent holds open; the kernel closes it with the parent, even after
     kill -9.
     """
-    threading.Thread(target=_wait_for_end, name="end-with-parent", daemon=True).start()
 
+    def wait_for_end() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        # Not sys.exit: a thread in a long computation must not keep the process alive.
+        os._exit(1)
 
-def _wait_for_end() -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    # Not sys.exit: a thread in a long computation must not keep the process alive.
-    os._exit(1)
+    threading.Thread(target=wait_for_end, name="end-with-parent", daemon=True).start()

@@ -4,7 +4,6 @@ import json
 from typing import TYPE_CHECKING
 
 from graftwork.engines.protocol import AlternativeData, CallData, GenerateRequest
-from graftwork.text.tool_calls import TextAndCalls
 
 if TYPE_CHECKING:
     from graftwork.model.chat.tool_form import ToolForm
@@ -37,7 +36,9 @@ class TextStream:
         self.text = text
         # A character of several tokens shows as U+FFFD until it is whole.
         whole = len(text.rstrip("\ufffd"))
-        return self._advance(self._certain(text[: whole - self._held_back(text[:whole])]))
+        # The last characters could be the beginning of a mark.
+        held_back = max((_overlap(text[:whole], mark) for mark in self._marks), default=0)
+        return self._advance(self._certain(text[: whole - held_back]))
 
     def finish(self) -> str:
         """The text that was held back."""
@@ -49,10 +50,6 @@ class TextStream:
         places = [place for mark in self._holds if (place := text.find(mark)) >= 0]
         # White space before a call belongs to the call.
         return len(text[: min(places, default=len(text))].rstrip())
-
-    def _held_back(self, text: str) -> int:
-        """How many last characters could be the beginning of a mark."""
-        return max((_overlap(text, mark) for mark in self._marks), default=0)
 
     def _advance(self, to: int) -> str:
         piece = self.text[self._sent : max(to, 0)]
@@ -99,7 +96,10 @@ class ReplyText:
         """The text that is not sent yet, and the calls. `unsent` was given out and not sent."""
         rest = unsent + self._flow.finish()
         whole = self._flow.text
-        found = None if self._form is None else self._read(whole)
+        found = None
+        if self._form is not None:
+            calls = f"{self._opening}{whole}{self._form.behind}" if self._opening else whole
+            found = self._form.read(calls)
         if found is None:
             return rest, ()
         made: list[CallData] = [
@@ -108,10 +108,6 @@ class ReplyText:
         ]
         text = found.text.removeprefix(whole[: len(whole) - len(rest)])
         return text, tuple(made if self._parallel else made[:1])
-
-    def _read(self, whole: str) -> TextAndCalls | None:
-        assert self._form is not None
-        return self._form.read(f"{self._opening}{whole}{self._form.behind}" if self._opening else whole)
 
 
 def describe_token(data: bytes, logprob: float) -> AlternativeData:

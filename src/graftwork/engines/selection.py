@@ -34,7 +34,11 @@ def settle(job: EvalJob) -> EvalJob:
     if job.endpoint is not None:
         return job
     return job.model_copy(
-        update={"engine": job.engine or agree_on_engine(), "precision": job.precision or _precision(job)}
+        update={
+            "engine": job.engine or agree_on_engine(),
+            # As the model is served.
+            "precision": job.precision or (DEFAULT_PRECISION if is_alone(job) else precision_on(job.device)),
+        }
     )
 
 
@@ -79,24 +83,13 @@ def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
         return EmbeddedEngine(source)
     if kind == LLAMACPP:
         return LlamaCppEngine(source)
-    return _open_extension(kind, source)
-
-
-def _open_extension(name: str, source: EngineSource) -> MeasuringEngine:
-    opened: Any = load_extension("graftwork.engines", name)(source)
+    opened: Any = load_extension("graftwork.engines", kind)(source)
     missing = [attribute for attribute in (*REQUIRED, "facts", "adapters") if not hasattr(opened, attribute)]
     if missing:
         raise EnvironmentLacks(
-            f"the engine {name!r} has no {', '.join(missing)}",
+            f"the engine {kind!r} has no {', '.join(missing)}",
             why="graftwork.engines.interface.MeasuringEngine names what an engine must have",
-            fix=f"update the package that provides {name!r}",
+            fix=f"update the package that provides {kind!r}",
         )
     engine: MeasuringEngine = opened
     return engine
-
-
-def _precision(job: EvalJob) -> str:
-    """As the model is served."""
-    if job.engine.partition(" ")[0] == LLAMACPP:
-        return DEFAULT_PRECISION
-    return precision_on(job.device)

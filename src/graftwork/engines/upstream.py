@@ -21,7 +21,7 @@ from graftwork.engines.process import (
     AdapterSet,
     PromptRenderer,
     RequestRoom,
-    serve_backend,
+    run_engine,
 )
 from graftwork.engines.protocol import (
     BASE,
@@ -29,17 +29,23 @@ from graftwork.engines.protocol import (
     GenerateRequest,
     LoadAdapter,
     ReplyPiece,
-    end_with_parent,
     estimate_tokens,
 )
 from graftwork.engines.replies import ReplyText
-from graftwork.engines.upstream_dialects import DIALECTS, Dialect, RequestForm, TokenPrompt, write_format
-from graftwork.engines.upstream_replies import UpstreamReply, explain_refusal, read_embeddings
+from graftwork.engines.upstream_messages import (
+    DIALECTS,
+    Dialect,
+    RequestForm,
+    TokenPrompt,
+    UpstreamReply,
+    explain_refusal,
+    read_embeddings,
+    write_format,
+)
 from graftwork.engines.upstream_server import UpstreamServer
 from graftwork.http.client import ClientReply, UpstreamClient
 from graftwork.http.messages import TIMEOUT_HEADER, ApiError, name_failure
 from graftwork.model.gguf.cache import adapter_content
-from graftwork.process.worker import run_worker
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.units import MIB
 
@@ -253,24 +259,13 @@ async def _start(job: EngineJob) -> UpstreamBackend:
     backend = UpstreamBackend(job, UpstreamClient(url, key=key), server)
     try:
         await backend.start()
-    except BaseException:
+    except BaseException as error:
         await backend.close()
+        if isinstance(error, ApiError):
+            what, where = f"the {engine.kind} server refuses us", engine.url or "its log"
+            raise EnvironmentLacks(what, why=error.message, where=where) from error
         raise
     return backend
-
-
-async def _start_reporting(job: EngineJob) -> UpstreamBackend:
-    try:
-        return await _start(job)
-    except ApiError as error:
-        raise EnvironmentLacks(
-            f"the {job.engine.kind} server refuses us", why=error.message, where=job.engine.url or "its log"
-        ) from error
-
-
-def work(job: EngineJob) -> None:
-    end_with_parent()
-    asyncio.run(serve_backend(job, _start_reporting))
 
 
 class UpstreamHealth:
@@ -323,4 +318,4 @@ class UpstreamHealth:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_worker(EngineJob, lambda job: Path(job.folder), work))
+    raise SystemExit(run_engine(_start))

@@ -77,7 +77,9 @@ class UpstreamServer:
                 fix=f"pip install {package}, or start it elsewhere and set serve.engine.url",
                 where="serve.engine.kind",
             )
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}/v1"
         self._log = Path(job.folder) / LOG_FILE
         allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "HF_HUB_OFFLINE": "1"}
@@ -113,13 +115,6 @@ class UpstreamServer:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def lora_rank(folder: Path) -> int | None:

@@ -7,8 +7,7 @@ import pytest
 
 from graftwork.engines.protocol import GenerateRequest
 from graftwork.engines.upstream import count_prompt
-from graftwork.engines.upstream_dialects import DIALECTS
-from graftwork.engines.upstream_replies import UpstreamReply
+from graftwork.engines.upstream_messages import DIALECTS, UpstreamReply
 from graftwork.http.client import ClientReply
 from graftwork.http.messages import ApiError
 from graftwork.records.interaction import Message
