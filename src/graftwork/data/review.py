@@ -24,7 +24,6 @@ from graftwork.data.repair.targets import hash_prompt
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import choose_cases, clusters_of
 from graftwork.evaluate.judge.calibration import (
-    CalibrationTerms,
     JudgeCalibration,
     LabelledAnswer,
     LabelledPair,
@@ -492,7 +491,9 @@ def _calibrate_mode(
             progress=report,
         )
         opinions, unjudged = opinions_of_pairs(pairs, verdicts)
-    terms = CalibrationTerms(
+    calibration = calibrate(
+        opinions,
+        unjudged=unjudged,
         model=settings.model,
         identity=judge_identity(settings, mode),
         mode=mode,
@@ -500,7 +501,7 @@ def _calibrate_mode(
         min_kappa=settings.min_kappa,
         min_labels=settings.min_labels,
     )
-    return calibrate(opinions, terms=terms, unjudged=unjudged).model_copy(update={"made_at": timestamp()})
+    return calibration.model_copy(update={"made_at": timestamp()})
 
 
 def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[LabelledPair]]:

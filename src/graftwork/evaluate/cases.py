@@ -57,7 +57,8 @@ def draw_cases(cases: Sequence[Case], *, most: int | None) -> tuple[Case, ...]:
     """At most so many of them, in their order; a larger number takes all that a smaller one took."""
     if most is None or len(cases) <= most:
         return tuple(cases)
-    drawn = {case.id for case in sorted(cases, key=_drawing_order)[:most]}
+    by_hash = sorted(cases, key=lambda case: (hashlib.sha256(case.id.encode()).hexdigest(), case.id))
+    drawn = {case.id for case in by_hash[:most]}
     return tuple(case for case in cases if case.id in drawn)
 
 
@@ -128,26 +129,23 @@ def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:
-    write_atomic(path, "".join(_write_case(case) + "\n" for case in cases))
-
-
-def _write_case(case: Case) -> str:
-    # Files of cases without usage keep the bytes by which their answers are found again.
-    return case.model_dump_json(
-        exclude={name for name in ("usage", "logged_system") if getattr(case, name) is None}
-    )
+    lines = []
+    for case in cases:
+        # Without these, files keep the bytes by which answers are found again.
+        left_out = {name for name in ("usage", "logged_system") if getattr(case, name) is None}
+        lines.append(case.model_dump_json(exclude=left_out) + "\n")
+    write_atomic(path, "".join(lines))
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
+    return tuple(Case.from_json(line) for line in _read_lines(path) if line.strip())
+
+
+def _read_lines(path: Path) -> list[bytes]:
     try:
-        lines = path.read_bytes().splitlines()
+        return path.read_bytes().splitlines()
     except OSError as error:
         raise explain_os_error(error, path) from error
-    return tuple(Case.from_json(line) for line in lines if line.strip())
-
-
-def _drawing_order(case: Case) -> tuple[str, str]:
-    return hashlib.sha256(case.id.encode()).hexdigest(), case.id
 
 
 def cases_to_time(cases: Sequence[Case], *, most: int) -> list[Case]:
@@ -189,17 +187,19 @@ def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> 
 
     `named` are the checks of graft.yaml, where they are known: a case may ask for no other own function.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise explain_os_error(error, path) from error
     cases: dict[str, Case] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_read_lines(path), 1):
         if not line.strip():
             continue
         where = Origin(file=path.name, line=number)
-        case = _read_case(_read_object(line, where), where)
-        _require_checks(case, named)
+        case = _read_case(line, where)
+        try:
+            # Refused here: found out while grading, every model would have answered first.
+            for check in read_case_checks(case):
+                if named is not None:
+                    require_named(check.metric, GradeContext(checks={known.name: known for known in named}))
+        except CannotGrade as error:
+            raise _wrong("a check of the case makes no sense", str(error), where) from error
         if case.id in cases:
             first = cases[case.id].origin
             raise _wrong(f"the case {case.id!r} is there twice", f"line {first.line} has the same id", where)
@@ -214,7 +214,7 @@ def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> 
     return tuple(cases.values())
 
 
-def _read_object(line: bytes, where: Origin) -> dict[str, Any]:
+def _read_case(line: bytes, where: Origin) -> Case:
     try:
         value = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
@@ -224,10 +224,6 @@ def _read_object(line: bytes, where: Origin) -> dict[str, Any]:
     unknown = sorted(set(value) - KNOWN)
     if unknown:
         raise _wrong(f"unknown key {unknown[0]!r}", f"known: {', '.join(sorted(KNOWN))}", where)
-    return value
-
-
-def _read_case(value: dict[str, Any], where: Origin) -> Case:
     messages = _read_messages(value, where)
     reference = _text(value, "reference", where) or _text(value, "reply", where) or ""
     checks = value.get("checks") or []
@@ -241,6 +237,10 @@ def _read_case(value: dict[str, Any], where: Origin) -> Case:
     if named is not None and not isinstance(named, str | int):
         raise _wrong("`id` is neither text nor a number", f"it is {named!r}", where)
     asked = [[message.role, message.content] for message in messages]
+    duration = value.get("duration_ms")
+    is_number = isinstance(duration, int | float) and not isinstance(duration, bool)
+    if duration is not None and not (is_number and duration >= 0):
+        raise _wrong("`duration_ms` is not a number from 0 on", f"it is {json.dumps(duration)[:80]}", where)
     return Case(
         id=str(named) if named is not None else fingerprint([asked, reference])[:16],
         origin=where,
@@ -249,19 +249,9 @@ def _read_case(value: dict[str, Any], where: Origin) -> Case:
         group=_text(value, "group", where) or _text(value, "role", where),
         session=_text(value, "session", where),
         domain=_text(value, "domain", where),
-        duration_ms=_number(value, "duration_ms", where),
+        duration_ms=None if duration is None else float(duration),
         checks=tuple(checks),
     )
-
-
-def _require_checks(case: Case, named: Sequence[GradeCheck] | None) -> None:
-    """Refused here: found out while grading, every model would have answered first."""
-    try:
-        for check in read_case_checks(case):
-            if named is not None:
-                require_named(check.metric, GradeContext(checks={known.name: known for known in named}))
-    except CannotGrade as error:
-        raise _wrong("a check of the case makes no sense", str(error), case.origin) from error
 
 
 def _read_messages(value: dict[str, Any], where: Origin) -> tuple[Message, ...]:
@@ -274,19 +264,17 @@ def _read_messages(value: dict[str, Any], where: Origin) -> tuple[Message, ...]:
         return (*opening, Message(role="user", content=prompt))
     if not isinstance(turns, list) or not turns:
         raise _wrong("`messages` is not a list of turns", "each turn has a role and a content", where)
-    messages = tuple(_read_message(turn, where) for turn in turns)
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, dict) or not isinstance(turn.get("content"), str):
+            raise _wrong("a turn has no text as its content", f"it is {json.dumps(turn)[:80]}", where)
+        role, roles = turn.get("role"), get_args(Role)
+        if role not in roles:
+            raise _wrong(f"a turn has the role {role!r}", f"known: {', '.join(roles)}", where)
+        messages.append(Message(role=role, content=turn["content"]))
     if messages[-1].role == "assistant":
         raise _wrong("the last turn is the assistant's", "what it should say belongs into `reference`", where)
-    return messages
-
-
-def _read_message(turn: Any, where: Origin) -> Message:
-    roles = get_args(Role)
-    if not isinstance(turn, dict) or not isinstance(turn.get("content"), str):
-        raise _wrong("a turn has no text as its content", f"it is {json.dumps(turn)[:80]}", where)
-    if turn.get("role") not in roles:
-        raise _wrong(f"a turn has the role {turn.get('role')!r}", f"known: {', '.join(roles)}", where)
-    return Message(role=turn["role"], content=turn["content"])
+    return tuple(messages)
 
 
 def _text(value: dict[str, Any], key: str, where: Origin) -> str | None:
@@ -294,13 +282,6 @@ def _text(value: dict[str, Any], key: str, where: Origin) -> str | None:
     if found is not None and not isinstance(found, str):
         raise _wrong(f"`{key}` is not a text", f"it is {json.dumps(found)[:80]}", where)
     return found
-
-
-def _number(value: dict[str, Any], key: str, where: Origin) -> float | None:
-    found = value.get(key)
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float) or found < 0):
-        raise _wrong(f"`{key}` is not a number from 0 on", f"it is {json.dumps(found)[:80]}", where)
-    return None if found is None else float(found)
 
 
 def _wrong(what: str, why: str, where: Origin) -> UserMistake:

@@ -13,7 +13,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
 
 from graftwork.evaluate.statistics.bounded import make_units, mean_differs
 from graftwork.evaluate.statistics.intervals import quantile_interval
@@ -26,14 +25,6 @@ MCNEMAR = "exact McNemar"
 BOUNDED_MEAN = "bounded-mean test"
 SIGN_FLIPS = "sign flips"
 SIGN_TEST = "sign test"
-
-
-class _Pairs(NamedTuple):
-    """Grades in the order of the cases. `clusters` is None where every case is independent."""
-
-    before: list[float]
-    after: list[float]
-    clusters: list[str] | None
 
 
 def compare(
@@ -52,16 +43,18 @@ def compare(
         before = baseline.metrics.get(name)
         if before is not None and (metric.scores or metric.kind != "number"):
             cases = list(differences_of(baseline, candidate=candidate, metric=name))
-            pairs = _Pairs(
-                [before.scores[case] or 0.0 for case in cases],
-                [metric.scores[case] or 0.0 for case in cases],
-                cluster_cases(cases, sessions=sessions or {}),
-            )
-            found.append(
-                _compare_perplexity(pairs, before.value, confidence)
-                if name == PERPLEXITY
-                else _compare_grades(name, pairs, confidence)
-            )
+            old_grades = [before.scores[case] or 0.0 for case in cases]
+            new_grades = [metric.scores[case] or 0.0 for case in cases]
+            clusters = cluster_cases(cases, sessions=sessions or {})
+            if name == PERPLEXITY:
+                # Losses are compared, case by case, and shown as a change of the baseline's perplexity.
+                old_grades, new_grades = ([math.log(x) for x in side] for side in (old_grades, new_grades))
+            comparison = _compare_grades(name, old_grades, new_grades, clusters, confidence)
+            if name == PERPLEXITY:
+                changes = {key: getattr(comparison, key) for key in ("difference", "low", "high")}
+                points = {key: before.value * math.expm1(loss) for key, loss in changes.items()}
+                comparison = comparison.model_copy(update=points)
+            found.append(comparison)
     old, new = baseline.generation, candidate.generation
     for name, timed in (
         (LATENCY, (old.single_latency_seconds, new.single_latency_seconds)),
@@ -78,12 +71,10 @@ def compare_choices(
 ) -> Comparison:
     """Preferences: 1 where the candidate's answer was chosen, 0 the baseline's, else neither."""
     judged = {case: grade for case, grade in grades.items() if grade is not None}
-    pairs = _Pairs(
-        before=[float(grade == 0.0) for grade in judged.values()],
-        after=[float(grade == 1.0) for grade in judged.values()],
-        clusters=cluster_cases(list(judged), sessions=sessions or {}),
-    )
-    return _compare_grades(JUDGE_PREFERENCE, pairs, confidence)
+    before = [float(grade == 0.0) for grade in judged.values()]
+    after = [float(grade == 1.0) for grade in judged.values()]
+    clusters = cluster_cases(list(judged), sessions=sessions or {})
+    return _compare_grades(JUDGE_PREFERENCE, before, after, clusters, confidence)
 
 
 def compare_candidates(
@@ -125,8 +116,14 @@ def differences_of(baseline: SubjectReport, *, candidate: SubjectReport, metric:
     }
 
 
-def _compare_grades(name: str, pairs: _Pairs, confidence: float) -> Comparison:
-    before, after, clusters = pairs
+def _compare_grades(
+    name: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    clusters: Sequence[str] | None,
+    confidence: float,
+) -> Comparison:
+    """Grades in the order of the cases. `clusters` is None where every case is independent."""
     n = len(before)
     changes = [new - old for old, new in zip(before, after, strict=True)]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
@@ -161,15 +158,6 @@ def _compare_grades(name: str, pairs: _Pairs, confidence: float) -> Comparison:
         p_value=p_value,
         test=test,
         clusters=len(set(clusters or ())),
-    )
-
-
-def _compare_perplexity(pairs: _Pairs, before: float, confidence: float) -> Comparison:
-    """Losses are compared, case by case, and shown as a change of the baseline's perplexity."""
-    losses = _Pairs([math.log(x) for x in pairs.before], [math.log(x) for x in pairs.after], pairs.clusters)
-    found = _compare_grades(PERPLEXITY, losses, confidence)
-    return found.model_copy(
-        update={name: before * math.expm1(getattr(found, name)) for name in ("difference", "low", "high")}
     )
 
 

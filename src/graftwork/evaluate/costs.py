@@ -31,14 +31,6 @@ class AnswerPrice(NamedTuple):
     usd_per_hour: float | None = None
 
 
-class CostedCase(NamedTuple):
-    """One case: its cost in dollars, whether it was a success, and its cluster."""
-
-    cost: float
-    success: float
-    cluster: str
-
-
 def measure_tokens(
     tokens: Mapping[str, float | None], *, confidence: float, sessions: Mapping[str, str]
 ) -> Metric | None:
@@ -97,23 +89,24 @@ def measure_cost(
     if not known:
         return None
     clusters = cluster_cases(known, sessions=sessions) or known
-    rows = [
-        CostedCase(costs[case] or 0.0, successes[case] or 0.0, cluster)
-        for case, cluster in zip(known, clusters, strict=True)
-    ]
-    right = math.fsum(row.success for row in rows)
+    # The dollars and the successes of each cluster.
+    groups: dict[str, tuple[float, float]] = {}
+    for case, cluster in zip(known, clusters, strict=True):
+        dollars, successful = groups.get(cluster, (0.0, 0.0))
+        groups[cluster] = dollars + (costs[case] or 0.0), successful + (successes[case] or 0.0)
+    right = math.fsum(successes[case] or 0.0 for case in known)
     if right < 1 or len(set(clusters)) < 2:
         # Without a success there is no cost of one, and a single session bounds nothing.
         return None
-    value = math.fsum(row.cost for row in rows) / right
-    low, high = _bound_ratio(rows, confidence=confidence)
+    value = math.fsum(costs[case] or 0.0 for case in known) / right
+    low, high = _bound_ratio(list(groups.values()), cases=len(known), right=right, confidence=confidence)
     return Metric(
         name=COST_PER_SUCCESS,
         kind="number",
         value=value,
         low=min(low, value),
         high=max(high, value),
-        n=len(rows),
+        n=len(known),
         unit=DOLLARS,
         confidence=confidence,
         clusters=len(set(clusters)) if len(set(clusters)) < len(known) else 0,
@@ -121,31 +114,25 @@ def measure_cost(
     )
 
 
-def _bound_ratio(rows: Sequence[CostedCase], *, confidence: float) -> Interval:
+def _bound_ratio(
+    parts: Sequence[tuple[float, float]], *, cases: int, right: float, confidence: float
+) -> Interval:
     """Clusters drawn as wholes. A draw without a success costs without end."""
-    groups: dict[str, tuple[float, float]] = {}
-    for row in rows:
-        cost, right = groups.get(row.cluster, (0.0, 0.0))
-        groups[row.cluster] = (cost + row.cost, right + row.success)
-    parts = list(groups.values())
     draw = random.Random(0)
-    found = []
+    ratios = []
     for _ in range(RESAMPLES):
         some = draw.choices(parts, k=len(parts))
-        right = math.fsum(part[1] for part in some)
-        found.append(math.fsum(part[0] for part in some) / right if right else math.inf)
-    found.sort()
-    tail = widened_tail((1 - confidence) / 2, n=len(parts))
-    last = len(found) - 1
-    low, high = found[math.floor(tail * last)], found[math.ceil((1 - tail) * last)]
-    if math.isfinite(high):
-        return Interval(low, high)
-    # So few successes that a draw may hold none: the most that a case costs over the fewest successes.
-    fewest = clopper_pearson(
-        round(math.fsum(row.success for row in rows)), n=len(rows), confidence=confidence
-    )
-    most = bootstrap_mean([cost for cost, _ in parts], confidence=confidence).high * len(parts) / len(rows)
-    return Interval(low, most / fewest.low)
+        successes = math.fsum(part[1] for part in some)
+        ratios.append(math.fsum(part[0] for part in some) / successes if successes else math.inf)
+    ratios.sort()
+    tail, last = widened_tail((1 - confidence) / 2, n=len(parts)), len(ratios) - 1
+    low, high = ratios[math.floor(tail * last)], ratios[math.ceil((1 - tail) * last)]
+    if not math.isfinite(high):
+        # So few successes that a draw may hold none: the most that a case costs over the fewest successes.
+        fewest = clopper_pearson(round(right), n=cases, confidence=confidence).low
+        most = bootstrap_mean([cost for cost, _ in parts], confidence=confidence).high
+        high = most * len(parts) / cases / fewest
+    return Interval(low, high)
 
 
 def tokens_of_log(cases: Sequence[Case]) -> dict[str, float | None]:
@@ -236,8 +223,21 @@ def find_savings(
     if not series and volume.requests_per_month is not None:
         # Without days all calls are one: what a call costs is known, and how many there are is stated.
         series = _by_day([(date.min, cost) for _, cost in costed])
-    per_month = _calls_per_month(series, volume)
-    logged = _logged_per_month(series, volume)
+    stated = volume.requests_per_month
+    per_month: Figure | None = None
+    logged: Figure | None = None
+    if stated is not None:
+        per_month = Figure.exact(stated, "calls")
+    elif series:
+        per_day = [float(day.calls) for day in series]
+        per_month = _figure([per_day] * 3, DAYS_PER_MONTH, "calls", volume.confidence)
+    if series:
+        scale = DAYS_PER_MONTH
+        if stated is not None:
+            # So many calls as are stated, at the cost that the log's own calls have.
+            scale = stated * len(series) / sum(day.calls for day in series)
+        bounds = [[day.costs[bound] for day in series] for bound in range(3)]
+        logged = _figure(bounds, scale, USD, volume.confidence)
     priced = sum(cost.priced for _, cost in costed)
     saved = None
     if hosting is not None and logged is not None and priced:
@@ -304,25 +304,6 @@ def _by_day(dated: Sequence[tuple[date, _Costed]]) -> list[_Costed]:
             so_far.estimated + cost.estimated,
         )
     return list(sums.values())
-
-
-def _calls_per_month(series: Sequence[_Costed], volume: Volume) -> Figure | None:
-    if volume.requests_per_month is not None:
-        return Figure.exact(volume.requests_per_month, "calls")
-    if not series:
-        return None
-    return _figure([[float(day.calls) for day in series]] * 3, DAYS_PER_MONTH, "calls", volume.confidence)
-
-
-def _logged_per_month(series: Sequence[_Costed], volume: Volume) -> Figure | None:
-    if not series:
-        return None
-    scale = DAYS_PER_MONTH
-    if volume.requests_per_month is not None:
-        # So many calls as are stated, at the cost that the log's own calls have.
-        scale = volume.requests_per_month * len(series) / sum(day.calls for day in series)
-    kinds = [[day.costs[kind] for day in series] for kind in range(3)]
-    return _figure(kinds, scale, USD, volume.confidence)
 
 
 def _figure(kinds: Sequence[Sequence[float]], scale: float, unit: str, confidence: float) -> Figure:

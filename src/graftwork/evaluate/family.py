@@ -71,9 +71,15 @@ class FamilyEvidence:
 
 
 def judge_family(seen: FamilyEvidence, limits: FamilyLimits) -> tuple[RuleResult, ...]:
+    # Each route against itself before the change, on the same cases.
+    old = {answer.case: answer for answer in seen.before}
+    routes: defaultdict[str, list[tuple[RoutedAnswer, RoutedAnswer]]] = defaultdict(list)
+    for answer in seen.after:
+        if answer.case in old:
+            routes[answer.expected].append((old[answer.case], answer))
     return (
         _all_answered("answered", seen.after),
-        *_routes_hold(seen, limits),
+        *(_compare_route(route, pairs, limits) for route, pairs in sorted(routes.items())),
         *_router_holds(seen.after, limits),
         *_rules_match(seen.after, limits),
         *_chains_answer(seen.chains),
@@ -105,19 +111,6 @@ def _all_answered(name: str, answers: Sequence[RoutedAnswer]) -> RuleResult:
         n=len(answers),
         sentence=f"{len(answers) - len(missing)} of {len(answers)} {what}{shown}",
     )
-
-
-def _routes_hold(seen: FamilyEvidence, limits: FamilyLimits) -> Iterator[RuleResult]:
-    """Each route against itself before the change, on the same cases."""
-    old = {answer.case: answer for answer in seen.before}
-    routes: defaultdict[str, list[RoutedAnswer]] = defaultdict(list)
-    for answer in seen.after:
-        routes[answer.expected].append(answer)
-    for route, answers in sorted(routes.items()):
-        pairs = [(old[a.case], a) for a in answers if a.case in old]
-        if not pairs:
-            continue
-        yield _compare_route(route, pairs, limits)
 
 
 def _compare_route(

@@ -471,13 +471,11 @@ def report_on(
     ]
     answers = {subject.name: read_answers(subject.folder) for subject in (lineup.baseline, lineup.candidate)}
     report = grading.add_preference(report, cases, answers)
-    sliced = slice_report(cases, report=report, by=settings.slices)
+    report = slice_report(report, cases, by=settings.slices)
     return report.model_copy(
         update={
             "others": (*report.others, *references),
             "comparisons": (*report.comparisons, *against),
-            "slices": sliced.figures,
-            "cuts": sliced.cuts,
             "confusions": confuse(cases, answers, checks=settings.checks, confidence=settings.confidence),
             "remarks": tuple(remarks),
             "wear": wear_of(

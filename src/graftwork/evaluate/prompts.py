@@ -31,9 +31,11 @@ def choose_examples(
             if len(chosen) < limit and spent + len(row.tokens) <= max_tokens:
                 chosen.append(row)
                 spent += len(row.tokens)
-    return PromptVariant(
-        examples=tuple(turn for row in chosen for turn in _shown(row)), rows=tuple(row.id for row in chosen)
-    )
+    examples: list[Message] = []
+    for row in chosen:
+        examples += [turn for turn in row.messages if turn.role != "system"]
+        examples.append(Message(role="assistant", content=row.reply))
+    return PromptVariant(examples=tuple(examples), rows=tuple(row.id for row in chosen))
 
 
 def _refuses(row: Row, fields: AnswerFields) -> bool:
@@ -55,8 +57,3 @@ def _in_turn(rows: Sequence[Row]) -> list[Row]:
     largest = {role: -len(own) for role, own in by_role.items()}
     ordered = sorted(ranked, key=lambda place: (place[0], largest[place[1]], place[1]))
     return [row for _, _, row in ordered]
-
-
-def _shown(row: Row) -> tuple[Message, ...]:
-    turns = tuple(turn for turn in row.messages if turn.role != "system")
-    return (*turns, Message(role="assistant", content=row.reply))

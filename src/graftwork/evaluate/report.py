@@ -5,9 +5,10 @@ intervals; which label is taken for which. Pure; does not know which part matter
 """
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.evaluate.cases import hash_cases
 from graftwork.evaluate.comparison import cluster_cases, compare, compare_candidates, differences_of
@@ -46,39 +47,38 @@ FEWEST_FOR_LENGTH = 6
 """Fewer cases than this are not cut by length."""
 
 
-class Sliced(NamedTuple):
-    cuts: dict[str, dict[str, str]]
-    figures: tuple[SliceFigure, ...]
-
-
-def slice_report(cases: Sequence[Case], *, report: Report, by: Sequence[str]) -> Sliced:
-    """Every graded metric of baseline and candidate on every part. What has one part only is no cut."""
+def slice_report(report: Report, cases: Sequence[Case], *, by: Sequence[str]) -> Report:
+    """With every graded metric of baseline and candidate on every part. What has one part only is no cut."""
     cuts = cut_cases(cases, by=by)
+    before = report.baseline.metrics
+    graded = [
+        name
+        for name, metric in report.candidate.metrics.items()
+        if metric.kind in ("rate", "score") and metric.scores and name in before
+    ]
     figures = [
         figure
         for cut, parts in cuts.items()
-        for metric in _graded(report.baseline, report.candidate)
+        for metric in graded
         for figure in _measure_parts(report, cut, parts, metric)
     ]
-    return Sliced(cuts, tuple(figures))
+    return report.model_copy(update={"slices": tuple(figures), "cuts": cuts})
 
 
 def cut_cases(cases: Sequence[Case], *, by: Sequence[str]) -> dict[str, dict[str, str]]:
     """By what, then case by case, the part that it is in."""
     cuts = {}
     for cut in dict.fromkeys("group" if name == "role" else name for name in by):
-        parts = _cut_by_length(cases) if cut == "length" else _cut_by_name(cases, cut)
+        if cut == "length":
+            parts = _cut_by_length(cases)
+        else:
+            parts = {case.id: str(value) for case in cases if (value := getattr(case, cut)) is not None}
+            if len(set(parts.values())) > MOST_PARTS:
+                largest = {part for part, _ in Counter(parts.values()).most_common(MOST_PARTS - 1)}
+                parts = {case: part if part in largest else REST for case, part in parts.items()}
         if len(set(parts.values())) > 1:
             cuts[cut] = parts
     return cuts
-
-
-def _cut_by_name(cases: Sequence[Case], cut: str) -> dict[str, str]:
-    named = {case.id: str(value) for case in cases if (value := getattr(case, cut)) is not None}
-    if len(set(named.values())) <= MOST_PARTS:
-        return named
-    largest = {part for part, _ in Counter(named.values()).most_common(MOST_PARTS - 1)}
-    return {case: part if part in largest else REST for case, part in named.items()}
 
 
 def _cut_by_length(cases: Sequence[Case]) -> dict[str, str]:
@@ -90,26 +90,11 @@ def _cut_by_length(cases: Sequence[Case]) -> dict[str, str]:
     edges = sorted({ordered[len(ordered) * i // LENGTH_PARTS] for i in range(1, LENGTH_PARTS)})
     # All of one length: an edge at the smallest would leave nothing below it.
     edges = [edge for edge in edges if edge > ordered[0]]
-    return {case: _name_length(length, edges) for case, length in lengths.items()}
-
-
-def _name_length(length: int, edges: Sequence[int]) -> str:
     if not edges:
-        return "all of one length"
-    if length < edges[0]:
-        return f"under {edges[0]} characters"
-    if length >= edges[-1]:
-        return f"{edges[-1]} characters and more"
-    return f"{edges[0]} to {edges[-1] - 1} characters"
-
-
-def _graded(before: SubjectReport, after: SubjectReport) -> list[str]:
-    """Metrics that grade each answer by itself, for both."""
-    return [
-        name
-        for name, metric in after.metrics.items()
-        if metric.kind in ("rate", "score") and metric.scores and name in before.metrics
-    ]
+        return {}
+    names = {0: f"under {edges[0]} characters", len(edges): f"{edges[-1]} characters and more"}
+    between = f"{edges[0]} to {edges[-1] - 1} characters"
+    return {case: names.get(bisect_right(edges, length), between) for case, length in lengths.items()}
 
 
 def _measure_parts(report: Report, cut: str, parts: Mapping[str, str], metric: str) -> list[SliceFigure]:
@@ -180,7 +165,12 @@ def confuse(
     """For each check of labels and each subject, in the order of the checks."""
     found = []
     for check in checks:
-        expected = _labels_of(check, cases)
+        expected = {}
+        if check.metric in ("exact", "normalised") and check.against_reference:
+            labels_of_cases = {
+                case.id: _read(check, case.reference) for case in cases if check.where.holds(case)
+            }
+            expected = {case: label for case, label in labels_of_cases.items() if label is not None}
         labels = Counter(expected.values())
         if not 1 < len(labels) <= MOST_LABELS or 2 * len(labels) > len(expected):
             continue
@@ -188,16 +178,17 @@ def confuse(
         for subject, given in answers.items():
             # Several answers to a case are much alike: the first represents them.
             first = {answer.case_id: answer.text for answer in reversed(given)}
-            pairs = Counter(
-                (label, _answered(check, first[case], ordered))
-                for case, label in expected.items()
-                if case in first
-            )
-            found.append(_make(check, subject, ordered, pairs, confidence=confidence))
+            pairs: Counter[tuple[str, str]] = Counter()
+            for case, label in expected.items():
+                if case in first:
+                    answered = _read(check, first[case])
+                    column = UNREADABLE if answered is None else answered if answered in labels else OTHER
+                    pairs[label, column] += 1
+            found.append(_count_classes(check, subject, ordered, pairs, confidence=confidence))
     return tuple(found)
 
 
-def _make(
+def _count_classes(
     check: GradeCheck,
     subject: str,
     labels: Sequence[str],
@@ -225,21 +216,6 @@ def _make(
         counts=tuple(tuple(pairs[label, column] for column in columns) for label in labels),
         classes=tuple(classes),
     )
-
-
-def _labels_of(check: GradeCheck, cases: Sequence[Case]) -> dict[str, str]:
-    """The label of each case that the check is about; empty where it compares no labels."""
-    if check.metric not in ("exact", "normalised") or not check.against_reference:
-        return {}
-    labels = ((case.id, _read(check, case.reference)) for case in cases if check.where.holds(case))
-    return {case: label for case, label in labels if label is not None}
-
-
-def _answered(check: GradeCheck, text: str, labels: Sequence[str]) -> str:
-    label = _read(check, text)
-    if label is None:
-        return UNREADABLE
-    return label if label in labels else OTHER
 
 
 def _read(check: GradeCheck, text: str) -> str | None:
@@ -286,6 +262,20 @@ def make_report(
         )
     own = tuple(c for c in against_baseline if c.candidate == candidate.subject)
     rest = tuple(c for c in against_baseline if c.candidate != candidate.subject)
+    # What the cases can show on the metric named first, which is the one that matters most.
+    graded = (*settings.graded, TASK_SUCCESS)
+    power: Power | None = None
+    first = next((c for c in own if c.metric in graded and c.n), None)
+    if first is not None:
+        effective = None
+        if first.clusters:
+            changes = differences_of(baseline, candidate=candidate, metric=first.metric)
+            clusters = cluster_cases(list(changes), sessions=sessions)
+            # Whether a session fails as a whole shows only in sessions that do: it is taken to be one case.
+            effective = len(changes) / make_units(list(changes.values()), clusters).added_size
+        power = what_cases_show(
+            first.n, comparison=first, effective=effective, confidence=settings.confidence
+        )
     return Report(
         cases_hash=hash_cases(cases),
         cases=len(cases),
@@ -298,27 +288,5 @@ def make_report(
         others=(champion, *others) if champion is not None else tuple(others),
         champion=champion.subject if champion is not None else None,
         sessions=sessions,
-        power=_make_power(own, baseline=baseline, candidate=candidate, sessions=sessions, settings=settings),
+        power=power,
     )
-
-
-def _make_power(
-    comparisons: Sequence[Comparison],
-    *,
-    baseline: SubjectReport,
-    candidate: SubjectReport,
-    sessions: Mapping[str, str],
-    settings: EvaluateSettings,
-) -> Power | None:
-    """What the cases can show on the metric named first, which is the one that matters most."""
-    graded = (*settings.graded, TASK_SUCCESS)
-    first = next((c for c in comparisons if c.metric in graded and c.n), None)
-    if first is None:
-        return None
-    effective = None
-    if first.clusters:
-        changes = differences_of(baseline, candidate=candidate, metric=first.metric)
-        clusters = cluster_cases(list(changes), sessions=sessions)
-        # Whether a session fails as a whole shows only in sessions that do: it is taken to be one case.
-        effective = len(changes) / make_units(list(changes.values()), clusters).added_size
-    return what_cases_show(first.n, comparison=first, effective=effective, confidence=settings.confidence)

@@ -26,7 +26,6 @@ from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics.means import bootstrap_mean, score_mean
 from graftwork.evaluate.subjects import LOG
-from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import against_reference, explain_vacuous, grade
 from graftwork.grading.interface import FailedGrade, GradeContext
 from graftwork.grading.metrics import (
@@ -78,6 +77,10 @@ def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Met
     if not seconds:
         return None
     low, high = quantile_interval(seconds, quantile=0.5, confidence=confidence)
+    count, method = len(seconds), "exact (order statistics)"
+    if count < fewest_for_quantile(0.5, confidence=confidence):
+        # So few requests cannot bound their median at this confidence, and the report says so.
+        method = f"range of {count}: holds the median in {1 - 2 * 0.5**count:.0%}"
     return Metric(
         name=name,
         kind="number",
@@ -85,18 +88,11 @@ def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Met
         # Where no bound holds at this confidence, the range is shown, and how often it holds the median.
         low=low if math.isfinite(low) else min(seconds),
         high=high if math.isfinite(high) else max(seconds),
-        n=len(seconds),
+        n=count,
         unit="s",
         confidence=confidence,
-        method=_name_method(len(seconds), confidence),
+        method=method,
     )
-
-
-def _name_method(count: int, confidence: float) -> str:
-    """So few requests cannot bound their median at this confidence, and the report says so."""
-    if count >= fewest_for_quantile(0.5, confidence=confidence):
-        return "exact (order statistics)"
-    return f"range of {count}: holds the median in {1 - 2 * 0.5**count:.0%}"
 
 
 def _make_figure(name: str, value: float, unit: str, confidence: float) -> Metric | None:
@@ -162,8 +158,21 @@ def score(
     `context` holds what some graders need: a sandbox, a judge, the project's folder. The log's answers are
     the references: what would hold them against themselves is left out.
     """
-    by_case = _answers_of_each(cases, answers, subject=generation.subject)
-    context = replace(_complete(context, settings), is_reference=generation.subject == LOG)
+    by_case: dict[str, list[Answer]] = {}
+    for answer in answers:
+        by_case.setdefault(answer.case_id, []).append(answer)
+    missing = [case.id for case in cases if case.id not in by_case]
+    if missing:
+        have = "has" if len(missing) == 1 else "have"
+        raise UserMistake(
+            f"{len(missing)} of {plural(len(cases), 'case')} {have} no answer from {generation.subject}",
+            why="a rate over the answered cases alone would flatter it",
+            fix="run `graft eval` again: it asks only what is missing",
+            where=missing[0],
+        )
+    context = context or GradeContext(fields=settings.fields)
+    checks = {check.name: check for check in settings.checks} | dict(context.checks)
+    context = replace(context, checks=checks, failed=[], is_reference=generation.subject == LOG)
     confidence, sessions = settings.confidence, sessions_of(cases)
     metrics: dict[str, Metric] = {}
     for name in settings.graded_on(cases):
@@ -172,11 +181,15 @@ def score(
             continue
         scores = {case.id: _grade_case(name, case, by_case[case.id], context) for case in cases}
         # A case of which one repeat could not be graded has no grade: the others might be the lucky ones.
-        scores |= dict.fromkeys({lost.case_id for lost in context.failed if lost.metric == name}, None)
+        failed = [failure for failure in context.failed if failure.metric == name]
+        lost = dict.fromkeys(failure.case_id for failure in failed)
+        scored = checks[name].scored if name in checks else is_scored(name)
         metric = make_metric(
-            name, scores=scores, confidence=confidence, sessions=sessions, scored=_is_scored(name, context)
+            name, scores=scores | lost, confidence=confidence, sessions=sessions, scored=scored
         )
-        metric = _note_failures(metric, context.failed)
+        if failed:
+            changed = {"failed": len(lost), "why_failed": failed[0].reason, "failed_cases": tuple(lost)}
+            metric = metric.model_copy(update=changed)
         if vacuous := explain_vacuous(name, cases, graded=metric.n + metric.failed, context=context):
             metric = metric.model_copy(update={"vacuous": vacuous})
         if metric.n or metric.failed or not context.is_reference:
@@ -251,7 +264,7 @@ def make_metric(
         confidence=confidence,
         scores=scores,
         clusters=len(set(clusters or ())),
-        method=_by_session(method, clusters),
+        method=method if clusters is None else f"{method}, by session",
     )
 
 
@@ -299,46 +312,3 @@ def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: Grade
     if None in grades and any(given is not None for given in grades) and len(context.failed) == before:
         context.failed.append(FailedGrade(name, case.id, NOT_BY_THE_CASE))
     return average(grades)
-
-
-def _answers_of_each(
-    cases: Sequence[Case], answers: Sequence[Answer], *, subject: str
-) -> Mapping[str, Sequence[Answer]]:
-    by_case: dict[str, list[Answer]] = {}
-    for answer in answers:
-        by_case.setdefault(answer.case_id, []).append(answer)
-    missing = [case.id for case in cases if case.id not in by_case]
-    if missing:
-        have = "has" if len(missing) == 1 else "have"
-        raise UserMistake(
-            f"{len(missing)} of {plural(len(cases), 'case')} {have} no answer from {subject}",
-            why="a rate over the answered cases alone would flatter it",
-            fix="run `graft eval` again: it asks only what is missing",
-            where=missing[0],
-        )
-    return by_case
-
-
-def _complete(context: GradeContext | None, settings: EvaluateSettings) -> GradeContext:
-    """With the checks of the settings, and a list of failures of its own."""
-    given = context or GradeContext(fields=settings.fields)
-    checks = {check.name: check for check in settings.checks}
-    return replace(given, checks={**checks, **given.checks}, failed=[])
-
-
-def _is_scored(name: str, context: GradeContext) -> bool:
-    check: GradeCheck | None = context.checks.get(name)
-    return check.scored if check is not None else is_scored(name)
-
-
-def _note_failures(metric: Metric, failed: Sequence[FailedGrade]) -> Metric:
-    own = [failure for failure in failed if failure.metric == metric.name]
-    if not own:
-        return metric
-    lost = dict.fromkeys(failure.case_id for failure in own if metric.scores.get(failure.case_id) is None)
-    changed = {"failed": len(lost), "why_failed": own[0].reason, "failed_cases": tuple(lost)}
-    return metric.model_copy(update=changed)
-
-
-def _by_session(method: str, clusters: Sequence[str] | None) -> str:
-    return method if clusters is None else f"{method}, by session"

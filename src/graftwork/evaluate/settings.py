@@ -310,22 +310,17 @@ def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
     return (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
 
 
-def _require_checks(name: str, settings: EvaluateSettings) -> None:
-    """Held-out rows bring no checks along: only graft.yaml, or a file of cases, can say what is right."""
-    if settings.cases is not None:
-        return
-    if name in (TASK_SUCCESS, CHECKS_PASSED) and not right_or_wrong(settings.checks):
-        raise ValueError(
-            f"nothing says when an answer is right, so {name} would never be measured; write a rule under "
-            "evaluate.checks, such as {name: done, contains: DONE}"
-        )
-
-
 def require_evaluated(name: str, settings: EvaluateSettings) -> None:
     """A rule about a metric that is not measured could never be decided."""
     known = known_comparisons(settings)
     if name in known:
-        _require_checks(name, settings)
+        # Held-out rows bring no checks along: only graft.yaml, or a file of cases, can say what is right.
+        by_checks = name in (TASK_SUCCESS, CHECKS_PASSED) and settings.cases is None
+        if by_checks and not right_or_wrong(settings.checks):
+            raise ValueError(
+                f"nothing says when an answer is right, so {name} would never be measured; write a rule "
+                "under evaluate.checks, such as {name: done, contains: DONE}"
+            )
         return
     if name in BY_NAME:
         raise ValueError(f"the metric {name} is not evaluated; add it to evaluate.metrics")

@@ -383,7 +383,7 @@ def view_calibration(judged: "CalibratedJudge") -> Document:
                 f"orders, in {found.position.always_second} the second "
                 f"({show_p(found.position.p_value)}); these count as disagreements[/]"
             )
-        if found.length is not None and found.length.longer + found.length.shorter:
+        if found.length.longer + found.length.shorter:
             bias = found.length
             viewed.line(
                 f"[dim]length: it agrees on {bias.longer_agreed:g} of {bias.longer} pairs whose better "

@@ -49,7 +49,7 @@ def test_each_part_has_its_own_exact_interval_and_pairs():
     cases = [make_case(i) for i in range(12)]
     before = [0.0] * 12
     after = [1.0 if i % 2 == 0 else 0.0 for i in range(12)]
-    figures = slice_report(cases, report=report_of(cases, before, after), by=("role",)).figures
+    figures = slice_report(report_of(cases, before, after), cases, by=("role",)).slices
     better, same = figures
     assert (better.by, better.part, better.n, better.wins, better.losses) == ("group", "a", 6, 6, 0)
     assert (better.after_low, better.after_high) == pytest.approx(clopper_pearson(6, n=6))
@@ -61,17 +61,17 @@ def test_each_part_has_its_own_exact_interval_and_pairs():
 def test_the_parts_hold_every_case_once():
     cases = [make_case(i, domain=f"d{i % 5}") for i in range(30)]
     report = report_of(cases, [0.0] * 30, [1.0] * 30)
-    sliced = slice_report(cases, report=report, by=("group", "domain", "length", "role"))
+    sliced = slice_report(report, cases, by=("group", "domain", "length", "role"))
     assert list(sliced.cuts) == ["group", "domain", "length"]
     for cut in sliced.cuts:
         assert set(sliced.cuts[cut]) == {case.id for case in cases}
-        assert sum(figure.n for figure in sliced.figures if figure.by == cut) == 30
+        assert sum(figure.n for figure in sliced.slices if figure.by == cut) == 30
 
 
 def test_lengths_are_cut_in_thirds_and_listed_from_short_to_long():
     cases = [make_case(i) for i in range(9)]
     report = report_of(cases, [0.0] * 9, [1.0] * 9)
-    figures = slice_report(cases, report=report, by=("length",)).figures
+    figures = slice_report(report, cases, by=("length",)).slices
     assert [figure.part for figure in figures] == [
         "under 40 characters",
         "40 to 69 characters",
@@ -95,6 +95,6 @@ def test_many_small_parts_are_put_together():
 
 def test_cases_of_one_session_get_no_p_of_their_own():
     cases = [make_case(i, session="s") for i in range(8)]
-    figures = slice_report(cases, report=report_of(cases, [0.0] * 8, [1.0] * 8), by=("group",)).figures
+    figures = slice_report(report_of(cases, [0.0] * 8, [1.0] * 8), cases, by=("group",)).slices
     assert [figure.p_value for figure in figures] == [None, None]
     assert [figure.wins for figure in figures] == [4, 4]

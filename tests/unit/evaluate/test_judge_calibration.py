@@ -9,7 +9,6 @@ from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.judge.calibration import (
-    CalibrationTerms,
     JudgeOpinion,
     LabelledAnswer,
     LabelledPair,
@@ -25,7 +24,7 @@ from graftwork.records.report import Case
 
 def terms(mode="pointwise", **changes):
     usual = {"confidence": 0.95, "min_kappa": 0.2, "min_labels": 30}
-    return CalibrationTerms(model="judge", identity="x", mode=mode, **{**usual, **changes})
+    return {"model": "judge", "identity": "x", "mode": mode, **usual, **changes}
 
 
 def opinions(both=0, judge_only=0, people_only=0, neither=0, *, per_cluster=1):
@@ -62,7 +61,7 @@ def judged_by_length(preferred_longer, preferred_shorter):
         ("second", "first") if len(preferred) > len(other) else ("first", "second")
         for preferred, other in longer
     ]
-    return calibrate(opinions_of_pairs(pairs, verdicts_of(said))[0], terms=terms("pairwise"))
+    return calibrate(opinions_of_pairs(pairs, verdicts_of(said))[0], **terms("pairwise"))
 
 
 @pytest.mark.parametrize(("longer", "shorter"), [(60, 0), (57, 3), (48, 12)])
@@ -78,7 +77,7 @@ def test_a_judge_that_agrees_on_short_and_long_answers_counts():
     texts = [("a long answer", "short")] * 50 + [("short", "a long answer")] * 10
     pairs = [LabelledPair(case(str(n)), *pair, str(n)) for n, pair in enumerate(texts)]
     found, _ = opinions_of_pairs(pairs, verdicts_of([("second", "first")] * 60))
-    calibration = calibrate(found, terms=terms("pairwise"))
+    calibration = calibrate(found, **terms("pairwise"))
     assert calibration.sufficient
     assert (calibration.length.longer, calibration.length.shorter) == (50, 10)
     assert calibration.length.kappa.value == 1.0
@@ -89,26 +88,21 @@ def test_marks_that_follow_the_length_of_the_answer_do_not_count():
         LabelledAnswer(case(str(n)), "x" * (100 + n if n < 30 else n), n < 30, str(n)) for n in range(60)
     ]
     by_length = {answer.case.id: float(len(answer.text) >= 100) for answer in answers}
-    found = calibrate(opinions_of_marks(answers, by_length)[0], terms=terms())
+    found = calibrate(opinions_of_marks(answers, by_length)[0], **terms())
     assert found.kappa.value == 1.0
     assert "length may explain its agreement" in found.why_not
     # The same marks of answers whose lengths say nothing.
     varied = [answer._replace(text="x" * (1 + 7 * place % 60)) for place, answer in enumerate(answers)]
-    assert calibrate(opinions_of_marks(varied, by_length)[0], terms=terms()).sufficient
+    assert calibrate(opinions_of_marks(varied, by_length)[0], **terms()).sufficient
 
 
 def test_the_place_that_a_judge_chooses_in_both_orders_is_measured():
     pairs = [LabelledPair(case(str(n)), "one", "two", str(n)) for n in range(40)]
     said = [("second", "first")] * 28 + [("first", "first")] * 10 + [("second", "second")] * 2
-    found = calibrate(opinions_of_pairs(pairs, verdicts_of(said))[0], terms=terms("pairwise"))
+    found = calibrate(opinions_of_pairs(pairs, verdicts_of(said))[0], **terms("pairwise"))
     assert (found.position.always_first, found.position.always_second) == (10, 2)
     assert found.position.p_value < 0.05
     assert found.agreement.value == 28 / 40
-
-
-def test_a_calibration_of_an_earlier_version_is_done_again():
-    found = calibrate(opinions(30, 3, 2, 25), terms=terms()).model_copy(update={"length": None})
-    assert "before length was measured" in found.why_not
 
 
 def test_kappa_is_agreement_beyond_chance():
@@ -118,40 +112,40 @@ def test_kappa_is_agreement_beyond_chance():
 
 
 def test_a_judge_that_calls_everything_good_has_no_kappa_however_often_people_agree():
-    always = calibrate(opinions(both=90, judge_only=10), terms=terms())
+    always = calibrate(opinions(both=90, judge_only=10), **terms())
     assert always.agreement.value == pytest.approx(0.9)
     assert always.kappa.value == pytest.approx(0.0)
     assert not always.sufficient
 
 
 def test_labels_that_do_not_differ_prove_nothing():
-    found = calibrate(opinions(both=50), terms=terms())
+    found = calibrate(opinions(both=50), **terms())
     assert found.kappa is None
     assert "same label" in found.why_not
 
 
 def test_a_judge_that_agrees_with_people_counts():
-    found = calibrate(opinions(30, 3, 2, 25), terms=terms())
+    found = calibrate(opinions(30, 3, 2, 25), **terms())
     assert found.sufficient
     assert found.kappa.low > 0.2
     assert (found.both_good, found.judge_only, found.people_only, found.both_bad) == (30, 3, 2, 25)
 
 
 def test_few_labels_are_not_enough():
-    found = calibrate(opinions(10, 0, 0, 10), terms=terms())
+    found = calibrate(opinions(10, 0, 0, 10), **terms())
     assert "20 labels" in found.why_not
 
 
 def test_labels_of_few_sessions_widen_the_interval():
-    alone = calibrate(opinions(30, 6, 6, 30), terms=terms())
-    together = calibrate(opinions(30, 6, 6, 30, per_cluster=12), terms=terms())
+    alone = calibrate(opinions(30, 6, 6, 30), **terms())
+    together = calibrate(opinions(30, 6, 6, 30, per_cluster=12), **terms())
     assert together.clusters == 6
     assert together.kappa.high - together.kappa.low > alone.kappa.high - alone.kappa.low
     assert together.agreement.low < alone.agreement.low
 
 
 def test_perfect_agreement_is_not_taken_for_certain():
-    found = calibrate(opinions(20, 0, 0, 20), terms=terms())
+    found = calibrate(opinions(20, 0, 0, 20), **terms())
     assert found.kappa.value == 1.0
     assert found.kappa.low < 0.95
 
@@ -169,14 +163,14 @@ def test_marks_from_four_of_five_call_an_answer_good():
     answers = [LabelledAnswer(case(str(n), "coder"), "text", True, str(n)) for n in range(3)]
     found, unjudged = opinions_of_marks(answers, {"0": 1.0, "1": 0.75, "2": 0.5})
     assert [opinion.judge for opinion in found] == [True, True, False]
-    assert calibrate(found, terms=terms(), unjudged=unjudged).groups == {"coder": "2 of 3"}
+    assert calibrate(found, **terms(), unjudged=unjudged).groups == {"coder": "2 of 3"}
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5)), max_size=60))
 def test_agreement_and_kappa_lie_in_their_intervals(rows):
     said = [JudgeOpinion(person, judge, str(cluster)) for person, judge, cluster in rows]
     for mode in ("pointwise", "pairwise"):
-        found = calibrate(said, terms=terms(mode))
+        found = calibrate(said, **terms(mode))
         assert 0 <= found.agreement.low <= found.agreement.value <= found.agreement.high <= 1
         if found.kappa is not None:
             assert -1 <= found.kappa.low <= found.kappa.value <= found.kappa.high <= 1

@@ -103,9 +103,9 @@ def test_slices_against_the_log_leave_them_out():
     cases = [make_case(n, domain="ab"[n % 2]) for n in range(4)]
     log, base = log_report(cases, settings), model_report(cases, settings)
     report = make_report(cases, baseline=log, candidate=base, settings=settings)
-    sliced = slice_report(cases, report=report, by=settings.slices)
-    assert {figure.metric for figure in sliced.figures} >= {"json_valid"}
-    assert "answer_match" not in {figure.metric for figure in sliced.figures}
+    sliced = slice_report(report, cases, by=settings.slices)
+    assert {figure.metric for figure in sliced.slices} >= {"json_valid"}
+    assert "answer_match" not in {figure.metric for figure in sliced.slices}
 
 
 def test_a_gate_rule_against_the_log_on_such_a_metric_proves_nothing_and_says_what_is_known_of_the_log():

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from graftwork.evaluate.ask.answers import answer_key
-from graftwork.evaluate.ask.prompt_search import PromptAdapter, SearchBudget, search_instruction
+from graftwork.evaluate.ask.prompt_search import PromptAdapter, search_instruction
 from graftwork.evaluate.ask.worker import identify
 from graftwork.evaluate.cases import asked_messages
 from graftwork.evaluate.gate.pairs import Surroundings, find_subject
@@ -187,7 +187,7 @@ def searched(*, better, answers=60):
         training=[case(f"t{n}") for n in range(6)],
         validation=[case(f"v{n}") for n in range(6)],
         propose=lambda text: f"```\nDo it {'well' if 'right' in text else 'badly'}.\n```",
-        budget=SearchBudget(answers),
+        most_answers=answers,
     )
     return found, asked
 

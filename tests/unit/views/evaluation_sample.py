@@ -87,8 +87,7 @@ def make_evaluation(count=12, *, adapter=adapter_says, looks=1, candidates=1):
         looks=looks,
         others=[scored["log"]],
     )
-    sliced = slice_report(cases, report=report, by=("role", "domain", "length"))
-    report = report.model_copy(update={"slices": sliced.figures, "cuts": sliced.cuts})
+    report = slice_report(report, cases, by=("role", "domain", "length"))
     report = report.model_copy(
         update={
             "wear": wear_of(report, candidates=candidates, look=candidates),

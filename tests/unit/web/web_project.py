@@ -263,8 +263,7 @@ def add_evaluation(work: OpenProject, folder: Path, *, count: int) -> Report:
     report = make_report(
         cases, baseline=scored["base"], candidate=scored["adapter"], settings=SETTINGS, others=[scored["log"]]
     )
-    sliced = slice_report(cases, report=report, by=("role",))
-    report = report.model_copy(update={"slices": sliced.figures, "cuts": sliced.cuts})
+    report = slice_report(report, cases, by=("role",))
     report = report.model_copy(
         update={"wear": wear_of(report, candidates=1, look=1), "power": what_cases_show(count)}
     )

@@ -52,11 +52,6 @@ class PromptSearchJob(Record):
     project_folder: str
 
 
-class SearchBudget(NamedTuple):
-    answers: int
-    seed: int = 0
-
-
 class SearchResult(NamedTuple):
     """`score` is the mean over the validation cases; `answers` were asked for it."""
 
@@ -64,12 +59,6 @@ class SearchResult(NamedTuple):
     score: float
     first_score: float
     answers: int
-
-
-class _Trace(NamedTuple):
-    case: Case
-    answer: str
-    score: float
 
 
 class PromptAdapter:
@@ -87,7 +76,7 @@ class PromptAdapter:
         answers = self._ask(candidate[COMPONENT], batch)
         self.answers += len(batch)
         scores = [self._grade(case, answer) for case, answer in zip(batch, answers, strict=True)]
-        traces = [_Trace(*found) for found in zip(batch, answers, scores, strict=True)]
+        traces = list(zip(batch, answers, scores, strict=True))
         return EvaluationBatch(
             outputs=answers, scores=scores, trajectories=traces if capture_traces else None
         )
@@ -98,14 +87,13 @@ class PromptAdapter:
         """What went well and what did not, as text; the reference is a training row's own."""
         shown = [
             {
-                "Inputs": _cut(trace.case.messages[-1].content),
-                "Generated Outputs": _cut(trace.answer),
+                "Inputs": _cut(case.messages[-1].content),
+                "Generated Outputs": _cut(answer),
                 "Feedback": "This answer is right."
-                if trace.score >= 1
-                else f"This answer scores {trace.score:.2f} of 1. A right answer is: "
-                f"{_cut(trace.case.reference)}",
+                if score >= 1
+                else f"This answer scores {score:.2f} of 1. A right answer is: {_cut(case.reference)}",
             }
-            for trace in eval_batch.trajectories or ()
+            for case, answer, score in eval_batch.trajectories or ()
         ]
         return dict.fromkeys(components_to_update, shown)
 
@@ -122,20 +110,26 @@ def search_instruction(
     training: Sequence[Case],
     validation: Sequence[Case],
     propose: Propose,
-    budget: SearchBudget,
+    most_answers: int,
+    seed: int = 0,
 ) -> SearchResult:
-    """The best instruction within the budget. The same answers and seed give the same instruction."""
+    """The best instruction that so many answers find. The same answers and seed give the same instruction."""
     import gepa
+
+    def reflect(prompt: Any) -> str:
+        if isinstance(prompt, str):
+            return propose(prompt)
+        return propose("\n\n".join(str(turn.get("content", "")) for turn in prompt))
 
     found = gepa.optimize(
         seed_candidate={COMPONENT: first},
         trainset=list(training),
         valset=list(validation),
         adapter=adapter,
-        reflection_lm=lambda prompt: propose(_as_text(prompt)),
-        max_metric_calls=budget.answers,
+        reflection_lm=reflect,
+        max_metric_calls=most_answers,
         logger=_Silent(),
-        seed=budget.seed,
+        seed=seed,
         track_best_outputs=False,
     )
     scores = list(found.val_aggregate_scores)
@@ -153,17 +147,25 @@ def search_prompt(job: PromptSearchJob) -> None:
     cases = read_cases(Path(job.job.cases_file))
     eval_job = settle(job.job)
     with Heart(folder) as heart:
-        heart.beat("loading the model", 0, settings.prompt.max_answers)
+        most = settings.prompt.max_answers
+        heart.beat("loading the model", 0, most)
         engine = open_engine(eval_job.engine, source_of(eval_job))
         ask = ask_with(engine, eval_job)
-        adapter = PromptAdapter(_reporting(ask, heart, settings.prompt.max_answers), grade_by(job))
+
+        def ask_and_report(instruction: str, some: Sequence[Case]) -> list[str]:
+            answers = ask(instruction, some)
+            heart.beat("optimising the prompt", min(adapter.answers + len(some), most), most)
+            return answers
+
+        adapter = PromptAdapter(ask_and_report, grade_by(job))
         result = search_instruction(
             adapter,
             first=job.instruction,
             training=cases[: job.training],
             validation=cases[job.training :],
             propose=_proposer(settings, engine),
-            budget=SearchBudget(settings.prompt.max_answers, settings.prompt.seed),
+            most_answers=most,
+            seed=settings.prompt.seed,
         )
         engine.close()
         prompt = PromptVariant(
@@ -174,7 +176,7 @@ def search_prompt(job: PromptSearchJob) -> None:
             f"{len(cases) - job.training} validation rows, {result.answers} answers",
         )
         write_atomic(folder / PROMPT_FILE, prompt.to_json())
-        heart.beat("done", settings.prompt.max_answers, settings.prompt.max_answers)
+        heart.beat("done", most, most)
 
 
 def ask_with(engine: MeasuringEngine, job: EvalJob) -> AskAll:
@@ -216,25 +218,6 @@ def _proposer(settings: EvaluateSettings, engine: InferenceEngine) -> Propose:
         return asked.answer([rendered], decoding)[0].text
 
     return propose
-
-
-def _reporting(ask: AskAll, heart: Heart, total: int) -> AskAll:
-    done = 0
-
-    def asked(instruction: str, cases: Sequence[Case]) -> list[str]:
-        nonlocal done
-        answers = ask(instruction, cases)
-        done += len(cases)
-        heart.beat("optimising the prompt", min(done, total), total)
-        return answers
-
-    return asked
-
-
-def _as_text(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(str(turn.get("content", "")) for turn in prompt)
 
 
 def _cut(text: str) -> str:

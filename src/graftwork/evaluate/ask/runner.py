@@ -280,6 +280,15 @@ def summarise(
     seconds = sum(answer.seconds for answer in answers)
     greedy = job.temperature <= 0
     sampling = {} if greedy else {"temperature": job.temperature, "top_p": job.top_p, "seed": job.seed}
+    # What of the prompt is not the case's own, where it is more than one worked example.
+    prompt: dict[str, Any] = {}
+    examples = sum(turn.role == "assistant" for turn in job.worked_example)
+    if examples > 1:
+        prompt["worked_examples"] = examples
+    if job.instruction is not None:
+        prompt["instruction"] = fingerprint(job.instruction)[:12]
+    if job.logged_system:
+        prompt["logged_system_prompt"] = True
     return Generation(
         subject=job.subject,
         answers=len(answers),
@@ -296,19 +305,10 @@ def summarise(
             "batch_size": job.batch_size,
             "threads": job.threads,
             "worked_example": bool(job.worked_example),
-            **_describe_prompt(job),
+            **prompt,
             **details,
         },
     )
-
-
-def _describe_prompt(job: EvalJob) -> dict[str, Any]:
-    """What of the prompt is not the case's own, where it is more than one worked example."""
-    shown = sum(turn.role == "assistant" for turn in job.worked_example)
-    found: dict[str, Any] = {"worked_examples": shown} if shown > 1 else {}
-    if job.instruction is not None:
-        found["instruction"] = fingerprint(job.instruction)[:12]
-    return found | ({"logged_system_prompt": True} if job.logged_system else {})
 
 
 def seed_of(seed: int, batch: CaseBatch) -> int:

@@ -103,8 +103,7 @@ class JudgeCalibration(Record):
     """Agreement by role, where a role has labels."""
     position: PositionBias | None = None
     """None for marks."""
-    length: LengthBias | None = None
-    """None where no label has answers of two lengths."""
+    length: LengthBias
     confidence: float
     min_kappa: float
     min_labels: int
@@ -126,8 +125,6 @@ class JudgeCalibration(Record):
                 f"its kappa with people is {self.kappa.value:.2f} ({self.kappa.low:.2f} to "
                 f"{self.kappa.high:.2f}), and its lower bound must be at least {self.min_kappa:g}"
             )
-        if self.length is None:
-            return "it was calibrated before length was measured; `graft eval calibrate` does that"
         if self.length.explains_agreement:
             return (
                 "length may explain its agreement: it agrees with people on "
@@ -138,19 +135,16 @@ class JudgeCalibration(Record):
         return ""
 
 
-class CalibrationTerms(NamedTuple):
-    """Who is calibrated, and what it takes."""
-
-    model: str
-    identity: str
-    mode: Mode
-    confidence: float
-    min_kappa: float
-    min_labels: int
-
-
 def calibrate(
-    opinions: Sequence[JudgeOpinion], *, terms: CalibrationTerms, unjudged: int = 0
+    opinions: Sequence[JudgeOpinion],
+    *,
+    model: str,
+    identity: str,
+    mode: Mode,
+    confidence: float,
+    min_kappa: float,
+    min_labels: int,
+    unjudged: int = 0,
 ) -> JudgeCalibration:
     counts = {
         (person, judge): sum((o.person, o.judge) == (person, judge) for o in opinions)
@@ -161,14 +155,24 @@ def calibrate(
     agreed = [float(opinion.person == opinion.judge) for opinion in opinions]
     agreement = Interval(0.0, 1.0)
     if opinions:
-        agreement = bounded_mean(agreed, clusters, confidence=terms.confidence)
+        agreement = bounded_mean(agreed, clusters, confidence=confidence)
     share = sum(agreed) / len(agreed) if agreed else 0.0
-    kappa = kappa_of(opinions, mode=terms.mode)
-    bounds = _bound_kappa(opinions, terms) if kappa is not None else None
+    kappa = kappa_of(opinions, mode=mode)
+    bounds = _bound_kappa(opinions, mode=mode, confidence=confidence) if kappa is not None else None
+    by_group: dict[str, tuple[int, int]] = {}
+    for opinion in opinions:
+        if opinion.group:
+            right, total = by_group.get(opinion.group, (0, 0))
+            by_group[opinion.group] = right + (opinion.person == opinion.judge), total + 1
+    position = None
+    if mode == "pairwise":
+        first, second = (sum(o.place == place for o in opinions) for place in ("first", "second"))
+        p_value = mcnemar(first, losses=second)
+        position = PositionBias(always_first=first, always_second=second, p_value=p_value)
     return JudgeCalibration(
-        model=terms.model,
-        identity=terms.identity,
-        mode=terms.mode,
+        model=model,
+        identity=identity,
+        mode=mode,
         labels=len(opinions),
         clusters=len(set(clusters)),
         agreement=Figure(value=share, low=min(agreement.low, share), high=max(agreement.high, share)),
@@ -180,12 +184,12 @@ def calibrate(
         people_only=counts[True, False],
         both_bad=counts[False, False],
         unjudged=unjudged,
-        groups=_by_group(opinions),
-        position=_position_bias(opinions) if terms.mode == "pairwise" else None,
-        length=_length_bias(opinions, terms),
-        confidence=terms.confidence,
-        min_kappa=terms.min_kappa,
-        min_labels=terms.min_labels,
+        groups={group: f"{right} of {total}" for group, (right, total) in sorted(by_group.items())},
+        position=position,
+        length=_length_bias(opinions, mode=mode, confidence=confidence),
+        confidence=confidence,
+        min_kappa=min_kappa,
+        min_labels=min_labels,
     )
 
 
@@ -208,7 +212,7 @@ def kappa_of(opinions: Sequence[JudgeOpinion], *, mode: Mode) -> float | None:
     return (agreed - chance) / (1 - chance)
 
 
-def _bound_kappa(opinions: Sequence[JudgeOpinion], terms: CalibrationTerms) -> Interval:
+def _bound_kappa(opinions: Sequence[JudgeOpinion], *, mode: Mode, confidence: float) -> Interval:
     """Sessions drawn as wholes. A draw whose labels do not differ shows no agreement beyond chance."""
     groups: dict[str, list[JudgeOpinion]] = {}
     for opinion in opinions:
@@ -218,46 +222,40 @@ def _bound_kappa(opinions: Sequence[JudgeOpinion], terms: CalibrationTerms) -> I
     found = []
     for _ in range(RESAMPLES):
         some = [opinion for part in draw.choices(parts, k=len(parts)) for opinion in part]
-        kappa = kappa_of(some, mode=terms.mode)
+        kappa = kappa_of(some, mode=mode)
         found.append(0.0 if kappa is None else kappa)
     found.sort()
-    tail, last = widened_tail((1 - terms.confidence) / 2, n=len(parts)), len(found) - 1
+    tail, last = widened_tail((1 - confidence) / 2, n=len(parts)), len(found) - 1
     low, high = found[int(tail * last)], found[last - int(tail * last)]
-    if terms.mode == "pairwise" or low == high:
+    if mode == "pairwise" or low == high:
         # As exact as the agreement itself: without a single disagreement a draw has none either.
         agreed = [float(opinion.person == opinion.judge) for opinion in opinions]
-        exact = bounded_mean(agreed, [o.cluster for o in opinions], confidence=terms.confidence)
+        exact = bounded_mean(agreed, [o.cluster for o in opinions], confidence=confidence)
         low, high = min(low, 2 * exact.low - 1), max(high, 2 * exact.high - 1)
     return Interval(max(low, -1.0), min(high, 1.0))
 
 
-def _position_bias(opinions: Sequence[JudgeOpinion]) -> PositionBias:
-    first = sum(opinion.place == "first" for opinion in opinions)
-    second = sum(opinion.place == "second" for opinion in opinions)
-    return PositionBias(always_first=first, always_second=second, p_value=mcnemar(first, losses=second))
-
-
-class _PairGrade(NamedTuple):
-    """How far the judge agrees with people on a pair, from 0 to 1. `longer`: by how much theirs is longer."""
-
-    longer: int
-    agreed: float
-    cluster: str
-
-
-def _length_bias(opinions: Sequence[JudgeOpinion], terms: CalibrationTerms) -> LengthBias:
-    if terms.mode == "pairwise":
-        pairs = [_PairGrade(o.length, float(o.person == o.judge), o.cluster) for o in opinions]
-    else:
-        pairs = _pair_answers(opinions)
-    strata = ([pair for pair in pairs if pair.longer > 0], [pair for pair in pairs if pair.longer < 0])
-    agreed = [sum(pair.agreed for pair in stratum) for stratum in strata]
+def _length_bias(opinions: Sequence[JudgeOpinion], *, mode: Mode, confidence: float) -> LengthBias:
+    # By how much people's choice is longer, how far the judge agrees with it (0 to 1), and the cluster.
+    pairs = [(o.length, float(o.person == o.judge), o.cluster) for o in opinions]
+    if mode != "pairwise":
+        # Each answer in one pair at most: the shortest good one with the longest other one, and so on.
+        good = sorted((o for o in opinions if o.person), key=lambda o: o.length)
+        bad = sorted((o for o in opinions if not o.person), key=lambda o: -o.length)
+        # The side with fewer sessions says which pairs belong together.
+        by_good = len({o.cluster for o in good}) <= len({o.cluster for o in bad})
+        pairs = [
+            (one.length - two.length, (1 + one.judge - two.judge) / 2, (one if by_good else two).cluster)
+            for one, two in zip(good, bad, strict=False)
+        ]
+    strata = ([pair for pair in pairs if pair[0] > 0], [pair for pair in pairs if pair[0] < 0])
+    agreed = [sum(agreement for _, agreement, _ in stratum) for stratum in strata]
     # Two bounds, each at half of the error.
     bounds = [
         bounded_mean(
-            [pair.agreed for pair in stratum],
-            [pair.cluster for pair in stratum],
-            confidence=(1 + terms.confidence) / 2,
+            [agreement for _, agreement, _ in stratum],
+            [cluster for _, _, cluster in stratum],
+            confidence=(1 + confidence) / 2,
         )
         for stratum in strata
     ]
@@ -271,31 +269,6 @@ def _length_bias(opinions: Sequence[JudgeOpinion], terms: CalibrationTerms) -> L
         shorter_agreed=agreed[1],
         kappa=Figure(value=value, low=min(low, value), high=max(high, value)),
     )
-
-
-def _pair_answers(opinions: Sequence[JudgeOpinion]) -> list[_PairGrade]:
-    """Each answer in one pair at most: the shortest good one with the longest other one, and so on."""
-    good = sorted((o for o in opinions if o.person), key=lambda o: o.length)
-    other = sorted((o for o in opinions if not o.person), key=lambda o: -o.length)
-    # The side with fewer sessions says which pairs belong together.
-    by_good = len({o.cluster for o in good}) <= len({o.cluster for o in other})
-    return [
-        _PairGrade(
-            longer=one.length - another.length,
-            agreed=(1 + one.judge - another.judge) / 2,
-            cluster=one.cluster if by_good else another.cluster,
-        )
-        for one, another in zip(good, other, strict=False)
-    ]
-
-
-def _by_group(opinions: Sequence[JudgeOpinion]) -> dict[str, str]:
-    counts: dict[str, list[int]] = {}
-    for opinion in opinions:
-        if opinion.group:
-            right, total = counts.setdefault(opinion.group, [0, 0])
-            counts[opinion.group] = [right + (opinion.person == opinion.judge), total + 1]
-    return {group: f"{right} of {total}" for group, (right, total) in sorted(counts.items())}
 
 
 def opinions_of_marks(

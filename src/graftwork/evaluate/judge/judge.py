@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -146,22 +146,18 @@ def _shown_case(case: Case, settings: JudgeSettings) -> list[tuple[str, str]]:
 
 
 def _write(opening: str, parts: Sequence[tuple[str, str]], settings: JudgeSettings) -> Chat:
-    shown = [(title, _cut(text, LONGEST_ANSWER)) for title, text in parts]
-    mark = _mark_for(text for _, text in shown)
+    shown = []
+    for title, text in parts:
+        whole = len(text) <= LONGEST_ANSWER
+        part = text if whole else f"{text[:LONGEST_ANSWER]}\n[cut here: {len(text)} characters]"
+        shown.append((title, part))
+    # The same for the same texts, so that a question can be found again; in none of them.
+    joined = json.dumps([text for _, text in shown])
+    digest = hashlib.sha256(joined.encode()).hexdigest()
+    mark = next(mark for n in range(0, 48, 8) if (mark := f"<<{digest[n : n + 16]}>>") not in joined)
     body = "\n\n".join(f"{title}:\n{mark}\n{text}\n{mark}" for title, text in shown)
     system = opening.format(rules=_RULES.format(mark=mark), rubric=settings.rubric)
     return [{"role": "system", "content": system}, {"role": "user", "content": body}]
-
-
-def _mark_for(texts: Iterable[str]) -> str:
-    """The same for the same texts, so that a question can be found again; in none of them."""
-    joined = json.dumps(list(texts))
-    digest = hashlib.sha256(joined.encode()).hexdigest()
-    return next(mark for n in range(0, 48, 8) if (mark := f"<<{digest[n : n + 16]}>>") not in joined)
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}\n[cut here: {len(text)} characters]"
 
 
 def _shown(value: object) -> str:
@@ -271,18 +267,19 @@ class Judge:
     ) -> list[PairVerdict]:
         """Every case that both answered, in both orders."""
         asked = [case for case in cases if case.id in baseline and case.id in candidate]
-        return self._each(
-            lambda case: self._compare_one(case, baseline[case.id], candidate[case.id]), asked, progress
-        )
 
-    def _compare_one(self, case: Case, before: str, after: str) -> PairVerdict:
-        if before == after:
-            # Identical answers need no judge.
-            return PairVerdict(case.id, "tie", "tie", "the answers are the same")
-        try:
-            return PairVerdict(case.id, self._choose(case, before, after), self._choose(case, after, before))
-        except _FAILURES as error:
-            return PairVerdict(case.id, None, None, str(error))
+        def one(case: Case) -> PairVerdict:
+            before, after = baseline[case.id], candidate[case.id]
+            if before == after:
+                # Identical answers need no judge.
+                return PairVerdict(case.id, "tie", "tie", "the answers are the same")
+            try:
+                forth, back = self._choose(case, before, after), self._choose(case, after, before)
+            except _FAILURES as error:
+                return PairVerdict(case.id, None, None, str(error))
+            return PairVerdict(case.id, forth, back)
+
+        return self._each(one, asked, progress)
 
     def _choose(self, case: Case, first: str, second: str) -> Choice:
         return self._ask(ask_pair(case, first=first, second=second, settings=self._settings), read_pair)
@@ -296,13 +293,12 @@ class Judge:
             return read(self._say(ask_again(chat, reply=reply)))
 
     def _say(self, chat: Chat) -> str:
-        reply = self._asker.ask(reply_key(chat, settings=self._settings), lambda: self._send(chat))
-        return reply.text
+        def send() -> KeptReply:
+            reply = self._speaker.say(chat)
+            self._budget.add(reply)
+            return reply
 
-    def _send(self, chat: Chat) -> KeptReply:
-        reply = self._speaker.say(chat)
-        self._budget.add(reply)
-        return reply
+        return self._asker.ask(reply_key(chat, settings=self._settings), send).text
 
     def _each(
         self, do: Callable[[Case], Reading], cases: Sequence[Case], progress: Progress

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from graftwork.evaluate.cases import clusters_of
-from graftwork.evaluate.statistics.anytime import MeanTest, PairedTest, TwoArms
+from graftwork.evaluate.statistics.anytime import MeanTest, TwoArms, share_interval
 from graftwork.evaluate.statistics.intervals import Interval
 from graftwork.records.base import Record
 from graftwork.records.errors import EXIT_DONE, EXIT_NOT_ENOUGH_EVIDENCE
@@ -343,7 +343,7 @@ def find_mismatch(a: ArmTally, b: ArmTally) -> str | None:
     assigned = b.share if b.share is not None else None if a.share is None else 1 - a.share
     if assigned is None or not a.units + b.units:
         return None
-    seen = PairedTest(wins=b.units, losses=a.units).interval(SURE)
+    seen = share_interval(b.units, a.units, confidence=SURE)
     if seen.low <= assigned <= seen.high:
         return None
     return (
@@ -358,7 +358,7 @@ def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[s
         return []
     heard = [min(count, arm.units) for count, arm in zip(spoken, (a, b), strict=True)]
     first, second = (
-        PairedTest(wins=count, losses=arm.units - count).interval(SURE)
+        share_interval(count, arm.units - count, confidence=SURE)
         for count, arm in zip(heard, (a, b), strict=True)
     )
     if first.low <= second.high and second.low <= first.high:

@@ -61,50 +61,20 @@ class _Bet:
             self.winner = "candidate" if ahead > 0 else "baseline"
 
 
-@dataclass
-class PairedTest(_Bet):
-    """Two subjects answer the same requests: is a pair that differs as often a win as a loss?
+def share_interval(wins: int, losses: int, *, confidence: float = 0.95) -> Interval:
+    """The share of wins, at all times at once: where the bets of `MeanTest` have too little against it."""
+    count = wins + losses
+    if not count:
+        return Interval(0.0, 1.0)
+    mixed = log_beta(wins + 0.5, losses + 0.5) - log_beta(0.5, 0.5)
 
-    A state of its own that can be written down and taken up again: its fields are all there is.
-    """
+    def is_excluded(rate: float) -> bool:
+        return mixed - _log_chance((wins, losses), (rate, 1 - rate)) >= -math.log(1 - confidence)
 
-    wins: int = field(default=0, kw_only=True)
-    losses: int = field(default=0, kw_only=True)
-    ties: int = field(default=0, kw_only=True)
-
-    def update(self, win: int = 0, loss: int = 0, *, tie: int = 0) -> None:
-        """More pairs. Ties are only counted."""
-        if min(win, loss, tie) < 0:
-            raise ValueError(f"counts cannot be negative: {win} wins, {loss} losses, {tie} ties")
-        self.wins += win
-        self.losses += loss
-        self.ties += tie
-        self._note(self.wins - self.losses)
-
-    @property
-    def log_e_value(self) -> float:
-        return self._log_against(0.5)
-
-    def interval(self, confidence: float = 0.95) -> Interval:
-        """The share of wins among pairs that differ, at all times at once."""
-        decided = self.wins + self.losses
-        if not decided:
-            return Interval(0.0, 1.0)
-        limit, seen = -math.log(1 - confidence), self.wins / decided
-        low = (
-            bisect(lambda rate: self._log_against(rate) < limit, 0.0, seen, steps=STEPS) if self.wins else 0.0
-        )
-        high = (
-            bisect(lambda rate: self._log_against(rate) >= limit, seen, 1.0, steps=STEPS)
-            if self.losses
-            else 1.0
-        )
-        return Interval(low, high)
-
-    def _log_against(self, rate: float) -> float:
-        """The capital of a bet that wins do not come with the chance `rate`."""
-        mixed = log_beta(self.wins + 0.5, self.losses + 0.5) - log_beta(0.5, 0.5)
-        return mixed - _log_chance((self.wins, self.losses), (rate, 1 - rate))
+    seen = wins / count
+    low = bisect(lambda rate: not is_excluded(rate), 0.0, seen, steps=STEPS) if wins else 0.0
+    high = bisect(is_excluded, seen, 1.0, steps=STEPS) if losses else 1.0
+    return Interval(low, high)
 
 
 NODES = 64
@@ -116,8 +86,8 @@ class MeanTest(_Bet):
     """Two subjects answer the same requests: is the mean difference of their marks 0?
 
     Takes one difference a session, from -1 to 1, candidate less baseline. Bets of every size on either side
-    are mixed by the arcsine prior, as in `PairedTest`, with which it agrees where all differences are -1, 0
-    or 1. Unlike a count of sessions won it cannot be misled by many small gains and a few large losses.
+    are mixed by the arcsine prior. Unlike a count of sessions won it cannot be misled by many small gains and
+    a few large losses.
     """
 
     wins: int = field(default=0, kw_only=True)
