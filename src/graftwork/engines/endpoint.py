@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint as an engine: one chat client for subjects and for the judge.
+"""An OpenAI-compatible endpoint: one chat client for subjects, components, the teacher and the judge.
 
 In: messages. Out: the answer with its times, or what went wrong: something that another attempt may cure
 (busy, broken, too slow, a stream cut off), or something that it cannot. The key comes from the environment
@@ -14,15 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from graftwork.engines.interface import (
-    DecodingSettings,
-    EngineFacts,
-    EngineReply,
-    EngineUnavailable,
-    OnToken,
-    RenderedPrompt,
-)
-from graftwork.process.asking import ask_many
+from graftwork.engines.interface import DecodingSettings, EngineFacts, EngineReply, EngineUnavailable
 from graftwork.process.http_client import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -113,30 +105,6 @@ class EndpointEngine:
             "device": "not known",
         }
         return EngineFacts("endpoint", "not known", fingerprint(["endpoint", url, model]), details)
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """None: an endpoint serves an adapter as a model of its own."""
-        return ()
-
-    def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
-        return RenderedPrompt(messages, [])
-
-    def answer(
-        self,
-        prompts: Sequence[RenderedPrompt],
-        decoding: DecodingSettings,
-        *,
-        adapter: str | None = None,
-        on_token: OnToken | None = None,
-    ) -> list[EngineReply]:
-        """Answer `concurrency` prompts at a time. `on_token` is not called: tokens are the server's."""
-        return ask_many(
-            prompts, lambda prompt: self.ask(prompt.messages, decoding), together=self._endpoint.concurrency
-        )
-
-    def close(self) -> None:
-        """Every request closes its own connection."""
 
     def ask_once(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
         """Raise TryAgain where another attempt makes sense, a GraftError where it does not."""

@@ -4,7 +4,7 @@ In: conversations, how to decode, which adapter. Out: answers with their token c
 judging use this interface; serving, rollouts and answering a log again can. Knows neither cases nor HTTP
 nor torch.
 
-To add an engine: implement `InferenceEngine` in a file of its own and name it in `selection.open_engine`,
+To add an engine: implement `MeasuringEngine` in a file of its own and name it in `selection.open_engine`,
 or in an installed package under the entry point group `graftwork.engines` (a callable that takes an
 EngineSource).
 """
@@ -44,7 +44,7 @@ class DecodingSettings(NamedTuple):
 
 
 class RenderedPrompt(NamedTuple):
-    """A conversation as an engine reads it; an endpoint renders it itself, so `tokens` is empty there."""
+    """A conversation as an engine reads it."""
 
     messages: tuple[Message, ...]
     tokens: list[int]
@@ -85,8 +85,11 @@ class EngineUnavailable(Exception):
         self.attempts = attempts
 
 
-class InferenceEngine(Protocol):
-    """Answers prompts. `adapter` names one of `adapters`; None asks the base."""
+class MeasuringEngine(Protocol):
+    """An engine for local weights, whose cost and losses can be measured.
+
+    `adapter` names one of `adapters`; None asks the base.
+    """
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -110,10 +113,6 @@ class InferenceEngine(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class MeasuringEngine(InferenceEngine, Protocol):
-    """An engine for local weights, whose cost and losses can be measured."""
 
     def load_adapter(self, name: str, folder: Path) -> None: ...
 

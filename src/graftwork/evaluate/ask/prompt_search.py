@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.engines.endpoint import EndpointEngine
-from graftwork.engines.interface import DecodingSettings, InferenceEngine, MeasuringEngine
+from graftwork.engines.interface import DecodingSettings, MeasuringEngine
 from graftwork.engines.selection import open_engine, settle, source_of
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.settings import EvaluateSettings, choose_success
@@ -206,16 +206,18 @@ def grade_by(job: PromptSearchJob) -> GradeOne:
     return lambda case, answer: grade(metric, case, answer, context=context) or 0.0
 
 
-def _proposer(settings: EvaluateSettings, engine: InferenceEngine) -> Propose:
+def _proposer(settings: EvaluateSettings, engine: MeasuringEngine) -> Propose:
     """The endpoint of the settings, else the base itself."""
-    given = settings.prompt.reflection
-    endpoint = parse_subject(given).endpoint if given is not None else None
-    asked: InferenceEngine = EndpointEngine(endpoint) if endpoint is not None else engine
+    reflection = settings.prompt.reflection
+    endpoint = parse_subject(reflection).endpoint if reflection is not None else None
+    client = EndpointEngine(endpoint) if endpoint is not None else None
     decoding = DecodingSettings(REFLECTION_TOKENS)
 
     def propose(text: str) -> str:
-        rendered = asked.render((Message(role="user", content=text),))
-        return asked.answer([rendered], decoding)[0].text
+        messages = (Message(role="user", content=text),)
+        if client is not None:
+            return client.ask(messages, decoding).text
+        return engine.answer([engine.render(messages)], decoding)[0].text
 
     return propose
 
