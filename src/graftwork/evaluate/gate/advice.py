@@ -216,7 +216,7 @@ def advise(
     report: Report, *, decision: Decision, rules: Sequence[RuleResult], training: Training | None = None
 ) -> tuple[str, ...]:
     """What to try, ranked by how many answers each cause accounts for."""
-    hints = [*_on_json(report), *_on_length(report, rules), *_on_refusals(report), *_on_citations(report)]
+    hints = _on_wrong_answers(report, rules)
     hints += [*_on_confusions(report, rules), *_on_groups(report, rules), *_on_limits(report, rules)]
     if decision != "not_enough_evidence":
         # Answers that training would have to fix.
@@ -258,70 +258,34 @@ def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
     return found
 
 
-def _on_json(report: Report) -> list[Hint]:
-    broken = _failed(report, "json_valid")
-    cut = broken & _passed(report, TRUNCATED)
-    hints = []
-    if cut:
-        limit = report.settings.get("max_new_tokens", "the limit of")
-        hints.append(
-            Hint(
-                len(cut),
-                f"{len(cut)} of {plural(len(broken), 'invalid answer')} {'was' if len(cut) == 1 else 'were'} "
-                f"cut off at {limit} tokens: raise evaluate.max_new_tokens, or train on shorter replies.",
-            )
-        )
-    if whole := broken - cut:
-        hints.append(
-            Hint(
-                len(whole),
-                f"{plural(len(whole), 'answer')} ended without being cut off and without valid JSON: "
-                "train for more steps, and check with `graft data audit` that the replies are valid.",
-            )
-        )
-    return hints
-
-
-def _on_refusals(report: Report) -> list[Hint]:
-    wrong = _failed(report, "refusal_correct") - _failed(report, "json_valid")
+def _on_wrong_answers(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
+    """What wrong answers have in common, whatever the rules are about."""
+    truncated, broken = _passed(report, TRUNCATED), _failed(report, "json_valid")
+    cut = broken & truncated
+    wrong: set[str] = set().union(*(_wrong(report, name) for name in _open_metrics(rules)))
+    refusals = _failed(report, "refusal_correct") - broken
     coverage = report.candidate.metrics.get("citation_coverage")
-    if coverage is None:
-        return []
     # Coverage does not apply where the reference refuses: that distinguishes the two mistakes.
-    invented = {case for case in wrong if coverage.scores.get(case) is None}
-    timid = wrong - invented
-    hints = []
-    if invented:
-        hints.append(
-            Hint(
-                len(invented),
-                f"{plural(len(invented), 'question')} without an answer in the sources got one anyway: "
-                "add rows that refuse.",
-            )
-        )
-    if timid:
-        hints.append(
-            Hint(
-                len(timid),
-                f"{plural(len(timid), 'question')} with an answer in the sources got a refusal: "
-                "add answered rows, or drop some that refuse.",
-            )
-        )
-    return hints
-
-
-def _on_citations(report: Report) -> list[Hint]:
-    uncited = _failed(report, "citation_coverage") - _failed(report, "refusal_correct")
-    uncited -= _failed(report, "json_valid")
-    if not uncited:
-        return []
-    return [
-        Hint(
-            len(uncited),
-            f"{plural(len(uncited), 'answer')} without a citation, or with one not in the prompt: "
-            "check the citations of the rows trained on, and train for more steps.",
-        )
-    ]
+    answered = {case for case in refusals if coverage is not None and coverage.scores.get(case) is None}
+    refused = refusals - answered if coverage is not None else set()
+    uncited = _failed(report, "citation_coverage") - _failed(report, "refusal_correct") - broken
+    lost = wrong & (truncated - broken)
+    limit = report.settings.get("max_new_tokens", "the limit of")
+    causes = {
+        f"{len(cut)} of {plural(len(broken), 'invalid answer')} {'was' if len(cut) == 1 else 'were'} cut off "
+        f"at {limit} tokens: raise evaluate.max_new_tokens, or train on shorter replies.": cut,
+        f"{plural(len(broken - cut), 'answer')} ended without being cut off and without valid JSON: train "
+        "for more steps, and check with `graft data audit` that the replies are valid.": broken - cut,
+        f"{plural(len(lost), 'wrong answer')} had been cut off at {limit} tokens: raise "
+        "evaluate.max_new_tokens (and data.max_tokens), or train on shorter replies.": lost,
+        f"{plural(len(answered), 'question')} without an answer in the sources got one anyway: add rows that "
+        "refuse.": answered,
+        f"{plural(len(refused), 'question')} with an answer in the sources got a refusal: add answered rows, "
+        "or drop some that refuse.": refused,
+        f"{plural(len(uncited), 'answer')} without a citation, or with one not in the prompt: check the "
+        "citations of the rows trained on, and train for more steps.": uncited,
+    }
+    return [Hint(len(cases), text) for text, cases in causes.items() if cases]
 
 
 def _on_confusions(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
@@ -377,22 +341,6 @@ def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
                 )
             )
     return hints
-
-
-def _on_length(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
-    """Answers that were cut off and therefore wrong, whatever the rule is about."""
-    cut = _passed(report, TRUNCATED) - _failed(report, "json_valid")
-    wrong = set().union(*(_wrong(report, name) for name in _open_metrics(rules))) & cut
-    if not wrong:
-        return []
-    limit = report.settings.get("max_new_tokens", "the limit of")
-    return [
-        Hint(
-            len(wrong),
-            f"{plural(len(wrong), 'wrong answer')} had been cut off at {limit} tokens: raise "
-            "evaluate.max_new_tokens (and data.max_tokens), or train on shorter replies.",
-        )
-    ]
 
 
 def _on_limits(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
