@@ -18,7 +18,7 @@ from graftwork.evaluate.gate.settings import FIGURES, REQUESTS, TIMED, GateRule,
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import make_metric, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics.bounded import non_inferior
+from graftwork.evaluate.statistics.bounded import paired_difference
 from graftwork.evaluate.statistics.intervals import clopper_pearson, first_count, quantile_interval
 from graftwork.evaluate.subjects import LOG, LOGGED_PROMPT, PROMPTED
 from graftwork.grading.answers import parse_object
@@ -317,7 +317,7 @@ def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: in
     if trial is None or trial.why or rule.metric in LOWER_IS_BETTER:
         return None
     if rule.is_guardrail:
-        needed = first_count(lambda n: non_inferior(0, 0, n, margin=rule.limit).non_inferior)
+        needed = first_count(lambda n: paired_difference(0, losses=0, n=n, sided="lower").low > -rule.limit)
         narrow = Problem(
             severity="warning",
             what=f"the margin of {100 * rule.limit:g} points for {name_of(rule.metric)} is narrow for "

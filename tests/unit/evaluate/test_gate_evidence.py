@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.settings import GateRule, GateSettings, Primary, Win
-from graftwork.evaluate.statistics.bounded import non_inferior
+from graftwork.evaluate.statistics.bounded import paired_difference
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import mcnemar
 
@@ -80,7 +80,7 @@ def counts(found, metric, other):
 def proven(found, rule):
     if rule.margin is not None:
         wins, losses, n = counts(found, rule.metric, rule.against)
-        return n > 0 and non_inferior(wins, losses, n, margin=rule.margin).non_inferior
+        return paired_difference(wins, losses=losses, n=n, sided="lower").low > -rule.margin
     if rule.metric in METRICS:
         marks = graded(found, "adapter", rule.metric).values()
         low, high = clopper_pearson(sum(marks), n=len(marks)) if marks else (0.0, 1.0)
