@@ -85,12 +85,10 @@ def means_above(totals: "Array", sizes: Sequence[int], limit: float, *, lowest: 
     return chance_not_positive(np.broadcast_to(np.append(kinds, added), repeated.shape), repeated)
 
 
-def mean_differs(units: Units, *, limit: float = 0.0, largest: float = 1.0) -> float:
-    """Two-sided p of "the mean is not `limit`", for values from -largest to `largest`."""
+def mean_differs(units: Units) -> float:
+    """Two-sided p of "the mean is not 0", for values from -1 to 1."""
     mirrored = Units([-total for total in units.totals], units.sizes)
-    above = mean_above(units, limit, lowest=-largest)
-    below = mean_above(mirrored, -limit, lowest=-largest)
-    return min(1.0, 2 * min(above, below))
+    return min(1.0, 2 * min(mean_above(units, 0.0), mean_above(mirrored, 0.0)))
 
 
 def bounded_mean(
@@ -122,21 +120,18 @@ def bounded_difference(
     clusters: Sequence[Hashable] | None = None,
     *,
     confidence: float = 0.95,
-    sided: Sided = "two",
 ) -> Interval:
     """The interval of the mean of `b` less `a`, both graded from 0 to 1."""
     differences = [b - a for a, b in zip(scores_a, scores_b, strict=True)]
-    return bounded_mean(differences, clusters, lowest=-1.0, confidence=confidence, sided=sided)
+    return bounded_mean(differences, clusters, lowest=-1.0, confidence=confidence)
 
 
-def paired_difference(
-    wins: int, *, losses: int, n: int, confidence: float = 0.95, sided: Sided = "two"
-) -> Interval:
+def paired_difference(wins: int, *, losses: int, n: int, sided: Sided = "two") -> Interval:
     """The interval of a difference of two paired rates: wins less losses, as a share of `n` pairs."""
     if min(wins, losses) < 0 or wins + losses > n:
         raise ValueError(f"{wins} wins and {losses} losses do not fit in {n} pairs")
     differences = [1.0] * wins + [-1.0] * losses + [0.0] * (n - wins - losses)
-    return bounded_mean(differences, lowest=-1.0, confidence=confidence, sided=sided)
+    return bounded_mean(differences, lowest=-1.0, sided=sided)
 
 
 def chance_not_positive(weights: "Array", counts: "Array | None" = None) -> "Array":
