@@ -148,7 +148,15 @@ class EmbeddedEngine:
         self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
     ) -> Timing:
         first: list[float] = []
-        self._make_room_for_one(prompt, adapter)
+        if self._device != "cpu" and not self._peak_of_one:
+            # What batches left on the card is no part of the first timed request, and its passes are recorded
+            # before any is timed.
+            import torch
+
+            self._generator.decoder.reset()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._generator.generate([prompt.tokens], _sampling(DecodingSettings(2)), adapter=adapter)
         began = time.perf_counter()
 
         def hear(_row: int, _token: int) -> bool:
@@ -194,18 +202,6 @@ class EmbeddedEngine:
             return peak_memory_gib()
         weights = sum(int(tensor.nbytes) for tensor in self._model.parameters())
         return max(self._peak_of_one, weights) / GIB
-
-    def _make_room_for_one(self, prompt: RenderedPrompt, adapter: str | None) -> None:
-        """Before the first timed request: what batches left on the card is no part of it, and its passes are
-        recorded before any is timed."""
-        if self._device == "cpu" or self._peak_of_one:
-            return
-        import torch
-
-        self._generator.decoder.reset()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._generator.generate([prompt.tokens], _sampling(DecodingSettings(2)), adapter=adapter)
 
     def _losses_of(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> list[float]:
         import torch

@@ -125,10 +125,14 @@ class AnswerBook:
             return [CaseBatch(repeat, cases) for repeat, cases in self._job.batches]
         path = self._folder / PLAN_FILE
         if not path.exists():
+            job = self._job
             self._take_over()
-            planned = cut_missing(
-                lengths, self._there, size=_cases_together(self._job), repeats=repeats_of(self._job)
-            )
+            # Several times as many as run at once on a card, where ended rows are replaced by the next of the
+            # batch. A processor takes as long for a row alone as for a row among others, and resumes after
+            # each batch.
+            rounds = ROUNDS if job.device.startswith("cuda") and job.shards == 1 else 1
+            size = job.batch_size * rounds
+            planned = cut_missing(lengths, self._there, size=size, repeats=repeats_of(job))
             write_atomic(path, json.dumps(planned))
         return [CaseBatch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
 
@@ -173,15 +177,6 @@ class AnswerBook:
 def open_kept(job: EvalJob) -> KeptAnswers:
     """What is kept of the job's subject; nothing of one that has no identity."""
     return KeptAnswers(Path(job.answers_folder) if job.answers_folder and job.identity else None)
-
-
-def _cases_together(job: EvalJob) -> int:
-    """Several times as many as run at once on a card, where ended rows are replaced by the next of the batch.
-
-    A processor takes as long for a row alone as for a row among others, and resumes after each batch.
-    """
-    several = job.device.startswith("cuda") and job.shards == 1
-    return job.batch_size * (ROUNDS if several else 1)
 
 
 def cut_missing(
