@@ -493,13 +493,11 @@ def _calibrate_mode(
         opinions, unjudged = opinions_of_pairs(pairs, verdicts)
     calibration = calibrate(
         opinions,
-        unjudged=unjudged,
-        model=settings.model,
+        settings=settings,
         identity=judge_identity(settings, mode),
         mode=mode,
         confidence=work.settings.evaluate.confidence,
-        min_kappa=settings.min_kappa,
-        min_labels=settings.min_labels,
+        unjudged=unjudged,
     )
     return calibration.model_copy(update={"made_at": timestamp()})
 

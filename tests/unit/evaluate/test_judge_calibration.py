@@ -18,13 +18,16 @@ from graftwork.evaluate.judge.calibration import (
     opinions_of_pairs,
 )
 from graftwork.evaluate.judge.tally import PairVerdict
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
 
-def terms(mode="pointwise", **changes):
-    usual = {"confidence": 0.95, "min_kappa": 0.2, "min_labels": 30}
-    return {"model": "judge", "identity": "x", "mode": mode, **usual, **changes}
+def terms(mode="pointwise", confidence=0.95, min_kappa=0.2, min_labels=30):
+    settings = JudgeSettings(
+        url="http://localhost/v1", model="judge", min_kappa=min_kappa, min_labels=min_labels
+    )
+    return {"settings": settings, "identity": "x", "mode": mode, "confidence": confidence}
 
 
 def opinions(both=0, judge_only=0, people_only=0, neither=0, *, per_cluster=1):

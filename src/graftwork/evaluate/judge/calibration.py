@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from graftwork.evaluate.judge.tally import PairVerdict
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import Interval
 from graftwork.evaluate.statistics.means import RESAMPLES, widened_tail
@@ -138,12 +139,10 @@ class JudgeCalibration(Record):
 def calibrate(
     opinions: Sequence[JudgeOpinion],
     *,
-    model: str,
+    settings: JudgeSettings,
     identity: str,
     mode: Mode,
     confidence: float,
-    min_kappa: float,
-    min_labels: int,
     unjudged: int = 0,
 ) -> JudgeCalibration:
     counts = {
@@ -170,7 +169,7 @@ def calibrate(
         p_value = mcnemar(first, losses=second)
         position = PositionBias(always_first=first, always_second=second, p_value=p_value)
     return JudgeCalibration(
-        model=model,
+        model=settings.model,
         identity=identity,
         mode=mode,
         labels=len(opinions),
@@ -188,8 +187,8 @@ def calibrate(
         position=position,
         length=_length_bias(opinions, mode=mode, confidence=confidence),
         confidence=confidence,
-        min_kappa=min_kappa,
-        min_labels=min_labels,
+        min_kappa=settings.min_kappa,
+        min_labels=settings.min_labels,
     )
 
 
