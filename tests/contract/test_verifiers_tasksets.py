@@ -4,6 +4,7 @@ They run against a stand-in of the package's interface. With GRAFT_VERIFIERS_PYT
 an environment with verifiers, they run against the package itself too.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -103,10 +104,8 @@ def grade(project, *texts, truncated=False, seconds=60.0):
     spec = spec_of(project, reference="{answer}")
     kept = taskset_folder(spec, folder)
     kept.mkdir(parents=True, exist_ok=True)
-    loaded = load_tasks(spec, folder=folder)
-    (kept / TASKS_FILE).write_text(
-        f'{{"id": "France", "data": {loaded[0].model_dump_json(include={"data"})[8:-1]}}}\n'
-    )
+    case, data = load_tasks(spec, folder=folder)[0]
+    (kept / TASKS_FILE).write_text(json.dumps({"id": "France", "data": data}) + "\n")
     rewards = RewardSpec(
         parts=(RewardPart(metric="taskset"),),
         folder=str(folder),
@@ -117,7 +116,7 @@ def grade(project, *texts, truncated=False, seconds=60.0):
     with RewardRunner(rewards, processes=1) as runner:
         return list(
             runner.grade_all(
-                [RewardQuestion(str(at), loaded[0].case, text, truncated) for at, text in enumerate(texts)]
+                [RewardQuestion(str(at), case, text, truncated) for at, text in enumerate(texts)]
             )
         )
 
