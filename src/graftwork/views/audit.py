@@ -7,12 +7,12 @@ policy in the page itself forbids both. The same audit gives the same bytes.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 from markupsafe import Markup
 
 from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
-from graftwork.records.dataset import Audit, Cluster, Finding, LabelNoise, LengthHistogram, SuspiciousLabel
+from graftwork.records.dataset import Audit, Finding, LabelNoise, LengthHistogram, SuspiciousLabel
 from graftwork.records.interaction import Origin
 from graftwork.text.wording import number, percent
 from graftwork.views import html
@@ -149,7 +149,6 @@ def draw_buckets(
     )
 
 
-FIRST_EXAMPLES = 3
 MOST_LINES = 200
 MOST_BARS = 12
 KINDS = {
@@ -165,21 +164,21 @@ def make_audit_page(audit: Audit) -> str:
         "audit_page.html.jinja",
         audit=audit,
         lines=_name_lines,
-        blockers=[finding for finding in audit.findings if finding.severity == "blocker"],
         tiles=_tiles(audit),
-        findings=[_show_finding(finding) for finding in audit.findings],
-        lacking=audit.not_looked_for,
+        kinds=KINDS,
+        most_bars=MOST_BARS,
         lengths=[
-            {"of": "prompt", "summary": audit.prompt_length, "figure": _draw(audit, "prompt")},
-            {"of": "reply", "summary": audit.reply_length, "figure": _draw(audit, "reply")},
+            ("Prompts", audit.prompt_length, _draw(audit, "prompt")),
+            ("Replies", audit.reply_length, _draw(audit, "reply")),
         ],
         # The names of the stacked parts: the largest groups, and all others together.
         drawn_groups=[*groups, "others"] if groups else [],
-        shares=_shares(audit),
-        clusters=[
-            {"kind": kind, "name": KINDS[kind], "members": [_show_cluster(member) for member in members]}
-            for kind, members in groupby(audit.clusters, key=lambda cluster: cluster.kind)
-        ],
+        # Who the rows are of: bars of what was logged, and in them of what is usable.
+        shares=(
+            ("Roles", audit.groups, audit.usable_groups),
+            ("Domains", audit.domains, {}),
+            ("Models that answered", audit.models, {}),
+        ),
     )
 
 
@@ -196,58 +195,6 @@ def _tiles(audit: Audit) -> list[tuple[str, str, str, str]]:
         ("Blockers", str(blockers), "kinds of fault that forbid training", "fail" if blockers else "pass"),
         ("Warnings", str(warnings), "kinds of fault that harm it", "unknown" if warnings else "pass"),
     ]
-
-
-def _show_finding(finding: Finding) -> dict[str, Any]:
-    most = max([*finding.reasons.values(), 1])
-    return {
-        "finding": finding,
-        "first": finding.examples[:FIRST_EXAMPLES],
-        "more": finding.examples[FIRST_EXAMPLES:],
-        "reasons": [
-            {"name": name, "count": count, "share": round(100 * count / most, 1)}
-            for name, count in list(finding.reasons.items())[:MOST_BARS]
-        ]
-        # One reason that holds for all says no more than the title.
-        if len(finding.reasons) > 1
-        else [],
-    }
-
-
-def _show_cluster(cluster: Cluster) -> dict[str, Any]:
-    first = cluster.shown[0] if cluster.shown else None
-    asked = " ".join(first.question.split()) if first else ""
-    return {
-        "cluster": cluster,
-        "asked": f"…{asked[-110:]}" if len(asked) > 110 else asked,
-        "question": first.question if first else "",
-        # Rows that differ in the question show it each; those that contradict each other share it.
-        "own_questions": cluster.kind == "near_duplicate",
-    }
-
-
-def _shares(audit: Audit) -> list[dict[str, Any]]:
-    """Who the rows are of: bars of what was logged, and in them of what is usable."""
-    found = []
-    for title, logged, usable in (
-        ("Roles", audit.groups, audit.usable_groups),
-        ("Domains", audit.domains, {}),
-        ("Models that answered", audit.models, {}),
-    ):
-        most = max([*logged.values(), 1])
-        bars = [
-            {
-                "name": name,
-                "rows": count,
-                "share": round(100 * count / most, 1),
-                "usable": usable.get(name, 0) if usable else None,
-                "usable_share": round(100 * usable.get(name, 0) / most, 1) if usable else 0,
-            }
-            for name, count in list(logged.items())[:MOST_BARS]
-        ]
-        if bars:
-            found.append({"title": title, "bars": bars, "more": max(len(logged) - MOST_BARS, 0)})
-    return found
 
 
 def _draw(audit: Audit, of: Literal["prompt", "reply"]) -> Markup:

@@ -49,10 +49,10 @@ def drawing(
     )
 
 
-def draw_both(draw: Callable[[float], Markup], *, wide: float = 760.0, narrow: float = 340.0) -> Markup:
+def draw_both(draw: Callable[..., Markup], *, wide: float = 760.0, narrow: float = 340.0) -> Markup:
     """A drawing twice, for a desk and for a phone; the style shows the one that fits."""
     pair = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
-    return pair.format(draw(wide), draw(narrow))
+    return pair.format(draw(width=wide), draw(width=narrow))
 
 
 def draw_nothing(title: str, width: float) -> Markup:

@@ -6,7 +6,7 @@ the page itself forbids both. Whatever came from logs or models is escaped by th
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from graftwork.records.job import Vitals
 from graftwork.records.live import PromptDrift
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
-from graftwork.records.report import Decision, Metric, Report, SubjectReport, Verdict
+from graftwork.records.report import Decision, Report, SubjectReport, Verdict
 from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.text.wording import duration, number, p_value, percent, plural, short
@@ -148,9 +148,17 @@ def render_report(page: ReportPage) -> str:
             ),
             None,
         ),
-        answers=_answers(page),
+        answers=[
+            {
+                "question": pair.question,
+                "base": show_answer(pair.base_answer, reference=pair.reference),
+                "adapter": show_answer(pair.adapter_answer, reference=pair.reference),
+                "reference": make_pretty(pair.reference)[0],
+                "release": pair.release,
+            }
+            for pair in page.side_by_side
+        ],
         findings=sorted(page.audit.findings, key=lambda f: (SEVERITIES[f.severity], -f.count)),
-        funnel=_funnel(page),
         lineage=_lineage(page),
         training=show_training(page.plan, page.outcome, page.steps, page.vitals),
         figure=_figures(page),
@@ -159,29 +167,26 @@ def render_report(page: ReportPage) -> str:
 
 
 def _figures(page: ReportPage) -> dict[str, Markup]:
-    metrics = page.report.candidate.metrics
+    metrics, before = page.report.candidate.metrics, page.report.baseline.metrics
     limits = {rule.metric: rule.limit for rule in page.verdict.rules if rule.limit and rule.limit <= 1}
-    rates = [m for m in metrics.values() if m.kind == "rate" and m.name in page.report.baseline.metrics]
-    before_after = [_before_after(page, metric, limits.get(metric.name)) for metric in rates if metric.n]
+    before_after = [
+        charts.BeforeAfter(
+            name=html.name_of(name),
+            before=charts.PlotInterval(base.value, base.low, base.high),
+            after=charts.PlotInterval(metric.value, metric.low, metric.high),
+            limit=limits.get(name),
+            note=f"{percent(base.value)} → {percent(metric.value)}",
+        )
+        for name, metric in metrics.items()
+        if metric.kind == "rate" and metric.n and (base := before.get(name)) is not None
+    ]
     lengths: dict[str, Sequence[int]] = {
         str(split): summary.spread_lengths() for split, summary in page.dataset.splits.items()
     }
-    draws: dict[str, Callable[[float], Markup]] = {
-        "lengths": lambda w: charts.draw_lengths(lengths, width=w),
-        "metrics": lambda w: charts.draw_before_after(before_after, width=w),
+    return {
+        "lengths": charts.draw_both(lambda width: charts.draw_lengths(lengths, width=width)),
+        "metrics": charts.draw_both(lambda width: charts.draw_before_after(before_after, width=width)),
     }
-    return {name: charts.draw_both(draw) for name, draw in draws.items()}
-
-
-def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> charts.BeforeAfter:
-    base = page.report.baseline.metrics[metric.name]
-    return charts.BeforeAfter(
-        name=html.name_of(metric.name),
-        before=charts.PlotInterval(base.value, base.low, base.high),
-        after=charts.PlotInterval(metric.value, metric.low, metric.high),
-        limit=limit,
-        note=f"{percent(base.value)} → {percent(metric.value)}",
-    )
 
 
 def _tiles(page: ReportPage) -> list[dict[str, Any]]:
@@ -263,30 +268,10 @@ def _stages(page: ReportPage) -> list[dict[str, Any]]:
     ]
 
 
-def _answers(page: ReportPage) -> list[dict[str, Any]]:
-    return [
-        {
-            "question": pair.question,
-            "base": show_answer(pair.base_answer, reference=pair.reference),
-            "adapter": show_answer(pair.adapter_answer, reference=pair.reference),
-            "reference": make_pretty(pair.reference)[0],
-            "release": pair.release,
-        }
-        for pair in page.side_by_side
-    ]
-
-
-def _funnel(page: ReportPage) -> list[dict[str, Any]]:
-    """How many rows were left after each step of the preparation."""
-    most = max([*page.dataset.kept_after.values(), 1])
-    return [
-        {"step": html.name_of(step), "rows": rows, "share": round(100 * rows / most, 1)}
-        for step, rows in page.dataset.kept_after.items()
-    ]
-
-
 def _lineage(page: ReportPage) -> list[tuple[str, str]]:
     outcome, release = page.outcome, page.release
+    before, after = outcome.base_hash_before, outcome.base_hash_after
+    proof = f"{after} (unchanged)" if before == after else f"{after} (CHANGED, was {before})"
     rows = [
         ("Release", release.id if release else "none"),
         ("Parent", (release.parent or "none: the first") if release else ""),
@@ -294,7 +279,7 @@ def _lineage(page: ReportPage) -> list[tuple[str, str]]:
         ("Run", outcome.run_id),
         ("Base", page.plan.base),
         ("Base fingerprint", page.plan.base_fingerprint),
-        ("Base weights after training", _base_proof(outcome.base_hash_before, outcome.base_hash_after)),
+        ("Base weights after training", proof),
         ("Chat template", page.dataset.template_fingerprint),
         ("Tokenizer", page.dataset.tokenizer_fingerprint),
         ("Dataset", page.dataset.content_hash),
@@ -304,7 +289,3 @@ def _lineage(page: ReportPage) -> list[tuple[str, str]]:
         ("Versions", ", ".join(f"{name} {version}" for name, version in sorted(outcome.versions.items()))),
     ]
     return [(name, value) for name, value in rows if value]
-
-
-def _base_proof(before: str, after: str) -> str:
-    return f"{after} (unchanged)" if before == after else f"{after} (CHANGED, was {before})"

@@ -5,6 +5,7 @@ template `training.html.jinja` puts on a page.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -40,22 +41,17 @@ def show_training(
     others = [look for look in outcome.looks if look.metric != LOSS]
     held_out = (outcome.validation_loss_before, outcome.validation_loss_after)
     losses = [(step.step, step.loss) for step in steps]
-    draws: dict[str, Callable[[float], Markup]] = {
-        "loss": lambda w: charts.draw_loss(
-            losses, restarts=restarts, held_out=held_out, looks=_spots(by_loss, outcome.best_step), width=w
-        ),
-        "plan": lambda w: charts.draw_plan([plot_residual(r) for r in outcome.residuals], width=w),
+    looks = _spots(by_loss, outcome.best_step)
+    draws: dict[str, Callable[..., Markup]] = {
+        "loss": partial(charts.draw_loss, losses, restarts=restarts, held_out=held_out, looks=looks),
+        "plan": partial(charts.draw_plan, [plot_residual(residual) for residual in outcome.residuals]),
     }
     if others:
         name, spots = html.name_of(others[0].metric), _spots(others, outcome.best_step)
-        draws["looks"] = lambda w: draw_looks(spots, name=name, last=outcome.steps, width=w)
+        draws["looks"] = partial(draw_looks, spots, name=name, last=outcome.steps)
     return {
         "figure": {name: charts.draw_both(draw) for name, draw in draws.items()},
-        "courses": [
-            *_step_courses(steps, restarts),
-            *measure_courses(steps, restarts),
-            *machine_courses(vitals, steps),
-        ],
+        "courses": [*step_courses(steps, restarts), *machine_courses(vitals, steps)],
         "looks": _list_looks(outcome),
         "residuals": view_residuals((*outcome.residuals, *outcome.residual_parts)),
         "drifts": [drift.says for drift in outcome.drifts],
@@ -107,38 +103,26 @@ def _spots(looks: Sequence[TrainingEvaluation], best_step: int | None) -> list[E
     return [EvaluationPoint(look.step, look.value, look.step == best_step, look.compared) for look in looks]
 
 
-def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[charts.Restart]) -> list[LabelledPlot]:
-    if not steps:
-        return []
+def step_courses(
+    steps: Sequence[TrainStep], restarts: Sequence[charts.Restart], *, every: bool = True
+) -> list[LabelledPlot]:
+    """`every`: the figures of all runs; then what the objective measured: margins, rewards by part, KL."""
     breaks = [float(restart.killed_after) for restart in restarts]
-    figures: dict[str, tuple[str, Callable[[TrainStep], float]]] = {
-        "Learning rate": ("", lambda step: step.learning_rate),
-        "Gradient norm": ("", lambda step: step.gradient_norm),
-        "Tokens a second": ("tokens/s", lambda step: step.tokens / step.seconds if step.seconds else 0.0),
-    }
+    plotted: dict[str, list[tuple[float, float]]] = {}
+    if steps and every:
+        plotted = {
+            "Learning rate": [(step.step, step.learning_rate) for step in steps],
+            "Gradient norm": [(step.step, step.gradient_norm) for step in steps],
+            "Tokens a second": [(s.step, s.tokens / s.seconds if s.seconds else 0.0) for s in steps],
+        }
+    for name in dict.fromkeys(name for step in steps for name in step.measures):
+        points = [(float(step.step), step.measures[name]) for step in steps if name in step.measures]
+        if len(points) > 1:
+            plotted[name] = points
+    units = {"Tokens a second": "tokens/s"}
     return [
-        LabelledPlot(
-            name,
-            draw_course(
-                [(float(step.step), read(step)) for step in steps], title=name, unit=unit, breaks=breaks
-            ),
-        )
-        for name, (unit, read) in figures.items()
-    ]
-
-
-def measure_courses(steps: Sequence[TrainStep], restarts: Sequence[charts.Restart]) -> list[LabelledPlot]:
-    """What the objective measured at each step: margins, rewards by part, KL, entropy, lengths."""
-    breaks = [float(restart.killed_after) for restart in restarts]
-    names = dict.fromkeys(name for step in steps for name in step.measures)
-    plotted = {
-        name: [(float(step.step), step.measures[name]) for step in steps if name in step.measures]
-        for name in names
-    }
-    return [
-        LabelledPlot(name, draw_course(points, title=name, unit="", breaks=breaks))
+        LabelledPlot(name, draw_course(points, title=name, unit=units.get(name, ""), breaks=breaks))
         for name, points in plotted.items()
-        if len(points) > 1
     ]
 
 

@@ -17,8 +17,8 @@ from graftwork.views.plan import view_residuals
 from graftwork.views.training import (
     find_restarts,
     machine_courses,
-    measure_courses,
     plot_residual,
+    step_courses,
 )
 from graftwork.web.rendering import number_in, project_of, render, text_in
 
@@ -57,7 +57,7 @@ def run(request: Request) -> Response:
         view=view,
         status=view.status,
         loss=charts.draw_both(lambda width: draw_loss(view, width=width)),
-        courses=[*measure_courses(view.steps, ()), *machine_courses(view.vitals, view.steps)],
+        courses=[*step_courses(view.steps, (), every=False), *machine_courses(view.vitals, view.steps)],
         looks=_draw_looks(view),
         plan_figure=charts.draw_both(
             lambda width: charts.draw_plan([plot_residual(r) for r in residuals], width=width), wide=HALF
@@ -95,7 +95,8 @@ def _draw_looks(view: runs.RunView) -> list[tuple[str, Markup]]:
     last = max((step.step for step in view.steps), default=1)
     for metric in dict.fromkeys(look.metric for look in view.looks if look.metric != "loss"):
         points = _spots([look for look in view.looks if look.metric == metric])
-        found.append((metric, charts.draw_both(partial(_draw_look, points, metric, last), wide=HALF)))
+        draw = partial(charts.draw_looks, points, name=metric, last=last)
+        found.append((metric, charts.draw_both(draw, wide=HALF)))
     return found
 
 
@@ -118,10 +119,6 @@ def draw_both_losses(curves: Sequence[Sequence[TrainStep]], *, width: float) -> 
         parts.append(charts.path(spots, class_=f"trend {kind}"))
     ends = [f"{name} ends at {points[-1][1]:.3g}" for name, points in zip("AB", found, strict=True)]
     return charts.drawing(*parts, width=width, height=height, title=title, description="; ".join(ends))
-
-
-def _draw_look(points: Sequence[charts.EvaluationPoint], metric: str, last: int, width: float) -> Markup:
-    return charts.draw_looks(points, name=metric, last=last, width=width)
 
 
 def curve(request: Request) -> Response:
