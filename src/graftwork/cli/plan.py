@@ -16,7 +16,7 @@ from graftwork.views.terminal import print_document, print_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from graftwork.plan.cost.runs import MeasuredRun
+    from graftwork.plan.cost.bill import MeasuredRun
     from graftwork.plan.lint.project import Linted
     from graftwork.project.load import ProjectFolder
     from graftwork.records.plan import FitAnswer, FitQuestion, ProbeFacts, ProbeJob
@@ -407,7 +407,7 @@ def cards_of(text: str, option: str) -> tuple[str, int]:
 
 
 def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
-    from graftwork.plan.cost.runs import MeasuredRun
+    from graftwork.plan.cost.bill import MeasuredRun
 
     if hours is None and on is None:
         return None

@@ -13,5 +13,5 @@ There is one memory model for each kind of step:
 Time: `rates.py` (what a GPU reaches), `gpu_time.py` (graft's own step), `plain_time.py` (transformers and
 PEFT), `packing.py` (rows to passes), `run_time.py` (a run without its steps), `probed_rates.py` (of a probe),
 `distributed.py` (links and offloading), `cpu_step.py`. `gpu_tuning.py` chooses how the own step spends a
-GPU's memory; `stream.py` records allocations by what they are for.
+GPU's memory.
 """

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from graftwork.costmodel.stream import (
+from graftwork.costmodel.allocator import (
     CUBLAS_WORKSPACE,
     QUANTISED_BLOCK,
     SCALES_BLOCK,

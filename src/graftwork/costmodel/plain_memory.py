@@ -8,7 +8,7 @@ mask.
 
 from functools import lru_cache
 
-from graftwork.costmodel.allocator import Allocator
+from graftwork.costmodel.allocator import AllocationStream, Allocator, MemoryTrace, keep_states, take_step
 from graftwork.costmodel.distributed import (
     ADAM_BYTES,
     HELD,
@@ -20,7 +20,6 @@ from graftwork.costmodel.distributed import (
     share,
 )
 from graftwork.costmodel.plain_decoder import Machinery, PlainDecoder, Storage, Tape
-from graftwork.costmodel.stream import AllocationStream, MemoryTrace, keep_states, take_step
 from graftwork.model.families.registry import recipe_family
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup
 from graftwork.records.units import ELEMENT_BYTES

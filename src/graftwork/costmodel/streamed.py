@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from graftwork.costmodel.allocator import AllocationStream, MemoryTrace
 from graftwork.costmodel.distributed import PCIE_SHARE, PlainRun, adam_seconds
 from graftwork.costmodel.plain_decoder import Machinery, Node, PlainDecoder, Storage, Tape, Tensor
 from graftwork.costmodel.plain_memory import replayed
 from graftwork.costmodel.plain_time import expected_longest, plain_step
-from graftwork.costmodel.stream import AllocationStream, MemoryTrace
 from graftwork.model.families.registry import recipe_family
 from graftwork.model.shape import layer_parameters, total_parameters
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup, StreamedStep

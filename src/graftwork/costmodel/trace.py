@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from graftwork.costmodel.stream import (
+from graftwork.costmodel.allocator import (
     CUBLAS_WORKSPACE,
     QUANTISED_BLOCK,
     SCALES_BLOCK,

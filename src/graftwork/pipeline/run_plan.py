@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from graftwork.costmodel.answers import AnswerLoad
 from graftwork.data.ingest.files import STANDARD_INPUT, find_sources
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.project import Evaluated
@@ -31,7 +30,15 @@ from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.estimate import RunStart, minutes_by_part, tokens_per_second
 from graftwork.plan.project import card_rates, plan_tuning
 from graftwork.plan.residuals import SPEED, TIME, find_biases
-from graftwork.plan.stages import MEASURED, StageFacts, add_up, estimate_stage, pool_stage, residual_name
+from graftwork.plan.stages import (
+    MEASURED,
+    AnswerLoad,
+    StageFacts,
+    add_up,
+    estimate_stage,
+    pool_stage,
+    residual_name,
+)
 from graftwork.process.preload import is_supported
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import Figure, Record

@@ -1,20 +1,24 @@
-"""How a run is taken on this machine's card or processor, before anything is loaded.
+"""How a run is taken on this machine's GPU or CPU, before anything is loaded.
 
-In: a project's settings and base, the device, the work. Out: what the card reaches, how its memory is spent,
-how the plain step goes through its rows; or a no that says what would help. Loads no weights.
+In: a project's settings and base, the device, the work. Out: what the GPU reaches, how its memory is spent,
+how the plain step goes through the rows of a step so that it fits (how many at a time, with which blocks
+computed again); or a no that says what would help. Loads no weights.
 """
 
 import json
 import math
 import statistics
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from graftwork.costmodel.cpu_step import choose_host_micro_batches
-from graftwork.costmodel.distributed import PlainRun
+from graftwork.costmodel.cpu_step import UNEVEN_REPLIES, choose_host_micro_batches
+from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.gpu_memory import gpu_peak
 from graftwork.costmodel.gpu_tuning import FIRST_WITH_EIGHT, GPU_SHARE, TuningRequest, choose_tuning
+from graftwork.costmodel.plain_memory import peak_of_each
+from graftwork.costmodel.plain_time import expected_longest
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.costmodel.rollouts import choose_prompts_at_once, sampling_gib
@@ -23,19 +27,23 @@ from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu, list_gpus
 from graftwork.plan.estimate import describe_plain
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
-from graftwork.plan.fit.own_step import LARGE_PARAMETERS
 from graftwork.plan.fit.project import this_host
 from graftwork.plan.fit.question import SYSTEM_GIB
-from graftwork.plan.micro_batches import choose_micro_batches, distribution_of, needs_more
+from graftwork.plan.fit.steps import LARGE_PARAMETERS
 from graftwork.plan.probe import stored_probe
 from graftwork.project.open_project import OpenProject
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import (
     DeviceFacts,
+    Level,
+    MemoryPeak,
     ModelShape,
+    Offload,
+    PlainSetup,
     PlainStep,
     Precision,
+    Sharding,
     StreamedStep,
     Tuning,
     Workload,
@@ -268,3 +276,115 @@ def _largest_step(load: Workload) -> int:
     mean, spread = statistics.fmean(lengths), statistics.pstdev(lengths)
     likely = rows * mean + 3 * spread * math.sqrt(rows)
     return min(math.ceil(likely), max(sum(lengths[-rows:]), round(rows * mean)))
+
+
+SHARDINGS: dict[str, Sharding] = {
+    "single": "none",
+    "ddp": "ddp",
+    "fsdp": "fsdp2",
+    "zero2": "zero2",
+    "zero3": "zero3",
+}
+
+
+def distribution_of(strategy: str, processes: int = 1, *, offload: bool = False) -> Distribution:
+    """Who shares a run, from how the trainer's settings name it."""
+    sharding = SHARDINGS[strategy]
+    moved: Offload = "none"
+    if offload and sharding in ("zero2", "zero3", "fsdp2"):
+        moved = "optimizer" if sharding == "zero2" else "weights"
+    return Distribution(sharding, moved, processes if sharding != "none" else 1)
+
+
+def choose_micro_batches(
+    run: PlainRun,
+    work: Workload,
+    shared: Distribution,
+    *,
+    limit_gib: float,
+    checkpointing: Literal["auto", "on", "off"] = "auto",
+) -> PlainStep:
+    """The fastest option within the limit; where there is none, the one that needs the least."""
+    room = limit_gib * GIB / (1 + RESERVED_SPREAD[memory_level(run.architecture, run.correction)])
+
+    def seconds_a_token(setup: PlainSetup) -> float:
+        return _seconds_a_token(run, work, setup, shared)
+
+    def step(setup: PlainSetup, peak: MemoryPeak) -> PlainStep:
+        return PlainStep(
+            micro_rows=setup.rows,
+            checkpointed=setup.checkpointed > 0,
+            peak_gib=peak.reserved / GIB,
+            parts_gib={name: size / GIB for name, size in peak.parts.items() if size > 0},
+            seconds_a_token=seconds_a_token(setup),
+        )
+
+    options = [
+        (_peak(run, work, setup, shared, exact=False).reserved, setup)
+        for setup in _setups(run, work, shared, checkpointing=checkpointing)
+    ]
+    roomy = [setup for reserved, setup in options if reserved <= room]
+    # Of equals the one that computes nothing again.
+    for setup in sorted(roomy, key=lambda setup: (seconds_a_token(setup), setup.checkpointed)):
+        # The search follows straight lines; what is chosen is computed tensor by tensor.
+        peak = _peak(run, work, setup, shared, exact=True)
+        if peak.reserved <= room:
+            return step(setup, peak)
+    _, leanest = min(options, key=lambda option: option[0])
+    return step(leanest, _peak(run, work, leanest, shared, exact=True))
+
+
+def needs_more(step: PlainStep, *, limit_gib: float, level: Level = "computed") -> bool:
+    """Whether even this option may exceed the limit."""
+    return step.peak_gib * (1 + RESERVED_SPREAD[level]) > limit_gib
+
+
+def _setups(
+    run: PlainRun, work: Workload, shared: Distribution, *, checkpointing: Literal["auto", "on", "off"]
+) -> Iterator[PlainSetup]:
+    full, layers = work.method == "full", run.shape.layers
+    depths = {"auto": (0, layers), "on": (layers,), "off": (0,)}[checkpointing]
+    longest, common = max(work.lengths), work.shared_tokens
+    for checkpointed in depths:
+        # Else a row has its part of the beginning that all rows share.
+        whole = checkpointed or shared.sharding in ("fsdp2", "zero3")
+        rows = -(-min(work.batch_rows, len(work.lengths)) // shared.cards)
+        while rows:
+            yield PlainSetup(
+                method=work.method,
+                rank=max([work.rank, *work.ranks.values()]),
+                targets=work.targets,
+                adapted_layers=work.adapted_layers,
+                # Trained weights are in float32; precisions are mixed only where one process works alone.
+                dtype="float32" if full else run.half,
+                autocast=run.half != "float32" and not (full and shared.sharding != "none"),
+                rows=rows,
+                tokens=longest if whole else longest - common + -(-common // rows),
+                checkpointed=checkpointed,
+                kbit_upcast=False,
+                fused_nf4=True,
+            )
+            rows //= 2
+
+
+def _peak(
+    run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution, *, exact: bool
+) -> MemoryPeak:
+    longest = max(work.lengths)
+    of_step = min(1.0, UNEVEN_REPLIES * setup.rows * shared.cards / work.batch_rows)
+    replies = (work.most_replies or work.batch_rows * longest) * of_step
+    predicted = min(1.0, replies / (setup.rows * setup.tokens))
+    peak = peak_of_each(run._replace(predicted=predicted), setup, shared, exact=exact)
+    # Every row has the keys and values of the shared prefix in front of its own.
+    copied = setup.rows * (longest - setup.tokens) * 2 * run.shape.kv_heads * run.shape.head_dim
+    size = float(copied * ELEMENT_BYTES[setup.dtype] * setup.adapted_layers)
+    return peak.plus({"activations": size})
+
+
+def _seconds_a_token(run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution) -> float:
+    """Of an optimizer step of usual rows, over all processes."""
+    usual = max(1, round(expected_longest(work.lengths, setup.rows) * setup.tokens / max(work.lengths)))
+    passes = math.ceil(work.batch_rows / (setup.rows * shared.cards))
+    step = setup.model_copy(update={"tokens": usual})
+    seconds = sum(plain_step_parts(run, step, shared, passes=passes).values())
+    return seconds / (sum(work.lengths) / len(work.lengths) * work.batch_rows)

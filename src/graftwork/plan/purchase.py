@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-from graftwork.plan.cost.bill import CardRun, PlaceComparison, PlaceRow, Terms
+from graftwork.plan.cost.bill import CardRun, PlaceComparison, PlaceRow, Terms, describe_run, fit_in_brief
 from graftwork.plan.cost.compare import (
     OfferFilter,
     best_of_each_place,
@@ -21,7 +21,6 @@ from graftwork.plan.cost.compare import (
     duration,
     finder,
 )
-from graftwork.plan.cost.runs import describe_run, fit_in_brief
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu, Machine

@@ -8,8 +8,15 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from graftwork.records.week import Session
-from graftwork.week.problem import WeekModel, WeekPlace, WeekProblem, WeekState, quota_left, window_use
-from graftwork.week.score import cost_of
+from graftwork.week.problem import (
+    WeekModel,
+    WeekPlace,
+    WeekProblem,
+    WeekState,
+    cost_of,
+    quota_left,
+    window_use,
+)
 
 CENT = 0.005
 HOURS_SLACK = 1e-6

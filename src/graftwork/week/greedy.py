@@ -22,11 +22,15 @@ from graftwork.week.problem import (
     WeekModel,
     WeekPlace,
     WeekProblem,
+    WeekScore,
     WeekState,
+    cost_of,
     open_place_of,
+    score,
+    score_model,
+    spent_so_far,
     start_spans,
 )
-from graftwork.week.score import WeekScore, cost_of, score, score_model, spent_so_far
 
 CHUNKS = (None, 480, 240, 120)
 """The longest sessions that are tried, in minutes; None: as long as the place allows."""

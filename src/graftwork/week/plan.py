@@ -29,21 +29,24 @@ from graftwork.week.checker import check_week
 from graftwork.week.greedy import plan_greedily
 from graftwork.week.problem import (
     Effort,
+    ScenarioPlan,
     WeekPlace,
     WeekProblem,
     WeekState,
     as_scenario,
     in_rounds,
+    marginal,
     quota_left,
     reading_notes,
     rounds_of,
     scenarios_of,
+    score,
+    spent_so_far,
     window_use,
     with_models,
     without_complete,
 )
 from graftwork.week.sat import SearchLimits, refine, solve
-from graftwork.week.score import ScenarioPlan, marginal, score, spent_so_far
 
 HOUR = 60
 DOLLARS = 10.0

@@ -1,22 +1,25 @@
 """The week as a problem: places with their rules, models with their curves, what has happened so far.
 
-In: values; times are minutes since the start of the week. Out: frozen records, checked against each other,
-and the cells in which sessions can be: spans of a place that no reset divides, with what is left of the
-quotas, on the grid of the planners. A session is within one cell, so one that would run across a reset is
-two.
+In: values; times are minutes since the start of the week. Out: frozen records, checked against each other;
+the cells in which sessions can be: spans of a place that no reset divides, with what is left of the quotas,
+on the grid of the planners, so that a session that would run across a reset is two; the curves of models,
+fitted to the losses of runs; and what sessions are worth: hours of each model, hours it inherits, points of
+the objective, cost.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
+from itertools import pairwise
+from statistics import StatisticsError, fmean, linear_regression, median
 from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.week import Scenario, Session
+from graftwork.records.week import Scenario, ScenarioResult, Session
 from graftwork.week.calendar import Span, clip, cut_at, overlap, subtract
 
 STEP = 5
@@ -435,3 +438,142 @@ def start_spans(cell: WeekCell) -> tuple[Span, ...]:
     found = (whole,) if cell.place.starts is None else clip(cell.place.starts, whole)
     aligned = ((-(-begin // STEP) * STEP, (end - 1) // STEP * STEP + 1) for begin, end in found)
     return tuple(span for span in aligned if span[1] > span[0])
+
+
+POINTS = 100.0
+
+
+class ModelScore(NamedTuple):
+    own: float
+    """Hours of training in the week."""
+    kept: float
+    """Those of them that count: some are lost with each move to another adapter."""
+    inherited: float
+    before: float
+    """Share of what can be gained, before the week."""
+    after: float
+    value: float
+
+    @property
+    def hours(self) -> float:
+        return self.kept + self.inherited
+
+
+class WeekScore(NamedTuple):
+    value: float
+    cost_usd: float
+    models: dict[str, ModelScore]
+
+    @property
+    def least(self) -> float:
+        """The share that the worst-off model has learned: fairness."""
+        return min((model.after for model in self.models.values()), default=0.0)
+
+
+class ScenarioPlan(NamedTuple):
+    """The best plan of one scenario."""
+
+    problem: WeekProblem
+    sessions: tuple[Session, ...]
+    score: WeekScore
+    result: ScenarioResult
+
+
+def score(problem: WeekProblem, sessions: Iterable[Session]) -> WeekScore:
+    listed = list(sessions)
+    hours = own_hours(problem, listed)
+    models = {model.name: score_model(problem, model, hours) for model in problem.models}
+    return WeekScore(
+        value=sum(model.value for model in models.values()), cost_usd=cost_of(problem, listed), models=models
+    )
+
+
+def cost_of(problem: WeekProblem, sessions: Iterable[Session]) -> float:
+    return sum(
+        problem.place(session.place).usd_per_hour * (session.end - session.start) / 60 for session in sessions
+    )
+
+
+def spent_so_far(problem: WeekProblem, state: WeekState) -> float:
+    """In the week: by the sessions that have been or run, or by the ledger if that is more."""
+    return max(cost_of(problem, state.fixed), state.spent_usd)
+
+
+def score_model(problem: WeekProblem, model: WeekModel, hours: Mapping[tuple[str, int], float]) -> ModelScore:
+    own = {number: value for (name, number), value in hours.items() if name == model.name and value > 0}
+    last = max(own, default=0)
+    kept = sum(value if number == last else model.carry * value for number, value in own.items())
+    inherited = inherited_hours(model, own, hours)
+    before = model.curve.learned(model.done_hours)
+    after = model.curve.learned(model.done_hours + kept + inherited)
+    value = POINTS * model.weight / problem.total_weight * (after - before)
+    return ModelScore(sum(own.values()), kept, inherited, before, after, value)
+
+
+def inherited_hours(
+    model: WeekModel, own: Mapping[int, float], hours: Mapping[tuple[str, int], float]
+) -> float:
+    """A share of the parent's hours of each earlier round, at most as many as are trained from there on."""
+    if model.inherits is None or model.share <= 0:
+        return 0.0
+    taken = trained = 0.0
+    for number in range(max(own, default=0), 0, -1):
+        trained += own.get(number, 0.0)
+        taken += min(model.share * hours.get((model.inherits, number - 1), 0.0), trained - taken)
+    return taken
+
+
+def marginal(problem: WeekProblem, model: WeekModel, hours: float) -> float:
+    """Points of one more reference hour."""
+    weight = POINTS * model.weight / problem.total_weight
+    return weight * model.curve.slope(model.done_hours + hours)
+
+
+FEWEST_POINTS = 6
+GRID = 60
+BINS = 16
+
+
+class FittedCurve(NamedTuple):
+    half_hours: float
+    explained: float
+    """Share of the variance of the losses that the curve explains."""
+
+
+def bin_losses(hours: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:
+    """Means of consecutive steps: single losses are noise."""
+    count = len(hours)
+    edges = [round(number * count / BINS) for number in range(BINS + 1)]
+    return [(fmean(hours[a:b]), fmean(losses[a:b])) for a, b in pairwise(edges) if b > a]
+
+
+def fit_curve(points: Sequence[tuple[float, float]]) -> FittedCurve | None:
+    """Least squares for `floor + drop * 2 ** (-hours / half)`; the drop must be a drop."""
+    usable = [(h, loss) for h, loss in points if math.isfinite(h) and math.isfinite(loss)]
+    if len(usable) < FEWEST_POINTS:
+        return None
+    span = max(h for h, _ in usable) - min(h for h, _ in usable)
+    mean = fmean(loss for _, loss in usable)
+    spread = sum((loss - mean) ** 2 for _, loss in usable)
+    if span <= 0 or spread <= 0:
+        return None
+    losses = [loss for _, loss in usable]
+    best: FittedCurve | None = None
+    for number in range(GRID):
+        half = span / 20 * 200 ** (number / (GRID - 1))
+        fractions = [2 ** (-h / half) for h, _ in usable]
+        try:
+            slope, base = linear_regression(fractions, losses)
+        except StatisticsError:
+            continue
+        if slope > 0:
+            error = sum((y - base - slope * x) ** 2 for x, y in zip(fractions, losses, strict=True))
+            if best is None or 1 - error / spread > best.explained:
+                best = FittedCurve(half, 1 - error / spread)
+    return best
+
+
+def combine(curves: Sequence[FittedCurve], *, least: float = 0.5) -> float | None:
+    """The median of runs whose curve explains at least half of what is seen."""
+    good = [curve.half_hours for curve in curves if curve.explained >= least]
+    return median(good) if good else None

@@ -25,7 +25,7 @@ from graftwork.fleet.ledger import month_of
 from graftwork.fleet.places.manual import ManualPlace
 from graftwork.fleet.settings import CapSettings, FleetSettings, PlaceCalendarSettings, QuotaSettings
 from graftwork.plan.catalog.prices import list_places
-from graftwork.plan.cost.runs import fit_in_brief
+from graftwork.plan.cost.bill import fit_in_brief
 from graftwork.plan.fit.project import FitRequest, question_of
 from graftwork.plan.settings import WeekModelSettings, WeekSettings
 from graftwork.project.load import ProjectFolder
@@ -61,12 +61,12 @@ from graftwork.week.calendar import (
     week_start,
 )
 from graftwork.week.checker import check_week
-from graftwork.week.curves import FittedCurve, bin_losses, combine, fit_curve
 from graftwork.week.ical import calendar_text
 from graftwork.week.plan import plan_week
 from graftwork.week.problem import (
     STEP,
     Effort,
+    FittedCurve,
     GainCurve,
     QuotaPeriod,
     RollingQuota,
@@ -75,11 +75,14 @@ from graftwork.week.problem import (
     WeekProblem,
     WeekState,
     as_scenario,
+    bin_losses,
+    combine,
+    fit_curve,
     require_name,
     scenarios_of,
+    score,
 )
 from graftwork.week.replan import WeekEvent, sessions_ahead, state_after
-from graftwork.week.score import score
 
 PaidJob = tuple[datetime, float]
 """When a job of the ledger was made, and its dollars as the caps count them."""

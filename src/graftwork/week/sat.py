@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graftwork.records.errors import needs_extra
 from graftwork.records.week import Session
 from graftwork.week.problem import (
+    POINTS,
     STEP,
     OpenWindow,
     WeekCell,
@@ -24,9 +25,9 @@ from graftwork.week.problem import (
     WeekState,
     open_place_of,
     own_hours,
+    spent_so_far,
     start_spans,
 )
-from graftwork.week.score import POINTS, spent_so_far
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpSolver, IntVar

@@ -24,17 +24,17 @@ from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit.answer import say_time
 from graftwork.plan.fit.candidate import most_tokens_per_second, require_possible
-from graftwork.plan.fit.plain_step import (
-    host_memory,
-    rows_at_once,
-    trained,
-)
 from graftwork.plan.fit.question import (
     late_chance,
     length_that_fits,
     make_question,
     share_above,
     truths,
+)
+from graftwork.plan.fit.steps import (
+    host_memory,
+    rows_at_once,
+    trained,
 )
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Machine

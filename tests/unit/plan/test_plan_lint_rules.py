@@ -175,7 +175,7 @@ def test_a_warm_up_is_called_too_long_by_exactly_one_rule_or_none(steps, warmup)
 
 @given(cards=st.integers(1, 8), stage=st.sampled_from([None, 1, 2, 3]))
 def test_more_cards_or_a_higher_stage_never_need_more_of_a_card(cards, stage):
-    from graftwork.plan.lint.rules_memory import full_floor
+    from graftwork.plan.lint.rules_device import full_floor
 
     def floor(cards, stage):
         config = say(method="full", precision="bfloat16", cards=cards, zero_stage=stage or 1)

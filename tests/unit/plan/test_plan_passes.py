@@ -11,7 +11,7 @@ from graftwork.model.shape import linear_names, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan
-from graftwork.plan.micro_batches import choose_micro_batches, distribution_of, needs_more
+from graftwork.plan.project import choose_micro_batches, distribution_of, needs_more
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload

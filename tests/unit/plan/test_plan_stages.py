@@ -3,14 +3,17 @@
 import pytest
 from test_plan_estimate import DEVICE, SMOL
 
-from graftwork.costmodel.answers import AnswerLoad, alone, gpu_answers, processor_answers
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.plan.stages import (
     MEASURED,
+    AnswerLoad,
     StageFacts,
     add_up,
+    alone,
     estimate_stage,
+    gpu_answers,
     pool_stage,
+    processor_answers,
     residual_name,
     stage_parts,
 )

@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from distributed_child import FULL, make_rows
 from followed_engine import follow
 
+from graftwork.costmodel.allocator import CUBLAS_WORKSPACE
 from graftwork.costmodel.distributed import PlainRun
-from graftwork.costmodel.stream import CUBLAS_WORKSPACE
 from graftwork.costmodel.streamed import StreamedWork, streamed_peak
 from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.shape import shape_of, total_parameters

@@ -30,19 +30,21 @@ from graftwork.plan.cost.bill import (
     Billing,
     CardRun,
     DiskNeed,
+    MeasuredRun,
     OfferCandidate,
     PlaceComparison,
     PlaceRow,
+    RunEstimator,
     Terms,
     Tweak,
     WinnerChange,
     compute_bill,
     describe_intervals,
+    describe_run,
     house_of,
     is_recommended,
     need_disk,
 )
-from graftwork.plan.cost.runs import MeasuredRun, RunEstimator, describe_run
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu, Offer, PlaceTerms

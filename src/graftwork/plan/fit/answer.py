@@ -15,7 +15,6 @@ from graftwork.costmodel.streamed import describe_streamed
 from graftwork.model.shape import describe_experts, linear_names, total_parameters
 from graftwork.plan.catalog.models import CatalogModel, list_models
 from graftwork.plan.catalog.quantization import describe_trade
-from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.candidate import (
     RESERVED_SPREAD,
     FitCandidate,
@@ -33,8 +32,6 @@ from graftwork.plan.fit.candidate import (
     strategy_of,
     time_spread,
 )
-from graftwork.plan.fit.own_step import may_fit, own_limit
-from graftwork.plan.fit.plain_step import padded_gb, plain_candidate, trained
 from graftwork.plan.fit.question import (
     card_room,
     half_precision,
@@ -45,6 +42,7 @@ from graftwork.plan.fit.question import (
     why_plain,
 )
 from graftwork.plan.fit.search import search, takes_own_step
+from graftwork.plan.fit.steps import may_fit, own_limit, padded_gb, plain_candidate, say_why, trained
 from graftwork.records.base import Figure
 from graftwork.records.plan import Considered, FitAnswer, FitQuestion, Level, Method, ModelShape
 from graftwork.records.units import GIB
@@ -105,7 +103,7 @@ def give_reasons(
         graded = chosen.step_parts.get("rewards", 0.0)
         rewards = f"{graded / chosen.seconds_a_step:.0%} for rewards" if graded else "rewards not counted"
         reasons += [
-            *plain_step.say_why(question),
+            *say_why(question),
             f"{a_prompt:.1f} s a prompt, {writing / chosen.seconds_a_step:.0%} of it for writing answers: "
             f"{NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, {rewards}",
         ]

@@ -24,9 +24,15 @@ from graftwork.costmodel.rollouts import cpu_seconds, passes_of, sampling_beyond
 from graftwork.costmodel.streamed import StreamedWork, choose_streamed, streamed_peak, streamed_step_parts
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption, fits
-from graftwork.plan.fit.own_step import ALONE, own_limit, own_step_candidates
-from graftwork.plan.fit.plain_step import PROCESS_GIB, plain_candidate, plain_run
 from graftwork.plan.fit.question import card_room, half_precision, host_room, rollout_load, why_plain
+from graftwork.plan.fit.steps import (
+    ALONE,
+    PROCESS_GIB,
+    own_limit,
+    own_step_candidates,
+    plain_candidate,
+    plain_run,
+)
 from graftwork.records.base import Figure
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import FitQuestion, Level, MemoryPeak, Offload, ProcessorStep, Sharding, Workload

@@ -6,12 +6,12 @@ file. Pure; does not know where the figures came from.
 
 from collections.abc import Iterable
 
-from graftwork.plan.lint import rules_learning, rules_memory, rules_precision, rules_training
+from graftwork.plan.lint import rules_device, rules_learning, rules_training
 from graftwork.plan.lint.facts import Configuration, LintContext, LintFinding, LintRule
 
 RULES: tuple[LintRule, ...] = tuple(
     rule
-    for module in (rules_training, rules_memory, rules_precision, rules_learning)
+    for module in (rules_training, rules_device, rules_learning)
     for rule in vars(module).values()
     if isinstance(rule, LintRule)
 )

@@ -26,7 +26,7 @@ from graftwork.plan.lint.facts import (
     read_written,
 )
 from graftwork.plan.lint.readers import detect, read_foreign
-from graftwork.plan.lint.rules_memory import least_minutes, peaks_of
+from graftwork.plan.lint.rules_device import least_minutes, peaks_of
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.plan import ModelShape

@@ -8,7 +8,6 @@ from week_samples import DAY, START, WEEK, model, nights, place, session, small_
 from graftwork.records.errors import UserMistake
 from graftwork.records.week import WeekSchedule
 from graftwork.week.checker import check_week
-from graftwork.week.curves import bin_losses, combine, fit_curve
 from graftwork.week.ical import calendar_text
 from graftwork.week.plan import WeekImpossible, plan_week
 from graftwork.week.problem import (
@@ -18,12 +17,15 @@ from graftwork.week.problem import (
     RollingQuota,
     WeekState,
     as_scenario,
+    bin_losses,
+    combine,
+    fit_curve,
     quota_left,
     reading_notes,
+    score,
     window_use,
 )
 from graftwork.week.replan import WeekEvent, sessions_ahead, state_after
-from graftwork.week.score import score
 
 BRIEF = Effort(seconds=2.0, workers=1, what_if=False, enough=0.05)
 

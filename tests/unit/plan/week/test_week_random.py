@@ -8,9 +8,8 @@ from week_samples import states, weeks
 from graftwork.week.checker import check_week
 from graftwork.week.greedy import plan_greedily
 from graftwork.week.plan import find_plan
-from graftwork.week.problem import WeekState, as_scenario, in_rounds, rounds_of, scenarios_of
+from graftwork.week.problem import WeekState, as_scenario, in_rounds, rounds_of, scenarios_of, score
 from graftwork.week.sat import SearchLimits
-from graftwork.week.score import score
 
 SLOW_INPUT = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 

@@ -6,9 +6,8 @@ import pytest
 from week_samples import model, place, session, week
 
 from graftwork.week.checker import check_week
-from graftwork.week.problem import GainCurve, WeekState, as_scenario, rounds_of
+from graftwork.week.problem import POINTS, GainCurve, WeekState, as_scenario, rounds_of, score
 from graftwork.week.sat import SearchLimits, solve
-from graftwork.week.score import POINTS, score
 
 NOW = WeekState()
 
