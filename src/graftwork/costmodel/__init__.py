@@ -11,7 +11,7 @@ There is one memory model for each kind of step:
 - a CPU: `cpu_step.training_memory`.
 
 Time: `rates.py` (what a GPU reaches), `gpu_time.py` (graft's own step), `plain_time.py` (transformers and
-PEFT), `packing.py` (rows to passes), `run_time.py` (a run without its steps), `probed_rates.py` (of a probe),
+PEFT), `run.py` (a run around its steps: rows to passes, the start), `probed_rates.py` (of a probe),
 `distributed.py` (links and offloading), `cpu_step.py`. `gpu_tuning.py` chooses how the own step spends a
 GPU's memory.
 """

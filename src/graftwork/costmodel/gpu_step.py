@@ -23,7 +23,7 @@ from graftwork.costmodel.gpu_tensors import (
     free_all,
     sizes_of,
 )
-from graftwork.costmodel.packing import round_places
+from graftwork.costmodel.run import round_places
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import MIB
 

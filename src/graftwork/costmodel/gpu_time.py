@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from graftwork.costmodel.gpu_memory import weights_again
-from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, round_tokens, token_step
 from graftwork.costmodel.rates import OPENED_NF4_BYTES, UNEVEN_SHARE, StepRates
+from graftwork.costmodel.run import COMPILED_SHAPES, RECORDED_SHAPES, round_tokens, token_step
 from graftwork.model.shape import joined_sizes, layer_parameters, layout_of_shape
 from graftwork.records.plan import ModelShape, StepTime, Tuning
 

@@ -34,7 +34,7 @@ from graftwork.costmodel.gpu_step import (
 from graftwork.costmodel.gpu_tensors import ByteTally
 from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.run_time import compiling_pays
+from graftwork.costmodel.run import compiling_pays
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
 

@@ -28,7 +28,7 @@ from graftwork.costmodel.rollouts import (
     update_seconds,
     weight_width,
 )
-from graftwork.costmodel.run_time import (
+from graftwork.costmodel.run import (
     CHECKPOINT_SECONDS,
     VALIDATION_SECONDS,
     recording_seconds,
@@ -36,8 +36,7 @@ from graftwork.costmodel.run_time import (
 )
 from graftwork.costmodel.streamed import describe_streamed
 from graftwork.model.shape import describe_experts, total_parameters, trained_by
-from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD, default_rates
-from graftwork.plan.catalog.quantization import describe_trade
+from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD, default_rates, describe_trade
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Figure

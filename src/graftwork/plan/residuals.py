@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from graftwork.costmodel.run_time import START_SECONDS
+from graftwork.costmodel.run import START_SECONDS
 from graftwork.records.base import Figure
 from graftwork.records.plan import Bias, Drift, LearnedMemory, Plan, Residual, RunParts
 from graftwork.records.run import TrainOutcome

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from graftwork.costmodel.gpu_memory import describe_tuning
+from graftwork.costmodel.run import why_plain
 from graftwork.costmodel.streamed import describe_streamed
-from graftwork.costmodel.which_step import why_plain
 from graftwork.files.disk import read_or_empty
 from graftwork.model.shape import describe_experts, read_shape
 from graftwork.records.dataset import Row

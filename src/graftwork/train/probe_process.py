@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, cast
 
 from graftwork.costmodel.gpu_tuning import FIRST_WITH_EIGHT, GPU_SHARE
-from graftwork.costmodel.which_step import why_plain
+from graftwork.costmodel.run import why_plain
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
 from graftwork.records.dataset import Row

@@ -20,7 +20,7 @@ from graftwork.costmodel.cpu_step import (
     validation_share,
 )
 from graftwork.costmodel.rollouts import update_seconds
-from graftwork.costmodel.which_step import why_plain
+from graftwork.costmodel.run import why_plain
 from graftwork.model.shape import adapter_parameters, shape_of, total_parameters
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from graftwork.costmodel.gpu_memory import best_levels, extra_bytes, kept_bytes, weights_again
-from graftwork.costmodel.packing import bin_rows, round_places, round_tokens
+from graftwork.costmodel.run import bin_rows, round_places, round_tokens
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest

@@ -1,7 +1,7 @@
-"""Cards and processors by name: what their makers state, and what was measured.
+"""GPUs and CPUs by name: what their makers state, and what was measured.
 
-In: a name as people, drivers or price lists write it. Out: its figures with their source and date. Does
-not look at this machine.
+In: a name as people, drivers or price lists write it. Out: its figures with their source and date; and what
+frozen weights in fewer bits cost and gain in training, as measured. Does not look at this machine.
 """
 
 import re
@@ -114,3 +114,30 @@ def list_cpus(*, overlay: Path | None = None) -> tuple[Cpu, ...]:
 def default_rates() -> StepRates:
     """The rates that settings are ranked by where the card is unknown: an H200's."""
     return rates_of(find_gpu("H200"))
+
+
+TRADE_COLUMNS = ColumnParsers(
+    needed={
+        "form": text,
+        "speed_change": text,
+        "speed_measured_on": text,
+        "loss_change": text,
+        "loss_measured_on": text,
+        **SOURCE,
+    },
+    optional={"note": text},
+    key=("form",),
+)
+NAMES = {"eight": "8 bits", "four": "4 bits (NF4)"}
+SWITCHES = {"eight": "`train.fp8: off` keeps 16 bits", "four": "`train.method: lora` keeps 16 bits"}
+
+
+@cache
+def describe_trade(form: str) -> str:
+    """Against frozen weights in bfloat16: the change of tokens a second and of the loss after training."""
+    row = next(row for row in read_table("quantization", TRADE_COLUMNS) if row.text("form") == form)
+    speed, loss = float(row.text("speed_change")), float(row.text("loss_change"))
+    return (
+        f"{NAMES[form]}: {speed:+.0%} speed ({row.text('speed_measured_on')}), about {loss:+.0%} "
+        f"loss ({row.text('loss_measured_on')}), measured {row.text('dated')}; {SWITCHES[form]}"
+    )

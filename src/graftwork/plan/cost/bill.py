@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from graftwork.costmodel.rates import rates_of
-from graftwork.costmodel.run_time import start_seconds
+from graftwork.costmodel.run import start_seconds
 from graftwork.model.shape import total_parameters
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.catalog.prices import HOURS_A_MONTH

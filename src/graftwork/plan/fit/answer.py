@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from graftwork.costmodel.gpu_memory import load_peak
 from graftwork.costmodel.rates import StepRates, rates_of
-from graftwork.costmodel.run_time import start_seconds
+from graftwork.costmodel.run import start_seconds
 from graftwork.costmodel.streamed import describe_streamed
 from graftwork.model.shape import describe_experts, linear_names, total_parameters
+from graftwork.plan.catalog.hardware import describe_trade
 from graftwork.plan.catalog.models import CatalogModel, list_models
-from graftwork.plan.catalog.quantization import describe_trade
 from graftwork.plan.fit.candidate import (
     RESERVED_SPREAD,
     FitCandidate,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
-from graftwork.costmodel import which_step
 from graftwork.costmodel.rollouts import choose_prompts_at_once
+from graftwork.costmodel.run import why_plain as why_plain_step
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.records.base import Figure
@@ -82,7 +82,7 @@ def half_precision(question: FitQuestion) -> Precision:
 def why_plain(question: FitQuestion) -> str | None:
     """Why `graft train` would not take its own step on one device; None where it does."""
     gpu = question.machine.gpu
-    return which_step.why_plain(
+    return why_plain_step(
         question.shape,
         device=kind_of(question),
         method=question.method,

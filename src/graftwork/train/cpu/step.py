@@ -138,7 +138,7 @@ def _pick(x: Tensor, layout: TokenLayout) -> Tensor:
 def make_cpu_step(
     model: Any, rows: Sequence[Row], *, settings: TrainSettings, shape: ModelShape, folder: Path
 ) -> tuple[CpuStep, str]:
-    """The step of a model that it is written for (`costmodel/which_step.py`), and where it caches what."""
+    """The step of a model that it is written for (`costmodel/run.py`), and where it caches what."""
     first = first_trained_block(model)
     adapted = shape.layers - first
     memory = machine_memory().get("limit", 0.0) * GIB

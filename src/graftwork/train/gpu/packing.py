@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graftwork.costmodel.packing import COMPILED_SHAPES, bin_rows, round_places, round_tokens, token_step
+from graftwork.costmodel.run import COMPILED_SHAPES, bin_rows, round_places, round_tokens, token_step
 from graftwork.records.dataset import Row
 from graftwork.train.gpu.attention import Documents
 

@@ -1,0 +1,145 @@
+"""A run around its steps: which step it takes, how its rows become passes, what comes before the first. Pure.
+
+In: a decoder's shape, what is trained of it, where and in which precision; lengths of rows, tokens of a pass
+at most; how a GPU's step is tuned. Out: why it is the plain step, or None: plans and training ask here, so
+that a plan is one of the step that is taken; bins of rows, and the few sizes of packs by which the engine
+packs (`train/gpu`) and plans count; seconds of starting, loading, recording or compiling.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from graftwork.records.plan import ModelShape, Tuning
+
+LEAST_CAPABILITY = 8.0
+"""Ampere: bfloat16, and attention over rows of different lengths."""
+
+
+def why_plain(
+    shape: ModelShape,
+    *,
+    device: Literal["cpu", "cuda"],
+    method: str,
+    precision: str,
+    devices: int = 1,
+    capability: float | None = None,
+) -> str | None:
+    """Why a run takes the plain step; None where it takes graft's own. `capability` is that of a GPU."""
+    widths = (shape.hidden_size, shape.intermediate_size)
+    reasons = {"several devices share the run": devices > 1}
+    if device == "cpu":
+        reasons |= {
+            "method full trains more than adapters": method == "full",
+            f"it works in float32, not in {precision}": precision != "float32",
+            shape.not_written_out or "": shape.not_written_out is not None,
+        }
+    else:
+        reasons |= {
+            "the GPU has no bfloat16: it is older than Ampere": (capability or 0) < LEAST_CAPABILITY,
+            f"it works in bfloat16, not in {precision}": precision not in ("auto", "bfloat16"),
+            f"method {method} is trained on the plain path": method not in ("lora", "qlora"),
+            shape.not_written_out or "": shape.not_written_out is not None,
+            "its widths are no multiples of 64": any(width % 64 for width in widths),
+        }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+COMPILED_SHAPES, RECORDED_SHAPES = 4, 8
+"""A batch is filled up to a quarter, a half, three quarters or all of the tokens of a pass where each size is
+compiled for; recording a size costs less, so there are twice as many and half as much filling."""
+SMALLEST_PASS = 1024
+FEWEST_PLACES = 64
+
+
+def bin_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
+    """Which rows go together: the longest first, each where it leaves the least room."""
+    bins: list[list[int]] = []
+    left: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
+        fitting = [at for at, space in enumerate(left) if space >= lengths[row]]
+        if fitting:
+            best = min(fitting, key=lambda at: (left[at], at))
+            bins[best].append(row)
+            left[best] -= lengths[row]
+        else:
+            bins.append([row])
+            left.append(max(room - lengths[row], 0))
+    return bins
+
+
+def round_tokens(count: int, *, room: int, shapes: int = COMPILED_SHAPES) -> int:
+    """The next of the few sizes that batches have."""
+    step = token_step(room, shapes)
+    return -(-count // step) * step
+
+
+def token_step(room: int, shapes: int) -> int:
+    return max(-(-room // shapes), SMALLEST_PASS // shapes)
+
+
+def round_places(count: int, *, head_tokens: int) -> int:
+    """How many places the head looks at: full chunks, or one whose size is a power of two. Replies are
+    short, and a head of a hundred thousand columns is not computed for places that predict nothing."""
+    if count >= head_tokens:
+        return -(-count // head_tokens) * head_tokens
+    return min(max(1 << max(count - 1, 0).bit_length(), FEWEST_PLACES), head_tokens)
+
+
+IMPORT_SECONDS = {"cpu": 7.5, "cuda": 8.5}
+"""Interpreter and libraries, where the process is not forked from one that has them."""
+OPEN_SECONDS = {"cpu": 0.5, "cuda": 2.0}
+"""Of a process with its imports done: its job, and on a GPU the context and first kernels."""
+MAKE_SECONDS = {"cpu": 1.0, "cuda": 1.0}
+"""Making a model of its file, whatever its size (SmolLM2: 0.6 s of a core, 1 s in all)."""
+PREPARE_SECONDS = {"cpu": 1.0, "cuda": 0.0}
+"""Rows, adapters, optimizer; on a processor weights laid out for its products, and the hash of the base."""
+START_SECONDS = {
+    kind: IMPORT_SECONDS[kind] + OPEN_SECONDS[kind] + MAKE_SECONDS[kind] + PREPARE_SECONDS[kind]
+    for kind in IMPORT_SECONDS
+}
+"""Of a training process with a small base that is a new interpreter (SmolLM2: 11 s on two cores, 12 s on an
+H200)."""
+VALIDATION_SECONDS = {"cpu": 0.0, "cuda": 2.5}
+"""What the last look at the validation rows takes besides their tokens: nothing of it is recorded (H200)."""
+CHECKPOINT_SECONDS = {"cpu": 0.15, "cuda": 0.04}
+RECORDED_SIZES = 8
+"""Sizes of packs that a run meets, each run plainly and then recorded."""
+PLAIN_PASS_A_LAYER = 0.004
+"""Seconds of the host for a layer, forward and backward, where nothing is recorded yet (H200)."""
+READ_BYTES_S = {"cpu": 1.5e9, "cuda": 1.5e9}
+"""From the disk into memory or onto the GPU (derived: a usual NVMe disk, half of its stated rate)."""
+BYTES_A_PARAMETER = 2
+COMPILE_SECONDS = 8.0
+"""For each size of batch; half a minute for all of them (H200 with 16 cores: settling took 15 to 29 s)."""
+
+
+COMPILING_PAYS_SECONDS = 120.0
+"""A shorter run is over before its layers are compiled: up to half a minute for each size of batch."""
+
+
+def compiling_pays(tuning: Tuning, *, tokens: float) -> bool:
+    """Whether a run of so many tokens is long enough for its layers to be compiled."""
+    return tuning.seconds_a_token * tokens > COMPILING_PAYS_SECONDS
+
+
+def recording_seconds(tuning: Tuning, *, layers: int, steps: int) -> float:
+    """What a run spends on recording the sizes of its packs while it trains."""
+    if tuning.compiled or not tuning.recorded:
+        return 0.0
+    return 2 * min(RECORDED_SIZES, steps) * layers * PLAIN_PASS_A_LAYER
+
+
+def engine_start(kind: str, *, parameters: int, forked: bool) -> dict[str, float]:
+    """From the start of a process to its model in memory."""
+    return {
+        "imports": 0.0 if forked else IMPORT_SECONDS[kind],
+        "open": OPEN_SECONDS[kind],
+        "load": MAKE_SECONDS[kind] + parameters * BYTES_A_PARAMETER / READ_BYTES_S[kind],
+    }
+
+
+def start_seconds(kind: str, *, parameters: int, tuning: Tuning | None = None, forked: bool = False) -> float:
+    """From the start of a run to its first step. `forked`: from a process that has done the imports."""
+    started = sum(engine_start(kind, parameters=parameters, forked=forked).values())
+    compiling = COMPILE_SECONDS * COMPILED_SHAPES if tuning is not None and tuning.compiled else 0.0
+    return started + PREPARE_SECONDS[kind] + compiling
