@@ -123,8 +123,7 @@ def ask_model(
         tokens = {"prompt_tokens": usage.get("prompt_tokens"), "reply_tokens": usage.get("completion_tokens")}
         return answer.model_copy(update={"text": text, **tokens})
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        error = f"status {status}, and the body is no chat completion"
-        return answer.model_copy(update={"error": error})
+        return answer.model_copy(update={"error": f"status {status}, and the body is not a chat completion"})
 
 
 def curl_command(project: Project, model: str, messages: list[dict[str, str]]) -> str:

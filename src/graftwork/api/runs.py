@@ -176,8 +176,8 @@ def list_differences(section: str, left: dict[str, Any], right: dict[str, Any]) 
     differences = []
     for name in dict.fromkeys((*left, *right)):
         a, b, better = left.get(name), right.get(name), ""
-        is_figure = isinstance(a, int | float) and isinstance(b, int | float) and a != b
-        if is_figure and name in LESS_IS_BETTER | MORE_IS_BETTER:
+        is_ranked = name in LESS_IS_BETTER | MORE_IS_BETTER
+        if is_ranked and isinstance(a, int | float) and isinstance(b, int | float) and a != b:
             better = "a" if (a < b) == (name in LESS_IS_BETTER) else "b"
         differences.append(Difference(section=section, name=name, a=a, b=b, same=a == b, better=better))
     return differences

@@ -54,8 +54,9 @@ def part_of(kind: type[Record]) -> type[Part]:
         field.default, field.default_factory = None, None
         # An editor must not offer the class's own default here: what is not given is the project's.
         field.json_schema_extra = _drop_default
-        is_section = isinstance(inner, type) and issubclass(inner, Record)
-        fields[name] = (part_of(inner) if is_section else inner, field)
+        if isinstance(inner, type) and issubclass(inner, Record):
+            inner = part_of(inner)
+        fields[name] = (inner, field)
     made = create_model(f"Part{kind.__name__}", __base__=Part, __doc__=kind.__doc__, **fields)
     made.model_config = ConfigDict(**{**made.model_config, "title": kind.__name__})
     return made

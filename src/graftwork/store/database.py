@@ -20,7 +20,6 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
-    Row,
     Select,
     create_engine,
     event,
@@ -190,7 +189,7 @@ class Database:
                     connection.execute(select(func.pg_advisory_xact_lock(_WRITE_LOCK)))
                 yield connection
 
-    def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+    def rows(self, query: Select[Any]) -> Sequence[Any]:
         """What one query reads, in a transaction of its own."""
         with self.read() as connection:
             return connection.execute(query).all()

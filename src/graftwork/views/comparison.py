@@ -6,6 +6,7 @@ from typing import Any
 from graftwork.plan.cost.bill import PlaceComparison, PlaceRow, billed_how
 from graftwork.plan.cost.compare import best_of_each_place, dollars, duration
 from graftwork.plan.purchase import ENDLESS, Payback, Purchase, PurchaseChoice, Reach
+from graftwork.records.plan import Method
 from graftwork.text.wording import plural
 from graftwork.views.document import Document, quote
 
@@ -50,7 +51,7 @@ def view_purchase(found: Purchase) -> Document:
     return viewed
 
 
-METHODS = ("qlora", "lora", "full")
+METHODS: tuple[Method, ...] = ("qlora", "lora", "full")
 
 
 def _choice(choice: PurchaseChoice, found: Purchase) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.views.document import Document, Table, quote, safe
+from graftwork.views.document import Cell, Document, Table, quote, safe
 
 if TYPE_CHECKING:
     from graftwork.data.export.sink import ExportRecord
@@ -189,7 +189,7 @@ def view_portions(
     viewed = Document("Rows of each model")
     stages = sorted({stage for portion in portions for stage in portion.stages})
     named = tuple(f"s{stage}" for stage in stages)
-    rows = [
+    rows: list[Sequence[Cell]] = [
         (
             quote(portion.model),
             portion.own,

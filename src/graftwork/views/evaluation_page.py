@@ -20,7 +20,7 @@ from graftwork.records.report import Answer, Case, Metric, Report, SliceFigure, 
 from graftwork.text.wording import number, p_value, percent, plural, points
 from graftwork.views import html
 from graftwork.views.charts import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
-from graftwork.views.document import Document, Name, Table, quote
+from graftwork.views.document import Cell, Document, Name, Table, quote
 
 LINE = 17.0
 """Between the intervals of one metric."""
@@ -374,7 +374,7 @@ def view_confusions(report: Report) -> Document:
         field = f" [dim]field {quote(found.field)}[/]" if found.field and found.field != name else ""
         viewed.heading(f"{quote(name)}{field}")
         columns = [Name(quote(column)) for column in found.columns]
-        rows = []
+        rows: list[Sequence[Cell]] = []
         for shown, counts in zip(found.classes, found.counts, strict=True):
             was = f"{percent(known[shown.label].recall)} → " if shown.label in known else ""
             spread = f"{percent(shown.recall_low)} to {percent(shown.recall_high)}"

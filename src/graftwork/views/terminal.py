@@ -66,7 +66,14 @@ def print_document(console: Console, printed: Document) -> None:
 def _table(console: Console, part: document.Table) -> "PlainTable":
     made = table(*part.columns, title=part.title or None, right=tuple(part.right))
     if not part.columns:
-        made = PlainTable.grid(padding=(0, 2, 0, 0))
+        made = PlainTable(
+            box=None,
+            padding=(0, 2, 0, 0),
+            collapse_padding=True,
+            show_header=False,
+            show_edge=False,
+            pad_edge=False,
+        )
     if part.tight:
         made.padding = (0, 1, 0, 0)
     for row in part.rows:

@@ -90,7 +90,7 @@ def _changes(problem: WeekProblem) -> Iterator[tuple[str, WeekProblem]]:
                 quota.model_copy(update={"minutes": quota.minutes + HOUR}) for quota in place.rolling
             )
             longest = None if place.longest is None else place.longest + HOUR
-            update = {"periods": periods, "rolling": rolling, "longest": longest}
+            update: dict[str, object] = {"periods": periods, "rolling": rolling, "longest": longest}
             changes.append(("one more hour of quota and session", update))
         elif place.open != ((0, problem.length),):
             changes.append(("open an hour longer", {"open": _longer(place.open, problem.length)}))

@@ -6,7 +6,7 @@ In: corpus facts. Out: findings and the clusters to read side by side.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +27,7 @@ from graftwork.data.audit.findings import (
 from graftwork.data.audit.row_checks import RATED_BAD, RETRIED, say_bad_score
 from graftwork.data.ingest.blocks import IN_OTHER_FILE
 from graftwork.records.dataset import SPLITS, Cluster, ClusterKind, Finding, Severity
-from graftwork.records.interaction import Origin
+from graftwork.records.interaction import Interaction, Origin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ def find_rare_groups(facts: AuditFacts) -> Iterator[Finding]:
             "rare_group",
             "warning",
             places,
-            show=lambda row, place, of=numbers, names=names: f"{names[of[place]]}: {row.question}",
+            show=_question_with_label(numbers, names),
             reasons={names[number]: int(usable[number]) for number in ordered[:40]},
             wording=Wording(
                 title=count_rows(len(places), "belong")
@@ -100,6 +100,10 @@ def find_dominant_groups(facts: AuditFacts) -> Iterator[Finding]:
                 fix="log more of the other groups, or look at the figures of each group in the evaluation",
             ),
         )
+
+
+def _question_with_label(numbers: "NDArray[Any]", names: Sequence[str]) -> Callable[[Interaction, int], str]:
+    return lambda row, position: f"{names[numbers[position]]}: {row.question}"
 
 
 def find_same_reply(facts: AuditFacts) -> Iterator[Finding]:

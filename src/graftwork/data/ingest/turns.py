@@ -200,9 +200,10 @@ def take_message(value: Any, key: str) -> list[LogTurn]:
         return [_take_assistant({**value, "content": content}, key)]
     if isinstance(content, list):
         content = open_parts(content)
-    results = [part for part in content if _is_result(part)] if isinstance(content, list) else []
+    parts = content if isinstance(content, list) else []
+    results = [part for part in parts if _is_result(part)]
     turns = [LogTurn("tool", write_result(part.get("content"), f"{key}.content")) for part in results]
-    rest = [part for part in content if not _is_result(part)] if results else content
+    rest = [part for part in parts if not _is_result(part)] if results else content
     if results and not rest:
         return turns
     text = write_result if known == "tool" else take_text

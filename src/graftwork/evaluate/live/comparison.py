@@ -213,8 +213,8 @@ def watch_live(
                 f"B less A {found.low:+.1%} to {found.high:+.1%}, "
                 f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
             )
-            a, b = found.arms["A"].sessions, found.arms["B"].sessions
-            phase = f"{found.used} sessions (A {a}, B {b} assigned)"
+            assigned = ", ".join(f"{arm} {found.arms[arm].sessions}" for arm in ("A", "B"))
+            phase = f"{found.used} sessions ({assigned} assigned)"
             # No remaining time: it depends on future answers.
             work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})
             if not found.used and found.ungraded >= HOPELESS:

@@ -191,7 +191,7 @@ def _notebook(order: JobOrder, secrets: Mapping[str, str]) -> dict[str, Any]:
     ]
     cells: list[dict[str, Any]] = []
     for number, (kind, text) in enumerate(texts):
-        output = {"execution_count": None, "outputs": []} if kind == "code" else {}
+        output: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
         cells.append({"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text, **output})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}

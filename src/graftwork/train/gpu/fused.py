@@ -83,7 +83,8 @@ def _activation_gradient(dy: Tensor, x: Tensor, activation: Activation) -> Tenso
     return torch.ops.aten.gelu_backward(dy, x, approximate=approximate)  # type: ignore[no-any-return]
 
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def one_launch(reference: Callable[P, R]) -> Callable[P, R]:

@@ -194,7 +194,7 @@ class _Writer:
             and vars(builtins).get(value.__name__) is value
         ):
             # The other process has the same; a call of it then needs nothing of this one.
-            self._bytes(b"n", value.__name__.encode())
+            self._bytes(b"n", value.__name__.encode())  # type: ignore[union-attr]
         elif self._peer.guards and kind is types.ModuleType:
             self._bytes(b"q", value.__name__.encode())
         else:
