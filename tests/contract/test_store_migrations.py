@@ -6,8 +6,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.store.database import Database, open_database
-from graftwork.store.migrations import MIGRATIONS, Migration, migrate
+from graftwork.store.database import MIGRATIONS, Database, Migration, migrate, open_database
 from graftwork.store.schema import metadata, schema_migrations
 
 

@@ -11,8 +11,7 @@ from sqlalchemy import text
 from store_samples import PROJECT, release
 
 from graftwork.records.errors import Busy
-from graftwork.store.database import Database, open_database
-from graftwork.store.migrations import MIGRATIONS
+from graftwork.store.database import MIGRATIONS, Database, open_database
 from graftwork.store.releases import ReleaseTable
 from graftwork.store.schema import schema_migrations
 

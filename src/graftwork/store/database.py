@@ -1,8 +1,13 @@
-"""Opens the state database and hands out transactions.
+"""Opens the state database, brings it to the newest schema, and hands out transactions.
 
 In: a path (SQLite in WAL mode) or a URL (PostgreSQL). Out: a `Database` at the newest schema, with
 two kinds of transaction: `read`, and `write`, of which there is one at a time. Does not know what
 the tables mean, nor where the URL came from.
+
+A new database gets its tables at once, an older one by numbered migrations, each applied once: all of it in
+one transaction under the write lock, so two processes that open a new database at once make it once, and one
+that dies halfway leaves nothing. To change the schema: change `schema`, append a migration here, never edit
+an old one. A contract test compares a database with what `schema` declares.
 """
 
 import contextlib
@@ -24,6 +29,7 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    inspect,
     make_url,
     select,
     text,
@@ -32,8 +38,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, Progra
 
 from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
-from graftwork.store.migrations import migrate
+from graftwork.store.schema import metadata, schema_migrations
 from graftwork.text.messages import hide
+from graftwork.version import __version__
 
 # The first word behind SQLITE_; extended codes such as SQLITE_READONLY_DIRECTORY share it.
 _SQLITE_BUSY = {"BUSY", "LOCKED"}
@@ -432,3 +439,52 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
             where=name,
         ) from error
     return database
+
+
+@dataclass(frozen=True)
+class Migration:
+    """Frozen SQL that both databases understand, for databases of the schema before it."""
+
+    number: int
+    name: str
+    statements: tuple[str, ...] = ()
+
+
+MIGRATIONS: tuple[Migration, ...] = (Migration(1, "first schema"),)
+
+
+def migrate(database: "Database", *, migrations: tuple[Migration, ...] = MIGRATIONS) -> tuple[int, ...]:
+    """Bring the database to the newest schema. Returns the numbers of the applied migrations."""
+    with database.read() as connection:
+        # The usual case, a database that is up to date, must not wait for the write lock.
+        if not _missing(connection, migrations, where=database.name):
+            return ()
+    with database.write() as connection:
+        # Another process may have done it while this one waited.
+        missing = _missing(connection, migrations, where=database.name)
+        is_new = len(missing) == len(migrations)
+        if is_new:
+            metadata.create_all(connection, checkfirst=False)
+        for migration in missing:
+            for statement in () if is_new else migration.statements:
+                connection.exec_driver_sql(statement)
+            applied = {"number": migration.number, "name": migration.name, "applied_by": __version__}
+            connection.execute(schema_migrations.insert().values(applied))
+    return tuple(m.number for m in missing)
+
+
+def _missing(
+    connection: Connection, migrations: tuple[Migration, ...], *, where: str
+) -> tuple[Migration, ...]:
+    applied: frozenset[int] = frozenset()
+    if inspect(connection).has_table(schema_migrations.name):
+        applied = frozenset(connection.scalars(select(schema_migrations.c.number)))
+    newest = migrations[-1].number
+    if max(applied, default=0) > newest:
+        raise EnvironmentLacks(
+            "the database was written by a newer Graftwork",
+            why=f"it is at migration {max(applied)}; version {__version__} knows migrations up to {newest}",
+            fix="upgrade Graftwork here, or name another database (GRAFT_DATABASE_URL, or another folder)",
+            where=where,
+        )
+    return tuple(m for m in migrations if m.number not in applied)
