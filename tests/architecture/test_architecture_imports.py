@@ -59,7 +59,7 @@ ON_A_PROJECT = {
     "live.traffic measure_escalation project project_cases project_subjects",
     "registry": "deploy export formats make_prompt_release project",
     "serve": "project",
-    "fleet": "jobs map_engine plans project",
+    "fleet": "jobs plans project",
     "components": "project",
     "cycle": "coordinator runner session",
 }

@@ -15,9 +15,8 @@ from fleet_samples import trial_bundle
 from fleet_simulator import SimulatedProvider
 from place_contract import order
 
-from graftwork.fleet.control import Controller, Safety
+from graftwork.fleet.control import Controller, OverCap, Safety
 from graftwork.fleet.jobs import choose_offer
-from graftwork.fleet.ledger import OverCap
 from graftwork.fleet.place import Refused, make_label
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import AnswerIsNo, GraftError

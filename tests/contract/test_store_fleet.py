@@ -3,7 +3,7 @@
 import pytest
 from fleet_drill import MemoryLedger
 
-from graftwork.fleet.ledger import OverCap
+from graftwork.fleet.control import OverCap
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob, MachineBill, PlacedJob

@@ -283,8 +283,8 @@ def ledger(
     """
     import sys
 
+    from graftwork.fleet.control import export_csv
     from graftwork.fleet.jobs import summarize_costs
-    from graftwork.fleet.ledger import export_csv
 
     with opened(project) as work:
         jobs, summary = work.jobs.list(), summarize_costs(work)
@@ -330,7 +330,7 @@ def image(
 
     Example:  graft fleet image --to image/
     """
-    from graftwork.fleet.image import BASE_IMAGE, write_image
+    from graftwork.fleet.bundle import BASE_IMAGE, write_image
 
     print_record(write_image(to.absolute(), image=base or BASE_IMAGE, extras=extra or ()), as_json=json)
 

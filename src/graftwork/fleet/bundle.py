@@ -1,9 +1,10 @@
-"""A job as a folder that any place can run: `bundle.json` names every file by its hash.
+"""What travels: a job as a folder that any place can run, its results on the way back, an image to run it in.
 
 In: the job of a worker, its dataset, where its base is, a checkpoint to go on from. Out: the folder, named by
-its content. This installation travels in it as a wheel with fixed times and order: the same sources give the
-same bytes. What is secret never enters it: settings are published without secrets, and the login of a
-mirror travels apart (`Place.submit`).
+its content; `bundle.json` names every file by its hash. This installation travels in it as a wheel with fixed
+times and order: the same sources give the same bytes. What is secret never enters it: settings are published
+without secrets, and the login of a mirror travels apart (`Place.submit`). Results are taken into the folder
+of the run file by file, and only under names that a run has.
 """
 
 import base64
@@ -12,24 +13,36 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from pydantic import ValidationError
 
 from graftwork.files.dataset import MANIFEST, read_manifest
-from graftwork.files.disk import atomic_folder, file_digest, make_folder, require_digest, write_atomic
+from graftwork.files.disk import (
+    atomic_file,
+    atomic_folder,
+    file_digest,
+    folder_digest,
+    make_folder,
+    require_digest,
+    write_atomic,
+)
+from graftwork.fleet.place import NotThere
 from graftwork.process.clock import WAITED
-from graftwork.records.base import hide_login
-from graftwork.records.errors import Damaged
-from graftwork.records.fleet import Bundle, BundleBase, BundleFile
+from graftwork.records.base import Record, hide_login
+from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.fleet import Bundle, BundleBase, BundleFile, JobPoll
 from graftwork.version import __version__
 
 PACKAGE = Path(__file__).parents[1]
@@ -207,3 +220,210 @@ def read_bundle(folder: Path) -> Bundle:
     for name, file in bundle.files.items():
         require_digest(folder / name, file.sha256)
     return bundle
+
+
+OUTCOME = "outcome.json"
+ADAPTER = "adapter"
+LONGEST_NAME = 200
+"""Bytes of a name; file systems allow 255, of which a file that is being written needs some more."""
+MOST_FOLDERS = 32
+CopyFile = Callable[[IO[bytes]], object]
+"""Writes the content of a file, or raises `NotThere`."""
+_KEPT_HERE = {"lock", "job.json"}
+
+
+def take_packed(pack: Callable[[IO[bytes]], object], folder: Path) -> None:
+    """Take what `pack` writes, a tar file, once all of it has arrived."""
+    with tempfile.TemporaryFile() as packed:
+        pack(packed)
+        packed.seek(0)
+        take_results(packed, folder)
+
+
+def take_results(stream: IO[bytes], folder: Path) -> None:
+    """Take the files of a tar file."""
+
+    def files() -> Iterator[tuple[str, CopyFile]]:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for entry in archive:
+                # The holes of a sparse file are not in the archive: it may claim to have any size.
+                plain = entry.isreg() and not entry.issparse()
+                source = archive.extractfile(entry) if plain else None
+                if source is None:
+                    raise Damaged("the results hold something that is no file", where=entry.name[:100])
+                yield entry.name, partial(shutil.copyfileobj, source)
+
+    try:
+        take_files(files(), folder)
+    except tarfile.TarError as error:
+        raise Damaged(
+            "the results cannot be unpacked",
+            why=f"not all of them have arrived, or they are no archive: {error}"[:200],
+            fix="fetch them again",
+            where=str(folder),
+        ) from error
+
+
+def take_folder(source: Path, folder: Path) -> None:
+    """Take the files of a folder: the `run` of a work folder, as a person copied it."""
+    paths = [path for path in sorted(source.rglob("*")) if path.is_file() and not path.is_symlink()]
+
+    def copy(path: Path, target: IO[bytes]) -> None:
+        with path.open("rb") as content:
+            shutil.copyfileobj(content, target)
+
+    take_files(((path.relative_to(source).as_posix(), partial(copy, path)) for path in paths), folder)
+
+
+def take_files(files: Iterable[tuple[str, CopyFile]], folder: Path) -> None:
+    """Take each file piece by piece: it may be larger than the memory."""
+    outcome: bytes | None = None
+    for name, copy in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise Damaged("the results name a file outside of the run", where=name[:100])
+        plain = path.as_posix()
+        if len(path.parts) > 1 and path.parts[0] in {OUTCOME, *_KEPT_HERE}:
+            raise Damaged("the results have a folder where the run has a file", where=name[:100])
+        _require_possible(path, folder)
+        # A job that still runs may have removed it since it was listed.
+        with suppress(NotThere):
+            if plain == OUTCOME:
+                read = io.BytesIO()
+                copy(read)
+                outcome = read.getvalue()
+            elif plain not in _KEPT_HERE:
+                with atomic_file(folder / path, durable=False) as target:
+                    copy(target)
+    if outcome is not None:
+        write_atomic(folder / OUTCOME, _with_adapter_here(outcome, folder))
+
+
+def _require_possible(path: PurePosixPath, folder: Path) -> None:
+    """Refuse a name that no file can have here, or that another file or folder has."""
+    where = ascii(str(path))[:100]
+    try:
+        lengths = [len(os.fsencode(part)) for part in path.parts]
+        possible = max(lengths) <= LONGEST_NAME and len(lengths) <= MOST_FOLDERS and "\0" not in str(path)
+    except ValueError:
+        possible = False
+    if not possible:
+        raise Damaged(
+            "the results name a file that cannot be",
+            why=f"names have up to {LONGEST_NAME} bytes and {MOST_FOLDERS} levels, in UTF-8",
+            where=where,
+        )
+    if (folder / path).is_dir() or any((folder / above).is_file() for above in path.parents):
+        raise Damaged("the results have a file and a folder of the same name", where=where)
+
+
+def _with_adapter_here(outcome: bytes, folder: Path) -> str:
+    """The outcome with the adapter's folder here, once the adapter has the bytes that it names."""
+    try:
+        content = json.loads(outcome)
+        stated = content["adapter_hash"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Damaged("the outcome of the run cannot be read", where=str(folder)) from error
+    if not (folder / ADAPTER).is_dir() or folder_digest(folder / ADAPTER) != stated:
+        raise Damaged(
+            "the adapter has other bytes than the outcome of the run says",
+            why="it was damaged on the way, or not all of it has arrived",
+            fix="fetch it again",
+            where=str(folder / ADAPTER),
+        )
+    return json.dumps({**content, "adapter_folder": str(folder / ADAPTER)}, indent=2)
+
+
+def parse_exit(content: bytes | None) -> JobPoll | None:
+    """How a job ended, from its `exit.json`; None: there is none, or it cannot be read."""
+    if content is None:
+        return None
+    try:
+        found = json.loads(content)
+        return JobPoll(phase="ended", exit_code=int(found["code"]), message=str(found["reason"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+DISTRIBUTION = "graftwork"
+BASE_IMAGE = "python:3.12-slim"
+EXTRAS = ("train", "mirror")
+"""What a job needs; the clients of places are needed here, not there."""
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
+_DOCKERFILE = """\
+# Runs the jobs of graftwork: a place brings the bundle and its own command.
+FROM {image}
+ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
+COPY requirements.txt {wheel} /opt/graftwork/
+RUN python3 -m pip install -r /opt/graftwork/requirements.txt \\
+ && python3 -m pip install --no-deps /opt/graftwork/{wheel} \\
+ && python3 -c "import graftwork.fleet.runner, torch, transformers"
+WORKDIR /work
+"""
+
+Requirements = Callable[[str], tuple[str, list[str]] | None]
+"""The version of an installed package and its requirement lines; None: not installed."""
+
+
+class ImageFiles(Record):
+    """What `docker build` gets."""
+
+    folder: str
+    image: str
+    """Built on."""
+    packages: int
+    command: str
+
+
+def write_image(target: Path, *, image: str = BASE_IMAGE, extras: Iterable[str] = ()) -> ImageFiles:
+    """Write the folder; it must not exist yet."""
+    if target.exists():
+        raise UserMistake("the folder exists already", fix="name a new one", where=str(target))
+    pins = pin_packages((*EXTRAS, *extras), installed_package)
+    with atomic_folder(target) as folder:
+        wheel = build_wheel(folder)
+        lines = [f"{name}=={version}" for name, version in sorted(pins.items())]
+        write_atomic(folder / "requirements.txt", "\n".join(lines) + "\n")
+        write_atomic(folder / "Dockerfile", _DOCKERFILE.format(image=image, wheel=wheel.name))
+    name = f"docker build -t {DISTRIBUTION}-job {target}"
+    return ImageFiles(folder=str(target), image=image, packages=len(pins), command=name)
+
+
+def pin_packages(extras: Iterable[str], requirements: Requirements) -> dict[str, str]:
+    """Everything that graftwork with these extras needs, as it is installed here."""
+    pins: dict[str, str] = {}
+    open_ends: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset(extras))]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while open_ends:
+        entry = open_ends.pop()
+        if entry in seen:
+            continue
+        seen.add(entry)
+        name, wanted = entry
+        found = requirements(name)
+        if found is None:
+            # For another system, or optional here.
+            continue
+        version, lines = found
+        if name != DISTRIBUTION:
+            # The image gets the build for its own device, not this one's.
+            pins[name] = version.partition("+")[0]
+        for line in lines:
+            requirement, _, marker = line.partition(";")
+            needing = _EXTRA.findall(marker)
+            package = _NAME.match(requirement.strip())
+            if package is None or (needing and not wanted.intersection(needing)):
+                continue
+            inside = re.search(r"\[([^\]]*)\]", requirement)
+            parts = frozenset(part.strip() for part in inside[1].split(",")) if inside else frozenset()
+            open_ends.append((re.sub(r"[-_.]+", "-", package[0]).lower(), parts))
+    return pins
+
+
+def installed_package(name: str) -> tuple[str, list[str]] | None:
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    return found.version, list(found.requires or ())

@@ -15,9 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graftwork.fleet.bundle import JOB_FILE
-from graftwork.fleet.control import Controller, affordable_seconds, largest_cost, what_failed
-from graftwork.fleet.ledger import month_of
+from graftwork.fleet.bundle import JOB_FILE, OUTCOME
+from graftwork.fleet.control import Controller, affordable_seconds, largest_cost, month_of, what_failed
 from graftwork.fleet.place import Place, PlaceUnreachable, make_label
 from graftwork.fleet.places.hosts import HostsPlace
 from graftwork.fleet.places.manual import ManualPlace
@@ -36,7 +35,6 @@ from graftwork.fleet.plans import (
     storage_price,
 )
 from graftwork.fleet.project import control, open_place, place_names, safety_of
-from graftwork.fleet.results import OUTCOME
 from graftwork.pipeline.run_identity import note_done, run_id_of
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.plan import WorkAhead

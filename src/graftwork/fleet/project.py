@@ -1,13 +1,16 @@
-"""The places that a project can use, by name, and what each has to offer now.
+"""The places that a project can use, by name, what each offers now, and the engine that maps work over Ray.
 
-In: an open project with its `fleet` settings. Out: places; which of them answer, with cards and prices. A
-name is `local`, `ssh` or `ssh:HOST`, `manual`, `slurm`, `ray`, a provider such as `runpod`, or a place of an
-installed package.
+In: an open project with its `fleet` settings. Out: places; which of them answer, with GPUs and prices; the
+`MapEngine` that `engine:` of graft.yaml names. A place's name is `local`, `ssh` or `ssh:HOST`, `manual`,
+`slurm`, `ray`, a provider such as `runpod`, or a place of an installed package.
 """
 
+import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import cast
 
+from graftwork.evaluate.ask.shards import ENGINE_VARIABLE
 from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.place import Place
 from graftwork.fleet.places import CLOUDS
@@ -17,6 +20,8 @@ from graftwork.fleet.places.ray import RayPlace
 from graftwork.fleet.places.slurm import SlurmPlace
 from graftwork.fleet.settings import FleetSettings, RaySettings, SlurmSettings
 from graftwork.plan.catalog.prices import list_offers
+from graftwork.process.cluster.pieces import MapEngine
+from graftwork.process.cluster.ray_tasks import RayTasks, ray_environment
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
@@ -76,7 +81,7 @@ def open_place(work: OpenProject, name: str) -> Place:
             where="--place",
         )
     found = load_extension("graftwork.places", name, attributes=REQUIRED)
-    return cast(Place, found())
+    return cast("Place", found())
 
 
 def catalog_name(kind: str) -> str:
@@ -149,3 +154,43 @@ def _facts(work: OpenProject, name: str, open_jobs: int) -> PlaceFacts:
     except GraftError as error:
         return PlaceFacts(name=name, reachable=False, open_jobs=open_jobs, note=error.what, fix=error.fix)
     return PlaceFacts(name=name, reachable=True, paid=place.paid, offers=offers, open_jobs=open_jobs)
+
+
+FOLDER = "engine"
+"""In the state folder of the project, which all nodes share."""
+
+
+def map_engine(work: OpenProject) -> MapEngine:
+    """The engine of this project for maps over pieces."""
+    return MapEngine(
+        piece_runner(work), folder=(work.project.state / FOLDER).absolute(), say=work.reporter.info
+    )
+
+
+def piece_runner(work: OpenProject) -> RayTasks | None:
+    """The cluster that works on pieces; None: this machine."""
+    if work.project.settings.engine == "ray":
+        ray = work.project.settings.fleet.ray or RaySettings()
+        return RayTasks(ray.address, ray_variables(ray))
+    return None
+
+
+def shard_runner(work: OpenProject) -> RayTasks | None:
+    """The cluster that answers shards of an evaluation, each with the cores and GPUs of a job."""
+    runner, ray = piece_runner(work), work.project.settings.fleet.ray or RaySettings()
+    return replace(runner, cpus=ray.cpus, gpus=ray.gpus) if runner is not None else None
+
+
+def shard_environment(work: OpenProject) -> dict[str, str]:
+    """What an evaluation worker needs to let nodes answer its shards; empty: this machine does."""
+    runner = shard_runner(work)
+    if runner is None:
+        return {}
+    arguments = {field.name: getattr(runner, field.name) for field in fields(runner) if field.init}
+    return {ENGINE_VARIABLE: json.dumps(arguments)}
+
+
+def ray_variables(ray: RaySettings) -> dict[str, str]:
+    """The environment of processes that talk to this cluster."""
+    token = str(Path(ray.token).expanduser()) if ray.token else ""
+    return ray_environment(token=token, open_cluster=ray.authentication == "none")

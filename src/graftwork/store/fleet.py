@@ -9,7 +9,7 @@ import secrets
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
-from graftwork.fleet.ledger import check_reservation, merge_update
+from graftwork.fleet.control import check_reservation, merge_update
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob

@@ -4,7 +4,7 @@ import time
 from datetime import date
 from typing import TYPE_CHECKING
 
-from graftwork.fleet.image import ImageFiles
+from graftwork.fleet.bundle import ImageFiles
 from graftwork.records.fleet import FleetJob, Reconciled
 from graftwork.text.wording import duration, size
 from graftwork.views.document import Cell, Document, State, Table, quote

@@ -20,8 +20,7 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, ValidationError
 
 from graftwork.files.disk import write_atomic
-from graftwork.fleet.control import Safety
-from graftwork.fleet.ledger import month_of
+from graftwork.fleet.control import Safety, month_of
 from graftwork.fleet.places.manual import ManualPlace
 from graftwork.fleet.settings import CapSettings, FleetSettings, PlaceCalendarSettings, QuotaSettings
 from graftwork.plan.catalog.prices import list_places

@@ -19,8 +19,16 @@ from fleet_simulator import (
     random_faults,
 )
 
-from graftwork.fleet.control import UNSTATED, Controller, Safety, affordable_seconds, largest_cost
-from graftwork.fleet.ledger import JobLedger, check_reservation, merge_update
+from graftwork.fleet.control import (
+    UNSTATED,
+    Controller,
+    JobLedger,
+    Safety,
+    affordable_seconds,
+    check_reservation,
+    largest_cost,
+    merge_update,
+)
 from graftwork.fleet.place import Place, make_label
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.base import Record

@@ -9,8 +9,15 @@ import pytest
 from fleet_drill import MemoryLedger, judge_runs, run_drill
 from fleet_simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 
-from graftwork.fleet.control import UNSTATED, Controller, Safety, affordable_seconds, largest_cost
-from graftwork.fleet.ledger import OverCap, export_csv
+from graftwork.fleet.control import (
+    UNSTATED,
+    Controller,
+    OverCap,
+    Safety,
+    affordable_seconds,
+    export_csv,
+    largest_cost,
+)
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import Busy, UserMistake

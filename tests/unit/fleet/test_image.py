@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftwork.fleet.image import installed_package, pin_packages, write_image
+from graftwork.fleet.bundle import installed_package, pin_packages, write_image
 from graftwork.records.errors import UserMistake
 
 KNOWN = {

@@ -6,7 +6,7 @@ import pytest
 from fleet_drill import MemoryLedger
 from test_control import CAPS, Drill
 
-from graftwork.fleet.ledger import merge_update
+from graftwork.fleet.control import merge_update
 from graftwork.fleet.place import make_label
 from graftwork.records.errors import Busy
 from graftwork.records.fleet import FleetJob, PlacedJob

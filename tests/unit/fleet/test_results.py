@@ -7,8 +7,8 @@ import tarfile
 import pytest
 from fleet_samples import LARGE, memory_limit
 
+from graftwork.fleet.bundle import parse_exit, take_files, take_folder, take_results
 from graftwork.fleet.place import NotThere
-from graftwork.fleet.results import parse_exit, take_files, take_folder, take_results
 from graftwork.records.errors import Damaged
 
 

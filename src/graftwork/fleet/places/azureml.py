@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.places.rest import RestClient
+from graftwork.fleet.places.rented import RestClient
 from graftwork.fleet.places.storage import MachinePrices, StoragePlace, read_file, start_words
 from graftwork.fleet.settings import AzureMLSettings
 from graftwork.records.errors import GraftError, needs_extra

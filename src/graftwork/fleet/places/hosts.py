@@ -24,10 +24,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
+from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle, take_packed
 from graftwork.fleet.far_side import GONE, READY, JobHost, PieceWriter, answer, explain_failure
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
-from graftwork.fleet.results import take_packed
 from graftwork.fleet.settings import HostSettings
 from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
 from graftwork.records.errors import UserMistake

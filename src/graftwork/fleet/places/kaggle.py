@@ -17,11 +17,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, read_bundle
+from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, parse_exit, read_bundle, take_files
 from graftwork.fleet.far_start import EXIT_FILE
 from graftwork.fleet.place import LABEL, CloudPlace, Login, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.places.storage import PIECE, START_SOURCE, choose_results
-from graftwork.fleet.results import parse_exit, take_files
 from graftwork.fleet.settings import KaggleSettings
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, needs_extra

@@ -12,8 +12,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from graftwork.fleet.place import LABEL, Login, PlaceUnreachable, Refused
-from graftwork.fleet.places.rented import RentedMachine, RentedPlace, read_public_key
-from graftwork.fleet.places.rest import RestClient, understood
+from graftwork.fleet.places.rented import RentedMachine, RentedPlace, RestClient, read_public_key, understood
 from graftwork.fleet.settings import LambdaSettings
 from graftwork.process.http_client import may_pass
 from graftwork.records.errors import GraftError

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.files.disk import atomic_folder, make_folder, write_atomic
-from graftwork.fleet.bundle import BUNDLE_FILE, JOB_FILE, read_bundle
+from graftwork.fleet.bundle import BUNDLE_FILE, JOB_FILE, OUTCOME, parse_exit, read_bundle, take_folder
 from graftwork.fleet.far_start import EXIT_FILE
 from graftwork.fleet.place import LABEL, unknown_job
-from graftwork.fleet.results import OUTCOME, parse_exit, take_folder
 from graftwork.records.errors import UserMistake
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer

@@ -17,10 +17,9 @@ from typing import IO, Any, Protocol
 from pydantic import ValidationError
 
 from graftwork.files.remote import RemoteFiles
-from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
+from graftwork.fleet.bundle import BUNDLE_FILE, OUTCOME, parse_exit, read_bundle, take_files
 from graftwork.fleet.far_start import EXIT_FILE, FULL, STOP_FILE
 from graftwork.fleet.place import CloudPlace, KeepsForJobs, NotThere, PlaceUnreachable, Refused, unknown_job
-from graftwork.fleet.results import OUTCOME, parse_exit, take_files
 from graftwork.records.base import hide_login
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from graftwork.data.project import PreparedData, audit_context, counter_here, is_without_logs, log_hashes
 from graftwork.files.dataset import MANIFEST, list_files
-from graftwork.fleet.map_engine import map_engine
+from graftwork.fleet.project import map_engine
 from graftwork.model.shape import read_config_shape
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.project.open_project import OpenProject, load_template

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.files.disk import write_atomic
-from graftwork.fleet.map_engine import FOLDER, ray_variables
+from graftwork.fleet.project import FOLDER, ray_variables
 from graftwork.fleet.settings import RaySettings, SlurmSettings
 from graftwork.process.cluster.pieces import code_stamp
 from graftwork.process.cluster.ray_gang import LOST, machine_log
