@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from graftwork.components.generate.package import ProvenanceReport
-from graftwork.components.generate.session import GenerationOutcome
+from graftwork.components.check import SpecReport, check_file
 from graftwork.components.project import ComponentRequest, verify_components
 from graftwork.components.project import generate_components as generate
+from graftwork.components.results import ProvenanceReport
+from graftwork.components.session import GenerationOutcome
 from graftwork.components.settings import GenerateSettings
-from graftwork.components.spec.check import SpecReport, check_file
 
 
 def check_spec(path: str | Path) -> SpecReport:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from graftwork.api.project import Project, changed_at
-from graftwork.components.generate.attempts import (
+from graftwork.components.attempts import (
     ANSWER,
     ATTEMPT,
     JOURNAL_FILE,
@@ -23,10 +23,10 @@ from graftwork.components.generate.attempts import (
     VERDICT,
     GenerationJournal,
 )
-from graftwork.components.generate.package import CARD_FILE, GENERATION, PackageManifest, read_manifest
-from graftwork.components.generate.run import ACCEPTED, FAILED, AcceptedStage
-from graftwork.components.generate.score import ScoreCard as ScoreCard  # noqa: PLC0414
-from graftwork.components.generate.session import STARTED, StageRate, compare_rates, spent_tokens, stage_rates
+from graftwork.components.results import CARD_FILE, GENERATION, PackageManifest, read_manifest
+from graftwork.components.results import ScoreCard as ScoreCard  # noqa: PLC0414
+from graftwork.components.session import STARTED, StageRate, compare_rates, spent_tokens, stage_rates
+from graftwork.components.stages import ACCEPTED, FAILED, AcceptedStage
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, GraftError, UserMistake

@@ -16,10 +16,10 @@ from graftwork.views.terminal import print_line, table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from graftwork.components.generate.attempts import OnProgress
-    from graftwork.components.generate.session import GenerationOutcome, StageRate
+    from graftwork.components.attempts import OnProgress
+    from graftwork.components.plan import Stage
+    from graftwork.components.session import GenerationOutcome, StageRate
     from graftwork.components.settings import GenerateSettings
-    from graftwork.components.spec.cases import Stage
     from graftwork.project.open_project import OpenProject
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
@@ -110,7 +110,7 @@ def generate(
 
 def _warn(spec: Path, cases: Path | None) -> None:
     """What `graft spec check` finds, in one line."""
-    from graftwork.components.spec.check import check_file
+    from graftwork.components.check import check_file
 
     report = check_file(spec, cases)
     found = [each for each in report.findings if each.level != "note"]
@@ -144,7 +144,7 @@ def _settings(
 
 
 def _read_stages(text: str) -> "tuple[Stage, ...]":
-    from graftwork.components.generate.run import STAGES
+    from graftwork.components.stages import STAGES
 
     parts = {part.strip() for part in text.split(",") if part.strip()}
     chosen = tuple(stage for stage in STAGES if str(stage) in parts)
@@ -156,7 +156,7 @@ def _read_stages(text: str) -> "tuple[Stage, ...]":
 
 
 def _show(outcome: "GenerationOutcome") -> None:
-    from graftwork.components.generate.run import STAGES
+    from graftwork.components.stages import STAGES
 
     rows = table("component", "state", "total", "pass@1 at 1 2 3 4", "figures below 1", right=("total",))
     rows.columns[0].no_wrap = rows.columns[3].no_wrap = True
@@ -299,8 +299,8 @@ def report(
 
     Example:  graft generate report after --against before
     """
-    from graftwork.components.generate.session import compare_rates
     from graftwork.components.project import read_rates
+    from graftwork.components.session import compare_rates
 
     rates = read_rates(out)
     if against is None:

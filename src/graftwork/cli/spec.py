@@ -13,7 +13,7 @@ from graftwork.views.document import quote
 from graftwork.views.terminal import print_line, table
 
 if TYPE_CHECKING:
-    from graftwork.components.spec.check import SpecReport
+    from graftwork.components.check import SpecReport
 
 app = typer.Typer(help="Read, check, compare and convert specifications.", no_args_is_help=True)
 
@@ -46,8 +46,8 @@ def check(
 
     Example:  graft spec check converter.tiki
     """
-    from graftwork.components.spec.check import check_file, find_duplicates
-    from graftwork.components.spec.read import ENDINGS
+    from graftwork.components.check import check_file, find_duplicates
+    from graftwork.components.read import ENDINGS
 
     paths = [
         path
@@ -141,8 +141,8 @@ def show(file: SpecFile, json: Json = False) -> None:
 
     Example:  graft spec show converter.tiki
     """
-    from graftwork.components.spec.check import to_outline
-    from graftwork.components.spec.read import read_spec
+    from graftwork.components.check import to_outline
+    from graftwork.components.read import read_spec
 
     tree = read_spec(file)
     rows = to_outline(tree)
@@ -174,8 +174,8 @@ def diff(
 
     Example:  graft spec diff old.tiki new.tiki
     """
-    from graftwork.components.spec.read import read_spec
-    from graftwork.components.spec.tree import diff_trees
+    from graftwork.components.read import read_spec
+    from graftwork.components.tree import diff_trees
 
     changes = diff_trees(read_spec(old), read_spec(new))
     if json:
@@ -210,9 +210,8 @@ def convert(
     """
     import sys
 
-    from graftwork.components.spec.read import parse_spec, write_spec
-    from graftwork.components.spec.schemas import read_any
-    from graftwork.components.spec.tree import same_tree
+    from graftwork.components.read import parse_spec, read_any, write_spec
+    from graftwork.components.tree import same_tree
     from graftwork.files.disk import write_atomic
 
     tree = read_any(file)

@@ -10,24 +10,27 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from graftwork.components.generate.attempts import (
+from graftwork.components.attempts import (
     ComponentModel,
     GenerationJournal,
     OnProgress,
     RecordedAnswers,
+    prompt_hash,
 )
-from graftwork.components.generate.episodes import (
+from graftwork.components.plan import ComponentPlan, Stage, load_plan
+from graftwork.components.results import (
+    GENERATION,
     EpisodeFiles,
+    ProvenanceReport,
     dump_lines,
     is_held_out,
     list_cases,
     list_episodes,
+    read_manifest,
     to_rows,
+    verify_package,
 )
-from graftwork.components.generate.package import GENERATION, ProvenanceReport, read_manifest, verify_package
-from graftwork.components.generate.prompts import prompt_hash
-from graftwork.components.generate.run import ENDINGS, STAGES
-from graftwork.components.generate.session import (
+from graftwork.components.session import (
     GenerateJob,
     GenerationOutcome,
     StageRate,
@@ -36,9 +39,8 @@ from graftwork.components.generate.session import (
     stage_rates,
 )
 from graftwork.components.settings import GenerateSettings
-from graftwork.components.spec.cases import Stage
-from graftwork.components.spec.component import ComponentPlan, load_plan
-from graftwork.components.verify.verifier import Submission
+from graftwork.components.stages import ENDINGS, STAGES
+from graftwork.components.verifier import Submission
 from graftwork.engines.child import EngineChild
 from graftwork.engines.embedded import EMBEDDED
 from graftwork.engines.endpoint import EndpointEngine

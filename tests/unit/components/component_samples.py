@@ -1,8 +1,13 @@
 """A small plan and stand-ins for a model and a verifier, shared by the tests of generation."""
 
-from graftwork.components.spec.cases import CallCase, ComponentCases, PropertyCase
-from graftwork.components.spec.component import Component, ComponentPlan
-from graftwork.components.verify.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict, case_ids
+from graftwork.components.plan import (
+    CallCase,
+    Component,
+    ComponentCases,
+    ComponentPlan,
+    PropertyCase,
+)
+from graftwork.components.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict, case_ids
 from graftwork.engines.interface import EngineReply
 from graftwork.process.sandbox import Limits, Sandbox, available
 from graftwork.records.base import fingerprint

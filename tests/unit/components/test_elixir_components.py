@@ -4,14 +4,18 @@ import pytest
 from component_samples import ScriptedModel, TrustingVerifier, patient_sandbox
 
 from graftwork.components import project as components
-from graftwork.components.generate.package import PackageManifest, ProvenanceReport
-from graftwork.components.generate.score import has_signature
-from graftwork.components.generate.session import GenerateJob, generate
+from graftwork.components.elixir import ElixirVerifier, to_literal, why_no_elixir, write_tests
+from graftwork.components.plan import (
+    CallCase,
+    Component,
+    ComponentCases,
+    ComponentPlan,
+    PropertyCase,
+)
+from graftwork.components.results import PackageManifest, ProvenanceReport, has_signature
+from graftwork.components.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings
-from graftwork.components.spec.cases import CallCase, ComponentCases, PropertyCase
-from graftwork.components.spec.component import Component, ComponentPlan
-from graftwork.components.verify.elixir import ElixirVerifier, to_literal, why_no_elixir, write_tests
-from graftwork.components.verify.verifier import Submission
+from graftwork.components.verifier import Submission
 
 SHOUT = Component(
     id="1",

@@ -18,21 +18,23 @@ from component_samples import (
     patient_sandbox,
 )
 
-from graftwork.components.generate import package
-from graftwork.components.generate.attempts import GenerationJournal
-from graftwork.components.generate.episodes import list_cases, list_episodes, to_rows
-from graftwork.components.generate.package import (
+from graftwork.components import results
+from graftwork.components.attempts import GenerationJournal
+from graftwork.components.plan import ComponentCases
+from graftwork.components.results import (
     PackageManifest,
     find_handwritten,
+    list_cases,
+    list_episodes,
     text_hash,
+    to_rows,
     verify_package,
     write_package,
 )
-from graftwork.components.generate.run import StageState, check_stage, write_stub
-from graftwork.components.generate.session import GenerateJob, generate
+from graftwork.components.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings
-from graftwork.components.spec.cases import ComponentCases
-from graftwork.components.verify.verifier import Evidence, SourceFacts, SourceVerdict, Verifier
+from graftwork.components.stages import StageState, check_stage, write_stub
+from graftwork.components.verifier import Evidence, SourceFacts, SourceVerdict, Verifier
 from graftwork.engines.interface import EngineUnavailable
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import Damaged, EnvironmentLacks, StoppedInOrder, UserMistake
@@ -350,7 +352,7 @@ def test_a_kill_between_the_files_of_a_package_leaves_no_file_that_counts_as_han
 
     for number, text in enumerate(("first", "second", "third")):
         with monkeypatch.context() as patched:
-            patched.setattr(package, "write_atomic", stop_at(names[number % 2 - 1]))
+            patched.setattr(results, "write_atomic", stop_at(names[number % 2 - 1]))
             with pytest.raises(KeyboardInterrupt):
                 write(text)
         assert find_handwritten(tmp_path, PLAN) == {}

@@ -4,20 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.components.spec.cases import (
+from graftwork.components.check import check_file, check_tree, find_duplicates, list_requirements
+from graftwork.components.plan import (
     CallCase,
     CaseFile,
     ComponentCases,
     PropertyCase,
+    Shape,
     case_from_requirement,
+    fits,
     hidden_ids,
+    load_plan,
+    make_plan,
     read_cases,
+    read_type,
 )
-from graftwork.components.spec.check import check_file, check_tree, find_duplicates, list_requirements
-from graftwork.components.spec.component import Shape, fits, load_plan, make_plan, read_type
-from graftwork.components.spec.read import parse_spec
-from graftwork.components.spec.schemas import parse_any
-from graftwork.components.spec.tree import dependencies_of, diff_trees, parameters_of, requirements_of
+from graftwork.components.read import parse_any, parse_spec
+from graftwork.components.tree import dependencies_of, diff_trees, parameters_of, requirements_of
 from graftwork.records.errors import UserMistake
 
 CONVERTER = Path(__file__).parents[3] / "examples" / "converter" / "converter.tiki"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.components.spec.read import is_outline, parse_spec, write_spec
-from graftwork.components.spec.tree import SpecNode, SpecTree, parameters_of, same_tree
+from graftwork.components.read import is_outline, parse_spec, write_spec
+from graftwork.components.tree import SpecNode, SpecTree, parameters_of, same_tree
 from graftwork.records.errors import GraftError, UserMistake
 
 YAML = """\

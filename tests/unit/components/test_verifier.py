@@ -6,11 +6,11 @@ import sys
 import pytest
 from component_samples import DOUBLE, GOOD, GUARDED, PLAN, QUADRUPLE, USES, patient_sandbox
 
-from graftwork.components.generate.attempts import GenerationJournal
-from graftwork.components.generate.session import find_accepted_hacks, list_hacks, require_no_hack
-from graftwork.components.spec.cases import CallCase, ComponentCases, PropertyCase
-from graftwork.components.verify.inside import read_facts, refuse, refuse_reach
-from graftwork.components.verify.verifier import ALWAYS_ALLOWED, MODULES, Submission, Verifier
+from graftwork.components.attempts import GenerationJournal
+from graftwork.components.inside import read_facts, refuse, refuse_reach
+from graftwork.components.plan import CallCase, ComponentCases, PropertyCase
+from graftwork.components.session import find_accepted_hacks, list_hacks, require_no_hack
+from graftwork.components.verifier import ALWAYS_ALLOWED, MODULES, Submission, Verifier
 from graftwork.records.errors import UserMistake
 
 
@@ -206,7 +206,7 @@ def test_reading_a_source_imports_nothing_that_every_sandboxed_answer_would_impo
     program = (
         "import sys\n"
         f"for name in {list(MODULES)!r}: __import__(name)\n"
-        "from graftwork.components.verify import inside\n"
+        "from graftwork.components import inside\n"
         "before = set(sys.modules)\n"
         'source = \'def f(x: int) -> int:\\n    """Add."""\\n    return x + 1\\n\'\n'
         "facts = inside.read_facts(source, 'f')\n"

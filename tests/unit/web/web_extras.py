@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from graftwork.components.generate.attempts import ComponentModel, RecordedAnswers
-from graftwork.components.generate.session import GenerateJob, generate
+from graftwork.components.attempts import ComponentModel, RecordedAnswers
+from graftwork.components.inside import read_facts
+from graftwork.components.plan import load_plan
+from graftwork.components.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings
-from graftwork.components.spec.component import load_plan
-from graftwork.components.verify.inside import read_facts
-from graftwork.components.verify.verifier import (
+from graftwork.components.verifier import (
     Evidence,
     MutationScore,
     SourceFacts,

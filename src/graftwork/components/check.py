@@ -12,26 +12,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from graftwork.components.spec.cases import (
+from graftwork.components.plan import (
     CaseFile,
     ComponentCases,
     case_from_requirement,
     cases_path,
-    covered_by,
-    read_cases,
-)
-from graftwork.components.spec.component import (
     component_nodes,
+    covered_by,
     dependencies_by_id,
     describe_cycle,
     find_cycle,
     function_of,
+    read_cases,
     read_type,
     resolve_names,
     to_identifier,
 )
-from graftwork.components.spec.read import read_spec
-from graftwork.components.spec.tree import (
+from graftwork.components.read import read_spec
+from graftwork.components.tree import (
     UNNAMED,
     Dialect,
     Level,

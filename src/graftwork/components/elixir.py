@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from graftwork.components.spec.component import Component, ComponentPlan
-from graftwork.components.verify.verifier import (
+from graftwork.components.plan import Component, ComponentPlan
+from graftwork.components.verifier import (
     Evidence,
     MutationScore,
     PlannedCall,

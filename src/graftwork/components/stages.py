@@ -14,21 +14,21 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from graftwork.components.generate.attempts import (
+from graftwork.components import elixir
+from graftwork.components.attempts import (
     Attempt,
     Attempts,
     GenerationJournal,
     OnProgress,
     Question,
+    shown_calls,
     source_of,
     submission_key,
+    write_prompt,
 )
-from graftwork.components.generate.prompts import shown_calls, write_prompt
+from graftwork.components.plan import Component, ComponentPlan, Language, Stage, hidden_ids
 from graftwork.components.settings import GenerateSettings
-from graftwork.components.spec.cases import Language, Stage, hidden_ids
-from graftwork.components.spec.component import Component, ComponentPlan
-from graftwork.components.verify import elixir
-from graftwork.components.verify.verifier import Evidence, SourceFacts, SourceVerdict, Submission
+from graftwork.components.verifier import Evidence, SourceFacts, SourceVerdict, Submission
 from graftwork.records.base import Record, fingerprint
 from graftwork.text.wording import plural
 

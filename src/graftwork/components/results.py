@@ -1,33 +1,215 @@
-"""The result on disk: a package of components with their tests, a manifest and a score card.
+"""What a generation yields: score cards, a package of components with their tests, and training data.
 
-In: built components and their cards. Out: files, all or none, the manifest last. A file that is there already
-and was not written by an earlier generation is never overwritten. Whether a
-package is what its journal says is checked link by link: spec → prompt → model → answer → verdicts → file.
+Every figure of a score card is computed from evidence; a judge's mark is shown next to the figures and
+decides nothing alone (docs/components.md defines each). A package is written whole or not at all, its
+manifest last, and a file that an earlier generation did not write is never overwritten. Whether a package is
+what its journal says is checked link by link: spec → prompt → model → answer → verdicts → file. Attempts
+become interactions with stage, reward and verdicts; components that are held out become evaluation cases and
+nothing else.
 """
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graftwork.components.generate.attempts import (
+from graftwork.components import elixir, inside
+from graftwork.components.attempts import (
     ANSWER,
+    ATTEMPT,
     FIRST,
     JOURNAL_FILE,
     PROMPT,
     VERDICT,
+    GenerationJournal,
     check_chain,
+    prompt_hash,
     source_of,
+    write_prompt,
 )
-from graftwork.components.generate.run import ACCEPTED, ENDINGS, AcceptedStage, BuiltComponent
-from graftwork.components.generate.score import ScoreCard
-from graftwork.components.spec.cases import Language
-from graftwork.components.spec.component import Component, ComponentPlan
-from graftwork.components.verify import elixir
+from graftwork.components.plan import Component, ComponentPlan, Language, Stage, case_covers, covered_by
+from graftwork.components.settings import ScoreThresholds
+from graftwork.components.stages import ACCEPTED, ENDINGS, AcceptedStage, BuiltComponent
+from graftwork.components.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
+
+MOST_COMPLEXITY, MOST_LINES = 10, 40
+WEIGHTS = {
+    "atomicity": 0.15,
+    "compliance": 0.15,
+    "integration": 0.15,
+    "quality": 0.15,
+    "performance": 0.10,
+    "chain": 0.10,
+    "coverage": 0.10,
+    "consistency": 0.10,
+}
+QUALITY_RULES: dict[Language, int] = {"python": inside.QUALITY_RULES, "elixir": elixir.QUALITY_RULES}
+WEAK_TESTS = 0.8
+
+
+class ScoreCard(Record):
+    """The figures of one component, None where there is no evidence for one."""
+
+    component: str
+    function: str
+    built: bool
+    scores: dict[str, float | None] = {}
+    total: float | None = None
+    """The weighted mean of the known figures, times 100."""
+    gates: dict[str, bool] = {}
+    notes: tuple[str, ...] = ()
+    judge: float | None = None
+    pass_at_1: dict[str, float] = {}
+    """By stage: the share of its samples that held every case."""
+
+    @property
+    def ok(self) -> bool:
+        return self.built and all(self.gates.values())
+
+
+def score_component(
+    component: Component,
+    built: BuiltComponent,
+    users: Sequence[BuiltComponent],
+    mutation: MutationScore | None,
+    thresholds: ScoreThresholds,
+    *,
+    language: Language = "python",
+) -> ScoreCard:
+    if not built.stages or built.failed:
+        where = f"stage {built.failed_stage}: " if built.failed_stage else ""
+        return ScoreCard(
+            component=component.id, function=component.function, built=False, notes=(where + built.failed,)
+        )
+    last = built.stages[-1]
+    facts, verdict, evidence = last.verdict.facts, last.verdict, last.evidence
+    sampled = [stage for stage in built.stages if stage.samples > 1 and stage.stage != 3]
+    scores: dict[str, float | None] = {
+        "atomicity": atomicity(facts),
+        "adherence": _mean([held for stage in built.stages for held in stage.checks.values()]),
+        "compliance": compliance(component, verdict),
+        "supervision": _mean([stage.held_back for stage in built.stages if stage.held_back is not None]),
+        "integration": integration(component, built),
+        "chain": _mean([user.stages[-1].verdict.share for user in users if user.stages and not user.failed]),
+        "performance": performance(component, evidence),
+        "quality": 1 - min(1.0, len(facts.quality) / QUALITY_RULES[language]),
+        "coverage": evidence.coverage if evidence is not None else None,
+        "mutation": mutation.score if mutation is not None else None,
+        "consistency": sampled[-1].alike / sampled[-1].samples if sampled else None,
+    }
+    weights = {name: weight for name, weight in WEIGHTS.items() if scores.get(name) is not None}
+    weighted = sum(weight * (scores[name] or 0.0) for name, weight in weights.items())
+    return ScoreCard(
+        component=component.id,
+        function=component.function,
+        built=True,
+        scores={name: None if value is None else round(value, 4) for name, value in scores.items()},
+        total=round(100 * weighted / sum(weights.values()), 1) if weights else None,
+        gates=apply_gates(scores, thresholds),
+        notes=tuple(_notes(component, built, facts, mutation)),
+        pass_at_1={
+            str(stage.stage): round(stage.passed / stage.samples, 4)
+            for stage in built.stages
+            if stage.samples
+        },
+    )
+
+
+def atomicity(facts: SourceFacts) -> float:
+    """One public callable, no effect on import, no complexity over 10, at most 40 lines, allowed imports."""
+    checks = (
+        len(facts.public) == 1,
+        not facts.effects,
+        facts.complexity <= MOST_COMPLEXITY,
+        facts.lines <= MOST_LINES,
+        # What the spec does not allow is refused before it runs.
+        not facts.forbidden,
+    )
+    return sum(checks) / len(checks)
+
+
+def compliance(component: Component, verdict: SourceVerdict) -> float:
+    """The signature, the type of every value, and every requirement that has a case."""
+    checks = [has_signature(component, verdict.facts), verdict.shape_ok]
+    for text in covered_by(component.cases):
+        deciding = [each for each, covers in case_covers(component.cases).items() if text in covers]
+        checks.append(all(not verdict.cases.get(each, "missing") for each in deciding))
+    return sum(checks) / len(checks)
+
+
+def has_signature(component: Component, facts: SourceFacts) -> bool:
+    """The parameters of the spec by name and in order; further ones need not be given.
+
+    A language whose arguments have places only gives no names.
+    """
+    if not component.parameters:
+        return True
+    count = len(component.parameters)
+    if len(facts.parameters) < count or any(each["needed"] for each in facts.parameters[count:]):
+        return False
+    return all(
+        str(found["name"]) in (name, "")
+        for found, (name, _) in zip(facts.parameters, component.parameters, strict=False)
+    )
+
+
+def integration(component: Component, built: BuiltComponent) -> float:
+    """The share of its cases that hold with real dependencies; with a stand-in for any, none does."""
+    real = 1 - len(built.stubs) / len(component.dependencies) if component.dependencies else 1.0
+    return built.stages[-1].verdict.share if real == 1.0 else 0.0
+
+
+def performance(component: Component, evidence: Evidence | None) -> float | None:
+    limits = component.cases.limits
+    if evidence is None:
+        return None
+    kept = []
+    if limits.events is not None:
+        kept.append(evidence.events <= limits.events)
+    if limits.memory_kib is not None:
+        kept.append(evidence.peak_bytes <= limits.memory_kib * 1024)
+    return _mean(kept)
+
+
+def apply_gates(scores: dict[str, float | None], thresholds: ScoreThresholds) -> dict[str, bool]:
+    """A figure without evidence fails its gate, unless the question does not arise."""
+    gates = {}
+    for name, least in thresholds.model_dump().items():
+        if least is not None:
+            value = scores.get(name)
+            if value is not None or name not in ("supervision", "adherence", "performance", "consistency"):
+                gates[name] = value is not None and value >= least
+    return gates
+
+
+def _mean(shares: Sequence[float]) -> float | None:
+    return sum(shares) / len(shares) if shares else None
+
+
+def _notes(
+    component: Component, built: BuiltComponent, facts: SourceFacts, mutation: MutationScore | None
+) -> list[str]:
+    notes = []
+    if built.handwritten:
+        notes.append("written by hand, verified, not changed")
+    if built.stubs:
+        notes.append(f"verified with stand-ins for {', '.join(built.stubs)}")
+    unproven = [text for text in component.requirements if text not in covered_by(component.cases)]
+    if unproven:
+        notes.append(f"{len(unproven)} of {len(component.requirements)} requirements have no case")
+    if mutation is not None and mutation.score is not None and mutation.score < WEAK_TESTS:
+        lines = ", ".join(map(str, mutation.survived[:8]))
+        notes.append(
+            f"weak cases: {mutation.killed} of {mutation.mutants} mutants are noticed (lines {lines})"
+        )
+    notes += [f"quality: {finding}" for finding in facts.quality]
+    return notes
+
 
 MANIFEST_FILE = "manifest.json"
 INTENDED_FILE = "manifest.json.next"
@@ -355,3 +537,137 @@ def _check_answer(
     started = [entry for (kind, _), entry in known.items() if kind == "started"]
     models = {entry["identity"] for entry in started}
     links.require(answer["identity"] in models, f"{label}: no run of this model is recorded")
+
+
+PASSED, FAILED = "success", "failed"
+
+
+Episode = tuple[str, str, dict[str, Any]]
+"""The hash of the prompt, the answer, and the row of a log without the answer."""
+
+
+class EpisodeFiles(Record):
+    """How many rows each file got, and what was left out."""
+
+    interactions: int
+    pairs: int
+    failed: int
+    prompts: int
+    cases: int
+    held_out: tuple[str, ...] = ()
+    left_out: int = 0
+    """Episodes whose prompt a project holds out."""
+    with_dependencies: int = 0
+    """Components that are no prompt for rollouts: their calls need other components."""
+    files: dict[str, str] = {}
+
+
+def is_held_out(identifier: str, held_out: Collection[str]) -> bool:
+    """Whether it is one of these nodes or below one of them."""
+    return any(identifier == each or identifier.startswith(f"{each}.") for each in held_out)
+
+
+def list_episodes(
+    plan: ComponentPlan, journal: GenerationJournal, *, held_out: Collection[str] = ()
+) -> Iterator[Episode]:
+    """Every distinct answer with its verdict, of components that are not held out."""
+    seen: set[tuple[str, str]] = set()
+    known = {component.id for component in plan.components}
+    for entry in journal.of_kind(ATTEMPT):
+        answer = journal.find(ANSWER, entry["key"])
+        verdict = journal.find(VERDICT, entry["submission"])
+        if answer is None or verdict is None or entry["component"] not in known:
+            continue
+        if is_held_out(entry["component"], held_out) or (answer["prompt"], answer["text"]) in seen:
+            continue
+        seen.add((answer["prompt"], answer["text"]))
+        prompt = journal.find(PROMPT, answer["prompt"])
+        if prompt is None or not answer["text"].strip():
+            continue
+        cases = verdict["verdict"]["cases"]
+        yield (
+            answer["prompt"],
+            answer["text"],
+            {
+                "id": entry["key"],
+                "group": plan.package,
+                "session": f"{plan.package}/{entry['component']}",
+                "domain": f"stage {entry['stage']}",
+                "stage": entry["stage"],
+                "reward": 1.0 if entry["ok"] else 0.0,
+                "model": answer["model"],
+                "split": "train",
+                "messages": prompt["messages"],
+                "cases_passed": sum(not reason for reason in cases.values()),
+                "cases": len(cases),
+                "component": entry["component"],
+                "finish_reason": answer["finish_reason"],
+            },
+        )
+
+
+def to_rows(episodes: Collection[Episode]) -> tuple[list[dict[str, Any]], int]:
+    """Rows of a log, and how many of them are pairs. A failed answer alone has the status `failed`."""
+    by_prompt: dict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
+    for prompt, text, row in episodes:
+        by_prompt[prompt].append((text, row))
+    rows, pairs = [], 0
+    for group in by_prompt.values():
+        passed = [(text, row) for text, row in group if row["reward"]]
+        failed = [(text, row) for text, row in group if not row["reward"]]
+        paired = min(len(passed), len(failed))
+        pairs += paired
+        for (chosen, row), (rejected, _) in zip(passed, failed, strict=False):
+            rest = {key: value for key, value in row.items() if key != "messages"}
+            pair = {"prompt": row["messages"], "chosen": chosen, "rejected": rejected}
+            rows.append(rest | pair | {"status": PASSED})
+        for text, row in (*passed[paired:], *failed[paired:]):
+            messages = [*row["messages"], {"role": "assistant", "content": text}]
+            rows.append({**row, "messages": messages, "status": PASSED if row["reward"] else FAILED})
+    return rows, pairs
+
+
+REWARDED_STAGES: tuple[Stage, ...] = (1, 2, 4)
+"""Stages whose calls decide alone. Stage 3 also asks for less work, which no call shows."""
+
+
+def list_cases(
+    plan: ComponentPlan, journal: GenerationJournal, component: Component
+) -> list[tuple[str, dict[str, Any]]]:
+    """A component as one case for each stage that was asked: for evaluation, or for rollouts with rewards.
+
+    Each comes with the hash of its prompt.
+    """
+    accepted = {
+        entry["stage"]["stage"]: entry["stage"]["source"]
+        for entry in journal.of_kind(ACCEPTED)
+        if entry["stage"]["component"] == component.id
+    }
+    asked = {entry["stage"] for entry in journal.of_kind(ATTEMPT) if entry["component"] == component.id}
+    found = []
+    for stage in REWARDED_STAGES:
+        before = next((accepted[each] for each in sorted(accepted, reverse=True) if each < stage), "")
+        if stage != 1 and not (stage in asked and before):
+            continue
+        messages = write_prompt(plan, component, stage, source=before)
+        calls = [
+            {"call": component.function, "args": call.args, "named": call.named}
+            | ({"raises": call.raises} if call.raises else {"gives": call.gives})
+            for call in component.cases.calls
+            if call.stage <= stage
+        ]
+        case = {
+            "id": f"{plan.package}/{component.id}/stage-{stage}",
+            "messages": [message.model_dump() for message in messages],
+            "reference": f"```python\n{accepted[stage]}```" if accepted.get(stage) else "",
+            "group": plan.package,
+            "session": f"{plan.package}/{component.id}",
+            "domain": f"stage {stage}",
+            "checks": [{"python_calls": calls}],
+        }
+        found.append((prompt_hash(messages), case))
+    return found
+
+
+def dump_lines(rows: Collection[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

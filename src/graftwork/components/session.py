@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.components.generate.attempts import (
+from graftwork.components.attempts import (
     ANSWER,
     ATTEMPT,
     Attempts,
@@ -16,33 +16,34 @@ from graftwork.components.generate.attempts import (
     ComponentModel,
     GenerationJournal,
     OnProgress,
+    shown_calls,
     submission_key,
+    write_prompt,
 )
-from graftwork.components.generate.package import (
+from graftwork.components.elixir import ElixirVerifier, why_no_elixir
+from graftwork.components.plan import Component, ComponentPlan, Stage
+from graftwork.components.results import (
     PACKAGED,
     PackageManifest,
+    ScoreCard,
     find_handwritten,
     manifest_key,
     package_files,
     read_manifest,
     require_free,
+    score_component,
     source_name,
     text_hash,
     write_package,
 )
-from graftwork.components.generate.prompts import shown_calls, write_prompt
-from graftwork.components.generate.run import (
+from graftwork.components.settings import GenerateSettings
+from graftwork.components.stages import (
     STAGES,
     BuiltComponent,
     ComponentBuilder,
     with_dependencies,
 )
-from graftwork.components.generate.score import ScoreCard, score_component
-from graftwork.components.settings import GenerateSettings
-from graftwork.components.spec.cases import Stage
-from graftwork.components.spec.component import Component, ComponentPlan
-from graftwork.components.verify.elixir import ElixirVerifier, why_no_elixir
-from graftwork.components.verify.verifier import MutationScore, Submission, Verifier
+from graftwork.components.verifier import MutationScore, Submission, Verifier
 from graftwork.grading.code import extract_code
 from graftwork.grading.hacks import PROGRAMS, TEXTS
 from graftwork.grading.interface import CannotGrade, Rater

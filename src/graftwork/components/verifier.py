@@ -17,8 +17,17 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from graftwork.components.spec.cases import InputRule, PropertyCase, Stage
-from graftwork.components.spec.component import Component, ComponentPlan, Shape, fits, read_type, result_shape
+from graftwork.components.plan import (
+    Component,
+    ComponentPlan,
+    InputRule,
+    PropertyCase,
+    Shape,
+    Stage,
+    fits,
+    read_type,
+    result_shape,
+)
 from graftwork.grading.calls import PythonCall, is_right, same_value
 from graftwork.process.sandbox import Sandbox, SandboxResult
 from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch
