@@ -57,7 +57,7 @@ ON_A_PROJECT = {
     "taskset_export worker_process",
     "evaluate": "commands gate.engine gate.family gate.project live.answer_checks live.comparison live.drift "
     "live.traffic measure_escalation project project_cases project_subjects",
-    "registry": "deploy export formats make_prompt_release project",
+    "registry": "deploy export project prompt_release",
     "serve": "project",
     "fleet": "jobs plans project",
     "components": "project",

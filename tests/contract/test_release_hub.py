@@ -15,9 +15,9 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.registry.hub import Hub
 from graftwork.registry.signatures import create_key_pair, load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer.hub import Hub
 
 REPOSITORY = "team/cited-answers"
 

@@ -13,8 +13,8 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.registry.remote_store import RemoteStore, pull_release, push_release
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer.remote_store import RemoteStore, pull_release, push_release
 
 
 @pytest.fixture(params=["memory", "file", "s3"])

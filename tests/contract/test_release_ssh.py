@@ -13,10 +13,10 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.registry import ssh
 from graftwork.registry.signatures import create_key_pair, load_secret_key, sign_manifest
+from graftwork.registry.ssh import parse_target, push_over_ssh
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer import ssh
-from graftwork.registry.transfer.ssh import parse_target, push_over_ssh
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from graftwork.api.project import open_project
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.release import PROMPT_FILE
-from graftwork.registry.make_prompt_release import without_itself
+from graftwork.registry.prompt_release import without_itself
 
 SYSTEM = (
     "You are a gardener. Answer in JSON with the keys answer, citations and refused, from the sources only."

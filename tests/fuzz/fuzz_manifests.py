@@ -34,12 +34,12 @@ from graftwork.files.dataset import read_manifest as read_dataset
 from graftwork.files.disk import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import GraftError
+from graftwork.registry.archive import read_archive
 from graftwork.registry.folder import read_manifest, verify_release
 from graftwork.registry.manifest import ReleaseContext
 from graftwork.registry.peft import import_peft_folder, inspect_adapter
+from graftwork.registry.remote_store import RemoteStore
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer.archive import read_archive
-from graftwork.registry.transfer.remote_store import RemoteStore
 from graftwork.train.checkpoints.checkpoint import (
     CONTENT,
     CheckpointManifest,

@@ -27,9 +27,9 @@ from graftwork.process.http_client import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob
-from graftwork.registry.blobs import ProgressCounter, no_progress
-from graftwork.registry.transfer import hub
-from graftwork.registry.transfer.hub import DownloadTooLarge, progress_bar_class
+from graftwork.registry import hub
+from graftwork.registry.folder import ProgressCounter, no_progress
+from graftwork.registry.hub import DownloadTooLarge, progress_bar_class
 
 SECONDS = 0.25
 """The time of a request to a server that would take longer than any test."""

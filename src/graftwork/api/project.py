@@ -351,7 +351,7 @@ class Project:
     def release_prompt(self) -> Release:
         """Publish the prompted base, without an adapter, and promote it. Raises `AnswerIsNo` if the gate does
         not say deploy to it."""
-        from graftwork.registry.make_prompt_release import release_prompt
+        from graftwork.registry.prompt_release import release_prompt
 
         with self.open() as work:
             return release_prompt(work)

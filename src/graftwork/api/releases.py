@@ -16,6 +16,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.records.report import Report, Verdict
+from graftwork.registry.archive import ArchiveFile
 from graftwork.registry.deploy import archive_path
 from graftwork.registry.deploy import export_release as write_release_archive
 from graftwork.registry.index import PlannedRollback as PlannedRollback  # noqa: PLC0414
@@ -30,7 +31,6 @@ from graftwork.registry.project import (
     rollback_alias,
     trace_release,
 )
-from graftwork.registry.transfer.archive import ArchiveFile
 
 REPORT_FILE = "evaluation.json"
 

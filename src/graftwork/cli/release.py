@@ -297,7 +297,7 @@ def export(
             exported = export_run(work, run=name.partition(":")[2] or None, to=to.absolute(), format=format)
         print_record(exported, as_json=json)
     elif to is not None and format in ("ollama", "vllm"):
-        from graftwork.registry.formats import export_for_program
+        from graftwork.registry.export import export_for_program
 
         with opened_with_progress(project) as work:
             program = export_for_program(work, name, format=format, to=to, precision=precision or "q8_0")

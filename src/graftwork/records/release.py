@@ -8,6 +8,8 @@ from graftwork.records.interaction import Message
 from graftwork.records.report import Decision
 
 PROMPT_FILE = "prompt.json"
+PROMPT_RUN = "prompt"
+"""What the release of a prompt has in place of a training run."""
 TOOLS = "<tools>"
 """What a system turn with tool definitions holds: such a turn is never replaced."""
 

@@ -36,16 +36,16 @@ from graftwork.records.errors import (
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.release import Release
 from graftwork.records.units import MIB
+from graftwork.registry.archive import ArchiveFile, read_archive, write_archive
+from graftwork.registry.hub import Hub, HubRelease
 from graftwork.registry.index import find_release, wrong_project_error
 from graftwork.registry.manifest import ReleaseContext
+from graftwork.registry.mlflow import MlflowVersion, push_to_mlflow
 from graftwork.registry.peft import import_peft_folder
 from graftwork.registry.project import full_alias, open_store, promote_release, roll_back_release
 from graftwork.registry.publish import find_licence
-from graftwork.registry.transfer.archive import ArchiveFile, read_archive, write_archive
-from graftwork.registry.transfer.hub import Hub, HubRelease
-from graftwork.registry.transfer.mlflow import MlflowVersion, push_to_mlflow
-from graftwork.registry.transfer.remote_store import Pushed, RemoteStore, pull_release, push_release
-from graftwork.registry.transfer.ssh import SshDelivery, SshTarget, parse_target, push_over_ssh
+from graftwork.registry.remote_store import Pushed, RemoteStore, pull_release, push_release
+from graftwork.registry.ssh import SshDelivery, SshTarget, parse_target, push_over_ssh
 from graftwork.serve.own_endpoint import OwnEndpoint
 from graftwork.serve.reload import gateway_folder
 

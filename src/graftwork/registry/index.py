@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
-from graftwork.registry.names import ALIAS, VERSION, require_alias, split_alias
+from graftwork.registry.manifest import ALIAS, VERSION, require_alias, split_alias
 
 
 class ReleaseIndex(Protocol):

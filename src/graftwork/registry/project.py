@@ -25,7 +25,7 @@ from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
 from graftwork.records.report import Decision, Verdict
 from graftwork.registry import index as registry
 from graftwork.registry.index import PlannedRollback, reachable_releases, select_retained
-from graftwork.registry.names import alias_of_model
+from graftwork.registry.manifest import alias_of_model
 from graftwork.registry.signatures import SecretKey, load_public_key, sign_manifest
 from graftwork.registry.store import ReleaseStore, StoreContents
 from graftwork.text.wording import parse_time

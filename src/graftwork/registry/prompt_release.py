@@ -1,47 +1,34 @@
-"""A prompt on the base as a release: `prompt.json` with the report and verdict behind it, without weights.
+"""A winning prompt is a result too: evaluated against the base, gated by the same rules, released and served.
 
-In: a prompt, its dataset, report and verdict. Out: the manifest and its files, named by content like every
-other release. Pure but for reading a prompt back.
+In: an open project. Out: a release with `prompt.json`, report and verdict but without weights, and its alias
+moved; or an error that says which rule did not hold. Nothing is trained.
 """
 
 import json
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from graftwork.data.project import PreparedData
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.project import look_for_champion, surroundings_of
+from graftwork.evaluate.gate.settings import GateSettings
+from graftwork.evaluate.project import doubts_about_judge, put_page
+from graftwork.evaluate.project_subjects import find_champion, resolve_subject
+from graftwork.evaluate.subjects import CHAMPION, LOG, PROMPTED, Lineup, Subject, parse_subject
+from graftwork.files.disk import write_atomic
+from graftwork.pipeline.steps.evaluate import held_out, measure_lineup, prepare_asking
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.open_project import OpenProject, current_user, timestamp
 from graftwork.records.dataset import Dataset
-from graftwork.records.errors import Damaged
-from graftwork.records.release import PROMPT_FILE, PromptVariant, Release
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.release import PROMPT_FILE, PROMPT_RUN, PromptVariant, Release
 from graftwork.records.report import Report, Verdict
+from graftwork.registry.index import Change, promote
 from graftwork.registry.manifest import ReleaseContext, describe_text, name_release
-from graftwork.registry.peft import FULL_FILES, WEIGHTS
-
-PROMPT_RUN = "prompt"
-"""What a prompt's release has in place of a training run."""
-LARGEST_PROMPT = 4 << 20
-
-
-def is_prompt(names: Collection[str]) -> bool:
-    """Whether a release with these files is a prompt without weights."""
-    return PROMPT_FILE in names and WEIGHTS not in names and FULL_FILES[1] not in names
-
-
-def require_prompt(source: Path | bytes, *, where: Path) -> PromptVariant:
-    """The prompt, or an error where the file is none."""
-    try:
-        if isinstance(source, Path):
-            with source.open("rb") as handle:
-                source = handle.read(LARGEST_PROMPT)
-        return PromptVariant.from_json(source)
-    except (OSError, ValidationError) as error:
-        raise Damaged(
-            f"{PROMPT_FILE} does not read as a prompt",
-            why=str(error).splitlines()[0],
-            fix="get the release again from where it was made",
-            where=str(where),
-        ) from error
+from graftwork.registry.project import full_alias, open_store
+from graftwork.registry.publish import find_licence
+from graftwork.text.redact import publishable
+from graftwork.version import __version__
 
 
 def describe_prompt(
@@ -74,3 +61,91 @@ def describe_prompt(
         hashes={**hashes, "report": report.fingerprint()},
     )
     return release, {name: text.encode() for name, text in texts.items()}
+
+
+def judge_prompt(work: OpenProject) -> tuple[PromptVariant, Report, Verdict, str]:
+    """Measure the prompted base against the base, the champion and the log; decide by the gate's rules.
+
+    The prompt, the report of the evaluation, the verdict and the page of both.
+    """
+    prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
+    cases = held_out(work, prepared)
+    asking = prepare_asking(work, prepared, cases, subjects=(PROMPTED,))
+    assert asking.prompt is not None
+
+    def resolved(name: str) -> Subject:
+        return resolve_subject(work, parse_subject(name), asking=asking, outcome=None)
+
+    own_hash = asking.prompt.fingerprint()
+    champion = find_champion(work, unlike=own_hash)
+    lineup = Lineup(
+        baseline=resolved("base"),
+        candidate=resolved(PROMPTED),
+        champion=resolved(CHAMPION) if champion is not None else None,
+        references=(resolved(LOG),),
+    )
+    evaluated = measure_lineup(work, lineup, cases, asking=asking, subject=own_hash, prepared=prepared)
+    report = evaluated.report
+    champion_now = look_for_champion(work, adapter_hash=own_hash)
+    around = surroundings_of(champion_now)._replace(doubts=doubts_about_judge(work))
+    verdict = decide(report, without_itself(work.settings.gate), around=around)
+    write_atomic(work.project.evaluations / f"prompt-{own_hash[:12]}.json", evaluated.to_json())
+    page = put_page(work, evaluated, separate=True).page
+    return asking.prompt, report, verdict, page
+
+
+def without_itself(settings: GateSettings) -> GateSettings:
+    """The rules for the prompted base: it is not compared with itself. What beats it beats the base too."""
+    changed = {
+        "rules": tuple(
+            rule.model_copy(update={"against": "base"}) if rule.against == "prompt" else rule
+            for rule in settings.rules
+        )
+    }
+    rules = {"primary": settings.primary_rule, "win": settings.win_rule, "abort_when": settings.abort_when}
+    for name, rule in rules.items():
+        if rule is not None and rule.against == "prompt":
+            changed[name] = rule.model_copy(update={"against": "base"})  # type: ignore[assignment]
+    return settings.model_copy(update=changed)
+
+
+def release_prompt(work: OpenProject) -> Release:
+    """Publish the prompt if the gate says deploy, and point the alias of the model at it."""
+    prompt, report, verdict, page = judge_prompt(work)
+    if verdict.decision != "deploy":
+        raise AnswerIsNo(
+            "the prompt was not released",
+            why=f"the gate said {verdict.decision.replace('_', ' ')}: {verdict.reason}",
+            fix=f"{page} shows every case; train an adapter (`graft run`), or change evaluate.prompt",
+        )
+    dataset = run_pipeline(work, upto="prepare").get("prepare", PreparedData).dataset
+    alias, store = full_alias(work), open_store(work)
+    with store.shared_lock():
+        release, sources = describe_prompt(
+            prompt,
+            dataset=dataset,
+            report=report,
+            verdict=verdict,
+            context=ReleaseContext(
+                project=work.settings.project,
+                base=work.base.name,
+                base_fingerprint=work.base.revision,
+                template_fingerprint=dataset.template_fingerprint,
+                parent=work.releases.aliases().get(alias),
+                created_at=timestamp(),
+                settings=publishable(work.settings),
+                versions={"graftwork": __version__},
+                licence=find_licence(Path(work.base.folder)),
+            ),
+        )
+        written = store.put(release, sources=sources)
+        work.releases.add(written)
+        store.verify(written.id)
+        promote(
+            work.releases,
+            written,
+            alias=alias,
+            change=Change(current_user(), timestamp(), "the gate said deploy to the prompted base"),
+            require_verdict=work.settings.release.require_verdict,
+        )
+    return written

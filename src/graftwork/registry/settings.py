@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from graftwork.records.base import NotSecret, Record, SecretAddress
-from graftwork.registry.names import NAME, RULE
+from graftwork.registry.manifest import NAME, RULE
 
 _KEY_ITSELF = re.compile(r"\n|RW[A-Za-z0-9+/]{100}|-----BEGIN")
 """A key pasted in the place of its file, as minisign or OpenSSL writes it."""

@@ -1,53 +1,294 @@
-"""The content-addressed store of releases.
+"""The content-addressed store of releases, and the locks that keep garbage collection from what is in use.
 
 A release is a plain adapter folder `<root>/<id>/` made of links into `blobs/`, written atomically and
 verified before it is loaded, served, exported or promoted. Which release is live is in the index, not here.
+
+The store lock is shared by those who make, promote or lease releases, and exclusive for garbage collection. A
+lease names the releases that a server needs until its process ends. A server that cannot write to the store
+locks the manifests of its releases instead. The kernel frees every lock when its process dies.
 """
 
+import errno
+import fcntl
+import json
+import os
 import shutil
+import stat
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from graftwork.files.disk import (
     atomic_folder,
     explain_os_error,
+    file_mode,
     make_folder,
     read_only_mode,
     sync_folder,
     write_atomic,
 )
-from graftwork.records.errors import Damaged, GraftError
+from graftwork.files.locks import is_held, try_lock
+from graftwork.records.errors import Busy, Damaged, GraftError
 from graftwork.records.release import PROMPT_FILE, Garbage, Release, ReleaseFile
 from graftwork.records.units import MIB
-from graftwork.registry import locks
-from graftwork.registry.blobs import (
-    BLOBS,
-    PART,
-    BlobStore,
-    ProgressCallback,
-    ProgressCounter,
-    no_progress,
-)
 from graftwork.registry.folder import (
+    BLOBS,
     MANIFEST,
     METADATA_FILES,
     MINISIGN,
+    PART,
     SIGNATURES,
+    BlobStore,
+    ProgressCallback,
+    ProgressCounter,
     add_missing_signatures,
+    is_prompt,
+    no_progress,
     read_manifest,
     release_folder,
+    require_prompt,
     verify_release,
     write_metadata,
 )
-from graftwork.registry.locks import Lease, find_manifest_locks, lease, leased_releases, lock_manifest
-from graftwork.registry.manifest import content_id, write_manifest
-from graftwork.registry.names import FILE, NAME
+from graftwork.registry.manifest import FILE, NAME, content_id, require_name, write_manifest
 from graftwork.registry.peft import choose_weight_files, require_safetensors
-from graftwork.registry.prompt_release import is_prompt, require_prompt
 from graftwork.registry.signatures import is_signed_by, require_signature
+
+LOCK = ".lock"
+WAIT_SECONDS = 30.0
+READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@contextmanager
+def shared_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
+    """Garbage collection waits while the block runs."""
+    descriptor = _open(root)
+    if descriptor is None:
+        # The store is read-only for all processes here, so none collects garbage.
+        yield
+        return
+    try:
+        _acquire(descriptor, root, "garbage is being collected", wait_seconds, shared=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def exclusive_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
+    """No release is made, promoted or leased while the block runs. Raises if the store is read-only."""
+    try:
+        descriptor = _open_writable(root)
+    except OSError as error:
+        raise explain_os_error(error, root / LOCK) from error
+    try:
+        _acquire(descriptor, root, "a release is being made, promoted or loaded", wait_seconds, shared=False)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_writable(root: Path) -> int:
+    make_folder(root)
+    return os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(root))
+
+
+def _open(root: Path) -> int | None:
+    path = root / LOCK
+    try:
+        return _open_writable(root)
+    except OSError as error:
+        if error.errno not in READ_ONLY_ERRNOS:
+            raise explain_os_error(error, path) from error
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _acquire(descriptor: int, root: Path, doing: str, wait_seconds: float, *, shared: bool) -> None:
+    deadline = time.monotonic() + wait_seconds
+    try:
+        while not try_lock(descriptor, shared=shared):
+            if time.monotonic() >= deadline:
+                raise Busy(
+                    "the store of releases is in use",
+                    why=f"{doing} since more than {wait_seconds:.0f} s",
+                    fix="try again when that is done (`graft status`)",
+                    where=str(root),
+                )
+            time.sleep(0.01)
+    except OSError as error:
+        # A file system without locks: what is in use cannot be known.
+        raise explain_os_error(error, root / LOCK) from error
+
+
+LockState = Literal["free", "held", "unseen", "unreadable"]
+"""`unseen`: the file system does not report it. `unreadable`: the manifest cannot be opened."""
+_OWNER_WRITES, _WRITE = 0o200, 0o222
+
+
+class ManifestLocks(NamedTuple):
+    """Release ids by the state of their manifest lock."""
+
+    held: frozenset[str]
+    unseen: frozenset[str]
+    unreadable: frozenset[str]
+
+
+def find_manifest_locks(root: Path, release_ids: Iterable[str]) -> ManifestLocks:
+    found: dict[LockState, set[str]] = {"free": set(), "held": set(), "unseen": set(), "unreadable": set()}
+    for release_id in release_ids:
+        with lock_manifest(root / release_id / MANIFEST) as state:
+            found[state].add(release_id)
+    return ManifestLocks(*(frozenset(found[state]) for state in ("held", "unseen", "unreadable")))
+
+
+@contextmanager
+def lock_manifest(manifest: Path) -> Iterator[LockState]:
+    """Lock the manifest if it is free; its state before that.
+
+    On NFS an exclusive lock needs a file that is open for writing. There the manifest is made writable for
+    the moment in which it is opened, which only its owner can do.
+    """
+    try:
+        descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        yield "free"
+        return
+    except OSError:
+        yield "unreadable"
+        return
+    try:
+        state = _lock(descriptor)
+        if state == "unseen":
+            os.close(descriptor)
+            descriptor = -1
+            descriptor, state = _lock_as_owner(manifest)
+        yield state
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> LockState:
+    try:
+        return "free" if try_lock(descriptor) else "held"
+    except OSError:
+        return "unseen"
+
+
+def _lock_as_owner(manifest: Path) -> tuple[int, LockState]:
+    """Lock the manifest through a descriptor that is open for writing. Nothing is written."""
+    try:
+        mode = stat.S_IMODE(manifest.stat().st_mode)
+        manifest.chmod(mode | _OWNER_WRITES)
+        try:
+            descriptor = os.open(manifest, os.O_RDWR | os.O_CLOEXEC)
+        finally:
+            # Also where a process that was killed here left it writable.
+            manifest.chmod(mode & ~_WRITE)
+    except OSError:
+        return -1, "unseen"
+    return descriptor, _lock(descriptor)
+
+
+LEASES = ".leases"
+_LOCK, _IDS = ".lock", ".json"
+
+
+class Lease:
+    """The releases that this process needs. Add one before it is loaded."""
+
+    def __init__(self, root: Path, file: Path | None, locks: ExitStack) -> None:
+        self._root = root
+        self._file = file
+        self._locks = locks
+        self._ids: set[str] = set()
+
+    def add(self, *release_ids: str) -> None:
+        """Keep these releases from garbage collection. Waits while it runs."""
+        wanted = {require_name(name, kind="release id") for name in release_ids} - self._ids
+        if not wanted:
+            return
+        with shared_lock(self._root):
+            if self._file is not None:
+                self._ids |= wanted
+                write_atomic(self._file, json.dumps(sorted(self._ids)))
+            else:
+                self._ids |= {name for name in wanted if self._lock(self._root / name / MANIFEST)}
+
+    def _lock(self, manifest: Path) -> bool:
+        """Whether the manifest could be locked. False if the release is not there; loading it will report
+        that."""
+        try:
+            descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise explain_os_error(error, manifest) from error
+        with ExitStack() as unless_locked:
+            unless_locked.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                # Garbage collection renames the folder before it removes the files.
+                if manifest.stat().st_ino != os.fstat(descriptor).st_ino:
+                    return False
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                raise explain_os_error(error, manifest) from error
+            unless_locked.pop_all()
+        self._locks.callback(os.close, descriptor)
+        return True
+
+
+@contextmanager
+def lease(root: Path) -> Iterator[Lease]:
+    """A lease while the block runs: a file, or locks on manifests if the store is read-only."""
+    name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    lock, ids = (root / LEASES / f"{name}{end}" for end in (_LOCK, _IDS))
+    with ExitStack() as stack:
+        try:
+            with shared_lock(root):
+                # Under the store lock: an unlocked lease file would look like one of a dead process.
+                make_folder(lock.parent)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                descriptor = os.open(lock, flags, file_mode(lock.parent))
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in READ_ONLY_ERRNOS:
+                raise explain_os_error(error, lock) from error
+            yield Lease(root, None, stack)
+            return
+        stack.callback(lock.unlink, missing_ok=True)
+        stack.callback(ids.unlink, missing_ok=True)
+        yield Lease(root, ids, stack)
+
+
+def leased_releases(root: Path, *, tidy: bool = False) -> frozenset[str]:
+    """The releases that running processes lease. `tidy` removes the leases of dead processes; it needs the
+    exclusive lock."""
+    found: set[str] = set()
+    for lock in sorted((root / LEASES).glob(f"*{_LOCK}")):
+        ids = lock.with_name(lock.name.removesuffix(_LOCK) + _IDS)
+        held = False
+        with suppress(FileNotFoundError), lock.open("rb") as handle:
+            try:
+                held = is_held(handle.fileno())
+            except OSError as error:
+                raise explain_os_error(error, lock) from error
+        if held:
+            found |= set(json.loads(ids.read_bytes())) if ids.exists() else set()
+        elif tidy:
+            ids.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+    return frozenset(found)
+
 
 TRASH = ".trash"
 
@@ -236,7 +477,7 @@ class ReleaseStore:
 
     def shared_lock(self) -> AbstractContextManager[None]:
         """Block garbage collection while a release is made, indexed or promoted."""
-        return locks.shared_lock(self.root)
+        return shared_lock(self.root)
 
     def lease(self) -> AbstractContextManager[Lease]:
         """Keep releases from garbage collection while this process needs them."""
@@ -252,7 +493,7 @@ class ReleaseStore:
         releases that are still there: one that was to be removed may have been locked by a server in the
         meantime.
         """
-        with locks.exclusive_lock(self.root):
+        with exclusive_lock(self.root):
             ids = self.ids()
             manifests = find_manifest_locks(self.root, ids)
             contents = StoreContents(
@@ -381,7 +622,7 @@ def _require_valid(release: Release, sources: Mapping[str, Path | bytes], *, whe
 @contextmanager
 def staging_folder(root: Path) -> Iterator[Path]:
     """An empty folder in the store for a release that is being received; removed after the block."""
-    with locks.shared_lock(root):
+    with shared_lock(root):
         folder = root / f".incoming.{uuid.uuid4().hex[:8]}{PART}"
         try:
             make_folder(folder)

@@ -41,10 +41,10 @@ from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, Worker
 from graftwork.records.interaction import Capture, CaptureOrigin, Feedback, Interaction, Origin
 from graftwork.records.release import Release
 from graftwork.records.units import MIB
-from graftwork.registry.locks import Lease
-from graftwork.registry.names import split_alias
+from graftwork.registry.manifest import split_alias
 from graftwork.registry.project import full_alias, open_store
 from graftwork.registry.publish import TEMPLATE_FILE
+from graftwork.registry.store import Lease
 from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.captures import ServedExchange, redact_name
 from graftwork.serve.family import Family

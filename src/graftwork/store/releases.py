@@ -22,7 +22,7 @@ from graftwork.registry.index import (
     version_taken_error,
     wrong_project_error,
 )
-from graftwork.registry.names import next_version, require_alias, require_name, require_version, sort_key
+from graftwork.registry.manifest import next_version, require_alias, require_name, require_version, sort_key
 from graftwork.store.database import ProjectTable
 from graftwork.store.schema import alias_moves, aliases, release_notes, release_tags, releases
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from graftwork.records.live import CanaryReport
-from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
-from graftwork.registry.prompt_release import PROMPT_RUN
+from graftwork.records.release import PROMPT_RUN, AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
 from graftwork.text.wording import duration
 from graftwork.views.document import Branch, Document, Table, Timestamp, quote
 

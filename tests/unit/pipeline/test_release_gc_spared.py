@@ -20,8 +20,8 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import OpenProject, use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError
-from graftwork.registry.locks import ManifestLocks
 from graftwork.registry.project import DOUBTFUL, HELD_LATE, collect_garbage, open_store, promote_release
+from graftwork.registry.store import ManifestLocks
 from graftwork.store.releases import ReleaseTable
 
 

@@ -15,7 +15,7 @@ from graftwork.registry.index import (
     version_taken_error,
     wrong_project_error,
 )
-from graftwork.registry.names import next_version, require_alias, require_name, require_version, sort_key
+from graftwork.registry.manifest import next_version, require_alias, require_name, require_version, sort_key
 
 
 class InMemoryReleaseIndex(ReleaseIndex):

@@ -8,7 +8,7 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import Busy, Damaged
 from graftwork.records.release import Release
-from graftwork.registry import locks
+from graftwork.registry import store as locks
 from graftwork.registry.store import ReleaseStore
 
 

@@ -10,9 +10,9 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks
 from graftwork.records.release import Release
+from graftwork.registry.archive import read_archive, write_archive
 from graftwork.registry.folder import verify_release
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer.archive import read_archive, write_archive
 
 SIGNATURE, BUNDLE = "manifest.json.minisig", "manifest.json.sigstore.json"
 LEFT = f".{SIGNATURE}.0123abcd.part"

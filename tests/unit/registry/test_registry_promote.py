@@ -12,7 +12,7 @@ from graftwork.records.release import Release
 from graftwork.records.report import Decision
 from graftwork.registry import index as aliases
 from graftwork.registry.index import Change, alias_history, find_release, plan_rollback
-from graftwork.registry.names import NAME, require_name
+from graftwork.registry.manifest import NAME, require_name
 from graftwork.registry.settings import ReleaseSettings
 
 

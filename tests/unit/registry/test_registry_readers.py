@@ -15,9 +15,8 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.registry import locks
-from graftwork.registry.locks import ManifestLocks
-from graftwork.registry.store import ReleaseStore
+from graftwork.registry import store as locks
+from graftwork.registry.store import ManifestLocks, ReleaseStore
 
 NOBODY = 65534
 

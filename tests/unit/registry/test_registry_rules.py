@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graftwork.records.release import ReleaseEntry
 from graftwork.registry.index import select_retained
-from graftwork.registry.names import alias_of_model, sort_key, split_alias
+from graftwork.registry.manifest import alias_of_model, sort_key, split_alias
 from graftwork.registry.project import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
 from graftwork.registry.publish import find_licence
 

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.registry.hub import Hub
 from graftwork.registry.settings import ReleaseSettings
-from graftwork.registry.transfer.hub import Hub
 
 
 def test_a_token_at_the_edge_of_a_cut_message_is_not_shown_in_part():

@@ -16,10 +16,10 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from graftwork.files.disk import file_digest
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry import blobs, locks
+from graftwork.registry import folder as blobs
+from graftwork.registry import store as locks
 from graftwork.registry.folder import release_folder, verify_release
-from graftwork.registry.manifest import content_id
-from graftwork.registry.names import require_alias, require_name
+from graftwork.registry.manifest import content_id, require_alias, require_name
 from graftwork.registry.store import ReleaseStore
 
 

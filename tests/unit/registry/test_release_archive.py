@@ -11,9 +11,9 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import GraftError
+from graftwork.registry.archive import read_archive, write_archive
 from graftwork.registry.folder import MANIFEST, MINISIGN
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer.archive import read_archive, write_archive
 
 
 def made(folder, *, weights=b"\x01\x02\x03\x04"):

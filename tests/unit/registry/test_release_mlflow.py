@@ -11,8 +11,8 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.registry.mlflow import QUIET, push_to_mlflow
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer.mlflow import QUIET, push_to_mlflow
 
 ADDRESS = "http://joe:pass-word@127.0.0.1:5000"
 

@@ -13,7 +13,7 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.units import MIB
-from graftwork.registry import deploy
+from graftwork.registry import deploy, ssh
 from graftwork.registry.deploy import (
     export_release,
     import_release,
@@ -23,7 +23,6 @@ from graftwork.registry.deploy import (
     report_bytes,
 )
 from graftwork.registry.project import open_store
-from graftwork.registry.transfer import ssh
 
 WEIGHTS = 3 * MIB
 

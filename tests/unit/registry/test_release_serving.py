@@ -25,7 +25,7 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
-from graftwork.registry import locks
+from graftwork.registry import store as locks
 from graftwork.registry.project import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.serve import project as serving
 from graftwork.serve.routing import FIRST_PAUSE, LONGEST_PAUSE, AliasWatcher

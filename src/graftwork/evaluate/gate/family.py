@@ -37,8 +37,8 @@ from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Verdict
 from graftwork.registry.index import find_release
-from graftwork.registry.locks import Lease
 from graftwork.registry.project import full_alias, open_store
+from graftwork.registry.store import Lease
 from graftwork.serve.project import (
     BACKGROUND,
     AdapterFinder,

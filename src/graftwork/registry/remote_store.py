@@ -19,15 +19,19 @@ from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
-from graftwork.registry.blobs import (
+from graftwork.registry.folder import (
     BLOBS,
+    MANIFEST,
+    MINISIGN,
+    SIGSTORE,
     ProgressCallback,
     ProgressCounter,
     digest_with_progress,
     no_progress,
+    parse_manifest,
+    require_own_files,
 )
-from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE, parse_manifest, require_own_files
-from graftwork.registry.names import NAME, require_name
+from graftwork.registry.manifest import NAME, require_name
 from graftwork.registry.store import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease, ReleaseStore
 from graftwork.text.messages import redact_login
 

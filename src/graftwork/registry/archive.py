@@ -18,8 +18,15 @@ from graftwork.files.disk import create_file, explain_os_error, sync_folder
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
-from graftwork.registry.blobs import ProgressCallback, ProgressCounter, no_progress
-from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE, parse_manifest
+from graftwork.registry.folder import (
+    MANIFEST,
+    MINISIGN,
+    SIGSTORE,
+    ProgressCallback,
+    ProgressCounter,
+    no_progress,
+    parse_manifest,
+)
 from graftwork.registry.store import (
     LARGEST_MANIFEST,
     LARGEST_SIGNATURE,

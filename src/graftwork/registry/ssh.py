@@ -20,10 +20,10 @@ from graftwork.files.disk import file_digest
 from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.blobs import ProgressCallback, ProgressCounter, no_progress
-from graftwork.registry.names import require_alias
+from graftwork.registry.archive import write_archive
+from graftwork.registry.folder import ProgressCallback, ProgressCounter, no_progress
+from graftwork.registry.manifest import require_alias
 from graftwork.registry.store import ReleaseStore
-from graftwork.registry.transfer.archive import write_archive
 
 OTHER_BYTES = 44
 POLL_SECONDS = 0.2

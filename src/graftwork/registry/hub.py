@@ -27,17 +27,15 @@ from graftwork.records.errors import (
     needs_extra,
 )
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.registry.blobs import (
-    ProgressCallback,
-    ProgressCounter,
-    ProgressReader,
-    no_progress,
-)
 from graftwork.registry.folder import (
     MANIFEST,
     METADATA_FILES,
     MINISIGN,
     SIGSTORE,
+    ProgressCallback,
+    ProgressCounter,
+    ProgressReader,
+    no_progress,
     parse_manifest,
     require_own_files,
 )
