@@ -32,7 +32,7 @@ from plan_memory_shapes import (
     tuning_of,
 )
 
-from graftwork.records.units import GIB
+from graftwork.records.base import GIB
 
 STEP_OF_LENGTHS = 64
 LONGEST = 65536

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from graftwork.records.units import GIB
+from graftwork.records.base import GIB
 
 SMALL = 10**6
 """Elements of a tensor on the host that are written: larger ones are pages of zeros."""

@@ -3,7 +3,7 @@ import itertools
 import pytest
 from store_samples import WHEN, capture
 
-from graftwork.records.correction import ReviewDecision, ReviewItem
+from graftwork.records.dataset import ReviewDecision, ReviewItem
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.store.captures import CaptureStore, FeedbackStore
 from graftwork.store.database import Database

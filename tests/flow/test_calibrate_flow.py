@@ -9,7 +9,7 @@ import pytest
 from graftwork.api.project import open_project
 from graftwork.data.review import gather_labels
 from graftwork.evaluate.project import doubts_about_judge
-from graftwork.records.correction import ReviewDecision, ReviewItem
+from graftwork.records.dataset import ReviewDecision, ReviewItem
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback, Message
 from graftwork.store.captures import FeedbackStore

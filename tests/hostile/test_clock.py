@@ -16,7 +16,7 @@ from graftwork.process.worker import hold_lock
 from graftwork.project import supervise
 from graftwork.project.supervise import StallWatcher
 from graftwork.records.errors import StoppedInOrder, WorkerFailed
-from graftwork.records.job import Beat, Moment
+from graftwork.records.fleet import Beat, Moment
 from graftwork.records.run import TrainStep
 from graftwork.train.callbacks.guards import DeadlineCallback
 from graftwork.train.run_folder import ATTEMPTS, SAVED

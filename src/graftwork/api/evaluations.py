@@ -18,8 +18,8 @@ from graftwork.evaluate.subjects import parse_subject, parse_subjects
 from graftwork.project.open_project import name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
+from graftwork.records.live import EscalationForecast
 from graftwork.records.report import Answer, Case, Report, SubjectReport, Verdict
-from graftwork.records.routing import EscalationForecast
 
 KEPT = 2
 OUTSIDE = frozenset({"endpoint", "folder"})

@@ -36,11 +36,23 @@ if TYPE_CHECKING:
     from graftwork.pipeline.preflight import Preflight
     from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
-    from graftwork.records.correction import Corrections, JudgeLabel, RepairOutcome, RepairPlan, ReviewItem
-    from graftwork.records.dataset import Audit
+    from graftwork.records.dataset import (
+        Audit,
+        Corrections,
+        JudgeLabel,
+        RepairOutcome,
+        RepairPlan,
+        ReviewItem,
+    )
     from graftwork.records.interaction import Savings
-    from graftwork.records.live import CanaryReport, PromptDrift, ShadowSummary
-    from graftwork.records.routing import EscalationForecast, EscalationLive, TrainedRouter
+    from graftwork.records.live import (
+        CanaryReport,
+        EscalationForecast,
+        EscalationLive,
+        PromptDrift,
+        ShadowSummary,
+        TrainedRouter,
+    )
     from graftwork.records.week import WeekSchedule
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey

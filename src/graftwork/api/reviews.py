@@ -12,7 +12,7 @@ from graftwork.api.project import Project
 from graftwork.data.review import AppliedReviews, apply_reviews
 from graftwork.project.open_project import current_user, timestamp
 from graftwork.records.base import Record
-from graftwork.records.correction import ReviewAction, ReviewDecision, ReviewItem
+from graftwork.records.dataset import ReviewAction, ReviewDecision, ReviewItem
 from graftwork.records.errors import UserMistake
 from graftwork.store.reviews import ReviewStore
 

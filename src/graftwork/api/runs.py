@@ -17,7 +17,7 @@ from graftwork.process.local_workers import LOG_FILE
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.job import Vitals
+from graftwork.records.fleet import Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.release import ReleaseEntry
 from graftwork.records.run import AnswerExtremes, RunState, TrainingEvaluation, TrainOutcome, TrainStep

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from graftwork.data.review import ReviewQueue
     from graftwork.data.settings import CaptureSettings
     from graftwork.grading.score_audit import ScoreAudit
-    from graftwork.records.correction import ReviewAction, ReviewItem
-    from graftwork.records.dataset import Audit, Split
+    from graftwork.records.dataset import Audit, ReviewAction, ReviewItem, Split
     from graftwork.serve.project import Forgotten
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")

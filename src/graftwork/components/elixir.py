@@ -24,7 +24,7 @@ from graftwork.components.verifier import (
 )
 from graftwork.process.sandbox import Sandbox, SandboxResult
 from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB
 
 START = """
 import glob, os

@@ -12,9 +12,8 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graftwork.records.base import Record
+from graftwork.records.base import MIB, Record
 from graftwork.records.plan import MemoryPeak, Optimizer
-from graftwork.records.units import MIB
 
 BLOCK = 512
 """CUDA's allocator hands out whole blocks."""

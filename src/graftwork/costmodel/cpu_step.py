@@ -15,8 +15,8 @@ from graftwork.model.shape import (
     total_parameters,
     trained_by,
 )
+from graftwork.records.base import GIB, NF4_BYTES
 from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workload
-from graftwork.records.units import GIB, NF4_BYTES
 
 WIDTH = 4
 """It works in float32 alone."""

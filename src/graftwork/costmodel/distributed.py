@@ -10,9 +10,9 @@ from typing import NamedTuple
 from graftwork.costmodel.plain_time import plain_step
 from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import layer_parameters, total_parameters
+from graftwork.records.base import ELEMENT_BYTES
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import MemoryPeak, ModelShape, Offload, PlainSetup, Precision, Sharding
-from graftwork.records.units import ELEMENT_BYTES
 
 ADAM_TRAFFIC = 28.0
 """Bytes that Adam moves in host memory for a parameter."""

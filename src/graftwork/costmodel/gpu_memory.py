@@ -27,8 +27,8 @@ from graftwork.costmodel.gpu_step import (
 )
 from graftwork.costmodel.gpu_tensors import WORD, ByteTally, StepSizes, TensorMemory, norm_places
 from graftwork.model.shape import layer_parameters, layout_of_shape, linear_sizes
+from graftwork.records.base import GIB, MIB
 from graftwork.records.plan import MemoryPeak, ModelShape, Tuning
-from graftwork.records.units import GIB, MIB
 
 WIDTH = 2
 """Bytes of an activation."""

@@ -24,8 +24,8 @@ from graftwork.costmodel.gpu_tensors import (
     sizes_of,
 )
 from graftwork.costmodel.run import round_places
+from graftwork.records.base import MIB
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.units import MIB
 
 
 @dataclass

@@ -35,8 +35,8 @@ from graftwork.costmodel.gpu_tensors import ByteTally
 from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.run import compiling_pays
+from graftwork.records.base import GIB, MIB
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.units import GIB, MIB
 
 WITHOUT_END = float(2**20)
 """GiB: a limit that nothing presses against."""

@@ -22,8 +22,8 @@ from graftwork.costmodel.allocator import (
 )
 from graftwork.model.families.family import ModelFamily, PlainRecipe, Widths
 from graftwork.model.shape import expert_adapter_parameters, expert_parameters
+from graftwork.records.base import ELEMENT_BYTES
 from graftwork.records.plan import ModelShape, PlainSetup
-from graftwork.records.units import ELEMENT_BYTES
 
 ONLY_THE_BUFFER = 2
 """What `sys.getrefcount` returns for a storage without other references: its tensor and the call."""

@@ -21,8 +21,8 @@ from graftwork.costmodel.distributed import (
 )
 from graftwork.costmodel.plain_decoder import Machinery, PlainDecoder, Storage, Tape
 from graftwork.model.families.registry import recipe_family
+from graftwork.records.base import ELEMENT_BYTES
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup
-from graftwork.records.units import ELEMENT_BYTES
 
 STEPS = 2
 

@@ -19,9 +19,8 @@ from graftwork.costmodel.rates import (
     StepRates,
     single_share,
 )
-from graftwork.records.base import Figure
+from graftwork.records.base import GIB, Figure
 from graftwork.records.plan import ModelShape, ProbedStep, ProbeFacts, ProductRate
-from graftwork.records.units import GIB
 
 IN_A_STEP, EIGHT_IN_A_STEP = 0.895, 0.816
 """Of the rate of a product alone, what it reaches between others: 640 of 715 TFLOPS in 16 bits and, with the

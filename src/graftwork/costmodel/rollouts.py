@@ -21,8 +21,8 @@ from graftwork.model.generate.sizes import (
     cut_prompts,
 )
 from graftwork.model.shape import cache_bytes, layer_parameters, total_parameters
+from graftwork.records.base import GIB, NF4_BYTES
 from graftwork.records.plan import ModelShape, RolloutLoad, Tuning, Workload
-from graftwork.records.units import GIB, NF4_BYTES
 
 LAUNCHED_SECONDS_A_BLOCK = 2.6e-3
 """Of a pass whose kernels Python launches, with adapters. At least: three steps of 512 passes through the 30

@@ -17,8 +17,8 @@ from graftwork.costmodel.plain_memory import replayed
 from graftwork.costmodel.plain_time import expected_longest, plain_step
 from graftwork.model.families.registry import recipe_family
 from graftwork.model.shape import layer_parameters, total_parameters
+from graftwork.records.base import ELEMENT_BYTES, GIB, MIB
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup, StreamedStep
-from graftwork.records.units import ELEMENT_BYTES, GIB, MIB
 
 SLOTS = 2
 """Of weights and of gradients on the device: `train/streamed/transfers.py`."""

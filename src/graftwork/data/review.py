@@ -42,7 +42,9 @@ from graftwork.grading.metrics import Review
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.correction import (
+from graftwork.records.dataset import (
+    SPLITS,
+    Audit,
     Correction,
     CorrectionConflict,
     Corrections,
@@ -51,9 +53,9 @@ from graftwork.records.correction import (
     ReviewDecision,
     ReviewItem,
     ReviewReason,
+    Row,
     key_of_capture,
 )
-from graftwork.records.dataset import SPLITS, Audit, Row
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Message, Origin
 from graftwork.records.report import Case

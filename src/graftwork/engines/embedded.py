@@ -20,9 +20,9 @@ from graftwork.engines.interface import (
     Timing,
 )
 from graftwork.process.memory import peak_memory_gib
+from graftwork.records.base import GIB
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message
-from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
     from graftwork.model.chat.template import ChatTemplate

@@ -25,11 +25,10 @@ from graftwork.process.http_client import (
     may_pass,
     retry_after,
 )
-from graftwork.records.base import fingerprint
+from graftwork.records.base import MIB, fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
-from graftwork.records.units import MIB
 from graftwork.text.messages import hide, redact_message
 
 LONGEST_REASON = 300

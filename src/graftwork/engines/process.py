@@ -38,10 +38,10 @@ from graftwork.http.messages import (
 from graftwork.http.server import HttpLimits, Server
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
+from graftwork.records.base import MIB
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.release import PROMPT_FILE, PromptVariant
-from graftwork.records.units import MIB
 from graftwork.text.tool_calls import add_tools
 
 BEAT_SECONDS = 2.0

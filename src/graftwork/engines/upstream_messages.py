@@ -26,7 +26,7 @@ from graftwork.engines.replies import ReplyText, describe_token
 from graftwork.engines.settings import EngineKind
 from graftwork.http.client import ClientReply
 from graftwork.http.messages import ApiError
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB
 from graftwork.text.messages import hide
 
 _ANY_OBJECT = {"type": "object"}

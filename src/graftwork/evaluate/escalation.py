@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from graftwork.evaluate.statistics.bounded import bounded_difference, bounded_mean
 from graftwork.files.disk import write_atomic
-from graftwork.records.report import SubjectReport
-from graftwork.records.routing import (
+from graftwork.records.live import (
     EscalationCurve,
     EscalationForecast,
     EscalationLive,
@@ -25,6 +24,7 @@ from graftwork.records.routing import (
     LiveFigure,
     MeasuredShare,
 )
+from graftwork.records.report import SubjectReport
 
 FORECAST_FILE = "escalation.json"
 POINTS = 20

@@ -49,8 +49,8 @@ from graftwork.plan.catalog.prices import find_token_price, index_prices, list_t
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.dataset import Split
 from graftwork.records.errors import UserMistake
+from graftwork.records.live import EscalationCurve, EscalationForecast, EscalationLive
 from graftwork.records.report import Answer, Case, Generation, SubjectReport
-from graftwork.records.routing import EscalationCurve, EscalationForecast, EscalationLive
 from graftwork.registry.project import full_alias
 from graftwork.serve.project import serve_in_background
 from graftwork.text.tool_calls import TOOLS_MARK

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from graftwork.files.disk import write_atomic
 from graftwork.files.safetensors import TensorEntry, encode_header, header_length, read_header
 from graftwork.records.errors import Damaged
-from graftwork.records.routing import RouterCard
+from graftwork.records.live import RouterCard
 from graftwork.text.classifier import BUCKETS, TextClassifier
 
 FIX = "train the router again: graft train --router 0.95"

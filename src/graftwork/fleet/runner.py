@@ -25,8 +25,7 @@ from graftwork.process.heartbeat import read_beat, remove_beat
 from graftwork.process.local_workers import LOG_FILE, LocalWorkers, read_log_tail
 from graftwork.process.worker import ERROR_FILE, set_in_handler, tie_to_parent
 from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError, WorkerFailed
-from graftwork.records.fleet import Bundle
-from graftwork.records.job import Job
+from graftwork.records.fleet import Bundle, Job
 from graftwork.text.redact import publish_text
 
 POLL_SECONDS = 0.5

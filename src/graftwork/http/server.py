@@ -31,8 +31,8 @@ from graftwork.http.messages import (
     StreamResponse,
     error_response,
 )
+from graftwork.records.base import MIB
 from graftwork.records.errors import needs_extra
-from graftwork.records.units import MIB
 
 with needs_extra("serve", why="serving parses HTTP with it"):
     import httptools

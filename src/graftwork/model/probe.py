@@ -19,8 +19,8 @@ from typing import Any
 
 from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
 from graftwork.process.preload import SHARED
+from graftwork.records.base import GIB
 from graftwork.records.plan import FREE_SHARE, DeviceFacts, DeviceName
-from graftwork.records.units import GIB
 
 
 def describe_device(*, threads: int | None = None) -> DeviceFacts:

@@ -14,8 +14,8 @@ from typing import Any
 
 from graftwork.model.shape import joined_sizes
 from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
+from graftwork.records.base import GIB, MIB
 from graftwork.records.plan import ModelShape, ProductRate
-from graftwork.records.units import GIB, MIB
 
 GOES = 5
 CARD_TOKENS = (256, 1024, 4096)

@@ -41,7 +41,7 @@ from graftwork.plan.stages import (
 )
 from graftwork.process.preload import is_supported
 from graftwork.project.open_project import OpenProject, timestamp
-from graftwork.records.base import Figure, Record
+from graftwork.records.base import MIB, Figure, Record
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import (
@@ -58,7 +58,6 @@ from graftwork.records.plan import (
 )
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.records.units import MIB
 from graftwork.store.runs import STAGE, PastRun
 from graftwork.train.engine_choice import why_plain_step
 

@@ -23,7 +23,7 @@ from graftwork.process.worker import lock_holder
 from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Stale
-from graftwork.records.job import Beat, Health, Vitals
+from graftwork.records.fleet import Beat, Health, Vitals
 from graftwork.records.live import PromptDrift, ShadowSummary
 from graftwork.records.plan import Plan
 from graftwork.records.report import Verdict

@@ -39,7 +39,7 @@ from graftwork.model.shape import describe_experts, total_parameters, trained_by
 from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD, default_rates, describe_trade
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
-from graftwork.records.base import Figure
+from graftwork.records.base import ELEMENT_BYTES, GIB, Figure
 from graftwork.records.plan import (
     Certainty,
     DeviceFacts,
@@ -52,7 +52,6 @@ from graftwork.records.plan import (
     Tuning,
     Workload,
 )
-from graftwork.records.units import ELEMENT_BYTES, GIB
 
 MEASURED_GFLOPS = 700_000.0
 """Half-precision products of the card that tunings are estimated for where no rates are known."""

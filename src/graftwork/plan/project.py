@@ -32,6 +32,7 @@ from graftwork.plan.fit.question import SYSTEM_GIB
 from graftwork.plan.fit.steps import LARGE_PARAMETERS
 from graftwork.plan.probe import stored_probe
 from graftwork.project.open_project import OpenProject
+from graftwork.records.base import ELEMENT_BYTES, GIB
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import (
@@ -48,7 +49,6 @@ from graftwork.records.plan import (
     Tuning,
     Workload,
 )
-from graftwork.records.units import ELEMENT_BYTES, GIB
 from graftwork.train.engine_choice import streams_layers, why_plain_step
 
 

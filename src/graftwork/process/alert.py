@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from graftwork.files.disk import Journal
 from graftwork.process.http_client import HttpClient, NoAnswer, may_pass
 from graftwork.records.errors import UserMistake
-from graftwork.records.job import Alert, AlertKind
+from graftwork.records.fleet import Alert, AlertKind
 
 ALERTS_FILE = "alerts.jsonl"
 COMMAND_SECONDS = 30.0

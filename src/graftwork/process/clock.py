@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.files.disk import write_atomic
-from graftwork.records.job import Moment
+from graftwork.records.fleet import Moment
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

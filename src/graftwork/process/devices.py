@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graftwork.records.job import DeviceVitals
-from graftwork.records.units import GIB
+from graftwork.records.base import GIB
+from graftwork.records.fleet import DeviceVitals
 
 Probe = Callable[[], tuple[DeviceVitals, ...]]
 

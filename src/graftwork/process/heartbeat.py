@@ -24,10 +24,9 @@ from graftwork.process import clock, memory
 from graftwork.process import clock as steady_clock
 from graftwork.process.devices import Probe, busiest, find_probe
 from graftwork.process.pool import count_cores
-from graftwork.records.base import Record
+from graftwork.records.base import MIB, Record
 from graftwork.records.errors import GraftError
-from graftwork.records.job import Beat, Health, Vitals
-from graftwork.records.units import MIB
+from graftwork.records.fleet import Beat, Health, Vitals
 
 VITALS_FILE = "vitals.jsonl"
 SAMPLE_SECONDS = 5.0

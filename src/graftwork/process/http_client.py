@@ -19,7 +19,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB
 
 LONGEST_ANSWER = 4 * MIB
 _PIECE = 64 * 2**10

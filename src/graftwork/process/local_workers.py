@@ -20,7 +20,7 @@ from graftwork.process.heartbeat import process_state
 from graftwork.process.memory import kernel_kills
 from graftwork.process.preload import SHARED, ChildProcess, PreloadedWorker
 from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
-from graftwork.records.job import Job, JobHandle, JobStatus
+from graftwork.records.fleet import Job, JobHandle, JobStatus
 
 LOG_FILE = "worker.log"
 """In the job's folder: all that the job prints."""

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from graftwork.files.disk import read_or_empty
+from graftwork.records.base import GIB
 from graftwork.records.errors import OutOfMemory
-from graftwork.records.job import Vitals
-from graftwork.records.units import GIB
+from graftwork.records.fleet import Vitals
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")

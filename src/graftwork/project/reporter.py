@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from graftwork.records.base import Record
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB, Record
 
 
 class Reporter(Protocol):

@@ -34,7 +34,7 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.job import AlertKind, Beat, Health, Job, JobHandle, JobStatus
+from graftwork.records.fleet import AlertKind, Beat, Health, Job, JobHandle, JobStatus
 from graftwork.text.redact import publish_text
 
 FIRST_PAUSE_SECONDS = 0.5

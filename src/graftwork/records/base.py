@@ -1,4 +1,4 @@
-"""What every record shares: frozen, typed, strict about unknown keys, hashable by content.
+"""What every record shares: frozen, typed, strict about unknown keys, hashable by content; and units.
 
 In: values. Out: immutable records that the stages pass to each other. Knows nothing of files,
 databases, models or clocks.
@@ -13,6 +13,14 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import VERSION, BaseModel, ConfigDict, model_validator
+
+MIB = 2**20
+GIB = 2**30
+
+NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight in NF4: its code, its share of the byte that scales 64, and of the scale of 256 of these."""
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number, by the type of the weights."""
 
 HIDDEN = "…"
 _SAFE_TO_DEFER = tuple(map(int, VERSION.split(".")[:2])) >= (2, 14)

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
-from graftwork.records.job import Moment
+from graftwork.records.fleet import Moment
 from graftwork.records.plan import Drift, Plan, Residual
 
 RunState = Literal["planned", "running", "stopped", "failed", "done"]

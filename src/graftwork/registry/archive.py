@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from graftwork.files.disk import create_file, explain_os_error, sync_folder
+from graftwork.records.base import MIB
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.units import MIB
 from graftwork.registry.folder import (
     MANIFEST,
     MINISIGN,

@@ -24,7 +24,7 @@ from graftwork.process.ssh import UNREACHED, ssh_command
 from graftwork.process.worker import lock_holder
 from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.project.reporter import Reporter
-from graftwork.records.base import Record
+from graftwork.records.base import MIB, Record
 from graftwork.records.errors import (
     EXIT_ANSWER_IS_NO,
     EXIT_DONE,
@@ -35,7 +35,6 @@ from graftwork.records.errors import (
 )
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.release import Release
-from graftwork.records.units import MIB
 from graftwork.registry.archive import ArchiveFile, read_archive, write_archive
 from graftwork.registry.hub import Hub, HubRelease
 from graftwork.registry.index import find_release, wrong_project_error

@@ -27,9 +27,9 @@ from graftwork.files.disk import (
     read_only_mode,
     sync_folder,
 )
+from graftwork.records.base import MIB
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import PROMPT_FILE, PromptVariant, Release
-from graftwork.records.units import MIB
 from graftwork.registry.manifest import FILE, content_id, require_name
 from graftwork.registry.peft import FULL_FILES, WEIGHTS, find_weight_files, require_safetensors
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from graftwork.files.disk import explain_os_error, folder_digest
 from graftwork.files.safetensors import header_length, read_header
+from graftwork.records.base import MIB
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Decision, Verdict
-from graftwork.records.units import MIB
 from graftwork.registry.manifest import ReleaseContext, describe_file, describe_text, name_release
 
 WEIGHTS = "adapter_model.safetensors"

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.files.remote import RemoteFiles
-from graftwork.records.base import hide_login
+from graftwork.records.base import MIB, hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.units import MIB
 from graftwork.registry.folder import (
     BLOBS,
     MANIFEST,

@@ -31,9 +31,9 @@ from graftwork.files.disk import (
     write_atomic,
 )
 from graftwork.files.locks import is_held, try_lock
+from graftwork.records.base import MIB
 from graftwork.records.errors import Busy, Damaged, GraftError
 from graftwork.records.release import PROMPT_FILE, Garbage, Release, ReleaseFile
-from graftwork.records.units import MIB
 from graftwork.registry.folder import (
     BLOBS,
     MANIFEST,

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from graftwork.records.base import MIB
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Capture
-from graftwork.records.units import MIB
 from graftwork.serve.capture_journal import CaptureCounts, CaptureJournal
 from graftwork.serve.chains import ChainMark
 from graftwork.serve.routing import ArmAssignment

@@ -17,7 +17,7 @@ import orjson
 
 from graftwork.engines.protocol import estimate_tokens
 from graftwork.http.messages import ApiError, Request, Response, json_response
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB
 from graftwork.serve.budgets import KeyUsage
 from graftwork.serve.captures import CaptureWriter, ServedExchange
 from graftwork.text.shape import has_too_many_values

@@ -36,11 +36,10 @@ from graftwork.files.router import read_router, router_path
 from graftwork.grading.metrics import TOOL_CALLS_VALID
 from graftwork.project.load import load_settings
 from graftwork.project.open_project import OpenProject, load_template, timestamp
-from graftwork.records.base import Record
+from graftwork.records.base import MIB, Record
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, WorkerFailed
 from graftwork.records.interaction import Capture, CaptureOrigin, Feedback, Interaction, Origin
 from graftwork.records.release import Release
-from graftwork.records.units import MIB
 from graftwork.registry.manifest import split_alias
 from graftwork.registry.project import full_alias, open_store
 from graftwork.registry.publish import TEMPLATE_FILE

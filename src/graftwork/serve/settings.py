@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.engines.settings import EngineSettings
-from graftwork.records.base import NotSecret, Record, SecretText
+from graftwork.records.base import MIB, NotSecret, Record, SecretText
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.records.units import MIB
 from graftwork.text.redact import EndpointUrl, VariableName
 
 PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select, update
 
-from graftwork.records.correction import ReviewDecision
+from graftwork.records.dataset import ReviewDecision
 from graftwork.records.interaction import Feedback
 from graftwork.store.captures import insert_feedback
 from graftwork.store.database import ProjectTable

@@ -19,8 +19,8 @@ from graftwork.model.adapters.trainable import trained_digest, trained_tensors
 from graftwork.model.load import eval_mode, tensors_digest
 from graftwork.model.parts import decoder_parts
 from graftwork.process.memory import peak_memory_gib
+from graftwork.records.base import GIB
 from graftwork.records.dataset import Row
-from graftwork.records.units import GIB
 from graftwork.train.checkpoints.store import HostCopies
 from graftwork.train.distributed.strategies import MicroBatch, SingleProcess
 from graftwork.train.loss import (

@@ -19,7 +19,7 @@ from graftwork.process.clock import add_waited
 from graftwork.process.memory import explain_exhaustion, is_exhaustion
 from graftwork.process.worker import ERROR_FILE, hold_lock, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
-from graftwork.records.job import Moment
+from graftwork.records.fleet import Moment
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.text.redact import publish_text
 from graftwork.train.run_folder import ATTEMPTS, SAVED, is_settled

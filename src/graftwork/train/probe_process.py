@@ -22,10 +22,10 @@ from graftwork.costmodel.gpu_tuning import FIRST_WITH_EIGHT, GPU_SHARE
 from graftwork.costmodel.run import why_plain
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
+from graftwork.records.base import GIB
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import DeviceName, Form, ModelShape, ProbedStep, ProbeFacts, ProbeJob, Tuning
-from graftwork.records.units import GIB
 
 WARM_UP, TIMED = 5, 12
 """The first pass runs plainly, the second is recorded."""

@@ -20,7 +20,7 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row, Split
 from graftwork.records.errors import UserMistake
-from graftwork.records.routing import MeasuredShare, RouterCard, TrainedRouter
+from graftwork.records.live import MeasuredShare, RouterCard, TrainedRouter
 from graftwork.text.classifier import Prediction, TextClassifier, set_threshold, train_classifier
 
 TARGET = 0.95

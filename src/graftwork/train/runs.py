@@ -23,7 +23,7 @@ from graftwork.process.worker import lock_holder
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
-from graftwork.records.job import Vitals
+from graftwork.records.fleet import Vitals
 from graftwork.records.plan import Plan, RunParts
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.store.runs import RunEntry

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from graftwork.records.live import ShadowCheck, ShadowSummary
-from graftwork.records.routing import (
+from graftwork.records.live import (
     EscalationForecast,
     EscalationLive,
     EscalationOption,
     EscalationPoint,
     MeasuredShare,
+    ShadowCheck,
+    ShadowSummary,
     TrainedRouter,
 )
 from graftwork.text.wording import plural

@@ -14,13 +14,12 @@ from markupsafe import Markup
 
 from graftwork.records.base import Record
 from graftwork.records.dataset import Audit, Dataset
+from graftwork.records.fleet import Vitals
 from graftwork.records.interaction import Savings
-from graftwork.records.job import Vitals
-from graftwork.records.live import PromptDrift
+from graftwork.records.live import EscalationForecast, PromptDrift
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Decision, Report, SubjectReport, Verdict
-from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.text.wording import duration, number, p_value, percent, plural, short
 from graftwork.views import charts, html

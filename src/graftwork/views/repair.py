@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from graftwork.records.correction import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow
+from graftwork.records.dataset import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow
 from graftwork.views.document import Document, quote
 
 MOST_ROWS = 12

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from graftwork.records.job import DeviceVitals, Vitals
+from graftwork.records.fleet import DeviceVitals, Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.text.wording import change, duration, number, percent

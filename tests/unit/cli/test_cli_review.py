@@ -23,7 +23,7 @@ from graftwork.data.review import (
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.correction import ReviewDecision, ReviewItem
+from graftwork.records.dataset import ReviewDecision, ReviewItem
 from graftwork.records.interaction import Capture, Feedback, Message, Origin
 from graftwork.store.captures import FeedbackStore
 from graftwork.store.reviews import ReviewStore

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from graftwork.cli.data import _revise
 from graftwork.data.settings import RepairSettings
-from graftwork.records.correction import RepairOutcome, RepairPlan, RepairRow, TeacherSpending
+from graftwork.records.dataset import RepairOutcome, RepairPlan, RepairRow, TeacherSpending
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Origin
 from graftwork.views.terminal import show

@@ -13,7 +13,7 @@ from graftwork.evaluate.escalation import (
     make_curve,
     mean_cost,
 )
-from graftwork.records.routing import EscalationForecast, EscalationOption, MeasuredShare
+from graftwork.records.live import EscalationForecast, EscalationOption, MeasuredShare
 from graftwork.views.document import Table
 from graftwork.views.endpoint import draw_by_cost, draw_curve, view_forecast
 from graftwork.views.html import body

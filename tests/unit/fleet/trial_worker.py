@@ -16,7 +16,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import Record
 from graftwork.records.errors import StoppedInOrder
-from graftwork.records.job import Moment
+from graftwork.records.fleet import Moment
 
 STATE = "trial.json"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.model.generate.sizes import MOST_ROWS, rows_that_fit
-from graftwork.records.units import GIB
+from graftwork.records.base import GIB
 
 SEVEN = SimpleNamespace(
     num_attention_heads=28,

@@ -16,7 +16,7 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserMistake
-from graftwork.records.routing import (
+from graftwork.records.live import (
     EscalationCurve,
     EscalationForecast,
     EscalationOption,

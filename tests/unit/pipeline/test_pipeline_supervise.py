@@ -28,7 +28,7 @@ from graftwork.project.supervise import (
 )
 from graftwork.records.base import Record
 from graftwork.records.errors import OutOfMemory, StoppedInOrder, UserMistake, WorkerFailed
-from graftwork.records.job import JobHandle, JobStatus
+from graftwork.records.fleet import JobHandle, JobStatus
 
 WORKER = """
 import os, signal, sys, threading

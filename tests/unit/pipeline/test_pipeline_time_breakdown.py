@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.records.job import DeviceVitals, Vitals
+from graftwork.records.fleet import DeviceVitals, Vitals
 from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.train.runs import between_steps, divide
 

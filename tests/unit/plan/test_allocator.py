@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.costmodel.allocator import Allocator, AllocatorLimitExceeded
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB
 
 SIZES = st.one_of(st.integers(1, 4096), st.integers(4096, 4 * MIB), st.integers(4 * MIB, 200 * MIB))
 MOVES = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=80)

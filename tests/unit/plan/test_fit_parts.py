@@ -36,10 +36,10 @@ from graftwork.plan.fit.steps import (
     rows_at_once,
     trained,
 )
+from graftwork.records.base import GIB
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import FitOptions, MemoryPeak, PlainSetup
-from graftwork.records.units import GIB
 
 MODEL = find_model("deepseek-coder-6.7b")
 SHAPE = MODEL.shape

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from graftwork.costmodel.plain_memory import plain_peak
+from graftwork.records.base import GIB
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup
-from graftwork.records.units import GIB
 
 MEASURED = Path(__file__).parents[2] / "data" / "plan_memory.jsonl"
 

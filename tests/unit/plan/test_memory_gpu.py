@@ -8,8 +8,8 @@ from graftwork.costmodel.gpu_memory import count, gpu_peak, load_peak, peak_byte
 from graftwork.costmodel.gpu_step import load, step_recipe
 from graftwork.costmodel.gpu_tensors import ByteTally
 from graftwork.model.shape import adapter_parameters, linear_names
+from graftwork.records.base import GIB
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.units import GIB
 
 SMALL = ModelShape(
     name="small",

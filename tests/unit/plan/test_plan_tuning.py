@@ -9,8 +9,8 @@ from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
 from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
 from graftwork.costmodel.rates import rates_of
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
+from graftwork.records.base import GIB
 from graftwork.records.plan import ModelShape
-from graftwork.records.units import GIB
 
 SEVEN = ModelShape(
     name="qwen2.5-7b",

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from graftwork.costmodel.gpu_memory import StepBytes, count_by_levels, reserved_within
 from graftwork.costmodel.gpu_tuning import TuningRequest, _settings, choose_tuning, own_limits, with_room
 from graftwork.plan.catalog.hardware import default_rates
+from graftwork.records.base import GIB, MIB
 from graftwork.records.plan import ModelShape
-from graftwork.records.units import GIB, MIB
 
 
 def shape_of(hidden, layers, inner, vocabulary, *, tied):

@@ -18,8 +18,8 @@ from graftwork.costmodel.gpu_tuning import (
     fastest,
 )
 from graftwork.plan.catalog.hardware import default_rates
+from graftwork.records.base import GIB
 from graftwork.records.plan import ModelShape
-from graftwork.records.units import GIB
 
 BLOCKS = 6
 SMALL = ModelShape(

@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, why_not
 from graftwork.process.sandbox.run import WAYS
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB
 
 PATIENT = Limits(wall_seconds=120, memory_bytes=256 * MIB, processes=8)
 """For code that ends by itself: a busy machine must not look like a limit."""

@@ -10,7 +10,7 @@ import pytest
 from graftwork.files.disk import Journal
 from graftwork.process.alert import Alarm, post, run_command
 from graftwork.records.errors import UserMistake
-from graftwork.records.job import Alert
+from graftwork.records.fleet import Alert
 
 
 class Server(ThreadingHTTPServer):

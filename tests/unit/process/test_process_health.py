@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.process.heartbeat import WAITING_FOR_DATA, Heart, Patience, assess_health
-from graftwork.records.job import Beat, DeviceVitals, Vitals
+from graftwork.records.fleet import Beat, DeviceVitals, Vitals
 
 NOW = 1000.0
 EAGER = Patience(slow_seconds=0.0, stuck_seconds=0.0, silent_seconds=30.0)

@@ -11,7 +11,7 @@ from graftwork.process import devices, memory
 from graftwork.process.devices import ask_nvml, find_probe, parse_smi
 from graftwork.process.heartbeat import Sampler, growth_per_minute, seconds_between_lines
 from graftwork.process.memory import is_exhaustion, killed_for_memory, requested_gib
-from graftwork.records.job import DeviceVitals, Vitals
+from graftwork.records.fleet import DeviceVitals, Vitals
 
 # As printed by nvidia-smi 570 on an H200 and on a laptop's card that knows less of itself.
 TWO_CARDS = (

@@ -17,7 +17,7 @@ from graftwork.process import heartbeat
 from graftwork.process.heartbeat import Heart, read_beat
 from graftwork.process.worker import PARENT_VARIABLE, hold_lock, lock_holder
 from graftwork.records.errors import Busy
-from graftwork.records.job import Vitals
+from graftwork.records.fleet import Vitals
 
 WORKER = """
 import signal
@@ -26,7 +26,7 @@ import threading
 from pathlib import Path
 from graftwork.process.worker import run_worker, stop_asked, stop_at_once
 from graftwork.records.errors import StoppedInOrder, UserMistake
-from graftwork.records.job import Job
+from graftwork.records.fleet import Job
 
 def work(job):
     if job.name == "wait":

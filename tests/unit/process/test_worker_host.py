@@ -15,7 +15,7 @@ from graftwork.project.reporter import NullReporter
 from graftwork.project.supervise import JOB_FILE, Hooks, WorkerTask, run_job
 from graftwork.records.base import Record
 from graftwork.records.errors import WorkerFailed
-from graftwork.records.job import Job, JobHandle, JobStatus
+from graftwork.records.fleet import Job, JobHandle, JobStatus
 
 
 class Work(Record):

@@ -12,7 +12,7 @@ from graftwork.cli import progress
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB
 from graftwork.registry import deploy, ssh
 from graftwork.registry.deploy import (
     export_release,

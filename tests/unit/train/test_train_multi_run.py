@@ -8,7 +8,7 @@ import torch
 
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import WorkerFailed
-from graftwork.records.job import Moment
+from graftwork.records.fleet import Moment
 from graftwork.train import multi_run
 from graftwork.train.multi_run import _require_patience, crashes_in_a_row, train_many
 from graftwork.train.run_folder import ATTEMPTS, OUTCOME, SAVED, failure_of, is_settled

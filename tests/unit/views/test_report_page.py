@@ -10,13 +10,15 @@ from graftwork.pipeline.table import STEPS
 from graftwork.records.base import Figure
 from graftwork.records.dataset import Finding
 from graftwork.records.interaction import Savings
-from graftwork.records.live import DriftShare, GroupDrift, PromptDrift
-from graftwork.records.routing import (
+from graftwork.records.live import (
+    DriftShare,
     EscalationCurve,
     EscalationForecast,
     EscalationOption,
     EscalationPoint,
+    GroupDrift,
     MeasuredShare,
+    PromptDrift,
 )
 from graftwork.views.page import AnswerPair, render_report
 from graftwork.views.training import find_restarts

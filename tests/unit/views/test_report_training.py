@@ -7,7 +7,7 @@ from report_sample import make_page
 from test_report_page import EVIL, words
 from test_report_plots import check, widths
 
-from graftwork.records.job import DeviceVitals, Vitals
+from graftwork.records.fleet import DeviceVitals, Vitals
 from graftwork.records.plan import Drift, Residual
 from graftwork.records.run import AnswerExtremes, GradedAnswer, TrainingEvaluation
 from graftwork.views.charts import EvaluationPoint, draw_course, draw_looks, draw_loss

@@ -34,8 +34,8 @@ from graftwork.process import clock
 from graftwork.process.heartbeat import HEARTBEAT_FILE
 from graftwork.process.worker import hold_lock
 from graftwork.project.open_project import OpenProject, name_entry
-from graftwork.records.job import Beat, Vitals
-from graftwork.records.routing import (
+from graftwork.records.fleet import Beat, Vitals
+from graftwork.records.live import (
     EscalationCurve,
     EscalationForecast,
     EscalationOption,

@@ -33,7 +33,7 @@ from graftwork.data.ingest.blocks import (
 from graftwork.data.ingest.parquet_child import TEXT_COLUMNS, open_cell
 from graftwork.process.memory import machine_memory
 from graftwork.process.worker import PARENT_VARIABLE
-from graftwork.records.units import GIB
+from graftwork.records.base import GIB
 from graftwork.text.shape import MOST_VALUES
 
 _SEPARATORS = re.compile(rb"[ \t\r\n,]*+")

@@ -38,7 +38,7 @@ from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.process.worker import hold_lock
 from graftwork.project.open_project import OpenProject
 from graftwork.project.reporter import progress_listener
-from graftwork.records.correction import RepairOutcome, RepairPlan
+from graftwork.records.dataset import RepairOutcome, RepairPlan
 from graftwork.records.errors import UserMistake
 
 REPAIRED_FILE = "repaired.jsonl"

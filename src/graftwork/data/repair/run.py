@@ -30,7 +30,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.grading.grade import right_or_wrong
 from graftwork.grading.interface import CannotGrade, GradeContext, Rater
 from graftwork.process.asking import BudgetSpent, KeptReply, NoReply, ReplyJournal, ask_many
-from graftwork.records.correction import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow, RepairState
+from graftwork.records.dataset import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow, RepairState
 from graftwork.records.interaction import AnswerOrigin
 from graftwork.records.report import Case
 from graftwork.text.shape import find_garble

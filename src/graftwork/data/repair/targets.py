@@ -17,7 +17,7 @@ from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.settings import DataSettings, RepairSettings
 from graftwork.data.split.assignment import TRAIN, UNASSIGNED, SplitAssignment, draw
 from graftwork.records.base import fingerprint
-from graftwork.records.correction import AUGMENT, RepairRow
+from graftwork.records.dataset import AUGMENT, RepairRow
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Interaction, Message, Origin
 

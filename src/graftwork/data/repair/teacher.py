@@ -15,7 +15,7 @@ from graftwork.engines.interface import DecodingSettings, EngineReply
 from graftwork.process.asking import Asker, KeptReply, NoReply, ReplyJournal
 from graftwork.process.http_client import FIRST_PAUSE, Retries
 from graftwork.records.base import fingerprint
-from graftwork.records.correction import TeacherSpending
+from graftwork.records.dataset import TeacherSpending
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint

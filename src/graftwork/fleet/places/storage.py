@@ -22,9 +22,8 @@ from graftwork.fleet.far_start import EXIT_FILE, FULL, STOP_FILE
 from graftwork.fleet.place import CloudPlace, KeepsForJobs, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.records.base import hide_login
 from graftwork.records.errors import EnvironmentLacks, GraftError
-from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
+from graftwork.records.fleet import Beat, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
-from graftwork.records.job import Beat
 
 BLOBS = "blobs"
 START = "start.py"

@@ -15,10 +15,9 @@ from pathlib import Path
 from graftwork.files.disk import explain_os_error, file_digest, make_folder, sync_folder
 from graftwork.model.base import find_base, models_folder
 from graftwork.model.gguf.writer import WRITER, write_adapter, write_base
-from graftwork.records.base import fingerprint
+from graftwork.records.base import GIB, fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
-from graftwork.records.units import GIB
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 LIMIT_VARIABLE = "GRAFT_GGUF_CACHE_GIB"

@@ -34,11 +34,10 @@ from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
 from graftwork.process.preload import is_supported
 from graftwork.project.open_project import OpenProject, load_template
-from graftwork.records.base import Figure, fingerprint
+from graftwork.records.base import GIB, Figure, fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
-from graftwork.records.units import GIB
 from graftwork.train.callbacks.guards import STEPS_BEFORE_CRASH
 from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers, why_plain_step
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens

@@ -15,10 +15,10 @@ from graftwork.pipeline.steps.release import TryOut
 from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import Audit
+from graftwork.records.live import EscalationForecast
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Verdict
-from graftwork.records.routing import EscalationForecast
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.project import full_alias
 from graftwork.train.run_folder import read_journal

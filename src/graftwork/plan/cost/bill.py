@@ -30,11 +30,10 @@ from graftwork.plan.fit.candidate import (
 from graftwork.plan.fit.question import card_room, host_room
 from graftwork.plan.fit.search import search
 from graftwork.plan.fit.steps import trained
-from graftwork.records.base import Figure, Record
+from graftwork.records.base import GIB, Figure, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu, Machine, Offer, PlaceTerms
 from graftwork.records.plan import FitQuestion, Strategy
-from graftwork.records.units import GIB
 
 # torch with its CUDA libraries, transformers and the rest, as installed on Linux, with pip's cache.
 PACKAGES_GIB = (7.0, 9.0, 14.0)

@@ -43,9 +43,8 @@ from graftwork.plan.fit.question import (
 )
 from graftwork.plan.fit.search import search, takes_own_step
 from graftwork.plan.fit.steps import may_fit, own_limit, padded_gb, plain_candidate, say_why, trained
-from graftwork.records.base import Figure
+from graftwork.records.base import GIB, Figure
 from graftwork.records.plan import Considered, FitAnswer, FitQuestion, Level, Method, ModelShape
-from graftwork.records.units import GIB
 
 HOUR = 60.0
 NIGHT_HOURS = 8

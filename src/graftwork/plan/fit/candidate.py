@@ -6,7 +6,7 @@ from graftwork.costmodel.distributed import Distribution
 from graftwork.model.families.registry import has_recipe
 from graftwork.model.shape import active_layer_parameters
 from graftwork.plan.fit.question import TIGHT, card_room, half_precision, host_room, rollout_load
-from graftwork.records.base import Figure
+from graftwork.records.base import GIB, Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import (
     Considered,
@@ -18,7 +18,6 @@ from graftwork.records.plan import (
     StreamedStep,
     Tuning,
 )
-from graftwork.records.units import GIB
 
 ALLOCATED_SPREAD: dict[Level, float] = {"guessed": 0.25, "computed": 0.05, "traced": 0.03, "probed": 0.015}
 RESERVED_SPREAD: dict[Level, float] = {"guessed": 0.25, "computed": 0.08, "traced": 0.04, "probed": 0.02}

@@ -30,7 +30,7 @@ from graftwork.plan.fit.candidate import require_possible
 from graftwork.plan.fit.question import make_question, plain_setup
 from graftwork.process.devices import ask_nvidia_smi, is_visible
 from graftwork.process.worker import WORKER_ENVIRONMENT
-from graftwork.records.base import Record, fingerprint
+from graftwork.records.base import GIB, Record, fingerprint
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.hardware import Cpu, Machine
@@ -45,7 +45,6 @@ from graftwork.records.plan import (
     Optimizer,
     PlainSetup,
 )
-from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
     from graftwork.project.load import ProjectFolder

@@ -16,11 +16,10 @@ from graftwork.costmodel.rollouts import choose_prompts_at_once
 from graftwork.costmodel.run import why_plain as why_plain_step
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
-from graftwork.records.base import Figure
+from graftwork.records.base import ELEMENT_BYTES, Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import FitOptions, FitQuestion, PlainSetup, Precision, RolloutLoad, Sharding
-from graftwork.records.units import ELEMENT_BYTES
 
 DEFAULT_ROWS = 1000
 

@@ -33,10 +33,9 @@ from graftwork.plan.fit.steps import (
     plain_candidate,
     plain_run,
 )
-from graftwork.records.base import Figure
+from graftwork.records.base import ELEMENT_BYTES, GIB, Figure
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import FitQuestion, Level, MemoryPeak, Offload, ProcessorStep, Sharding, Workload
-from graftwork.records.units import ELEMENT_BYTES, GIB
 
 ON_HOST = Distribution("none", "weights", 1)
 HOST_RANGE = (0.98, 1.03)

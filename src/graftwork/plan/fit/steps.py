@@ -28,9 +28,8 @@ from graftwork.costmodel.rollouts import (
 from graftwork.model.shape import adapter_parameters, cache_bytes, layer_parameters, total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.question import card_room, graders, half_precision, plain_setup, rollout_load
-from graftwork.records.base import Figure
+from graftwork.records.base import GIB, Figure
 from graftwork.records.plan import FitQuestion, Level, MemoryPeak, ModelShape, PlainSetup, Tuning
-from graftwork.records.units import GIB
 
 PROCESS_GIB = (2.0, 2.5, 3.5)
 """Python, torch and CUDA of one process on the host: least, usual, most (measured on small runs)."""

@@ -13,9 +13,9 @@ from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import CONTEXT_GIB, make_question
 from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, RuleHit, a, effective_batch, rule
+from graftwork.records.base import ELEMENT_BYTES, GIB, NF4_BYTES
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import FitOptions, PlainSetup
-from graftwork.records.units import ELEMENT_BYTES, GIB, NF4_BYTES
 
 PLAIN = ("training", "axolotl", "llama-factory")
 """Kinds whose step is that of transformers and PEFT."""

@@ -53,10 +53,9 @@ from graftwork.plan.serving.question import (
     say_seconds,
     say_verdict,
 )
-from graftwork.records.base import Figure
+from graftwork.records.base import GIB, Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.units import GIB
 
 
 class CacheLayout(NamedTuple):

@@ -5,8 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from graftwork.records.base import Record
-from graftwork.records.units import MIB
+from graftwork.records.base import MIB, Record
 
 
 class Limits(Record):

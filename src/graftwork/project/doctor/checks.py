@@ -32,10 +32,9 @@ from graftwork.model.probe import describe_device
 from graftwork.process.devices import ask_nvidia_smi, read_number
 from graftwork.process.memory import machine_memory
 from graftwork.project.load import ProjectFolder
-from graftwork.records.base import Record
+from graftwork.records.base import GIB, Record
 from graftwork.records.errors import GraftError, pip_install
 from graftwork.records.hardware import FIRST_WITH_BF16, FIRST_WITH_FP8
-from graftwork.records.units import GIB
 
 Result = Literal["ok", "missing", "note"]
 

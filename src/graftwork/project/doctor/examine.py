@@ -33,9 +33,9 @@ from graftwork.project.load import ProjectFolder
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import Reporter
 from graftwork.project.settings import ProjectSettings
+from graftwork.records.base import MIB
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
-from graftwork.records.units import MIB
 from graftwork.train.checkpoints.checkpoint import verify_checkpoint
 from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings

@@ -24,9 +24,9 @@ from graftwork.costmodel.cpu_step import (
 from graftwork.model.blocks import RotaryPositions, layout_of
 from graftwork.model.parts import decoder_parts, logits_ending
 from graftwork.process.memory import machine_memory
+from graftwork.records.base import GIB, MIB
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape
-from graftwork.records.units import GIB, MIB
 from graftwork.train.cpu.layers import (
     CpuBlock,
     FileCache,

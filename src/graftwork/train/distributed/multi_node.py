@@ -31,7 +31,7 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.project.supervise import JOB_FILE, POLL_SECONDS, STOP_SECONDS
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake, WorkerFailed
-from graftwork.records.job import Job, JobHandle, JobStatus
+from graftwork.records.fleet import Job, JobHandle, JobStatus
 from graftwork.train.distributed.launch import (
     DEFAULT_PORT,
     LAUNCHER,

@@ -16,9 +16,9 @@ from graftwork.costmodel.run import COMPILED_SHAPES, RECORDED_SHAPES, bin_rows
 from graftwork.model.adapters.trainable import sum_bits
 from graftwork.model.generate.recorded import Recording, record
 from graftwork.model.load import tensors_digest
+from graftwork.records.base import GIB
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.units import GIB
 from graftwork.train.distributed.strategies import BatchLoss, OptimizerState, SingleProcess
 from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine, limit_gpu_memory
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, is_out_of_memory

@@ -42,7 +42,7 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.job import AlertKind
+from graftwork.records.fleet import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob, TrainOutcome
 from graftwork.text.validation import explain_error
 from graftwork.train.multi_run import choose_side_by_side

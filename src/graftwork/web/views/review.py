@@ -6,7 +6,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from graftwork.api import reviews
-from graftwork.records.correction import ReviewAction
+from graftwork.records.dataset import ReviewAction
 from graftwork.records.errors import UserMistake
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
 from graftwork.web.rendering import address, project_of, render, text_in, who_of
