@@ -5,9 +5,8 @@ from store_samples import WHEN, capture
 
 from graftwork.records.dataset import ReviewDecision, ReviewItem
 from graftwork.records.interaction import Capture, Feedback
-from graftwork.store.captures import CaptureStore, FeedbackStore
+from graftwork.store.captures import CaptureStore, FeedbackStore, ReviewStore
 from graftwork.store.database import Database
-from graftwork.store.reviews import ReviewStore
 from graftwork.store.schema import json_text
 
 

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 from store_samples import WHEN
 
 from graftwork.store.database import Database
-from graftwork.store.evaluation_log import EvaluationLog
+from graftwork.store.runs import EvaluationLog
 
 
 def test_each_evaluation_counts_even_by_the_same_subject(database: Database):

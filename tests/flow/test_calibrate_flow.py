@@ -12,8 +12,7 @@ from graftwork.evaluate.project import doubts_about_judge
 from graftwork.records.dataset import ReviewDecision, ReviewItem
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback, Message
-from graftwork.store.captures import FeedbackStore
-from graftwork.store.reviews import ReviewStore
+from graftwork.store.captures import FeedbackStore, ReviewStore
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from graftwork.project.open_project import current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.dataset import ReviewAction, ReviewDecision, ReviewItem
 from graftwork.records.errors import UserMistake
-from graftwork.store.reviews import ReviewStore
+from graftwork.store.captures import ReviewStore
 
 KEEP_SECONDS = 60.0
 """Listing reads all captures and rows: the order of the queue is kept for so long."""

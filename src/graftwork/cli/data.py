@@ -698,7 +698,7 @@ def export_captures(
         )
     with opened(project) as work:
         defaults = work.project.settings.data.captures
-        chosen = cast(FeedbackFilter, feedback or defaults.feedback)
+        chosen = cast("FeedbackFilter", feedback or defaults.feedback)
         settings = _revise_captures(
             defaults,
             feedback=chosen if chosen == "positive" else "not_negative",

@@ -59,8 +59,7 @@ from graftwork.records.dataset import (
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Message, Origin
 from graftwork.records.report import Case
-from graftwork.store.captures import FeedbackStore
-from graftwork.store.reviews import ReviewStore
+from graftwork.store.captures import FeedbackStore, ReviewStore
 from graftwork.text.words import fold
 
 REVIEWED_FILE = "reviewed.jsonl"

@@ -1,11 +1,15 @@
-"""Who may read what is written: the project's state is for its owner alone.
+"""Files on disk: private to their owner, written atomically, compared by digest, locked.
 
 In: a path. Out: folders and files that are as private as their folder, whatever the umask allows.
 The state folder of a project is private by its name, and with it all that is made below. Folders and files
 elsewhere, such as reports and exports, get the modes that the user's umask gives them.
+
+The kernel frees a lock when the last process that has the file open dies. A process that only asks shares the
+lock for a moment, so two that ask do not take each other for a holder.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -278,3 +282,32 @@ class Journal:
         with self.path.open("rb") as handle:
             handle.seek(-1, os.SEEK_END)
             return handle.read(1) == b"\n"
+
+
+_HELD_ELSEWHERE = (errno.EAGAIN, errno.EACCES)
+"""Any other error does not show whether another process has the lock."""
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock the file unless another process has it. Raises where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD_ELSEWHERE:
+            return False
+        raise
+    return True
+
+
+def require_lock(descriptor: int, otherwise: str) -> None:
+    """Lock the file, or raise with what it means that another process has it."""
+    if not try_lock(descriptor):
+        raise BlockingIOError(errno.EWOULDBLOCK, otherwise)
+
+
+def is_held(descriptor: int) -> bool:
+    """Whether another process has locked the file for itself."""
+    if not try_lock(descriptor, shared=True):
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False

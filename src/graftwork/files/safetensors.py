@@ -1,15 +1,22 @@
-"""Headers of safetensors files, read and written without the library and without torch.
+"""Safetensors files without the library and without torch: their headers, and the file of a learned router.
 
-In: a path, or the tensors of a file to be written. Out: the header as JSON or as bytes. Reads no tensor.
+In: a path, or the tensors of a file to be written. Out: the header as JSON or as bytes; a classifier whose
+metadata hold its card, both checked.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.files.disk import explain_os_error
+from pydantic import ValidationError
+
+from graftwork.files.disk import explain_os_error, write_atomic
 from graftwork.records.errors import Damaged
+from graftwork.records.live import RouterCard
+
+if TYPE_CHECKING:
+    from graftwork.text.classifier import TextClassifier
 
 LARGEST_HEADER = 16 * 2**20
 """The format allows 100 MB. A model of 100,000 tensors needs 12, and JSON grows twentyfold when parsed."""
@@ -87,3 +94,47 @@ def read_header(path: Path, *, fix: str) -> dict[str, Any]:
             where=str(path),
         )
     return header
+
+
+ROUTER_FIX = "train the router again: graft train --router 0.95"
+
+
+def router_path(state: Path) -> Path:
+    """The project's router, in its state folder."""
+    return state / "router.safetensors"
+
+
+def write_router(path: Path, classifier: "TextClassifier", card: RouterCard) -> None:
+    import numpy as np
+
+    tensors = {"weights": classifier.weights, "bias": classifier.bias}
+    entries = [
+        TensorEntry(name, "F32", list(tensor.shape), tensor.itemsize, tensor.nbytes)
+        for name, tensor in tensors.items()
+    ]
+    metadata = {"card": card.to_json(), "scale": repr(classifier.scale)}
+    data = [np.ascontiguousarray(tensor, "<f4").tobytes() for tensor in tensors.values()]
+    write_atomic(path, encode_header(entries, metadata) + b"".join(data))
+
+
+def read_router(path: Path) -> tuple["TextClassifier", RouterCard]:
+    import numpy as np
+
+    from graftwork.text.classifier import BUCKETS, TextClassifier
+
+    metadata = read_header(path, fix=ROUTER_FIX).get("__metadata__") or {}
+    try:
+        card = RouterCard.from_json(metadata["card"])
+        scale = float(metadata["scale"])
+    except (ValidationError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(path, "its card cannot be read") from error
+    count = len(card.labels)
+    values = np.fromfile(path, "<f4", offset=8 + header_length(path))
+    if len(values) != (BUCKETS + 1) * count or not np.isfinite(values).all() or not np.isfinite(scale):
+        raise _damaged(path, "its weights do not fit its card")
+    weights = values[: BUCKETS * count].reshape(BUCKETS, count)
+    return TextClassifier(card.labels, weights, values[BUCKETS * count :], scale, card.threshold), card
+
+
+def _damaged(path: Path, why: str) -> Damaged:
+    return Damaged(f"{path.name} is not a router", why=why, fix=ROUTER_FIX, where=str(path))

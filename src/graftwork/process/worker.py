@@ -24,11 +24,12 @@ from graftwork.files.disk import (
     append_to,
     explain_os_error,
     file_mode,
+    is_held,
     is_private,
     make_folder,
+    try_lock,
     write_atomic,
 )
-from graftwork.files.locks import is_held, try_lock
 from graftwork.process.memory import explain_exhaustion, is_exhaustion
 from graftwork.records.base import Record
 from graftwork.records.errors import (

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from graftwork.store.captures import CaptureStore
     from graftwork.store.cycles import CycleTable
     from graftwork.store.database import Database
-    from graftwork.store.evaluation_log import EvaluationLog
     from graftwork.store.fleet import FleetLedger
     from graftwork.store.releases import ReleaseTable
-    from graftwork.store.runs import ResidualStore, RunStore, StepLedger
+    from graftwork.store.runs import EvaluationLog, ResidualStore, RunStore, StepLedger
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class OpenProject:
 
     @property
     def looks(self) -> "EvaluationLog":
-        from graftwork.store.evaluation_log import EvaluationLog
+        from graftwork.store.runs import EvaluationLog
 
         return EvaluationLog(self.database, who=current_user())
 

@@ -25,12 +25,13 @@ from graftwork.files.disk import (
     atomic_folder,
     explain_os_error,
     file_mode,
+    is_held,
     make_folder,
     read_only_mode,
     sync_folder,
+    try_lock,
     write_atomic,
 )
-from graftwork.files.locks import is_held, try_lock
 from graftwork.records.base import MIB
 from graftwork.records.errors import Busy, Damaged, GraftError
 from graftwork.records.release import PROMPT_FILE, Garbage, Release, ReleaseFile

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.disk import make_folder
-from graftwork.files.locks import require_lock
+from graftwork.files.disk import make_folder, require_lock
 from graftwork.records.base import Record
 from graftwork.records.interaction import Capture
 

@@ -32,7 +32,7 @@ from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.gate.project import require_engine_gate
 from graftwork.evaluate.live.answer_checks import LiveChecks, with_call_check
 from graftwork.files.dataset import iterate_rows, read_manifest
-from graftwork.files.router import read_router, router_path
+from graftwork.files.safetensors import read_router, router_path
 from graftwork.grading.metrics import TOOL_CALLS_VALID
 from graftwork.project.load import load_settings
 from graftwork.project.open_project import OpenProject, load_template, timestamp

@@ -13,7 +13,7 @@ from graftwork.data.project import PreparedData
 from graftwork.data.settings import Keep
 from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.files.dataset import iterate_rows, read_manifest
-from graftwork.files.router import router_path, write_router
+from graftwork.files.safetensors import router_path, write_router
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject
 from graftwork.project.settings import ProjectSettings

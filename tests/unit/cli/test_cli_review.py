@@ -25,8 +25,7 @@ from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.dataset import ReviewDecision, ReviewItem
 from graftwork.records.interaction import Capture, Feedback, Message, Origin
-from graftwork.store.captures import FeedbackStore
-from graftwork.store.reviews import ReviewStore
+from graftwork.store.captures import FeedbackStore, ReviewStore
 
 
 def captured(number, *, question=None, reply=None, **more):

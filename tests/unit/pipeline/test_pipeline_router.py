@@ -5,7 +5,7 @@ import json
 import pytest
 
 from graftwork.api.project import open_project
-from graftwork.files.router import read_router, router_path
+from graftwork.files.safetensors import read_router, router_path
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.serve.project import open_family
 from graftwork.serve.settings import FamilySettings, ServeSettings

@@ -1,7 +1,7 @@
 """Step: the whole story on one page."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.escalation import read_forecast
@@ -23,9 +23,6 @@ from graftwork.records.run import TrainOutcome
 from graftwork.registry.project import full_alias
 from graftwork.train.run_folder import read_journal
 from graftwork.train.runs import read_vitals
-
-if TYPE_CHECKING:
-    pass
 
 
 class WrittenReport(Record):
