@@ -117,7 +117,7 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
     from plan_memory_shapes import shape_of, tuning_of
 
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.adapters.trainable import make_trainable
+    from graftwork.model.adapters.peft import make_trainable
     from graftwork.train.engine import StepOptions, TrainingEngine
     from graftwork.train.engine_choice import autocast_logits
     from graftwork.train.gpu.engine import GpuEngine

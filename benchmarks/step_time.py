@@ -416,18 +416,18 @@ def measure_host(device: str) -> dict[str, Any]:
     import torch
     import transformers
 
-    from graftwork.model import probe_rates
+    from graftwork.model import probe
 
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cores": len(os.sched_getaffinity(0)),
-        "launch_seconds": probe_rates.measure_launch(device=device),
+        "launch_seconds": probe.measure_launch(device=device),
     }
     if device == "cuda":
         found["device"] = torch.cuda.get_device_name()
-        found["copy_bytes_s"] = probe_rates.measure_copy(device=device)
-        found["transfers"] = probe_rates.measure_transfers()._asdict()
+        found["copy_bytes_s"] = probe.measure_copy(device=device)
+        found["transfers"] = probe.measure_transfers()._asdict()
         found["products"] = measure_products()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     found["processor"] = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
@@ -436,13 +436,13 @@ def measure_host(device: str) -> dict[str, Any]:
 
 def measure_products() -> list[dict[str, Any]]:
     """Single products of the shapes, few and many tokens, in 16 and 8 bits."""
-    from graftwork.model import probe_rates
+    from graftwork.model import probe
     from graftwork.model.shape import shape_of
 
     return [
         rate.model_dump()
         for name in ("135m", "1.4b", "7b-qwen2")
-        for rate in probe_rates.measure_products(
+        for rate in probe.measure_products(
             shape_of(CONFIGS[name], name=name), device="cuda", eight=name != "135m"
         )
     ]

@@ -144,7 +144,7 @@ def choose_kernels(*, deterministic: bool) -> None:
 
 def make_engine(case: Case) -> Any:
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.adapters.trainable import make_trainable
+    from graftwork.model.adapters.peft import make_trainable
     from graftwork.train.settings import TrainSettings
     from graftwork.train.streamed.engine import StreamedEngine
 

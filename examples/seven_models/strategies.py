@@ -32,7 +32,7 @@ from graftwork.data.project import PreparedData
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.adapters.trainable import make_trainable, save_trained, trained_tensors
+from graftwork.model.adapters.peft import make_trainable, save_trained, trained_tensors
 from graftwork.model.base import loadable_name
 from graftwork.model.load import load_base
 from graftwork.model.threads import use_threads

@@ -7,9 +7,16 @@ import pytest
 from hub_server import TOKEN, running_hub
 
 from graftwork.cli.main import app
-from graftwork.model.base import find_base, is_ready, loadable_name, verify_base
+from graftwork.model.base import (
+    find_base,
+    is_ready,
+    list_models,
+    loadable_name,
+    pull_model,
+    remove_model,
+    verify_base,
+)
 from graftwork.model.hub import HubPlace, find_local, parse_hub_name
-from graftwork.model.hub_models import list_models, pull_model, remove_model
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 
 NAME = "acme/small"

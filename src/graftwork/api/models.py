@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from graftwork.project.reporter import NullReporter, Reporter
 
 if TYPE_CHECKING:
-    from graftwork.model.hub_models import LocalModels, PulledModel, RemovedModels
+    from graftwork.model.base import LocalModels, PulledModel, RemovedModels
 
 
 def pull_model(
@@ -22,7 +22,7 @@ def pull_model(
     reporter: Reporter | None = None,
 ) -> "PulledModel":
     """Fetch a model at the commit that the project uses, or with `update` at the newest of its revision."""
-    from graftwork.model import hub_models as models
+    from graftwork.model import base as models
     from graftwork.project.open_project import report_downloads
 
     place = report_downloads(reporter or NullReporter())
@@ -31,7 +31,7 @@ def pull_model(
 
 def list_models(*, project: str | Path = ".") -> "LocalModels":
     """List the base models on this machine, with their commits and sizes; those of a project are marked."""
-    from graftwork.model import hub_models as models
+    from graftwork.model import base as models
     from graftwork.project.load import PROJECT_FILE, open_project
 
     root = Path(project)
@@ -44,6 +44,6 @@ def list_models(*, project: str | Path = ".") -> "LocalModels":
 
 def remove_model(name: str) -> "RemovedModels":
     """Remove a model from this machine: one commit if it is named, else all of them."""
-    from graftwork.model import hub_models as models
+    from graftwork.model import base as models
 
     return models.remove_model(name)

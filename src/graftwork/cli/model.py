@@ -40,7 +40,7 @@ def pull(
     Example:  graft model pull Qwen/Qwen3-0.6B
     """
     from graftwork.cli.progress import RichReporter
-    from graftwork.model.hub_models import pull_model
+    from graftwork.model.base import pull_model
     from graftwork.project.open_project import report_downloads
 
     found = _find_project(project)
@@ -61,7 +61,7 @@ def list_(project: Folder = None, json: Json = False) -> None:
 
     Example:  graft model list
     """
-    from graftwork.model.hub_models import list_models
+    from graftwork.model.base import list_models
 
     found = _find_project(project)
     bases: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def remove(name: ModelName, json: Json = False) -> None:
 
     Example:  graft model remove Qwen/Qwen3-0.6B
     """
-    from graftwork.model.hub_models import remove_model
+    from graftwork.model.base import remove_model
 
     print_record(remove_model(name), as_json=json)
 

@@ -1,7 +1,7 @@
 """What a training step costs: shapes -> tensors -> allocator -> memory, FLOPs, bytes -> time. No torch.
 
-Imported by the planner, the engines and the pipeline. `model/shape.py` and `model/families/` give the shapes.
-There is one memory model for each kind of step:
+Imported by the planner, the engines and the pipeline. `model/shape.py` and `model/families.py` give the
+shapes. There is one memory model for each kind of step:
 
 - graft's own step on a GPU: `gpu_memory.gpu_peak`. It replays `gpu_step.py` (load, passes, update), which
   walks `gpu_tensors.py`, through `allocator.py`.

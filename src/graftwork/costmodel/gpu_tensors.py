@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 from graftwork.costmodel.allocator import BLOCK
-from graftwork.model.families.family import BlockLayout
-from graftwork.model.families.registry import find_family
+from graftwork.model.families import BlockLayout, find_family
 from graftwork.model.shape import layer_parameters, layout_of_shape, linear_sizes
 from graftwork.records.plan import ModelShape, Tuning
 

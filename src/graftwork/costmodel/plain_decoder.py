@@ -2,7 +2,7 @@
 
 A storage is written to the stream when it is made and when the last reference to it goes, as PyTorch frees
 it. So variables are held and dropped in the order in which the originals do it: that is what a peak is made
-of. What a family has otherwise than Llama is its recipe in `model/families/`.
+of. What a family has otherwise than Llama is its recipe in `model/families.py`.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from graftwork.costmodel.allocator import (
     flash_backward_sizes,
     tile_places,
 )
-from graftwork.model.families.family import ModelFamily, PlainRecipe, Widths
+from graftwork.model.families import ModelFamily, PlainRecipe, Widths
 from graftwork.model.shape import expert_adapter_parameters, expert_parameters
 from graftwork.records.base import ELEMENT_BYTES
 from graftwork.records.plan import ModelShape, PlainSetup

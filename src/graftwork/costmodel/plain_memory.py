@@ -20,7 +20,7 @@ from graftwork.costmodel.distributed import (
     share,
 )
 from graftwork.costmodel.plain_decoder import Machinery, PlainDecoder, Storage, Tape
-from graftwork.model.families.registry import recipe_family
+from graftwork.model.families import recipe_family
 from graftwork.records.base import ELEMENT_BYTES
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup
 

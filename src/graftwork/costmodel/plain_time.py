@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from graftwork.costmodel.rates import OPENED_NF4_BYTES, PLAIN_DEQUANTISING, StepRates
-from graftwork.model.families.family import ModelFamily
-from graftwork.model.families.registry import family_or_llama
+from graftwork.model.families import ModelFamily, family_or_llama
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_sizes, total_parameters
 from graftwork.records.plan import ModelShape, PlainSetup, StepTime
 

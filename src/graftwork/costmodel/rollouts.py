@@ -2,7 +2,7 @@
 
 In: a shape and the answers of a batch. Out: bytes that the generator holds besides the weights, and seconds.
 The weights are those in training: nothing is there twice. The sizes of its tensors are those that the
-generator itself asks for (`model/generate/sizes.py`). Models that remember windows or states do not fit
+generator itself asks for (`model/generate/scheduler.py`). Models that remember windows or states do not fit
 slots: they answer in static batches (`model/generate/generator.py`), on a CPU one prompt at a time, on
 a GPU all prompts that are asked together, each read once for every answer, by passes that are not recorded.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from graftwork.costmodel.cpu_step import PASS_TOKENS, reached_share, seconds_a_token
 from graftwork.costmodel.rates import PLAIN_DEQUANTISING, StepRates
-from graftwork.model.generate.sizes import (
+from graftwork.model.generate.scheduler import (
     MOST_ROWS,
     PREFILL_TOKENS,
     DecoderSizes,

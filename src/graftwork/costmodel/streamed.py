@@ -15,7 +15,7 @@ from graftwork.costmodel.distributed import PCIE_SHARE, PlainRun, adam_seconds
 from graftwork.costmodel.plain_decoder import Machinery, Node, PlainDecoder, Storage, Tape, Tensor
 from graftwork.costmodel.plain_memory import replayed
 from graftwork.costmodel.plain_time import expected_longest, plain_step
-from graftwork.model.families.registry import recipe_family
+from graftwork.model.families import recipe_family
 from graftwork.model.shape import layer_parameters, total_parameters
 from graftwork.records.base import ELEMENT_BYTES, GIB, MIB
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup, StreamedStep

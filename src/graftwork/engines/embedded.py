@@ -241,7 +241,7 @@ class EmbeddedEngine:
             return self._generator.generate(prompts, sampling, on_token, adapter=adapter)
         import torch
 
-        from graftwork.model.generate.sizes import rows_that_fit
+        from graftwork.model.generate.scheduler import rows_that_fit
 
         free, _ = torch.cuda.mem_get_info(self._device)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)

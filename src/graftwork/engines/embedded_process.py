@@ -36,8 +36,7 @@ from graftwork.records.errors import GraftError
 
 if TYPE_CHECKING:
     from graftwork.model.chat.template import ChatTemplate
-    from graftwork.model.generate.constraint import TokenLogprobs
-    from graftwork.model.generate.requests import GenerationRequest
+    from graftwork.model.generate.sampling import GenerationRequest, TokenLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -378,9 +377,7 @@ class EmbeddedBackend:
     def _make_request(
         self, request: GenerateRequest, reply: GrowingReply, prompt: list[int], most: int
     ) -> SubmittedRequest:
-        from graftwork.model.generate.constraint import TokenOptions
-        from graftwork.model.generate.requests import GenerationRequest
-        from graftwork.model.generate.sampling import Sampling
+        from graftwork.model.generate.sampling import GenerationRequest, Sampling, TokenOptions
 
         sampling = Sampling(
             max_new_tokens=most,

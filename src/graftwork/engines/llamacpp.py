@@ -206,7 +206,7 @@ class LlamaCppEngine:
         )
 
     def _start(self) -> LlamaServer:
-        from graftwork.model.gguf.cache import adapter_file, base_file
+        from graftwork.model.gguf import adapter_file, base_file
 
         folder = self._source.base_folder
         return LlamaServer(

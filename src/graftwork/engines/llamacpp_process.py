@@ -40,7 +40,7 @@ from graftwork.engines.protocol import (
 from graftwork.engines.replies import ReplyText, describe_token
 from graftwork.http.client import Client, ClientReply
 from graftwork.http.messages import JSON_TYPE, ApiError
-from graftwork.model.gguf.cache import adapter_file, base_file
+from graftwork.model.gguf import adapter_file, base_file
 from graftwork.records.errors import GraftError
 
 

@@ -45,7 +45,7 @@ from graftwork.engines.upstream_messages import (
 from graftwork.engines.upstream_server import UpstreamServer
 from graftwork.http.client import ClientReply, UpstreamClient
 from graftwork.http.messages import TIMEOUT_HEADER, ApiError, name_failure
-from graftwork.model.gguf.cache import adapter_content
+from graftwork.model.gguf import adapter_content
 from graftwork.records.base import MIB
 from graftwork.records.errors import EnvironmentLacks
 

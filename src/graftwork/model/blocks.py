@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
-from graftwork.model.families.family import BlockLayout
-from graftwork.model.families.registry import family_or_llama
+from graftwork.model.families import BlockLayout, family_or_llama
 
 Activation = Literal["silu", "gelu_pytorch_tanh", "gelu"]
 

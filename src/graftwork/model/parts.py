@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.families.registry import family_or_llama
-from graftwork.model.headers import ROUTERS
+from graftwork.model.families import family_or_llama
+from graftwork.model.shape import ROUTERS
 from graftwork.records.errors import UserMistake
 
 _TRIED: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()

@@ -1,26 +1,89 @@
 """The numbers of a decoder, read from its config.json; and how many parameters they make.
 
-What one family has otherwise than Llama is read from the headers of its weights. Pure but for reading
-these small pieces. Needs no torch.
+A family that is not known is read from the headers of its safetensors files: the sizes of its tensors, for
+any decoder whose blocks are numbered. Reads no tensor; needs no torch.
 """
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.model.families.family import BlockLayout
-from graftwork.model.families.registry import (
+from graftwork.files.safetensors import read_header
+from graftwork.model.families import (
     EXPERTS,
+    BlockLayout,
     complete_config,
     count_stated,
     find_family,
     why_not_written_out,
 )
-from graftwork.model.headers import count_tensors, read_sizes
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.plan import ModelShape, Workload
+
+BLOCK = re.compile(r"^(?:.*?\.)?(\d+)\.(.+)$")
+ROUTERS = ("gate", "router", "shared_expert_gate")
+"""Small linear layers that choose between experts: an adapter there unsettles the choice."""
+
+
+def count_layers(folder: Path) -> int:
+    """Blocks, as the folder's config states them."""
+    config = json.loads((folder / "config.json").read_text())
+    return int(next((config[key] for key in ("num_hidden_layers", "n_layer") if key in config), 0))
+
+
+def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of the folder."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        entries = read_header(path, fix="fetch the model again")
+        try:
+            found |= {name: tuple(entry["shape"]) for name, entry in entries.items() if "shape" in entry}
+        except TypeError as error:
+            raise Damaged(
+                f"{path.name} states no shapes", fix="fetch the model again", where=str(path)
+            ) from error
+    return found
+
+
+def count_tensors(
+    sizes: Mapping[str, tuple[int, ...]], *, tied: bool, transposed: bool = False
+) -> tuple[dict[str, tuple[int, int]], int, int] | None:
+    """Of a decoder's tensors: (inputs, outputs) of the linear layers of its top block, by the shortest end of
+    the path that says which one is meant; the parameters of that block; all parameters. None where no blocks
+    are numbered.
+
+    `transposed`: its weights are kept as [in, out], as those of GPT-2.
+    """
+    blocks: dict[int, dict[str, tuple[int, ...]]] = {}
+    total = 0
+    for name, shape in sizes.items():
+        if len(shape) > 3 or (tied and name.startswith("lm_head.")):
+            continue  # Masks that old files carry, and a head that is the embedding again.
+        total += math.prod(shape)
+        match = BLOCK.match(name)
+        if match:
+            blocks.setdefault(int(match[1]), {})[match[2]] = shape
+    if not blocks:
+        return None
+    top = blocks[max(blocks)]
+    # Experts are one tensor in memory, and no linear layers.
+    weights = {
+        path.removesuffix(".weight"): shape
+        for path, shape in top.items()
+        if path.endswith(".weight") and len(shape) == 2 and not {"experts", "router"} & set(path.split("."))
+    }
+    leaves = [path.rsplit(".", 1)[-1] for path in weights]
+    linears: dict[str, tuple[int, int]] = {}
+    for path, shape in sorted(weights.items()):
+        leaf = path.rsplit(".", 1)[-1]
+        if leaf not in ROUTERS:
+            inputs, outputs = shape if transposed else (shape[1], shape[0])
+            linears[leaf if leaves.count(leaf) == 1 else path] = (inputs, outputs)
+    return linears, sum(map(math.prod, top.values())), total
+
 
 # What the layers of a decoder remember of a text while it is written, by the decoder's config. Pure.
 # In: a config with the names of today. Out: positions of each layer. Needs neither torch nor transformers; as

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import TOKEN_SECONDS_A_BLOCK
 from graftwork.costmodel.run import engine_start
-from graftwork.model.generate.sizes import PREFILL_TOKENS, DecoderSizes
+from graftwork.model.generate.scheduler import PREFILL_TOKENS, DecoderSizes
 from graftwork.model.shape import (
     active_layer_parameters,
     active_parameters,

@@ -34,10 +34,15 @@ from graftwork.model.adapter_shape import (
 from graftwork.model.adapters.combine import LoraPair, MergeMethod, combine, mask_source
 from graftwork.model.base import BaseFolder, copy_base, find_base, verify_base
 from graftwork.model.chat.template import ChatTemplate
-from graftwork.model.gguf.cache import ADAPTER_FILES
-from graftwork.model.gguf.converter import convert, find_converter, read_back
-from graftwork.model.gguf.modelfile import find_turn_texts, write_modelfile
-from graftwork.model.gguf.writer import write_merged
+from graftwork.model.gguf import (
+    ADAPTER_FILES,
+    convert,
+    find_converter,
+    find_turn_texts,
+    read_back,
+    write_merged,
+    write_modelfile,
+)
 from graftwork.model.shape import read_shape
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker

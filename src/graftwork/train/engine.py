@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graftwork.model.adapters.trainable import trained_digest, trained_tensors
+from graftwork.model.adapters.peft import trained_digest, trained_tensors
 from graftwork.model.load import eval_mode, tensors_digest
 from graftwork.model.parts import decoder_parts
 from graftwork.process.memory import peak_memory_gib

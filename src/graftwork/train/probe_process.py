@@ -275,7 +275,7 @@ class Probing:
 
 def probe(job: ProbeJob) -> ProbeFacts:
     """Everything that can be measured on this machine."""
-    from graftwork.model.probe_rates import used_before
+    from graftwork.model.probe import used_before
 
     before = used_before()
     probing = Probing(job, list(EXPECTED))
@@ -298,7 +298,7 @@ def probe(job: ProbeJob) -> ProbeFacts:
 def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[str, Any]:
     import torch
 
-    from graftwork.model import probe_rates
+    from graftwork.model import probe as rates
 
     card = torch.cuda.get_device_properties(0)
     capability = card.major + card.minor / 10
@@ -308,16 +308,16 @@ def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[s
         ahead = ahead[: len(LAYERS)]
     for planned in ahead:
         probing.expect(_named(*planned), CARD_STEP_SECONDS[planned[-1]])
-    context = probing.do("the context", lambda: probe_rates.measure_context(before))
-    sizes = probe_rates.measure_products
+    context = probing.do("the context", lambda: rates.measure_context(before))
+    sizes = rates.measure_products
     eight = capability >= FIRST_WITH_EIGHT
     products = probing.do(
         "products at the model's sizes", lambda: tuple(sizes(job.shape, device="cuda", eight=eight))
     )
-    copied = probing.do("copying memory", lambda: probe_rates.measure_copy(device="cuda"))
-    transfers = probing.do("transfers to the card and back", probe_rates.measure_transfers)
-    launch = probing.do("calling a kernel", lambda: probe_rates.measure_launch(device="cuda"))
-    disk = probing.do("the disk", lambda: probe_rates.measure_disk(Path(job.folder)))
+    copied = probing.do("copying memory", lambda: rates.measure_copy(device="cuda"))
+    transfers = probing.do("transfers to the card and back", rates.measure_transfers)
+    launch = probing.do("calling a kernel", lambda: rates.measure_launch(device="cuda"))
+    disk = probing.do("the disk", lambda: rates.measure_disk(Path(job.folder)))
     torch.cuda.empty_cache()
     return {
         "device": _device("cuda", card.name),
@@ -360,7 +360,7 @@ def _named(form: Form, tokens: int, layers: int) -> str:
 def _processor_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
     import torch
 
-    from graftwork.model import probe_rates
+    from graftwork.model import probe as rates
     from graftwork.model.probe import describe_device
 
     here = describe_device(threads=job.threads)
@@ -370,11 +370,11 @@ def _processor_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
     probing.pass_over("the context", "transfers to the card and back")
     products = probing.do(
         "products at the model's sizes",
-        lambda: tuple(probe_rates.measure_products(job.shape, device="cpu", eight=False)),
+        lambda: tuple(rates.measure_products(job.shape, device="cpu", eight=False)),
     )
-    copied = probing.do("copying memory", lambda: probe_rates.measure_copy(device="cpu"))
-    launch = probing.do("calling a kernel", lambda: probe_rates.measure_launch(device="cpu"))
-    disk = probing.do("the disk", lambda: probe_rates.measure_disk(Path(job.folder)))
+    copied = probing.do("copying memory", lambda: rates.measure_copy(device="cpu"))
+    launch = probing.do("calling a kernel", lambda: rates.measure_launch(device="cpu"))
+    disk = probing.do("the disk", lambda: rates.measure_disk(Path(job.folder)))
     gflops = (
         sorted(rate.flops for rate in products or ())[len(products or ()) // 2] / 1e9 if products else 30.0
     )

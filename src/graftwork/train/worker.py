@@ -241,7 +241,7 @@ class _Run:
     def prepare(self, cases: Sequence[Case]) -> None:
         """Load and hash the base, attach what is trained, measure the loss before training."""
         from graftwork.model.adapter_shape import AdapterShape
-        from graftwork.model.adapters.trainable import make_trainable
+        from graftwork.model.adapters.peft import make_trainable
         from graftwork.train.distributed.strategies import SingleProcess
         from graftwork.train.engine_choice import make_engine
         from graftwork.train.loss import mean_loss
@@ -336,7 +336,7 @@ class _Run:
 
     def finish(self, replay: tuple[int, bool] | None, *, load_seconds: float) -> TrainOutcome | None:
         """Check that the base is unchanged, save what was trained, and describe the outcome."""
-        from graftwork.model.adapters.trainable import save_trained
+        from graftwork.model.adapters.peft import save_trained
         from graftwork.model.base import loadable_name
 
         job, engine, folder, strategy = self.job, self.engine, self.folder, self.strategy
@@ -409,7 +409,7 @@ def gather_model(job: TrainJob, engine: "TrainingEngine", *, load: LoadBase, sha
     """The trained model; if it is sharded, a fresh one in host memory with the trained tensors."""
     import torch
 
-    from graftwork.model.adapters.trainable import make_trainable, trained_tensors
+    from graftwork.model.adapters.peft import make_trainable, trained_tensors
 
     if not engine.strategy.shards:
         return engine.model

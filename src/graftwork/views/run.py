@@ -12,7 +12,7 @@ from graftwork.views.document import Cell, Document, State, quote
 from graftwork.views.plan import view_residuals
 
 if TYPE_CHECKING:
-    from graftwork.model.hub_models import LocalModels, PulledModel, RemovedModels
+    from graftwork.model.base import LocalModels, PulledModel, RemovedModels
     from graftwork.records.release import ExportedAdapter
     from graftwork.registry.export import MergedAdapter
     from graftwork.train.many.all_models import ModelResult, TrainedAll

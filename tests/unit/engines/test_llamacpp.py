@@ -14,9 +14,13 @@ from graftwork.records.interaction import Message
 pytest.importorskip("xllamacpp")
 
 from graftwork.engines.llamacpp import LlamaCppEngine, LlamaOptions, LlamaServer
-from graftwork.model.gguf.cache import adapter_file, base_file
-from graftwork.model.gguf.modelfile import find_turn_texts, write_modelfile
-from graftwork.model.gguf.writer import write_merged
+from graftwork.model.gguf import (
+    adapter_file,
+    base_file,
+    find_turn_texts,
+    write_merged,
+    write_modelfile,
+)
 
 QUESTIONS = (
     "Which river is the longest?",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.generate.sizes import MOST_ROWS, rows_that_fit
+from graftwork.model.generate.scheduler import MOST_ROWS, rows_that_fit
 from graftwork.records.base import GIB
 
 SEVEN = SimpleNamespace(

@@ -7,13 +7,11 @@ import torch
 import transformers as t
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.adapters.experts import LoraExperts, expert_modules
+from graftwork.model.adapters.lora import LoraExperts, expert_modules, weights_of_adapter
 from graftwork.model.adapters.merge import merge_into
 from graftwork.model.adapters.peft import acting, activate, attach, load_adapter, save_adapter
-from graftwork.model.adapters.rows import weights_of_adapter
 from graftwork.model.generate.generator import open_decoder
-from graftwork.model.generate.requests import GenerationRequest
-from graftwork.model.generate.sampling import Sampling
+from graftwork.model.generate.sampling import GenerationRequest, Sampling
 from graftwork.model.load import base_digest
 from graftwork.model.parts import block_linears
 from graftwork.model.shape import (

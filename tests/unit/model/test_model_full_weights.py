@@ -5,8 +5,17 @@ import torch
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.full_weights import unfreeze_weights
-from graftwork.model.adapters.peft import acting, activate, attach, load_adapter, save_adapter
-from graftwork.model.adapters.trainable import make_trainable, save_trained, trained_digest, trained_tensors
+from graftwork.model.adapters.peft import (
+    acting,
+    activate,
+    attach,
+    load_adapter,
+    make_trainable,
+    save_adapter,
+    save_trained,
+    trained_digest,
+    trained_tensors,
+)
 from graftwork.model.load import base_digest, base_files_digest, load_base
 from graftwork.records.errors import UserMistake
 

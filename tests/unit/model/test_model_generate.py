@@ -7,7 +7,7 @@ import torch
 
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.generate.generator import Generator, Sampling
-from graftwork.model.generate.requests import GenerationRequest
+from graftwork.model.generate.sampling import GenerationRequest
 from graftwork.model.load import load_base
 from graftwork.records.interaction import Message
 

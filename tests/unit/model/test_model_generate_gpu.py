@@ -66,7 +66,7 @@ def test_adapters_of_a_recorded_batch_say_what_each_says_alone():
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.lora import LoraLinear
     from graftwork.model.adapters.peft import activate, attach
-    from graftwork.model.generate.requests import GenerationRequest
+    from graftwork.model.generate.sampling import GenerationRequest
 
     model = tiny("llama").requires_grad_(False)
     for seed, name in enumerate(("first", "second")):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from graftwork.model.gguf import cache
+from graftwork.model import gguf as cache
 from graftwork.records.errors import UserMistake
 
 NOW = 1_700_000_000.0

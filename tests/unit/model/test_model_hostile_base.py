@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from graftwork.model.chat.bounded_jinja import TemplateRunsOn
-from graftwork.model.chat.renderer import ChatRenderer
+from graftwork.model.chat.renderer import ChatRenderer, TemplateRunsOn
 from graftwork.model.shape import read_config_shape
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message

@@ -7,8 +7,7 @@ from model_families import ALL, FAMILIES, SIZES, make
 
 from graftwork.model.generate.generator import open_decoder
 from graftwork.model.generate.lean import LeanPass
-from graftwork.model.generate.requests import GenerationRequest
-from graftwork.model.generate.sampling import Sampling
+from graftwork.model.generate.sampling import GenerationRequest, Sampling
 
 PROMPTS = [[5, 9, 40, 7], [8, 100, 23], list(range(20, 60)), [11, 12, 13, 14, 15, 16], [3]]
 LEAN = ("llama", "qwen2", "qwen3")

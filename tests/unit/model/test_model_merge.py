@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.merge import compare_logits, merge_into, reply_logits
 from graftwork.model.adapters.peft import adapter_tensors, attach, load_adapter, save_adapter
-from graftwork.model.gguf.converter import find_converter, read_back
+from graftwork.model.gguf import find_converter, read_back
 from graftwork.model.load import load_base
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake

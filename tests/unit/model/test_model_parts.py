@@ -9,7 +9,7 @@ from torch import nn
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
-from graftwork.model.families.registry import family_or_llama
+from graftwork.model.families import family_or_llama
 from graftwork.model.parts import (
     block_linears,
     decoder_parts,

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from family_samples import ALL, FAMILIES
 
-from graftwork.model.families.registry import complete_config
+from graftwork.model.families import complete_config
 from graftwork.model.shape import remembered_positions
 
 

@@ -4,11 +4,17 @@ import model_families
 import pytest
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.adapters.peft import attach
-from graftwork.model.adapters.trainable import make_trainable
-from graftwork.model.headers import count_tensors, read_sizes
+from graftwork.model.adapters.peft import attach, make_trainable
 from graftwork.model.parts import block_linears, layer_sizes
-from graftwork.model.shape import adapter_parameters, linear_names, linear_sizes, read_shape, total_parameters
+from graftwork.model.shape import (
+    adapter_parameters,
+    count_tensors,
+    linear_names,
+    linear_sizes,
+    read_shape,
+    read_sizes,
+    total_parameters,
+)
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import ModelShape
 

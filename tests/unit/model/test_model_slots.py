@@ -12,8 +12,7 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.model.adapters.peft import activate, attach
 from graftwork.model.generate.generator import Generator, open_decoder
-from graftwork.model.generate.requests import GenerationRequest
-from graftwork.model.generate.sampling import Sampling
+from graftwork.model.generate.sampling import GenerationRequest, Sampling
 from graftwork.model.generate.scheduler import SlotScheduler
 
 PROMPTS = [[5, 9, 40, 7], [8, 100, 23], list(range(20, 60)), [11, 12, 13, 14, 15, 16]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.model import probe_rates
+from graftwork.model import probe as rates
 from graftwork.model.probe import name_device
 from graftwork.plan import probe as probing
 from graftwork.plan.probe import keep_probe, run_probe, shape_to_probe, stored_probe
@@ -110,11 +110,11 @@ def small_goes(monkeypatch):
     import torch
 
     threads = torch.get_num_threads()
-    monkeypatch.setattr(probe_rates, "COPIED_BYTES", {"cpu": 2**20})
-    monkeypatch.setattr(probe_rates, "PROCESSOR_GO_SECONDS", 0.0005)
-    monkeypatch.setattr(probe_rates, "LAUNCHES", 20)
-    monkeypatch.setattr(probe_rates, "DISK_BYTES", 2**20)
-    monkeypatch.setattr(probe_rates, "DISK_PIECE", 2**18)
+    monkeypatch.setattr(rates, "COPIED_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(rates, "PROCESSOR_GO_SECONDS", 0.0005)
+    monkeypatch.setattr(rates, "LAUNCHES", 20)
+    monkeypatch.setattr(rates, "DISK_BYTES", 2**20)
+    monkeypatch.setattr(rates, "DISK_PIECE", 2**18)
     yield
     torch.set_num_threads(threads)
 
@@ -144,7 +144,7 @@ def test_a_part_that_fails_does_not_cost_the_others(tmp_path, monkeypatch, small
     def fail(_folder: Path) -> None:
         raise OSError("no such disk")
 
-    monkeypatch.setattr(probe_rates, "measure_disk", fail)
+    monkeypatch.setattr(rates, "measure_disk", fail)
     facts = probe(ProbeJob(shape=TINY, folder=str(tmp_path), threads=1, seconds=1e-9))
     assert facts.disk_write_bytes_s is None
     assert "the disk: no such disk" in facts.left_out

@@ -28,7 +28,7 @@ from graftwork.costmodel.rollouts import (
 from graftwork.model.generate import cache, decoder
 from graftwork.model.generate.generator import StaticDecoder, open_decoder
 from graftwork.model.generate.lean import LeanPass
-from graftwork.model.generate.sizes import MOST_ROWS, DecoderSizes
+from graftwork.model.generate.scheduler import MOST_ROWS, DecoderSizes
 from graftwork.model.shape import cache_bytes, shape_of
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape, RolloutLoad

@@ -12,8 +12,7 @@ from graftwork.engines.embedded_process import RequestLoop, SubmittedRequest, Ti
 from graftwork.engines.protocol import ReplyPiece
 from graftwork.engines.replies import TextStream
 from graftwork.http.messages import ApiError
-from graftwork.model.generate.requests import GenerationRequest
-from graftwork.model.generate.sampling import Sampling
+from graftwork.model.generate.sampling import GenerationRequest, Sampling
 
 
 class CountingDecoder:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.adapters.trainable import make_trainable
+from graftwork.model.adapters.peft import make_trainable
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin

@@ -13,7 +13,7 @@ from followed_engine import follow
 from graftwork.costmodel.allocator import CUBLAS_WORKSPACE
 from graftwork.costmodel.distributed import PlainRun
 from graftwork.costmodel.streamed import StreamedWork, streamed_peak
-from graftwork.model.adapters.trainable import make_trainable
+from graftwork.model.adapters.peft import make_trainable
 from graftwork.model.shape import shape_of, total_parameters
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.plan.fit import project as fit

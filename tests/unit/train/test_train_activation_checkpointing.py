@@ -7,7 +7,7 @@ import torch
 from train_rows import SETTINGS, make_rows
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.adapters.trainable import make_trainable
+from graftwork.model.adapters.peft import make_trainable
 from graftwork.model.load import load_base
 from graftwork.model.parts import decoder_parts
 from graftwork.records.plan import PlainStep

@@ -8,7 +8,7 @@ import torch
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
-from graftwork.model.families.registry import all_families, why_not_written_out
+from graftwork.model.families import all_families, why_not_written_out
 from graftwork.model.parts import block_linears
 from graftwork.model.shape import shape_of, total_parameters
 from graftwork.records.dataset import Row

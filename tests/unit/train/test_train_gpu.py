@@ -377,10 +377,9 @@ def test_layers_that_are_adapted_behind_attention_alone_are_counted():
 
 
 def write_answers(model, token_pass, prompts):
-    from graftwork.model.adapters.rows import active_adapter
-    from graftwork.model.generate.constraint import TokenOptions
+    from graftwork.model.adapters.lora import active_adapter
     from graftwork.model.generate.generator import Sampling, open_decoder
-    from graftwork.model.generate.requests import GenerationRequest
+    from graftwork.model.generate.sampling import GenerationRequest, TokenOptions
 
     decoder = open_decoder(model, stop_tokens=[-1], slots=8, recorded=True, token_pass=token_pass)
     decoder.update_adapters()

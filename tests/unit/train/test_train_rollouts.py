@@ -282,7 +282,7 @@ def make_sampler(base, *, recorded):
     import torch
 
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.adapters.trainable import make_trainable
+    from graftwork.model.adapters.peft import make_trainable
     from graftwork.model.load import load_base
     from graftwork.train.objective_settings import RolloutSettings
     from graftwork.train.rollouts.sampling import RolloutSampler
@@ -352,8 +352,7 @@ def run_out_of_memory_at(number, monkeypatch):
 
 
 def test_recorded_batches_leave_the_adapter_acting_whatever_happens(tiny_base, monkeypatch):
-    from graftwork.model.adapters.lora import LoraLinear
-    from graftwork.model.adapters.rows import active_adapter
+    from graftwork.model.adapters.lora import LoraLinear, active_adapter
     from graftwork.train.rollouts.sampling import AskedPrompt
 
     prompts = [AskedPrompt(name, list(range(10 + at, 40 + 7 * at))) for at, name in enumerate("abc")]

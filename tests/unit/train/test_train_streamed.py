@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from distributed_child import FULL, make_rows
 
 from graftwork.costmodel.streamed import held_tensors
-from graftwork.model.adapters.trainable import make_trainable
+from graftwork.model.adapters.peft import make_trainable
 from graftwork.model.load import load_base
 from graftwork.model.shape import read_shape
 from graftwork.records.plan import StreamedStep

@@ -20,7 +20,7 @@ from graftwork.model.adapter_shape import CONFIG_FILE, WEIGHTS_FILE, from_peft
 from graftwork.model.adapters.full_weights import FULL_WEIGHTS_FILE, holds_full_weights
 from graftwork.model.adapters.peft import PREFIX, read_config
 from graftwork.model.base import FINGERPRINT_FILE
-from graftwork.model.headers import count_layers
+from graftwork.model.shape import count_layers
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import Agreement

@@ -13,22 +13,29 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from graftwork.model.adapters.lora import AdapterRows, weights_of_adapter
 from graftwork.model.adapters.peft import activate
-from graftwork.model.adapters.rows import AdapterRows, weights_of_adapter
 from graftwork.model.generate.cache import CacheShape, PassPlaces, SlotCache
-from graftwork.model.generate.constraint import (
+from graftwork.model.generate.lean import LeanPass
+from graftwork.model.generate.recorded import GraphRecorder
+from graftwork.model.generate.sampling import (
+    GenerationRequest,
     apply_constraints,
+    choose_tokens,
     chosen_logprobs,
     has_constraint,
     note_own_logprobs,
     note_top_logprobs,
 )
-from graftwork.model.generate.lean import LeanPass
-from graftwork.model.generate.recorded import GraphRecorder
-from graftwork.model.generate.requests import GenerationRequest
-from graftwork.model.generate.sampling import choose_tokens
-from graftwork.model.generate.scheduler import SlotContents, SlotScheduler, common_length
-from graftwork.model.generate.sizes import PREFILL_TOKENS, RECORDED_PREFILLS, DecoderSizes, cut_prompts
+from graftwork.model.generate.scheduler import (
+    PREFILL_TOKENS,
+    RECORDED_PREFILLS,
+    DecoderSizes,
+    SlotContents,
+    SlotScheduler,
+    common_length,
+    cut_prompts,
+)
 
 
 class Unwanted(Exception):

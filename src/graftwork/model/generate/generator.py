@@ -13,16 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graftwork.model.adapters.lora import active_adapter
 from graftwork.model.adapters.peft import activate
-from graftwork.model.adapters.rows import active_adapter
-from graftwork.model.generate.attention import register_attention
-from graftwork.model.generate.cache import cache_shape
-from graftwork.model.generate.constraint import apply_constraints, note_logprobs
+from graftwork.model.generate.cache import cache_shape, register_attention
 from graftwork.model.generate.decoder import SlotDecoder, TokenPass
-from graftwork.model.generate.requests import Generated, GenerationRequest
-from graftwork.model.generate.sampling import Sampling, choose_tokens
-from graftwork.model.generate.scheduler import common_length
-from graftwork.model.generate.sizes import MOST_ROWS
+from graftwork.model.generate.sampling import (
+    Generated,
+    GenerationRequest,
+    Sampling,
+    apply_constraints,
+    choose_tokens,
+    note_logprobs,
+)
+from graftwork.model.generate.scheduler import MOST_ROWS, common_length
 
 
 class StaticDecoder:

@@ -22,8 +22,7 @@ from graftwork.model.blocks import (
     look_back,
     norm_epsilon,
 )
-from graftwork.model.families.family import BlockLayout
-from graftwork.model.families.registry import find_family
+from graftwork.model.families import BlockLayout, find_family
 from graftwork.model.generate.cache import SlotCache
 
 

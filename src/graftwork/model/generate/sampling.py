@@ -1,14 +1,19 @@
-"""Sampling: the next token of each row, chosen on the device that holds the logits.
+"""Requests for answers, and sampling: the next token of each row, chosen on the device with the logits.
 
 In: logits, how each row is sampled and which of its tokens comes next. Out: token ids, without waiting for a
 card. A sampled token depends on the seed, the row and the position only, not on the device or the batch.
+
+A request may constrain which tokens come next and ask for log-probabilities; rows without either cost
+nothing.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -137,3 +142,150 @@ def any_order(operand: Tensor) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
+
+
+class TokenConstraint(Protocol):
+    """Decides which tokens may come next. Never raises: it lets the answer end instead."""
+
+    def allowed(self, vocabulary: int) -> Tensor:
+        """Which tokens may come next, as booleans; at least one."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """The token that came."""
+        ...
+
+
+class TokenLogprobs(NamedTuple):
+    """The log-probability of a token under the model, and the likeliest tokens in its place."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass
+class TokenOptions:
+    """`logprobs` asks for the log-probabilities of so many tokens in each place, besides the chosen one."""
+
+    constraint: TokenConstraint | None = None
+    logprobs: int | None = None
+    noted: deque[TokenLogprobs] = field(default_factory=deque)
+    """Of the tokens that were chosen, in their order; the listener takes those of its token."""
+
+
+def has_constraint(rows: Sequence[TokenOptions | None]) -> bool:
+    return any(row is not None and row.constraint is not None for row in rows)
+
+
+def apply_constraints(logits: Tensor, rows: Sequence[TokenOptions | None]) -> Tensor:
+    if not has_constraint(rows):
+        return logits
+    logits = logits.clone()  # a recorded pass writes its logits to the same place each time
+    for place, row in enumerate(rows):
+        if row is not None and row.constraint is not None:
+            forbidden = ~row.constraint.allowed(logits.shape[1])
+            logits[place].masked_fill_(forbidden.to(logits.device), -torch.inf)
+    return logits
+
+
+def wants_own_logprobs(row: TokenOptions | None) -> bool:
+    """Whether only the log-probability of the chosen token is asked for, as in training."""
+    return row is not None and row.logprobs == 0
+
+
+def chosen_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> Tensor | None:
+    """Of the chosen token of each row, in one go and without waiting for a card. None if no row asks."""
+    if not any(map(wants_own_logprobs, rows)):
+        return None
+    return torch.log_softmax(logits.float(), dim=-1).gather(1, chosen[:, None]).squeeze(1)
+
+
+def note_top_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+    """Note the log-probabilities before any constraint, temperature or restriction, with the likeliest."""
+    for place, row in enumerate(rows):
+        if row is None or not row.logprobs:
+            continue
+        known = torch.log_softmax(logits[place].float(), dim=-1)
+        values, tokens = known.topk(row.logprobs)
+        top = list(zip(tokens.tolist(), values.tolist(), strict=True))
+        row.noted.append(TokenLogprobs(float(known[chosen[place]]), top))
+
+
+def note_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+    """All log-probabilities that rows ask for, at once."""
+    own = chosen_logprobs(logits, chosen, rows)
+    if own is not None:
+        note_own_logprobs(own, rows)
+    note_top_logprobs(logits, chosen, rows)
+
+
+def note_own_logprobs(own: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+    for row, value in zip(rows, own.tolist(), strict=True):
+        if row is not None and wants_own_logprobs(row):
+            row.noted.append(TokenLogprobs(value, []))
+
+
+@dataclass
+class Generated:
+    """An answer: its tokens without the stop token, and why it ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] = "length"
+
+
+class GenerationRequest:
+    """One prompt. `on_token` gets each new token and ends the answer by returning False."""
+
+    def __init__(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        *,
+        row: int = 0,
+        adapter: str | None = None,
+        on_token: Callable[[int], bool] | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+        options: TokenOptions | None = None,
+    ) -> None:
+        self.prompt = prompt
+        self.sampling = RowSampling(sampling, row=row)
+        self.most = sampling.max_new_tokens
+        self.adapter = adapter
+        self.cancellable = is_cancelled is not None
+        self.is_cancelled = is_cancelled or (lambda: False)
+        self.result = Generated()
+        self.done = False
+        self.error: BaseException | None = None
+        self.launched = 0
+        """Tokens that are computed or being computed; a card runs ahead of what is known here."""
+        self._on_token = on_token
+        self.options = options
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of what is computed behind it, but the newest: its keys come next."""
+        return len(self.prompt) + self.launched - 1
+
+    @property
+    def final_length(self) -> int:
+        return len(self.prompt) + self.most
+
+    def take(self, token: int, stop: frozenset[int]) -> bool:
+        """The next token; whether the answer ended now: at a stop token, the limit, or by its listener."""
+        if self.done:
+            return False
+        if self.options is not None and self.options.constraint is not None:
+            self.options.constraint.advance(token)
+        if token in stop:
+            self.end("stop")
+            return True
+        self.result.tokens.append(token)
+        if self._on_token is not None and not self._on_token(token):
+            self.end("stop")
+        elif len(self.result.tokens) >= self.most:
+            self.end("length")
+        return self.done
+
+    def end(self, reason: Literal["stop", "length"], error: BaseException | None = None) -> None:
+        self.result.finish_reason = reason
+        self.done, self.error = True, error

@@ -30,7 +30,7 @@ from graftwork.model.blocks import (
     pairs_to_halves,
     rotate,
 )
-from graftwork.model.families.family import BlockLayout
+from graftwork.model.families import BlockLayout
 from graftwork.records.dataset import Row
 from graftwork.train.objectives.epochs import shared_tokens
 

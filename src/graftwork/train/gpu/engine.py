@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from graftwork.costmodel.gpu_memory import keep_measured
 from graftwork.costmodel.run import COMPILED_SHAPES, RECORDED_SHAPES, bin_rows
-from graftwork.model.adapters.trainable import sum_bits
+from graftwork.model.adapters.peft import sum_bits
 from graftwork.model.generate.recorded import Recording, record
 from graftwork.model.load import tensors_digest
 from graftwork.records.base import GIB

@@ -22,7 +22,7 @@ from graftwork.model.blocks import (
     layout_of,
     norm_epsilon,
 )
-from graftwork.model.families.family import BlockLayout
+from graftwork.model.families import BlockLayout
 from graftwork.model.nf4 import LEVELS, Nf4Linear, Nf4Weight, can_quantize, quantize_linear
 from graftwork.model.parts import logits_ending
 from graftwork.records.plan import Tuning

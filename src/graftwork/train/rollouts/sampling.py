@@ -16,7 +16,7 @@ from graftwork.train.rollouts.groups import seed_of
 if TYPE_CHECKING:
     from graftwork.model.generate.decoder import TokenPass
     from graftwork.model.generate.generator import Decoder
-    from graftwork.model.generate.requests import GenerationRequest
+    from graftwork.model.generate.sampling import GenerationRequest
 
 
 class AskedPrompt(NamedTuple):
@@ -102,8 +102,8 @@ class RolloutSampler:
         self, groups: Sequence[Sequence[AskedReply]], *, progress: Callable[[], None]
     ) -> list[list[WrittenReply]]:
         """Replies by the live adapter; the replies of a group share the beginning of their tokens."""
+        from graftwork.model.adapters.lora import active_adapter
         from graftwork.model.adapters.peft import activate
-        from graftwork.model.adapters.rows import active_adapter
         from graftwork.model.load import eval_mode
 
         def read(request: "GenerationRequest") -> WrittenReply:
@@ -136,10 +136,9 @@ class RolloutSampler:
     def _write(
         self, groups: Sequence[Sequence[AskedReply]], adapter: str | None, progress: Callable[[], None]
     ) -> "list[list[GenerationRequest]]":
-        from graftwork.model.generate.constraint import TokenOptions
         from graftwork.model.generate.generator import Sampling, open_decoder, use_grouped_attention
-        from graftwork.model.generate.requests import GenerationRequest
-        from graftwork.model.generate.sizes import MOST_ROWS
+        from graftwork.model.generate.sampling import GenerationRequest, TokenOptions
+        from graftwork.model.generate.scheduler import MOST_ROWS
 
         settings = self._settings
         # The activations of the last step: without this, the cache of answers comes on top of them.

@@ -1,24 +1,41 @@
-"""Writes a base, or a LoRA adapter of it, as a GGUF file.
+"""Bases and LoRA adapters as GGUF files: written, cached, converted by llama.cpp; Modelfiles for Ollama.
 
 In: a transformers folder, or a PEFT folder and its base. Out: one file. Tensors are read, arranged, converted
 and written one at a time. Only merging needs torch. What cannot be written exactly is refused.
+
+Converted files are named by the content that they are made of. The cache is shared by all projects of a user,
+next to converted base models. A file appears whole or not at all. A new one removes those that were not used
+for longest, until all of them together are below a limit: each can be converted again.
+
+llama.cpp's own converter is run only where the user has it, as a child process with the same Python.
 """
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from graftwork.files.disk import explain_os_error, file_digest, make_folder, sync_folder
 from graftwork.files.safetensors import header_length, read_header
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft
+from graftwork.model.base import find_base, models_folder
 from graftwork.model.chat.template import ChatTemplate
-from graftwork.model.families.registry import complete_config
-from graftwork.model.shape import read_json_object
-from graftwork.records.errors import UserMistake
+from graftwork.model.families import complete_config
+from graftwork.model.shape import count_layers, read_json_object, read_sizes
+from graftwork.records.base import GIB, fingerprint
+from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
+from graftwork.records.interaction import Message
 from graftwork.records.release import GgufPrecision
 
 # Which models the GGUF writer knows, and how llama.cpp names and lays out their tensors. In: the config.json
@@ -398,3 +415,273 @@ def stored_tensors(folder: Path) -> list[StoredTensor]:
             shape, offset = tuple(entry["shape"]), start + int(entry["data_offsets"][0])
             found.append(StoredTensor(name, path, entry["dtype"], shape, offset))
     return sorted(found, key=lambda tensor: tensor.name)
+
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+LIMIT_VARIABLE = "GRAFT_GGUF_CACHE_GIB"
+DEFAULT_LIMIT_GIB = 20.0
+_SHOWN = 24
+_IN_USE_SECONDS = 3600.0
+"""A file that was asked for so recently may be about to be opened."""
+
+
+def base_file(folder: Path, *, precision: GgufPrecision) -> Path:
+    """The base in this folder as GGUF."""
+    name = f"{base_revision(folder)[:_SHOWN]}-{precision}-{WRITER}.gguf"
+    return _converted(name, lambda path: write_base(folder, path, precision=precision))
+
+
+def adapter_file(folder: Path, *, base: Path) -> Path:
+    """The PEFT adapter in `folder` as a GGUF adapter of `base`."""
+    name = f"{adapter_content(folder)[:_SHOWN]}-{base_revision(base)[:_SHOWN]}-{WRITER}.lora.gguf"
+    return _converted(name, lambda path: write_adapter(folder, path, base=base))
+
+
+def base_revision(folder: Path) -> str:
+    return find_base(str(folder), project_folder=Path()).revision
+
+
+def adapter_content(folder: Path) -> str:
+    """The hash of what an adapter computes: its weights and its shape."""
+    return fingerprint([file_digest(folder / name) for name in ADAPTER_FILES if (folder / name).exists()])
+
+
+def _converted(name: str, write: Callable[[Path], None]) -> Path:
+    folder = models_folder() / "gguf"
+    path = folder / name
+    if path.is_file():
+        with suppress(OSError):
+            os.utime(path)  # when it was last used
+        return path
+    try:
+        most_bytes = float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT_GIB)) * GIB
+    except ValueError as error:
+        raise UserMistake(
+            f"{LIMIT_VARIABLE} is no number",
+            why="it limits the converted files that are kept, in GiB",
+            fix=f"export {LIMIT_VARIABLE}={DEFAULT_LIMIT_GIB:g}",
+        ) from error
+    try:
+        make_folder(folder)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".gguf")
+    except OSError as error:
+        raise explain_os_error(error, folder) from error
+    try:
+        write(Path(temporary))
+        os.fsync(descriptor)
+        # Of several processes that convert the same model, each puts the same content here.
+        Path(temporary).replace(path)
+        sync_folder(folder)
+        remove_unused(folder, most_bytes=most_bytes)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    finally:
+        os.close(descriptor)
+        Path(temporary).unlink(missing_ok=True)
+    return path
+
+
+def remove_unused(folder: Path, *, most_bytes: float, now: float | None = None) -> list[Path]:
+    """Remove the files that were not used for longest until the rest is below the limit; what was removed.
+
+    A server that has a file open keeps reading it.
+    """
+    now = time.time() if now is None else now
+    found = []
+    for path in folder.glob("*.gguf"):
+        with suppress(OSError):  # another process removed it
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    total, removed = sum(size for _, size, _ in found), []
+    for used, size, path in sorted(found):
+        unfinished = path.name.startswith(".")
+        if now - used < _IN_USE_SECONDS or (total <= most_bytes and not unfinished):
+            continue
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            removed.append(path)
+            total -= size
+    return removed
+
+
+CONVERTER = "convert_hf_to_gguf.py"
+CONVERTER_VARIABLE = "GRAFT_GGUF_CONVERTER"
+EXTRA_SHARE = 0.001
+"""Converters may add small tensors of their own (factors of rotary positions); never more than this."""
+
+
+def find_converter(folder: Path = Path()) -> Path:
+    """The script that the user named, has on the path, or keeps in a checkout next to the project."""
+    named = os.environ.get(CONVERTER_VARIABLE)
+    if named:
+        if Path(named).is_file():
+            return Path(named)
+        raise _lacks(f"{CONVERTER_VARIABLE} names {named}, and there is no such file")
+    on_path = shutil.which(CONVERTER)
+    for candidate in (*([Path(on_path)] if on_path else []), folder / "llama.cpp" / CONVERTER):
+        if candidate.is_file():
+            return candidate
+    raise _lacks(f"{CONVERTER} is neither on the path nor in {folder / 'llama.cpp'}")
+
+
+def convert(folder: Path, target: Path, *, converter: Path) -> None:
+    """Run the converter; its output type follows the weights' own."""
+    command = [sys.executable, str(converter), str(folder), "--outfile", str(target), "--outtype", "auto"]
+    # Some checkouts bring the reader and writer that fits them.
+    own = converter.parent / "gguf-py"
+    path = os.pathsep.join(filter(None, [str(own) if own.is_dir() else "", os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode != 0 or not target.is_file():
+        last = [line for line in done.stderr.splitlines() if line.strip()][-3:]
+        raise EnvironmentLacks(
+            "the converter to GGUF failed",
+            why=" · ".join(last) or f"exit code {done.returncode}",
+            fix="see whether it knows this kind of model, and `pip install gguf sentencepiece` for it",
+            where=str(converter),
+        )
+
+
+def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
+    """What the file says of itself, or a no where it does not hold the model that was converted."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise EnvironmentLacks(
+            "the package gguf is not installed",
+            why="a GGUF file is read back before it counts as written",
+            fix="pip install gguf",
+        ) from error
+    reader: Any = GGUFReader(str(target))
+    architecture = str(_field(reader, "general.architecture"))
+    elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    sizes = read_sizes(folder)
+    weights, layers = sum(map(math.prod, sizes.values())), count_layers(folder)
+    blocks = int(_field(reader, f"{architecture}.block_count") or 0)
+    found: dict[str, str | int | float] = {
+        "architecture": architecture,
+        "tensors": len(reader.tensors),
+        "elements": elements,
+        "blocks": blocks,
+        "context_length": int(_field(reader, f"{architecture}.context_length") or 0),
+        "embedding_length": int(_field(reader, f"{architecture}.embedding_length") or 0),
+        "file_type": int(_field(reader, "general.file_type") or 0),
+    }
+    whole = weights <= elements <= weights * (1 + EXTRA_SHARE)
+    if not whole or blocks != layers:
+        raise AnswerIsNo(
+            "the GGUF file does not hold the model that was converted",
+            why=f"{elements} weights in {len(reader.tensors)} tensors and {blocks} blocks; the model has "
+            f"{weights} in {len(sizes)} and {layers}",
+            fix="use a converter that knows this kind of model",
+            where=str(target),
+        )
+    return found
+
+
+def _field(reader: Any, name: str) -> Any:
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
+
+
+def _lacks(why: str) -> EnvironmentLacks:
+    return EnvironmentLacks(
+        "there is no converter to GGUF here",
+        why=why,
+        fix=f"get llama.cpp (`git clone https://github.com/ggml-org/llama.cpp`) into the project's folder, "
+        f"or set {CONVERTER_VARIABLE} to its {CONVERTER}",
+    )
+
+
+_SYSTEM, _FIRST, _REPLY, _SECOND = "qsystemq", "qfirstq", "qreplyq", "qsecondq"
+
+
+class TurnTexts(NamedTuple):
+    """What a template writes around the texts of a conversation that ends with a question."""
+
+    opening: str
+    """Before the first question where there is no system message."""
+    before_system: str
+    after_system: str
+    after_question: str
+    """Up to the place where the model begins to answer."""
+    after_reply: str
+
+    def write(self, messages: Sequence[Message]) -> str:
+        """The prompt, as the Ollama template below gives it."""
+        text = ""
+        for place, message in enumerate(messages):
+            if message.role == "system":
+                text += f"{self.before_system}{message.content}{self.after_system}"
+            elif message.role == "user":
+                text += f"{'' if place else self.opening}{message.content}{self.after_question}"
+            else:
+                text += f"{message.content}{self.after_reply}"
+        return text
+
+    def to_go(self) -> str:
+        """The same as a Go template. Every text is a string literal, whose white space cannot be trimmed."""
+        system = f"{_go(self.before_system)}{{{{ .Content }}}}{_go(self.after_system)}"
+        opening = f"{{{{ if eq $i 0 }}}}{_go(self.opening)}{{{{ end }}}}"
+        question = f"{opening}{{{{ .Content }}}}{_go(self.after_question)}"
+        reply = f"{{{{ .Content }}}}{_go(self.after_reply)}"
+        return (
+            "{{ range $i, $_ := .Messages }}"
+            f'{{{{ if eq .Role "system" }}}}{system}'
+            f'{{{{ else if eq .Role "user" }}}}{question}'
+            f'{{{{ else if eq .Role "assistant" }}}}{reply}'
+            "{{ end }}{{ end }}"
+        )
+
+
+def find_turn_texts(template: ChatTemplate) -> TurnTexts | None:
+    """None for a template that writes more than fixed texts between turns."""
+    plain = _split(template, _user(_FIRST), _reply(_REPLY), _user(_SECOND))
+    directed = _split(template, Message(role="system", content=_SYSTEM), _user(_FIRST))
+    if plain is None or directed is None:
+        return None
+    found = TurnTexts(plain[0], directed[0], directed[1], plain[1], plain[2])
+    tries = (
+        (_user("one"),),
+        (Message(role="system", content="be brief"), _user("one"), _reply("two"), _user("three")),
+        (_user("one"), _reply("two"), _user("three"), _reply("four"), _user("five")),
+    )
+    same = all(found.write(messages) == template.prompt_text(messages) for messages in tries)
+    return found if same else None
+
+
+def write_modelfile(template: ChatTemplate, *, gguf: str) -> str:
+    lines = [f"FROM ./{gguf}"]
+    turns = find_turn_texts(template)
+    if turns is not None:
+        lines.append(f'TEMPLATE """{turns.to_go()}"""')
+    else:
+        lines.append(
+            "# The chat template has no fixed texts between turns: Ollama takes the one in the file."
+        )
+    lines += [f"PARAMETER stop {json.dumps(template.end_of_turn)}", "PARAMETER temperature 0"]
+    return "\n".join(lines) + "\n"
+
+
+def _split(template: ChatTemplate, *messages: Message) -> list[str] | None:
+    """The texts around the contents; None where a content is missing or changed."""
+    rest, parts = template.prompt_text(messages), []
+    for message in messages:
+        before, found, rest = rest.partition(message.content)
+        if not found:
+            return None
+        parts.append(before)
+    return [*parts, rest]
+
+
+def _user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def _reply(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def _go(text: str) -> str:
+    """A Go string literal in an action. A run of three quotes would end the text in the Modelfile."""
+    return "{{ " + json.dumps(text, ensure_ascii=False) + " }}" if text else ""

@@ -1,1 +1,0 @@
-"""Model families, each defined once: layers, parameters, step recipe. `registry` finds them."""

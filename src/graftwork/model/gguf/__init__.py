@@ -1,1 +1,0 @@
-"""GGUF files: a base and its LoRA adapters as llama.cpp reads them."""
