@@ -10,8 +10,7 @@ import re
 from pathlib import Path
 
 from graftwork.evaluate.cases import read_case_file
-from graftwork.grading.reward_runner import RewardQuestion, RewardRunner
-from graftwork.grading.rewards import RewardPart, RewardSpec
+from graftwork.grading.rewards import RewardPart, RewardQuestion, RewardRunner, RewardSpec
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.load import load_base

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.grading.reward_runner import RewardQuestion, RewardRunner
-from graftwork.grading.rewards import RewardPart, RewardSpec
+from graftwork.grading.rewards import RewardPart, RewardQuestion, RewardRunner, RewardSpec
 from graftwork.grading.taskset import (
     TASKS_FILE,
     TasksetSpec,

@@ -24,7 +24,7 @@ from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.project import Evaluated
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.files.dataset import iterate_drops, iterate_rows
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.step import StepOutputs

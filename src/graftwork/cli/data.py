@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graftwork.data.project import LogScoresAudit
     from graftwork.data.review import ReviewQueue
     from graftwork.data.settings import CaptureSettings
-    from graftwork.grading.score_audit import ScoreAudit
+    from graftwork.grading.reward_audit import ScoreAudit
     from graftwork.records.dataset import Audit, ReviewAction, ReviewItem, Split
     from graftwork.serve.project import Forgotten
 

@@ -45,8 +45,8 @@ from graftwork.components.stages import (
 )
 from graftwork.components.verifier import MutationScore, Submission, Verifier
 from graftwork.grading.code import extract_code
-from graftwork.grading.hacks import PROGRAMS, TEXTS
 from graftwork.grading.interface import CannotGrade, Rater
+from graftwork.grading.reward_audit import PROGRAMS, TEXTS
 from graftwork.process.sandbox import SandboxSettings, open_sandbox
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint

@@ -28,7 +28,7 @@ from graftwork.components.plan import (
     read_type,
     result_shape,
 )
-from graftwork.grading.calls import PythonCall, is_right, same_value
+from graftwork.grading.code import PythonCall, is_right, same_value
 from graftwork.process.sandbox import Sandbox, SandboxResult
 from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch
 from graftwork.records.base import Record, fingerprint

@@ -17,7 +17,7 @@ from graftwork.data.ingest.read import read_file
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import explain_os_error, file_digest
-from graftwork.grading.score_audit import ScoreAudit, ScoredReply, audit_scores, scored
+from graftwork.grading.reward_audit import ScoreAudit, ScoredReply, audit_scores, scored
 from graftwork.model.base import find_base, is_ready
 from graftwork.project.load import ProjectFolder
 from graftwork.project.open_project import OpenProject, name_entry

@@ -41,7 +41,7 @@ from graftwork.evaluate.score import sessions_of
 from graftwork.evaluate.settings import choose_success
 from graftwork.evaluate.subjects import LOG, Asking, parse_subjects
 from graftwork.files.dataset import read_rows
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import grade
 from graftwork.grading.interface import CannotGrade
 from graftwork.pipeline.steps.evaluate import put_cases
 from graftwork.pipeline.table import run_pipeline

@@ -22,7 +22,7 @@ from graftwork.evaluate.statistics.bounded import paired_difference
 from graftwork.evaluate.statistics.intervals import clopper_pearson, first_count, quantile_interval
 from graftwork.evaluate.subjects import LOG, LOGGED_PROMPT, PROMPTED
 from graftwork.grading.answers import parse_object
-from graftwork.grading.grade import explain_vacuous, grade
+from graftwork.grading.checks import explain_vacuous, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import (
     GRADERS,

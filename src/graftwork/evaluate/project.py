@@ -44,8 +44,7 @@ from graftwork.evaluate.subjects import (
 from graftwork.files.dataset import iterate_drops
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.fleet.project import shard_environment
-from graftwork.grading.calls import PYTHON_CALLS
-from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
+from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_CALLS, PYTHON_TESTS, RememberingRunner
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import JUDGE_PREFERENCE, JUDGE_SCORE, name_of
 from graftwork.plan.catalog.hardware import find_gpu

@@ -26,7 +26,7 @@ from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics.means import bootstrap_mean, score_mean
 from graftwork.evaluate.subjects import LOG
-from graftwork.grading.grade import against_reference, explain_vacuous, grade
+from graftwork.grading.checks import against_reference, explain_vacuous, grade
 from graftwork.grading.interface import FailedGrade, GradeContext
 from graftwork.grading.metrics import (
     FIRST_TOKEN,

@@ -8,8 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.subjects import parse_subject
 from graftwork.grading.answers import AnswerFields
-from graftwork.grading.checks import GradeCheck
-from graftwork.grading.grade import right_or_wrong
+from graftwork.grading.checks import GradeCheck, right_or_wrong
 from graftwork.grading.metrics import (
     ALWAYS_MEASURED,
     CHECKS_PASSED,

@@ -4,6 +4,6 @@ In: a case, the text of an answer, a GradeContext. Out: a grade. Whether a metri
 case alone, never on the answer, so that two subjects are graded on the same cases (except
 `reviewer_score`).
 
-`interface` has the types, `metrics` every metric by name, `rules` and `checks` those with parameters,
-`custom` the project's own functions, `code` tests in the sandbox, `grade` grades by name.
+`interface` has the types, `metrics` every metric by name, `rules` those with parameters, `custom` the
+project's own functions, `code` tests in the sandbox; `checks` grades by name, `rewards` for training.
 """

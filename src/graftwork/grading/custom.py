@@ -1,33 +1,81 @@
 """Custom metrics: a function of the project, named in graft.yaml as `file.py:function` or `module:function`.
 
 In: the name, the project's folder. Out: the function, and its grades. Only files in the project's folder
-are loaded, and only those that graft.yaml names. A function whose check names `files` can run tool calls in
-the sandbox. One that fails is reported with metric, case and line.
+are loaded, and only those that graft.yaml names. One that fails is reported with metric, case and line. A
+function whose check names `files` gets an environment to run tool calls in: programs of the project, in the
+sandbox, each run with fresh copies of the files. A program reads `arguments.json`; the metric judges what it
+printed, outside the sandbox.
 """
 
 import importlib.util
+import json
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
-from graftwork.grading.call_environment import CallEnvironment, FilesOfCheck
+from graftwork.grading.code import runner_of
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
+from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
+from graftwork.text.tool_calls import ToolCall, read_calls
 
 OwnFunction = Callable[..., float | bool | None]
 """Takes the case and the text, and where its check names `files`, a CallEnvironment."""
+
+ARGUMENTS_FILE = "arguments.json"
 LONGEST_WORDS = 200
 _NAMED = re.compile(r"(?P<place>[^:\0]+):(?P<function>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class FilesOfCheck(Record):
+    """What a check by an own function may take: with it, the function gets an environment."""
+
+    files: tuple[str, ...] = Field(min_length=1)
+    """Files of the project: programs, and what they read."""
+
+
+class CallResult(NamedTuple):
+    """`value` is what the program printed last, as JSON; `why` says in a line why there is none."""
+
+    ok: bool
+    value: Any = None
+    why: str = ""
+
+
+class CallEnvironment:
+    """The third argument of an own function whose check names `files`."""
+
+    def __init__(self, files: Sequence[str], context: GradeContext) -> None:
+        assert context.folder is not None
+        paths = find_files(files, folder=context.folder)
+        self._texts = {path.name: path.read_text("utf-8") for path in paths}
+        self._context = context
+
+    def read_calls(self, text: str) -> tuple[ToolCall, ...] | None:
+        """The tool calls of an answer, each with `name` and `arguments`; None if one of them is no call."""
+        return read_calls(text)
+
+    def run(self, program: str, arguments: Any) -> CallResult:
+        """Run one of the files by its name, as `python program`, next to the others."""
+        files = {**self._texts, ARGUMENTS_FILE: json.dumps(arguments)}
+        result = runner_of(self._context).run(files.pop(program), files)
+        if not result.ok:
+            lines = result.stderr.strip().splitlines()
+            return CallResult(False, why=f"{result.reason}: {lines[-1]}" if lines else result.reason)
+        try:
+            return CallResult(True, json.loads(result.stdout.strip().splitlines()[-1]))
+        except (IndexError, ValueError, RecursionError):
+            return CallResult(False, why="its last line is no JSON")
 
 
 def is_own(name: str) -> bool:
@@ -205,3 +253,34 @@ def _line_in(error: BaseException, path: str) -> str:
         return f"{path}:{error.lineno}"
     lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == path]
     return f"{path}:{lines[-1]}" if lines else ""
+
+
+def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
+    """Where the files are: texts in the project's folder, under different names."""
+    root = folder.resolve()
+    paths = [(root / name).resolve() for name in files]
+    for name, path in zip(files, paths, strict=True):
+        if not path.is_relative_to(root) or not path.is_file():
+            raise UserMistake(
+                f"there is no file {name} in the project's folder",
+                why="a check that runs calls takes programs and data of the project alone",
+                fix="write it, or fix `files` under evaluate.checks",
+                where=str(path),
+            )
+        try:
+            path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserMistake(
+                f"{name} is no text in UTF-8",
+                why="the files of a check are put into the sandbox as text",
+                fix="write its data as SQL, JSON or CSV",
+                where=str(path),
+            ) from error
+    if len({ARGUMENTS_FILE, *(path.name for path in paths)}) <= len(paths):
+        raise UserMistake(
+            "two files of a check have the same name",
+            why=f"in the sandbox they lie in one folder, next to {ARGUMENTS_FILE} of a call",
+            fix="rename one of them",
+            where="evaluate.checks",
+        )
+    return paths

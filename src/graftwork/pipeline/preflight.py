@@ -21,11 +21,10 @@ from graftwork.evaluate.project_cases import read_held_out
 from graftwork.evaluate.subjects import parse_subjects
 from graftwork.files.dataset import iterate_rows
 from graftwork.files.disk import write_atomic
-from graftwork.grading.grade import require_gradable
-from graftwork.grading.hacks import hacks_for
+from graftwork.grading.checks import require_gradable
 from graftwork.grading.metrics import name_of
-from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
-from graftwork.grading.rewards import RewardSpec
+from graftwork.grading.reward_audit import hacks_for
+from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner, RewardSpec
 from graftwork.pipeline.step import StepOutputs
 from graftwork.project.doctor.checks import DoctorCheck, check_disk, check_port
 from graftwork.project.open_project import OpenProject

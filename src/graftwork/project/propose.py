@@ -32,9 +32,8 @@ from graftwork.grading.answers import (
     read_answer,
     read_citations,
 )
-from graftwork.grading.checks import GradeCheck
+from graftwork.grading.checks import GradeCheck, grade
 from graftwork.grading.code import asks_for_code
-from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import ALWAYS_MEASURED, JUDGE_PREFERENCE, JUDGE_SCORE, OPTIONAL_MEASURED
 from graftwork.records.base import Record

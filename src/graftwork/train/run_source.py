@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftwork.files.disk import Journal
+from graftwork.grading.reward_audit import ScoredReply, audit_scores, require_usable
 from graftwork.grading.rewards import RewardSpec
-from graftwork.grading.score_audit import ScoredReply, audit_scores, require_usable
 from graftwork.model.shape import read_shape
 from graftwork.process.sandbox import SandboxSettings
 from graftwork.records.dataset import Row
@@ -44,7 +44,7 @@ from graftwork.train.rollouts.preflight import (
 from graftwork.train.settings import TrainSettings, describe_idle
 
 if TYPE_CHECKING:
-    from graftwork.grading.reward_runner import RewardRunner
+    from graftwork.grading.rewards import RewardRunner
     from graftwork.model.chat.template import ChatTemplate
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.rollouts.sampling import RolloutSampler
@@ -282,7 +282,7 @@ class _RolloutRun:
         progress: Callable[..., None],
         stopped: Callable[[], bool],
     ) -> tuple[BatchSource, Sequence[TrainingCallback]]:
-        from graftwork.grading.reward_runner import RewardRunner
+        from graftwork.grading.rewards import RewardRunner
         from graftwork.train.loop import StepInterrupted
         from graftwork.train.rollouts.episodes import EpisodeJournal
         from graftwork.train.rollouts.source import AnswerSampler, RolloutParts, RolloutSource

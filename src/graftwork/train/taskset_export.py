@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graftwork.files.disk import atomic_folder
-from graftwork.grading.call_environment import find_files
 from graftwork.grading.checks import GradeCheck
-from graftwork.grading.custom import find_own, is_own
+from graftwork.grading.custom import find_files, find_own, is_own
 from graftwork.grading.rewards import RewardSpec, function_of
 from graftwork.pipeline.preflight import project_prompts, require_listed
 from graftwork.project.open_project import OpenProject
@@ -171,7 +170,7 @@ from functools import cache
 from pathlib import Path
 
 import verifiers.v1 as vf
-from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
+from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner
 from graftwork.grading.rewards import RewardSpec
 from graftwork.records.report import Case
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from graftwork.evaluate.cases import choose_cases, draw_cases
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.metrics import LOWER_IS_BETTER, METRICS, TRUNCATED
-from graftwork.grading.reward_runner import RewardQuestion, RewardRunner
-from graftwork.grading.rewards import RewardSpec
+from graftwork.grading.rewards import RewardQuestion, RewardRunner, RewardSpec
 from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.report import Case

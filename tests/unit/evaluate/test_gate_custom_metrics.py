@@ -11,8 +11,7 @@ from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading.checks import GradeCheck
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import GradeCheck, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report

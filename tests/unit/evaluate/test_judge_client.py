@@ -15,7 +15,7 @@ from graftwork.evaluate.judge.judge import (
 )
 from graftwork.evaluate.judge.tally import count_pairs
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.process.asking import NoReply
 from graftwork.records.errors import EnvironmentLacks

@@ -11,8 +11,7 @@ from graftwork.evaluate.report import make_report, slice_report
 from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.subjects import answers_of_log, generation_of_log
-from graftwork.grading.checks import GradeCheck
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import GradeCheck, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import AGAINST_REFERENCE, GRADERS
 from graftwork.records.interaction import Message, Origin

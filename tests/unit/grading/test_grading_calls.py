@@ -4,11 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.grading.calls import PythonCall, is_right, run_calls, same_value
 from graftwork.grading.checks import GradeCheck
-from graftwork.grading.code import RememberingRunner, asks_for_code
-from graftwork.grading.hacks import PROGRAMS, TEXTS, function_name, hacks_for
+from graftwork.grading.code import (
+    PythonCall,
+    RememberingRunner,
+    asks_for_code,
+    is_right,
+    run_calls,
+    same_value,
+)
 from graftwork.grading.interface import GradeContext
+from graftwork.grading.reward_audit import PROGRAMS, TEXTS, function_name, hacks_for
 from graftwork.process.sandbox import SandboxSettings, open_sandbox
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.grading.answers import AnswerFields
-from graftwork.grading.checks import GradeCheck
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import GradeCheck, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.prefix import find_prefix_judge
 from graftwork.records.interaction import Message, Origin

@@ -3,9 +3,10 @@
 import pytest
 
 from graftwork.grading.interface import CannotGrade, GradeContext
-from graftwork.grading.reward_runner import RewardQuestion, RewardRunner
 from graftwork.grading.rewards import (
     RewardPart,
+    RewardQuestion,
+    RewardRunner,
     RewardSpec,
     combine_parts,
     grade_part,

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.grading.score_audit import ScoredReply, audit_scores, require_usable
+from graftwork.grading.reward_audit import ScoredReply, audit_scores, require_usable
 from graftwork.records.errors import AnswerIsNo
 
 WORDS = ["the", "a", "report", "line", "table", "code", "because", "item", "short", "long", "fine", "test"]

@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading import metrics
-from graftwork.grading.checks import GradeCheck
-from graftwork.grading.grade import against_reference, grade
+from graftwork.grading.checks import GradeCheck, against_reference, grade
 from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.grading.checks import KINDS, GradeCheck
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import KINDS, GradeCheck, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.matching import PatternTooSlow, matches
 from graftwork.grading.rules import follows_template, numbers_in

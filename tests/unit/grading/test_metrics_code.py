@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.grading.checks import grade
 from graftwork.grading.code import (
     PythonTests,
     RememberingRunner,
@@ -14,9 +15,8 @@ from graftwork.grading.code import (
     grade_code_passes,
     grade_python_tests,
 )
-from graftwork.grading.grade import grade
-from graftwork.grading.hacks import PROGRAMS
 from graftwork.grading.interface import CannotGrade, GradeContext
+from graftwork.grading.reward_audit import PROGRAMS
 from graftwork.process.sandbox import (
     CodeJob,
     Limits,

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from graftwork.grading.checks import GradeCheck
-from graftwork.grading.grade import grade, require_gradable
+from graftwork.grading.checks import GradeCheck, grade, require_gradable
 from graftwork.grading.interface import GradeContext
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin

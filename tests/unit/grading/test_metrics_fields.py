@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading.checks import GradeCheck
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import GradeCheck, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case

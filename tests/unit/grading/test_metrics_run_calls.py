@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.grading.checks import GradeCheck
+from graftwork.grading.checks import GradeCheck, grade, require_gradable
 from graftwork.grading.code import RememberingRunner
-from graftwork.grading.grade import grade, require_gradable
 from graftwork.grading.interface import GradeContext
 from graftwork.process.sandbox import Limits, Sandbox, why_not
 from graftwork.process.sandbox.run import WAYS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graftwork import open_project
-from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
+from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner
 from graftwork.pipeline.preflight import (
     GOLD,
     check_rewards,

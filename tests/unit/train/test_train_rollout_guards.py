@@ -4,8 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from graftwork.grading.interface import GradeContext
-from graftwork.grading.reward_runner import GradedParts
-from graftwork.grading.rewards import grade_part
+from graftwork.grading.rewards import GradedParts, grade_part
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.interaction import Message, Origin

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_train_rollouts import LocalGrader, make_grpo_job, run_training  # noqa: F401
 
-from graftwork.grading.reward_runner import GradedParts
+from graftwork.grading.rewards import GradedParts
 from graftwork.train.run_folder import read_steps
 
 STEPS = 40
@@ -71,9 +71,9 @@ def test_grpo_raises_the_reward_and_a_shuffled_reward_does_not(
     monkeypatch,
     run_training,  # noqa: F811
 ):
-    monkeypatch.setattr("graftwork.grading.reward_runner.RewardRunner", LocalGrader)
+    monkeypatch.setattr("graftwork.grading.rewards.RewardRunner", LocalGrader)
     honest = learn(decided_base, tmp_path / "honest", run_training)
-    monkeypatch.setattr("graftwork.grading.reward_runner.RewardRunner", ShuffledGrader)
+    monkeypatch.setattr("graftwork.grading.rewards.RewardRunner", ShuffledGrader)
     shuffled = learn(decided_base, tmp_path / "shuffled", run_training)
     assert fmean(honest[:2]) < 0.2
     assert fmean(honest[-4:]) > 0.8

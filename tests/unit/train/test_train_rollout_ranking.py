@@ -2,7 +2,6 @@
 
 import pytest
 
-from graftwork.grading.reward_runner import RankedGroup
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train.objective_settings import RewardSettings
@@ -31,7 +30,7 @@ def verdict(number, reward, **fields):
 class Judge:
     def __init__(self, grades=(0.0, 1.0), failed=""):
         self.asked = []
-        self._given = RankedGroup(list(grades), failed) if not failed else RankedGroup(None, failed)
+        self._given = (None if failed else list(grades)), failed
 
     def rank(self, metric, case, texts):
         self.asked.append((metric, case.id, list(texts)))

@@ -8,9 +8,8 @@ import torch
 from test_train_methods import Killed, make_job, train
 
 from graftwork.files.disk import Journal
-from graftwork.grading.reward_runner import GradedParts
 from graftwork.grading.reward_worker import make_context
-from graftwork.grading.rewards import grade_part
+from graftwork.grading.rewards import GradedParts, grade_part
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train import worker
@@ -112,7 +111,7 @@ class LocalGrader:
 
 @pytest.fixture
 def local_grader(monkeypatch):
-    monkeypatch.setattr("graftwork.grading.reward_runner.RewardRunner", LocalGrader)
+    monkeypatch.setattr("graftwork.grading.rewards.RewardRunner", LocalGrader)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from graftwork.data.repair.teacher import (
 )
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.files.disk import write_atomic
-from graftwork.grading.grade import right_or_wrong
+from graftwork.grading.checks import right_or_wrong
 from graftwork.grading.interface import CannotGrade, GradeContext, Rater
 from graftwork.process.asking import BudgetSpent, KeptReply, NoReply, ReplyJournal, ask_many
 from graftwork.records.dataset import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow, RepairState

@@ -17,7 +17,7 @@ from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.settings import EvaluateSettings, choose_success
 from graftwork.evaluate.subjects import parse_subject
 from graftwork.files.disk import write_atomic
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker

@@ -27,7 +27,7 @@ from graftwork.evaluate.live.comparison import choose_metric
 from graftwork.evaluate.project import open_grading
 from graftwork.files.dataset import read_rows
 from graftwork.files.safetensors import read_router, router_path
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import grade
 from graftwork.http.messages import Headers
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.memory import process_peak_gib

@@ -7,8 +7,8 @@ graders of the evaluation, without a reference.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from graftwork.grading.checks import against_reference, grade, require_gradable
 from graftwork.grading.custom import is_own
-from graftwork.grading.grade import against_reference, grade, require_gradable
 from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.grading.metrics import CONTEXT_GRADERS, TOOL_CALLS_VALID, find_grader
 from graftwork.grading.prefix import find_prefix_judge

@@ -39,7 +39,7 @@ from graftwork.evaluate.project_subjects import resolve_subject
 from graftwork.evaluate.score import average
 from graftwork.evaluate.subjects import Asking, Subject, parse_subject, settle_engine
 from graftwork.files.disk import write_atomic
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import grade
 from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.pipeline.steps.evaluate import put_cases
 from graftwork.process.worker import interruption_error

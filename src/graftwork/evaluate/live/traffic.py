@@ -28,7 +28,7 @@ from graftwork.evaluate.live.comparison import (
 from graftwork.evaluate.project import open_grading
 from graftwork.evaluate.statistics.anytime import MeanTest
 from graftwork.files.disk import make_folder, write_atomic
-from graftwork.grading.grade import grade
+from graftwork.grading.checks import grade
 from graftwork.grading.interface import CannotGrade
 from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.project.open_project import OpenProject, current_user, timestamp

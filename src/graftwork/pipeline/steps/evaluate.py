@@ -47,8 +47,7 @@ from graftwork.evaluate.subjects import (
     parse_subjects,
 )
 from graftwork.files.dataset import read_rows
-from graftwork.grading.call_environment import find_files
-from graftwork.grading.custom import hash_own, is_own
+from graftwork.grading.custom import find_files, hash_own, is_own
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.project.open_project import OpenProject
 from graftwork.records.errors import GraftError

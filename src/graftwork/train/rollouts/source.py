@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from graftwork.grading.reward_runner import GradedParts, RankedGroup, RewardQuestion
-from graftwork.grading.rewards import RANK
+from graftwork.grading.rewards import RANK, GradedParts, RewardQuestion
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import Origin
@@ -56,7 +55,7 @@ from graftwork.train.settings import TrainSettings
 class RewardGrader(Protocol):
     def grade_all(self, questions: Sequence[RewardQuestion]) -> Iterator[GradedParts]: ...
 
-    def rank(self, metric: str, case: Case, texts: Sequence[str]) -> RankedGroup: ...
+    def rank(self, metric: str, case: Case, texts: Sequence[str]) -> tuple[list[float] | None, str]: ...
 
 
 class GroupRanking:
@@ -102,14 +101,12 @@ class GroupRanking:
             ]
             case, weight = prompts[prompt][0], self._others
             for judge in self._judges:
-                found = self._judge.rank(judge.metric, case, [answer.text for answer in group])
-                if found.grades is None:
-                    report(
-                        f"the reward {judge.metric} could not rank the answers to {prompt}: {found.failed}"
-                    )
+                grades, failed = self._judge.rank(judge.metric, case, [answer.text for answer in group])
+                if grades is None:
+                    report(f"the reward {judge.metric} could not rank the answers to {prompt}: {failed}")
                     continue
                 for at in open_places:
-                    grade = found.grades[at]
+                    grade = grades[at]
                     # `weight` is that of everything that is in the reward already.
                     total = weight * (known[at].reward or 0.0) + judge.weight * grade
                     parts = {**known[at].parts, judge.metric: grade}
