@@ -278,7 +278,7 @@ def write_project(work: Work, project: Path, *, prompts: bytes) -> None:
             "learning_rate": 1e-5,
             "precision": "auto" if work.device == "cuda" else "float32",
             "checkpoint_every": work.steps,
-            "batch_rows": SUPERVISED_ROWS,
+            "batch_size": SUPERVISED_ROWS,
             "threads": work.threads,
             "rollouts": {
                 "source": "prompts.jsonl",

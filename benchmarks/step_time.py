@@ -262,7 +262,7 @@ def prepare_graft(setting: Setting, device: str) -> tuple[Callable[[], Any], dic
     shape = shape_of(config_of(setting), name=setting.model)
     tuning = tune(setting, shape)
     model = make_model(setting, device).eval().requires_grad_(False)
-    settings = TrainSettings(method=setting.method, rank=RANK, alpha=2 * RANK, max_gradient_norm=1.0)
+    settings = TrainSettings(method=setting.method, rank=RANK, alpha=2 * RANK, max_grad_norm=1.0)
     frozen = load_quantized(model, tuning, device=device)
     names = AdapterShape(
         rank=RANK, alpha=2 * RANK, targets=linear_names(shape), layers=tuple(range(shape.layers))

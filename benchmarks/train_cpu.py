@@ -99,14 +99,14 @@ def compare(rows: list[Row], checks: list[Row], base: Path, settings: TrainSetti
         folder = Path(scratch)
         ours = Ours(base, rows, settings, folder)
         batches = ours.loop._batches
-        before = mean_loss(ours.model, checks, batch_rows=8, device="cpu")
+        before = mean_loss(ours.model, checks, batch_size=8, device="cpu")
 
         def rate(number: int) -> float:
             return learning_rate(
                 min(number, len(batches)),
                 steps=len(batches),
                 highest=settings.learning_rate,
-                warmup_share=settings.warmup_share,
+                warmup_ratio=settings.warmup_ratio,
             )
 
         trl = peft_model(load_base(base), SHAPE, ours.first)
@@ -135,12 +135,12 @@ def compare(rows: list[Row], checks: list[Row], base: Path, settings: TrainSetti
             after_step=after_trl_step,
         )
         ours.loop._store.settle()
-        losses = {"graftwork": mean_loss(ours.model, checks, batch_rows=8, device="cpu")}
+        losses = {"graftwork": mean_loss(ours.model, checks, batch_size=8, device="cpu")}
         for name, model in (("TRL", trl), ("transformers + PEFT", plain.model)):
             model.save_pretrained(folder / "peer")
             fresh = load_base(base)
             load_adapter(fresh, folder / "peer")
-            losses[name] = mean_loss(fresh, checks, batch_rows=8, device="cpu")
+            losses[name] = mean_loss(fresh, checks, batch_size=8, device="cpu")
     return _figures(rows, batches, times, before, losses, settings)
 
 
@@ -276,7 +276,7 @@ def main() -> None:
             sys.exit("TRL is not installed: pip install trl==1.16.0 peft datasets")
     use_threads(asked.threads)
     settings = TrainSettings(
-        rank=16, alpha=32, upper_layers=15, epochs=2, batch_rows=8, learning_rate=2e-3, checkpoint_every=50
+        rank=16, alpha=32, upper_layers=15, epochs=2, batch_size=8, learning_rate=2e-3, checkpoint_every=50
     )
     # Whole batches only: then all contenders see the same ones.
     rows = read_rows(folder, "train")[: asked.rows // 8 * 8]

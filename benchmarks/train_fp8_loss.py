@@ -34,7 +34,7 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
     from graftwork.train.objectives.epochs import learning_rate, plan_steps
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
-    settings = TrainSettings(rank=16, alpha=32, epochs=EPOCHS, batch_rows=BATCH, learning_rate=2e-3)
+    settings = TrainSettings(rank=16, alpha=32, epochs=EPOCHS, batch_size=BATCH, learning_rate=2e-3)
     shape = read_shape(base)
     adapter = AdapterShape(
         rank=16, alpha=32, targets=ALL_LINEARS, layers=tuple(range(shape.layers - UPPER, shape.layers))
@@ -67,12 +67,12 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
         engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
         engine.settle(rows)
     steps = plan_steps(rows, settings=settings)
-    before = engine.mean_loss(checks, batch_rows=8)
+    before = engine.mean_loss(checks, batch_size=8)
     losses = []
     for number, batch in enumerate(steps, 1):
         losses.append(engine.backward([rows[at] for at in batch]).loss)
-        engine.apply(learning_rate(number, steps=len(steps), highest=2e-3, warmup_share=0.1))
-    after, seconds = engine.mean_loss(checks, batch_rows=8), time.perf_counter() - begun
+        engine.apply(learning_rate(number, steps=len(steps), highest=2e-3, warmup_ratio=0.1))
+    after, seconds = engine.mean_loss(checks, batch_size=8), time.perf_counter() - begun
     served = (
         after if form == "plain" else _loss_on_whole_base(parameters, base, adapter, checks, dtype, device)
     )
@@ -102,7 +102,7 @@ def _loss_on_whole_base(
     with torch.no_grad():
         for ours, theirs in zip(_tensors(fresh), _tensors(learned), strict=True):
             ours.copy_(theirs)
-    return TrainingEngine(model, fresh, settings=TrainSettings()).mean_loss(checks, batch_rows=8)
+    return TrainingEngine(model, fresh, settings=TrainSettings()).mean_loss(checks, batch_size=8)
 
 
 def _tensors(parameters: Any) -> list[Any]:

@@ -161,11 +161,11 @@ def make_engine(case: Case) -> Any:
         method="full",
         offload=True,
         learning_rate=RATE,
-        batch_rows=step_sizes(case.shape)[0],
+        batch_size=step_sizes(case.shape)[0],
         epochs=1,
         checkpoint_every=2,
         keep_checkpoints=1,
-        warmup_share=0,
+        warmup_ratio=0,
     )
     begun = time.perf_counter()
     engine = StreamedEngine(model, parameters, settings=settings, step=step, device=device())

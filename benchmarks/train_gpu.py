@@ -74,7 +74,7 @@ def measure_loop(cap: float) -> dict[str, Any]:
     a_step = engine.tuning.micro_tokens // SEQUENCE
     rows = make_rows(LOOP_STEPS * engine.tuning.micro_tokens)
     settings = TrainSettings(
-        rank=RANK, alpha=2 * RANK, epochs=1, batch_rows=a_step, checkpoint_every=50, learning_rate=1e-5
+        rank=RANK, alpha=2 * RANK, epochs=1, batch_size=a_step, checkpoint_every=50, learning_rate=1e-5
     )
     bare, last = 0.0, 0.0
 
@@ -147,7 +147,7 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     )
     if tuning is None:
         return None
-    settings = TrainSettings(method=method, rank=RANK, alpha=2 * RANK, max_gradient_norm=1.0)
+    settings = TrainSettings(method=method, rank=RANK, alpha=2 * RANK, max_grad_norm=1.0)
     frozen = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, adapter, seed=1)
     engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)

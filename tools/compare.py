@@ -44,7 +44,7 @@ SMALLER: dict[str, dict[str, Any]] = {
             "run": {"rehearse_crash": False},
         }
     },
-    "seven_models": {"train": {"max_rows": 8, "batch_rows": 4}},
+    "seven_models": {"train": {"max_rows": 8, "batch_size": 4}},
 }
 """Settings of the examples for a comparison in minutes on two cores; `--full` leaves them as they are."""
 QUICK = {

@@ -72,9 +72,9 @@ Adapters = Mapping[str, Path]
 class Bench:
     """One base in memory; runs one after the other, each finished one kept in a folder."""
 
-    def __init__(self, work: OpenProject, root: Path, *, batch_rows: int, rate: float, threads: int) -> None:
+    def __init__(self, work: OpenProject, root: Path, *, batch_size: int, rate: float, threads: int) -> None:
         use_threads(threads)
-        self.work, self.root, self._batch_rows, self._rate = work, root, batch_rows, rate
+        self.work, self.root, self._batch_size, self._rate = work, root, batch_size, rate
         prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
         self.train_rows = _by_role(read_rows(Path(prepared.folder), "train"), ROWS_A_ROLE)
         self.cases = _by_role(read_rows(Path(prepared.folder), "test"), CASES_A_ROLE)
@@ -102,7 +102,7 @@ class Bench:
         self._take(start, seed=seed)
         settings = TrainSettings(
             epochs=1,
-            batch_rows=self._batch_rows,
+            batch_size=self._batch_size,
             learning_rate=self._rate,
             seed=seed,
             checkpoint_every=10**6,
@@ -169,16 +169,16 @@ def _trained_tokens(adapter: Path) -> int:
 class Draw:
     """Rows for the steps of a run. The same name and seed give the same rows."""
 
-    def __init__(self, bench: Bench, *, seed: int, batch_rows: int) -> None:
-        self._rows, self._seed, self._batch_rows = bench.train_rows, seed, batch_rows
+    def __init__(self, bench: Bench, *, seed: int, batch_size: int) -> None:
+        self._rows, self._seed, self._batch_size = bench.train_rows, seed, batch_size
 
     def of(self, roles: Sequence[str], steps: int, *, name: str) -> list[Row]:
         """Rows of these roles alike; each is drawn again only when all were."""
-        return self._take([row for role in roles for row in self._rows[role]], steps * self._batch_rows, name)
+        return self._take([row for role in roles for row in self._rows[role]], steps * self._batch_size, name)
 
     def focused(self, role: str, steps: int, *, name: str) -> list[Row]:
         """Its own rows, and others of the corpus."""
-        count = steps * self._batch_rows
+        count = steps * self._batch_size
         own = round(count * FOCUS)
         others = [row for other in ROLES if other != role for row in self._rows[other]]
         rows = [*self._take(self._rows[role], own, name), *self._take(others, count - own, f"{name}/others")]
@@ -253,7 +253,7 @@ def strategies(bench: Bench, draw: Draw, *, seed: int, unit: int) -> dict[str, C
         assert start is not None
         return dict.fromkeys(ROLES, start)
 
-    bench_rows = draw._batch_rows
+    bench_rows = draw._batch_size
     by_role = {
         place: draw.of(roles, total // len(PLACES), name=f"place-{place}") for place, roles in PLACES.items()
     }
@@ -377,7 +377,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.unit % 9:
         raise SystemExit("--unit must be a multiple of 9, so that all strategies have the same steps")
-    root = asked.folder / f"unit-{asked.unit}-batch-{asked.batch_rows}-rate-{asked.learning_rate:g}"
+    root = asked.folder / f"unit-{asked.unit}-batch-{asked.batch_size}-rate-{asked.learning_rate:g}"
     root.mkdir(parents=True, exist_ok=True)
     journal = Journal(root / "measured.jsonl")
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
@@ -385,11 +385,11 @@ def main() -> None:
         found.setdefault(line["strategy"], {})[line["seed"]] = line["cases"]
     with open_project(prepare_folder(asked.folder)).open() as work:
         bench = Bench(
-            work, root, batch_rows=asked.batch_rows, rate=asked.learning_rate, threads=asked.threads
+            work, root, batch_size=asked.batch_size, rate=asked.learning_rate, threads=asked.threads
         )
         _measure(bench, journal, found, "base", 0, dict.fromkeys(ROLES))
         for seed in range(asked.seeds):
-            draw = Draw(bench, seed=seed, batch_rows=asked.batch_rows)
+            draw = Draw(bench, seed=seed, batch_size=asked.batch_size)
             for name, make in strategies(bench, draw, seed=seed, unit=asked.unit).items():
                 if asked.only and name not in asked.only:
                     continue
@@ -424,7 +424,7 @@ def _measure(
 def _save(found: Mapping[str, Any], asked: argparse.Namespace, bench: Bench) -> None:
     figures = {
         "steps_in_all": 7 * asked.unit,
-        "batch_rows": asked.batch_rows,
+        "batch_size": asked.batch_size,
         "learning_rate": asked.learning_rate,
         "rounds": ROUNDS,
         "proximal": PULL,

@@ -115,7 +115,7 @@ def released(tiny_base, tmp_path_factory):
         "project": "bikes",
         "base": str(tiny_base),
         "data": {"logs": ["logs/*.jsonl"], "test": 0.3, "validation": 0.1},
-        "train": {"rank": 2, "epochs": 1, "batch_rows": 4, "threads": 1},
+        "train": {"rank": 2, "epochs": 1, "batch_size": 4, "threads": 1},
         "evaluate": {"max_new_tokens": 4, "latency_cases": 6, "metrics": ["tool_calls"]},
         "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}], "primary": "none"},
     }

@@ -31,7 +31,7 @@ pytestmark = [
 def write_files(folder, *, sharding):
     """A strategy for two cards, with batches that suit a tiny model."""
     machine = Machine(gpu=find_gpu("RTX 4090"), gpus=2, ram_gib=128.0)
-    asked = FitOptions(seq=512, engine="hf", method="lora", batch_rows=4)
+    asked = FitOptions(seq=512, engine="hf", method="lora", batch_size=4)
     answer = fit(make_question(find_model("llama-3.2-1b"), asked, machine=machine))
     changes = {"sharding": sharding, "offload": "none", "micro_rows": 1, "accumulation": 2}
     answer = answer.model_copy(update={"strategy": answer.strategy.model_copy(update=changes)})

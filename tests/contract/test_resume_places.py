@@ -47,7 +47,7 @@ def write_project(folder, base):
         "project": "moving",
         "base": str(base),
         "data": {"logs": ["logs/*.jsonl"], "test": 0.3, "validation": 0.1, "question_similarity": 0.95},
-        "train": {"rank": 2, "epochs": 40, "batch_rows": 4, "checkpoint_every": 5, "threads": 1},
+        "train": {"rank": 2, "epochs": 40, "batch_size": 4, "checkpoint_every": 5, "threads": 1},
     }
     (folder / "logs").mkdir(parents=True)
     rows = [

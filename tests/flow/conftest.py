@@ -51,7 +51,7 @@ def small_project(tmp_path, tiny_base) -> Path:
         "project": "small",
         "base": str(tiny_base),
         "data": {"logs": ["logs/*.jsonl"], "test": 0.3, "validation": 0.1, "question_similarity": 0.95},
-        "train": {"rank": 2, "epochs": 2, "batch_rows": 4, "checkpoint_every": 4, "threads": 1},
+        "train": {"rank": 2, "epochs": 2, "batch_size": 4, "checkpoint_every": 4, "threads": 1},
         "evaluate": {"max_new_tokens": 4, "latency_cases": 6},
         "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}], "primary": "none"},
     }

@@ -28,7 +28,7 @@ from graftwork.records.errors import EnvironmentLacks
 from graftwork.train.many.all_models import train_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}
+SMALL = {"rank": 2, "epochs": 1, "batch_size": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}
 
 
 @pytest.fixture(params=["slurm", "ray"])

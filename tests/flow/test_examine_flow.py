@@ -17,7 +17,7 @@ def test_a_killed_run_with_evaluations_ends_as_if_nothing_had_happened(
         train={
             "rank": 2,
             "epochs": 2,
-            "batch_rows": 4,
+            "batch_size": 4,
             "checkpoint_every": 4,
             "threads": 1,
             "examine": {"every": 3, "metric": "truncated", "cases": 3},

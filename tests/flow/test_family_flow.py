@@ -21,7 +21,7 @@ from graftwork.serve.project import open_chain_checks, with_threshold
 from graftwork.serve.reload import gateway_folder
 from graftwork.serve.settings import ServeSettings
 
-SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "threads": 1, "max_rows": 8, "validation_rows": 4}
+SMALL = {"rank": 2, "epochs": 1, "batch_size": 4, "threads": 1, "max_rows": 8, "validation_rows": 4}
 CHAIN = {"steps": [{"name": "draft", "model": "champion"}, {"name": "last", "model": "plants/champion"}]}
 
 

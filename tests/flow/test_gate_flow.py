@@ -39,7 +39,7 @@ def graft(folder, *words):
 
 
 def test_two_models_are_judged_together_and_changed_rules_are_noted(small_project):
-    small = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 4, "threads": 1, "max_rows": 16}
+    small = {"rank": 2, "epochs": 1, "batch_size": 4, "checkpoint_every": 4, "threads": 1, "max_rows": 16}
     write(
         small_project,
         train={**small, "validation_rows": 4},

@@ -39,7 +39,7 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=F
     from graftwork.records.plan import Workload
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
-    values = {"rank": 16, "alpha": 32, "batch_rows": 8, "learning_rate": 2e-3, "max_rows": 96}
+    values = {"rank": 16, "alpha": 32, "batch_size": 8, "learning_rate": 2e-3, "max_rows": 96}
     settings = TrainSettings(**{**values, "checkpoint_every": 5, **changes})
     shape = read_shape(base)
     layers = tuple(range(shape.layers))
@@ -48,7 +48,7 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=F
     load = Workload(
         lengths=lengths,
         trained_tokens=1000,
-        batch_rows=8,
+        batch_size=8,
         epochs=2,
         rank=16,
         targets=ALL_LINEARS,

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 METHODS = {
     "qlora": {"method": "qlora"},
-    "rslora": {"rank_stabilised": True, "modules": {"q_proj": {"rank": 4, "alpha": 2.0}}},
+    "rslora": {"use_rslora": True, "modules": {"q_proj": {"rank": 4, "alpha": 2.0}}},
     "dora": {"method": "dora", "upper_layers": 1},
     "full": {"method": "full", "learning_rate": 0.001},
 }

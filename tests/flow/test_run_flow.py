@@ -74,7 +74,7 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
 ):
     alerts = {"webhook": "http://127.0.0.1:9/hooks/ZbQx7PpLw2", "command": "true --token Xk29fjDk20"}
     mirror = "memory://me:hunter2hunter2@copies/runs"
-    train = {"rank": 2, "epochs": 2, "batch_rows": 4, "checkpoint_every": 4, "threads": 1}
+    train = {"rank": 2, "epochs": 2, "batch_size": 4, "checkpoint_every": 4, "threads": 1}
     change_settings(small_project, train={**train, "run": {"mirror": mirror, "alerts": alerts}})
     made = run(small_project, listener)
     for secret in (b"ZbQx7PpLw2", b"Xk29fjDk20", b"hunter2hunter2"):

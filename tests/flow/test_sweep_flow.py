@@ -23,7 +23,7 @@ data:
   validation: 0.2
 train:
   rank: 4      # of the adapters
-  batch_rows: 4
+  batch_size: 4
   epochs: 1
   threads: 1
 """
@@ -169,7 +169,7 @@ def test_the_result_is_written_with_the_comments_of_the_file(project):
     with open_project(project).open() as work:
         train = work.settings.train
         assert result.best is not None
-        assert (train.learning_rate, train.rank, train.batch_rows) == tuple(result.best.model_dump().values())
+        assert (train.learning_rate, train.rank, train.batch_size) == tuple(result.best.model_dump().values())
 
 
 @pytest.mark.parametrize("asked", [{}, {"minutes": 1.0, "steps": 3}])

@@ -26,7 +26,7 @@ from graftwork.train.checkpoints.checkpoint import TENSORS
 from graftwork.train.many.all_models import train_all
 from graftwork.train.run_folder import ADAPTER, CHECKPOINTS
 
-SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}
+SMALL = {"rank": 2, "epochs": 1, "batch_size": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}
 
 
 def write_models(folder: Path, models: dict) -> None:

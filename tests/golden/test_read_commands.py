@@ -18,7 +18,7 @@ WORD = re.compile(r"[a-z][a-z_-]{0,40}")
 MOST_WORDS = 6
 COUNTED = {
     *("rows", "readable", "usable", "fit_to_train", "usable_groups", "tokens", "trained_tokens", "longest"),
-    *("count", "epochs", "cases", "line", "rank", "batch_rows", "exit_code"),
+    *("count", "epochs", "cases", "line", "rank", "batch_size", "exit_code"),
 }
 """Figures that the log, the settings and the arguments decide, on every machine alike."""
 OF_THE_MACHINE = {"result"}
@@ -87,7 +87,7 @@ def project(tiny_base, tmp_path_factory):
         "project": "read",
         "base": str(tiny_base),
         "data": {"logs": ["log.jsonl"], "test": 0.3, "validation": 0.1, "question_similarity": 0.98},
-        "train": {"rank": 2, "epochs": 1, "batch_rows": 8, "threads": 1},
+        "train": {"rank": 2, "epochs": 1, "batch_size": 8, "threads": 1},
         "evaluate": {"max_new_tokens": 4, "latency_cases": 6},
         "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}], "primary": "none"},
     }

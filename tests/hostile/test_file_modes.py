@@ -222,7 +222,7 @@ def test_the_whole_pipeline_leaves_nothing_for_others_to_read(root, tiny_base):
         "project": PROJECT,
         "base": str(tiny_base),
         "data": {"logs": ["logs.jsonl"], "test": 0.3, "validation": 0.1, "question_similarity": 0.99},
-        "train": {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 2, "threads": 1},
+        "train": {"rank": 2, "epochs": 1, "batch_size": 4, "checkpoint_every": 2, "threads": 1},
         "evaluate": {"max_new_tokens": 4, "latency_cases": 6},
         "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}]},
     }

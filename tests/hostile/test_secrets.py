@@ -279,7 +279,7 @@ def make_project(folder: Path, base: Path, *, endpoint: str) -> set[str]:
         "train": {
             "rank": 2,
             "epochs": 1,
-            "batch_rows": 4,
+            "batch_size": 4,
             "checkpoint_every": 4,
             "threads": 1,
             "max_rows": 24,

@@ -280,7 +280,7 @@ def sweep(
         steps,
         learning_rates=_numbers(learning_rate, "--learning-rate"),
         ranks=_counts(rank, "--rank"),
-        batch_rows=_counts(batch, "--batch"),
+        batch_size=_counts(batch, "--batch"),
         trials=trials,
         place=place,
         confirmed=yes,

@@ -109,7 +109,7 @@ def training_memory(
 
     `checkpointed`: blocks of the plain step keep only their input, and one at a time has the rest.
     """
-    longest = sorted(work.lengths)[-work.batch_rows :]
+    longest = sorted(work.lengths)[-work.batch_size :]
     mean_replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
     replies = max(work.most_replies, mean_replies)
     own = _step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed)
@@ -149,7 +149,7 @@ def _step_bytes(
         return {"activations": FRAGMENTATION * kept}
     kept = processor_activations(shape, work, longest, replies=replies)
     waiting = states_bytes(shape, own.distinct_tokens) if own.kept == "memory" else 0
-    steps = math.ceil(len(work.lengths) / work.batch_rows)
+    steps = math.ceil(len(work.lengths) / work.batch_size)
     return {
         "packed": packed_bytes(shape, adapted=work.adapted_layers, method=work.method) if own.packed else 0,
         "states": waiting,
@@ -292,7 +292,7 @@ def lost_states_share(shape: ModelShape, work: Workload) -> float:
 def _read_tokens(work: Workload) -> float:
     """Tokens of a run, the common beginning once a batch."""
     rows = len(work.lengths)
-    batches = math.ceil(rows / work.batch_rows)
+    batches = math.ceil(rows / work.batch_size)
     return float((sum(work.lengths) - work.shared_tokens * (rows - batches)) * work.epochs)
 
 
@@ -327,14 +327,14 @@ def _pass_flops(shape: ModelShape, work: Workload, own: ProcessorStep) -> float:
     """What all passes of a run cost besides their tokens, as operations."""
     frozen = shape.layers - work.adapted_layers if own.kept == "nowhere" else 0
     a_token = layer_parameters(shape) * (4.0 * work.adapted_layers + 2.0 * frozen)
-    return PASS_TOKENS * a_token * math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
+    return PASS_TOKENS * a_token * math.ceil(len(work.lengths) / work.batch_size) * work.epochs
 
 
 def choose_host_micro_batches(
     shape: ModelShape, work: Workload, *, limit_gib: float, width: int, checkpointed: bool = False
 ) -> PlainStep | None:
     """As many rows at a time as memory has room for; None where that is all rows of a step."""
-    rows, trainable = work.batch_rows, trained_by(shape, work)
+    rows, trainable = work.batch_size, trained_by(shape, work)
     while True:
         parts = training_memory(
             shape,
@@ -347,12 +347,12 @@ def choose_host_micro_batches(
         if rows == 1 or sum(parts.values()) * HOST_SPREAD <= limit_gib * GIB:
             break
         rows //= 2
-    if rows == work.batch_rows and not checkpointed:
+    if rows == work.batch_size and not checkpointed:
         return None
     return PlainStep(micro_rows=rows, checkpointed=checkpointed, peak_gib=sum(parts.values()) / GIB)
 
 
 def with_rows(work: Workload, rows: int) -> Workload:
     """The work as the memory of one pass of `rows` rows sees it."""
-    share = min(1.0, UNEVEN_REPLIES * rows / work.batch_rows)
-    return work.model_copy(update={"batch_rows": rows, "most_replies": round(work.most_replies * share)})
+    share = min(1.0, UNEVEN_REPLIES * rows / work.batch_size)
+    return work.model_copy(update={"batch_size": rows, "most_replies": round(work.most_replies * share)})

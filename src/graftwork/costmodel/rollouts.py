@@ -29,7 +29,7 @@ LAUNCHED_SECONDS_A_BLOCK = 2.6e-3
 blocks of SmolLM2 took more than 120 s on an H200."""
 
 
-def batch_rows(load: RolloutLoad, *, gpu: bool) -> int:
+def batch_size(load: RolloutLoad, *, gpu: bool) -> int:
     """Rows of one batch."""
     return min(load.rows_at_once if gpu else load.answers, MOST_ROWS)
 
@@ -60,7 +60,7 @@ def gpu_batch_seconds(
 ) -> dict[str, float]:
     """Of one step, without rewards."""
     weights = float(shape.layers * layer_parameters(shape))
-    rows = batch_rows(load, gpu=True)
+    rows = batch_size(load, gpu=True)
     length = load.longest + load.max_tokens
     seen = sum(min(length, size) if size else length for size in shape.remembered) / len(shape.remembered)
     cache = cache_bytes(shape, tokens=seen, rows=rows, width=2.0)
@@ -174,7 +174,7 @@ def sampling_memory(
         return {}
     if shape.remembered:
         # Static batches.
-        rows, recordings = batch_rows(load, gpu=recorded), 1
+        rows, recordings = batch_size(load, gpu=recorded), 1
         cache = remembered_bytes(shape, load, rows=rows, width=width, gpu=recorded)
         # A prompt that all rows share is read once, but for its last token.
         passes: Sequence[PromptPass] = (
@@ -339,14 +339,14 @@ def passes_of(work: Workload) -> list[Workload]:
     longest = 0 if load.supervised_rows else max(work.lengths) - load.max_tokens
     group = work.model_copy(
         update={
-            "batch_rows": load.answers,
+            "batch_size": load.answers,
             "shared_tokens": max(round(load.prompt_tokens), longest),
             "most_replies": load.answers * load.max_tokens,
         }
     )
     if not load.supervised_rows:
         return [group]
-    return [group, work.model_copy(update={"batch_rows": load.supervised_rows})]
+    return [group, work.model_copy(update={"batch_size": load.supervised_rows})]
 
 
 def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: float) -> dict[str, float]:
@@ -362,7 +362,7 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
             "lengths": (round(load.prompt_tokens + load.answer_tokens),) * load.rows,
             "trained_tokens": round(load.rows * load.answer_tokens),
             "shared_tokens": round(load.prompt_tokens),
-            "batch_rows": load.answers,
+            "batch_size": load.answers,
             "epochs": 1,
             "processor": None if own is None else own.model_copy(update={"kept": "nowhere"}),
         }
@@ -378,7 +378,7 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
         # Its probabilities are compared with those of the trainer.
         found["comparing"] = _forward_flops(shape, load, rows=load.rows) / rate
     if load.supervised_rows:
-        steps = len(work.lengths) / work.batch_rows
+        steps = len(work.lengths) / work.batch_size
         whole = load.rows * (load.prompt_tokens + load.max_tokens)
         rest = max(sum(work.lengths) / steps - whole, 0.0)
         found["supervised"] = rest * sum(seconds_a_token(shape, work, gflops=gflops, cores=cores).values())

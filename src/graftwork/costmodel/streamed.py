@@ -37,7 +37,7 @@ class StreamedWork(NamedTuple):
     """The rows of a run, as far as memory and time depend on them."""
 
     lengths: tuple[int, ...]
-    batch_rows: int
+    batch_size: int
     trained_share: float = 1.0
     """Of the tokens, those that are predicted."""
     adapted_layers: int | None = None
@@ -79,7 +79,7 @@ def host_bytes(run: PlainRun, work: StreamedWork, step: StreamedStep) -> float:
     copies = 0.0 if width == FLOAT else total * width
     whole = run.trainable >= total
     gradients = (run.trainable - table) * width + table * FLOAT if whole else run.trainable * width
-    inputs = step.host_inputs * work.batch_rows * max(work.lengths) * shape.hidden_size * width
+    inputs = step.host_inputs * work.batch_size * max(work.lengths) * shape.hidden_size * width
     return total * FLOAT + copies + gradients + run.trainable * 8.0 + inputs
 
 
@@ -90,7 +90,7 @@ def streamed_peak(run: PlainRun, work: StreamedWork, step: StreamedStep) -> Memo
     # Nothing predicts the first token of a row.
     predicted = max(min(round(tokens * work.trained_share), tokens - step.micro_rows), 1)
     sizes = _StepSizes(
-        portions=-(-work.batch_rows // step.micro_rows),
+        portions=-(-work.batch_size // step.micro_rows),
         tokens=tokens,
         longest=longest,
         predicted=predicted,
@@ -366,7 +366,7 @@ def choose_streamed(
     `spread` is how far the true peak may be above the computed one.
     """
     room = limit_gib / (1 + spread)
-    options = [_settled(run, work, rows, room) for rows in _row_counts(work.batch_rows)]
+    options = [_settled(run, work, rows, room) for rows in _row_counts(work.batch_size)]
     steps = [option.model_copy(update={"limit_gib": limit_gib}) for option in options]
 
     def lacking(step: StreamedStep) -> float:
@@ -401,7 +401,7 @@ def _settled(run: PlainRun, work: StreamedWork, rows: int, room_gib: float) -> S
         host_gib=0.0,
     )
     peak = streamed_peak(run, work, step)
-    a_block = work.batch_rows * longest * run.shape.hidden_size * ELEMENT_BYTES[dtype]
+    a_block = work.batch_size * longest * run.shape.hidden_size * ELEMENT_BYTES[dtype]
     most = run.shape.layers
     if peak.reserved > room_gib * GIB and a_block:
         moved = min(-(-int(peak.reserved - room_gib * GIB) // a_block) + 1, most)
@@ -417,7 +417,7 @@ def _settled(run: PlainRun, work: StreamedWork, rows: int, room_gib: float) -> S
             "peak_gib": peak.reserved / GIB,
             "parts_gib": {name: size / GIB for name, size in peak.parts.items() if size > 0},
             "host_gib": host_bytes(run, work, step) / GIB + PROCESS_GIB,
-            "seconds_a_token": seconds / (mean * work.batch_rows),
+            "seconds_a_token": seconds / (mean * work.batch_size),
         }
     )
 
@@ -450,7 +450,7 @@ def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -
     weights and inputs on their way in and gradients on their way out.
     """
     shape = run.shape
-    passes = -(-work.batch_rows // step.micro_rows)
+    passes = -(-work.batch_size // step.micro_rows)
     trained = work.adapted_layers or shape.layers
     usual = round(expected_longest(work.lengths, step.micro_rows))
     setup = PlainSetup(
@@ -473,7 +473,7 @@ def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -
         return parts
     rate, width = _host_rate(run), ELEMENT_BYTES[step.dtype]
     fetched = _moved_bytes(run, step.dtype) / rate
-    inputs = step.host_inputs * work.batch_rows * usual * shape.hidden_size * width / rate
+    inputs = step.host_inputs * work.batch_size * usual * shape.hidden_size * width / rate
     sent = run.trainable * width / rate
     if step.update == "host":
         updating, hidden = adam_seconds(run.machine, run.trainable), max(forward, fetched)

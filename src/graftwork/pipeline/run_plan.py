@@ -355,7 +355,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
     load = Workload(
         lengths=(length,) * counted,
         trained_tokens=max(round(length * REPLY_SHARE), 1) * counted,
-        batch_rows=settings.batch_rows,
+        batch_size=settings.batch_size,
         epochs=settings.epochs,
         rank=settings.rank,
         targets=linear_names(shape) if settings.targets == "all" else settings.targets,

@@ -109,7 +109,7 @@ def _with_rollouts(
         training *= 1 + FORWARD_SHARE * read / (len(work.lengths) * work.epochs)
     if device.kind == "cpu":
         a_step = update_seconds(shape, work, gflops=_matrix_rate(device), cores=device.cores)
-        training = sum(a_step.values()) * len(work.lengths) / work.batch_rows
+        training = sum(a_step.values()) * len(work.lengths) / work.batch_size
     value, low = (tokens / (training * rate.value / speed + sampling) for speed in (rate.value, rate.low))
     high = tokens / (training * rate.value / rate.high + sampling_when_free)
     return Figure(value=value, low=low * rate.low / rate.value, high=high, unit=rate.unit)
@@ -169,7 +169,7 @@ def _card_rate(
     if tuning is None:
         return None if plain is None or plain.seconds_a_token is None else 1 / plain.seconds_a_token
     trained_share = min(work.trained_tokens / sum(work.lengths), 1.0)
-    tokens = sum(work.lengths) * work.batch_rows / len(work.lengths)
+    tokens = sum(work.lengths) * work.batch_size / len(work.lengths)
     parts = gpu_step_parts(
         shape,
         tuning,
@@ -327,7 +327,7 @@ def _computed_memory(inputs: PlanInputs, trainable: int) -> tuple[dict[str, floa
     passes = [
         training_memory(
             shape,
-            some if plain is None else with_rows(some, min(plain.micro_rows, some.batch_rows)),
+            some if plain is None else with_rows(some, min(plain.micro_rows, some.batch_size)),
             parameters=total_parameters(shape),
             trainable=trainable,
             width=width,
@@ -385,7 +385,7 @@ def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure, start: Run
 
 
 def _steps(work: Workload) -> int:
-    return math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
+    return math.ceil(len(work.lengths) / work.batch_size) * work.epochs
 
 
 def _about_minutes(seconds: float) -> Figure:
@@ -441,7 +441,7 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
         )
     if _is_beyond(memory, limit):
         notes.append(
-            f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_rows` "
+            f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_size` "
             "or `train.upper_layers`"
         )
     if longest and minutes.value > longest:

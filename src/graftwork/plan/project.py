@@ -174,7 +174,7 @@ def plan_streamed(
     )
     rows = StreamedWork(
         lengths=load.lengths,
-        batch_rows=min(load.batch_rows, len(load.lengths)),
+        batch_size=min(load.batch_size, len(load.lengths)),
         trained_share=min(load.trained_tokens / sum(load.lengths), 1.0),
         adapted_layers=None if whole else load.adapted_layers,
     )
@@ -190,7 +190,7 @@ def plan_streamed(
         raise AnswerIsNo(
             f"it does not fit into {limit:.1f} GiB of the device and {host:.0f} GiB of the host",
             why=f"{step.peak_gib:.1f} and {step.host_gib:.0f} GiB are needed: {describe_streamed(step)}",
-            fix="set `train.method: lora`, lower `data.max_tokens` or `train.batch_rows`, train fewer layers "
+            fix="set `train.method: lora`, lower `data.max_tokens` or `train.batch_size`, train fewer layers "
             "(`train.upper_layers`), or give it more host memory",
         )
     return step
@@ -272,7 +272,7 @@ def plan_tuning(
 
 def _largest_step(load: Workload) -> int:
     """Tokens that hardly any step goes beyond: a step in two passes takes nearly twice as long as in one."""
-    rows, lengths = load.batch_rows, sorted(load.lengths)
+    rows, lengths = load.batch_size, sorted(load.lengths)
     mean, spread = statistics.fmean(lengths), statistics.pstdev(lengths)
     likely = rows * mean + 3 * spread * math.sqrt(rows)
     return min(math.ceil(likely), max(sum(lengths[-rows:]), round(rows * mean)))
@@ -348,7 +348,7 @@ def _setups(
     for checkpointed in depths:
         # Else a row has its part of the beginning that all rows share.
         whole = checkpointed or shared.sharding in ("fsdp2", "zero3")
-        rows = -(-min(work.batch_rows, len(work.lengths)) // shared.cards)
+        rows = -(-min(work.batch_size, len(work.lengths)) // shared.cards)
         while rows:
             yield PlainSetup(
                 method=work.method,
@@ -371,8 +371,8 @@ def _peak(
     run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution, *, exact: bool
 ) -> MemoryPeak:
     longest = max(work.lengths)
-    of_step = min(1.0, UNEVEN_REPLIES * setup.rows * shared.cards / work.batch_rows)
-    replies = (work.most_replies or work.batch_rows * longest) * of_step
+    of_step = min(1.0, UNEVEN_REPLIES * setup.rows * shared.cards / work.batch_size)
+    replies = (work.most_replies or work.batch_size * longest) * of_step
     predicted = min(1.0, replies / (setup.rows * setup.tokens))
     peak = peak_of_each(run._replace(predicted=predicted), setup, shared, exact=exact)
     # Every row has the keys and values of the shared prefix in front of its own.
@@ -384,7 +384,7 @@ def _peak(
 def _seconds_a_token(run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution) -> float:
     """Of an optimizer step of usual rows, over all processes."""
     usual = max(1, round(expected_longest(work.lengths, setup.rows) * setup.tokens / max(work.lengths)))
-    passes = math.ceil(work.batch_rows / (setup.rows * shared.cards))
+    passes = math.ceil(work.batch_size / (setup.rows * shared.cards))
     step = setup.model_copy(update={"tokens": usual})
     seconds = sum(plain_step_parts(run, step, shared, passes=passes).values())
-    return seconds / (sum(work.lengths) / len(work.lengths) * work.batch_rows)
+    return seconds / (sum(work.lengths) / len(work.lengths) * work.batch_size)

@@ -479,7 +479,7 @@ def weigh_purchase(
         changed: dict[str, object] = {"machine": machine, "method": method or question.method}
         if seq is not None:
             # Only whether it fits matters: one row a card is enough to know.
-            changed |= {"lengths": (seq,), "batch_rows": max(machine.gpus, 1)}
+            changed |= {"lengths": (seq,), "batch_size": max(machine.gpus, 1)}
         return fit_in_brief(question.model_copy(update=changed))
 
     machines = [

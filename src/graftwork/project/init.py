@@ -273,7 +273,7 @@ def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
             _line("  rank: 16", f"{device.name}: all layers are adapted"),
             "  alpha: 32",
             _line("  epochs: 3", f"about {rows} rows to train on"),
-            "  batch_rows: 16",
+            "  batch_size: 16",
             _line("  learning_rate: 1.0e-3", "for a small base; 2e-4 for one of 7B"),
         ]
     lines = [
@@ -282,7 +282,7 @@ def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
         "  alpha: 32",
         _line("  upper_layers: 15", f"no GPU here ({device.threads} threads): half the backward pass"),
         _line(f"  epochs: {epochs}", f"about {rows} rows to train on"),
-        "  batch_rows: 8",
+        "  batch_size: 8",
         _line("  learning_rate: 2.0e-3", "for a small base with few steps"),
     ]
     if rows > MOST_VISITED:

@@ -213,7 +213,7 @@ class Workload(Record):
 
     lengths: tuple[int, ...]
     trained_tokens: int
-    batch_rows: int
+    batch_size: int
     epochs: int
     rank: int
     targets: tuple[str, ...]
@@ -446,7 +446,7 @@ class FitOptions(Record):
     """One length for all rows, or the length of every row that there is."""
     rows: int | None = None
     epochs: float = 1.0
-    batch_rows: int = 16
+    batch_size: int = 16
     trained_share: float = 1.0
     rank: int = 16
     targets: tuple[str, ...] | None = None
@@ -475,7 +475,7 @@ class FitQuestion(Record):
     rows: int
     """Rows of an epoch; `lengths` may be a sample of them."""
     epochs: float = 1.0
-    batch_rows: int = 16
+    batch_size: int = 16
     """Rows of an optimizer step, over all cards."""
     trained_share: float = 1.0
     """Of the tokens, those that are predicted."""

@@ -298,7 +298,7 @@ class TrainingEngine:
                 if parameter.grad is not None:
                     parameter.grad.mul_(1 / self._scaler.factor)
         pull = self._pull()
-        norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
+        norm = self.strategy.clip_gradients(self._settings.max_grad_norm)
         self._overflowed = self._scaler.can_fall and math.isfinite(total) and not math.isfinite(norm)
         if self._overflowed:
             self._scaler.overflowed()
@@ -344,14 +344,14 @@ class TrainingEngine:
         )
 
     @torch.no_grad()
-    def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
+    def mean_loss(self, rows: Sequence[Row], *, batch_size: int) -> float | None:
         """The mean cross entropy per trained token over `rows`; None without rows."""
         with eval_mode(self.model):
             if not rows or (self.strategy.size == 1 and not self.strategy.shards):
-                return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
+                return mean_loss(self.model, rows, batch_size=batch_size, device=self._device)
             total = 0.0
             ordered = sorted(rows, key=lambda row: len(row.tokens))
-            for portion in self.strategy.micro_batches(ordered, batch_rows):
+            for portion in self.strategy.micro_batches(ordered, batch_size):
                 batch = TokenBatch(portion.rows, device=self._device, share_beginning=self._share_beginning)
                 total += float(self.strategy.loss(batch)) * portion.counts
             return self.strategy.sum(total) / count_trained(rows)
@@ -359,7 +359,7 @@ class TrainingEngine:
     def loss(self, rows: Sequence[Row]) -> float:
         """The loss that a step on these rows would report now. Drops the last gradient, changes no weight."""
         if self._settings.objective == "sft":
-            mean = self.mean_loss(rows, batch_rows=len(rows))
+            mean = self.mean_loss(rows, batch_size=len(rows))
             return math.nan if mean is None else mean
         loss = self.backward(rows).loss
         self.forget()

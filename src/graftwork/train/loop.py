@@ -242,7 +242,7 @@ class TrainingLoop:
             number,
             steps=self.steps,
             highest=self._settings.learning_rate,
-            warmup_share=self._settings.warmup_share,
+            warmup_ratio=self._settings.warmup_ratio,
         )
 
     def _finish_step(self, step: TrainStep) -> None:

@@ -121,14 +121,14 @@ def _hidden_states(decoder: Any, batch: TokenBatch) -> Tensor:
 
 
 @torch.inference_mode()
-def mean_loss(model: Any, rows: Sequence[Row], *, batch_rows: int, device: str) -> float | None:
+def mean_loss(model: Any, rows: Sequence[Row], *, batch_size: int, device: str) -> float | None:
     """The mean cross entropy per trained token over `rows`; None without rows."""
     if not rows:
         return None
     ordered = sorted(rows, key=lambda row: len(row.tokens))
     total, tokens = 0.0, 0
-    for at in range(0, len(ordered), batch_rows):
-        batch = TokenBatch(ordered[at : at + batch_rows], device=device)
+    for at in range(0, len(ordered), batch_size):
+        batch = TokenBatch(ordered[at : at + batch_size], device=device)
         total += float(summed_loss(model, batch))
         tokens += batch.trained
     return total / tokens

@@ -260,7 +260,7 @@ def _wanted(job: TrainJob) -> bool:
         return False
     plain, tokens = job.plan.plain, job.plan.tokens.value / max(job.plan.steps.value, 1)
     # Those that share a step take all of their rows together.
-    if plain is not None and (plain.checkpointed or plain.micro_rows < int(settings.get("batch_rows", 1))):
+    if plain is not None and (plain.checkpointed or plain.micro_rows < int(settings.get("batch_size", 1))):
         return False
     return asked == "on" or (FASTER_ON[job.plan.device.kind] and tokens <= SMALL_TOKENS)
 

@@ -72,7 +72,7 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
         method="qlora" if form == "four" else "lora",
         rank=job.rank,
         alpha=2 * job.rank,
-        max_gradient_norm=1.0,
+        max_grad_norm=1.0,
     )
     frozen = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, _adapter(shape, job.rank), seed=1)
@@ -113,7 +113,7 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     torch.set_num_threads(job.threads or torch.get_num_threads())
     model = make_model(shape, device="cpu", dtype="float32")
     parameters = attach(model, _adapter(shape, job.rank), seed=1)
-    settings = TrainSettings(rank=job.rank, alpha=2 * job.rank, batch_rows=rows_count)
+    settings = TrainSettings(rank=job.rank, alpha=2 * job.rank, batch_size=rows_count)
     # As many replies as logs have: else the head would hide the blocks.
     asked = length - max(1, int(length * PROCESSOR_TRAINED_SHARE))
     rows = make_rows(rows_count, length=length, vocabulary=small, trained_from=asked)

@@ -258,8 +258,8 @@ def lay_out_rows(
     answers = (row for prompt in cycle(longest) for row in [prompt] * rollouts.answers)
     rows = list(islice(answers, steps * size))
     if settings.mix.sft and supervised:
-        rows += islice(cycle(supervised), steps * settings.batch_rows)
-        size += settings.batch_rows
+        rows += islice(cycle(supervised), steps * settings.batch_size)
+        size += settings.batch_size
     # Answers of a step that the model of the start reads: all with KL in the loss, else one a prompt.
     read_by_start = rollouts.prompts * (rollouts.answers if settings.policy.kl else 1)
     load = RolloutLoad(
@@ -275,7 +275,7 @@ def lay_out_rows(
         batches=rollouts.steps,
         # The audit grades each answer once more.
         reward_seconds=reward_seconds / count_cores() * (2 if settings.reward_checks.audit_share else 1),
-        supervised_rows=settings.batch_rows if settings.mix.sft and supervised else 0,
+        supervised_rows=settings.batch_size if settings.mix.sft and supervised else 0,
         reference_rows=0 if settings.method == "full" else read_by_start,
     )
-    return rows, settings.model_copy(update={"batch_rows": size, "epochs": 1}), load
+    return rows, settings.model_copy(update={"batch_size": size, "epochs": 1}), load

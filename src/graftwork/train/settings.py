@@ -165,7 +165,7 @@ class TrainSettings(Record):
     )
     rank: int = Field(8, ge=1, le=512, description="Rank of the adapters.")
     alpha: float = Field(16, gt=0, description="Scale adapter outputs by alpha / rank.")
-    rank_stabilised: bool = Field(False, description="Scale by alpha / √rank instead (rsLoRA).")
+    use_rslora: bool = Field(False, description="Scale by alpha / √rank instead (rsLoRA).")
     targets: tuple[str, ...] | Literal["all"] = Field(
         "all", description="Linear layers with an adapter, by name; all of the decoder's by default."
     )
@@ -197,13 +197,13 @@ class TrainSettings(Record):
         "bytes; auto: where layers are streamed. On a CPU it is always so.",
     )
     epochs: int = Field(2, ge=1, description="Number of epochs.")
-    batch_rows: int = Field(8, ge=1, description="Rows per optimizer step.")
+    batch_size: int = Field(8, ge=1, description="Rows per optimizer step.")
     learning_rate: float = Field(
         5e-4, gt=0, le=1, description="Peak learning rate; cosine decay. 1e-4 if unset and not sft."
     )
-    warmup_share: float = Field(0.1, ge=0, lt=1, description="Share of the steps for warmup.")
+    warmup_ratio: float = Field(0.1, ge=0, lt=1, description="Share of the steps for warmup.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the trained weights.")
-    max_gradient_norm: float = Field(1.0, gt=0, description="Clip gradients to this norm.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Clip gradients to this norm.")
     proximal: float = Field(
         0.0,
         ge=0,
@@ -287,8 +287,8 @@ class TrainSettings(Record):
                 "rollouts.endpoint gets adapters and no whole models, so its answers would stay those of the "
                 "start: set `method: lora`, or leave `endpoint` out"
             )
-        if self.objective == "kto" and self.batch_rows < 2:
-            raise ValueError("kto compares each prompt with the reply of another row: set `batch_rows: 2`")
+        if self.objective == "kto" and self.batch_size < 2:
+            raise ValueError("kto compares each prompt with the reply of another row: set `batch_size: 2`")
         return self
 
     @model_validator(mode="after")
@@ -401,7 +401,7 @@ def describe_idle(train: TrainSettings) -> list[str]:
     defaults = type(train)()
     rows = [
         name
-        for name in ("epochs", "batch_rows", "max_rows")
+        for name in ("epochs", "batch_size", "max_rows")
         if getattr(train, name) != getattr(defaults, name)
     ]
     if rows and not train.mix.sft:

@@ -22,10 +22,10 @@ class SweepSettings(Record):
 
     learning_rate: float
     rank: int
-    batch_rows: int
+    batch_size: int
 
     def describe(self) -> str:
-        return f"learning rate {self.learning_rate:g}, rank {self.rank}, batch {self.batch_rows}"
+        return f"learning rate {self.learning_rate:g}, rank {self.rank}, batch {self.batch_size}"
 
 
 class Rung(Record):
@@ -38,7 +38,7 @@ class Rung(Record):
 class SearchSpace(NamedTuple):
     learning_rates: tuple[float, ...]
     ranks: tuple[int, ...]
-    batch_rows: tuple[int, ...]
+    batch_size: tuple[int, ...]
 
 
 def default_space(now: SweepSettings) -> SearchSpace:
@@ -47,7 +47,7 @@ def default_space(now: SweepSettings) -> SearchSpace:
         # Two digits: more would pretend to a precision that a search has not.
         tuple(min(float(f"{now.learning_rate * factor:.2g}"), 1.0) for factor in (1 / 3, 1.0, 3.0)),
         tuple(dict.fromkeys((max(now.rank // 2, 1), now.rank, min(now.rank * 2, 512)))),
-        tuple(dict.fromkeys((max(now.batch_rows // 2, 1), now.batch_rows))),
+        tuple(dict.fromkeys((max(now.batch_size // 2, 1), now.batch_size))),
     )
 
 
@@ -56,7 +56,7 @@ def choose_trials(
 ) -> tuple[SweepSettings, ...]:
     """The present settings first, then as many others of the space, drawn by the seed."""
     every = [
-        SweepSettings(learning_rate=rate, rank=rank, batch_rows=rows) for rate, rank, rows in product(*space)
+        SweepSettings(learning_rate=rate, rank=rank, batch_size=rows) for rate, rank, rows in product(*space)
     ]
     others = [settings for settings in dict.fromkeys(every) if settings != now]
     random.Random(f"{seed}/sweep").shuffle(others)

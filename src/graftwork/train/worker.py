@@ -263,7 +263,7 @@ class _Run:
         bare = strategy.size == 1 and not starts_on_host(job.plan, settings)
         if bare:
             device = job.plan.device.kind
-            self.loss_before = self._once(lambda: mean_loss(model, self.checks, batch_rows=8, device=device))
+            self.loss_before = self._once(lambda: mean_loss(model, self.checks, batch_size=8, device=device))
         self.shape = AdapterShape.model_validate(job.plan.train["adapter"])
         start = Path(job.start_adapter) if job.start_adapter else None
         parameters = make_trainable(model, self.shape, seed=settings.seed, start=start)
@@ -283,7 +283,7 @@ class _Run:
             self.report(note)
         if not bare:
             # A fresh adapter changes nothing yet, so this is the loss of what training starts from.
-            self.loss_before = self._once(lambda: self.engine.mean_loss(self.checks, batch_rows=8))
+            self.loss_before = self._once(lambda: self.engine.mean_loss(self.checks, batch_size=8))
         if settings.objective in FIRST_PHASES:
             self.heart.beat(FIRST_PHASES[settings.objective], 0, 1)
         self.batches, self.source_callbacks = open_source(self.engine)
@@ -340,7 +340,7 @@ class _Run:
         from graftwork.model.base import loadable_name
 
         job, engine, folder, strategy = self.job, self.engine, self.folder, self.strategy
-        loss_after = engine.mean_loss(self.checks, batch_rows=8)
+        loss_after = engine.mean_loss(self.checks, batch_size=8)
         base_hash = hash_base(job, engine.model, strategy, first=strategy.rank == 0)
         model = gather_model(job, engine, load=self.load, shape=self.shape)
         strategy.finish()

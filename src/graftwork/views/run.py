@@ -231,7 +231,7 @@ def view_sweep(result: "SweepResult") -> Document:
                 str(trial.rows),
                 f"{trial.settings.learning_rate:g}",
                 str(trial.settings.rank),
-                str(trial.settings.batch_rows),
+                str(trial.settings.batch_size),
                 f"[bold green]{loss}[/]" if loss and trial.settings == result.best else loss,
                 f"{trial.minutes:.1f}",
                 note,

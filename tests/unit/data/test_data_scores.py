@@ -44,7 +44,7 @@ def test_a_row_is_trained_on_as_often_as_its_score_says(tmp_path, make):
     expected = {1.0: 0.5, 2.0: 0.75, 3.0: 1.0, 4.0: 2.0, 5.0: 3.0, None: 1.0}
     assert {row.reward for row in rows} == set(expected)
     assert all(row.weight == expected[row.reward] for row in rows)
-    steps = plan_steps(rows, settings=TrainSettings(epochs=4, batch_rows=8))
+    steps = plan_steps(rows, settings=TrainSettings(epochs=4, batch_size=8))
     visits = Counter(place for step in steps for place in step)
     assert all(visits[place] == 4 * row.weight for place, row in enumerate(rows))
 

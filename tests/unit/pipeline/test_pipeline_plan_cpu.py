@@ -33,7 +33,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch):
     rows = [row(0, 30), row(1, 40), row(2, 50), row(3, 50, same_as=2)]
     monkeypatch.setattr(step, "read_rows", lambda *_: rows)
     monkeypatch.setattr(step, "iterate_rows", lambda *_: iter(()))
-    settings = TrainSettings(batch_rows=2, epochs=3, max_rows=None)
+    settings = TrainSettings(batch_size=2, epochs=3, max_rows=None)
     work = SimpleNamespace(settings=SimpleNamespace(train=settings))
     return step.measure_work(work, SimpleNamespace(folder="x"), SHAPE)  # type: ignore[arg-type]
 

@@ -28,7 +28,7 @@ CARD = DeviceFacts(kind="cuda", name="NVIDIA GeForce RTX 4090", memory_gib=23.6,
 LOAD = Workload(
     lengths=(1024,) * 32,
     trained_tokens=16 * 1024,
-    batch_rows=8,
+    batch_size=8,
     epochs=1,
     rank=16,
     targets=linear_names(SHAPE),
@@ -41,7 +41,7 @@ LOAD = Workload(
 def opened_project(tmp_path, *, limit=None, **train):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     settings = SimpleNamespace(
-        train=TrainSettings(method="dora", batch_rows=8, **train),
+        train=TrainSettings(method="dora", batch_size=8, **train),
         plan=PlanSettings(memory_limit_gib=limit),
     )
     return SimpleNamespace(
@@ -103,7 +103,7 @@ def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):
 
 def streamed_project(tmp_path, *, limit, **train):
     opened = opened_project(tmp_path, limit=limit)
-    opened.settings.train = TrainSettings(method="full", offload=True, batch_rows=8, **train)
+    opened.settings.train = TrainSettings(method="full", offload=True, batch_size=8, **train)
     return opened
 
 
@@ -171,7 +171,7 @@ def test_the_plan_of_a_run_and_the_answer_of_fit_stream_the_same_step(tmp_path, 
         streamed_project(tmp_path, limit=6.0), CARD, SHAPE, load, "bfloat16", rates=rates_of(gpu)
     )
     machine = host.model_copy(update={"gpu": gpu, "gpus": 1})
-    options = FitOptions(method="full", seq=1024, rows=32, batch_rows=8, memory_limit_gib=6.0)
+    options = FitOptions(method="full", seq=1024, rows=32, batch_size=8, memory_limit_gib=6.0)
     model = find_model("deepseek-coder-6.7b").model_copy(update={"shape": SHAPE})
     answer = fit(make_question(model, options, machine=machine))
     assert answer.fits
@@ -206,7 +206,7 @@ def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=No
             work=LOAD,
             device=CARD.model_copy(update={"kind": kind}),
             settings=PlanSettings(),
-            train={"settings": {"batch_rows": 8}},
+            train={"settings": {"batch_size": 8}},
             plain=plain,
         )
     )

@@ -44,7 +44,7 @@ def test_settings_become_a_shape():
     made = resolve(
         rank=4,
         alpha=10,
-        rank_stabilised=True,
+        use_rslora=True,
         method="dora",
         upper_layers=2,
         modules={"q_proj": {"rank": 2}, "up_proj": {"alpha": 3}},

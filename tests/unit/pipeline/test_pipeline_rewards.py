@@ -28,7 +28,7 @@ def settings(**changes) -> TrainSettings:
             "objective": "grpo",
             "rewards": [{"metric": "task_success"}],
             "rollouts": {"steps": 3, "prompts": 2, "answers": 4},
-            "batch_rows": 5,
+            "batch_size": 5,
             **changes,
         }
     )
@@ -37,7 +37,7 @@ def settings(**changes) -> TrainSettings:
 def test_a_plan_counts_every_answer_of_every_step():
     rows, stepped, load = lay_out_rows([row("a", 9), row("b", 7)], [], settings())
     assert len(rows) == 3 * 2 * 4
-    assert (stepped.batch_rows, stepped.epochs) == (8, 1)
+    assert (stepped.batch_size, stepped.epochs) == (8, 1)
     assert (load.rows, load.batches, load.supervised_rows) == (8, 3, 0)
 
 
@@ -59,7 +59,7 @@ def test_a_plan_of_a_mix_counts_its_supervised_rows(updates):
     )
     rows, stepped, load = lay_out_rows([row("a", 9)], [row("s", 20), row("t", 30)], mixed)
     assert sum(found.id in ("s", "t") for found in rows) == 3 * updates * 5
-    assert stepped.batch_rows == 8 + 5
+    assert stepped.batch_size == 8 + 5
     assert load.supervised_rows == 5
 
 

@@ -145,7 +145,7 @@ def test_a_no_says_by_how_much_and_what_would_make_it_fit():
 
 
 def test_the_length_that_is_offered_fits_and_half_as_much_again_does_not():
-    asked = {"method": "qlora", "engine": "hf", "batch_rows": 1}
+    asked = {"method": "qlora", "engine": "hf", "batch_size": 1}
     answer = fit(question(seq=32768, **asked))
     assert not answer.fits
     offered = next(remedy for remedy in answer.remedies if remedy.name.startswith("rows of at most"))
@@ -158,7 +158,7 @@ def test_a_processor_alone_is_answered_too():
     alone = Machine(cpu=find_cpu("9950X"), ram_gib=32.0)
     answer = fit(
         make_question(
-            find_model("smollm2-135m"), FitOptions(method="lora", seq=256, batch_rows=8), machine=alone
+            find_model("smollm2-135m"), FitOptions(method="lora", seq=256, batch_size=8), machine=alone
         )
     )
     assert answer.fits
@@ -182,7 +182,7 @@ def test_grpo_generates_and_says_why_not_ppo():
 
 def test_a_fit_of_grpo_counts_the_answers_that_are_sampled_between_steps():
     fewer, more = (
-        fit(question(SMALL, method="lora", algorithm="grpo", batch_rows=rows)) for rows in (16, 64)
+        fit(question(SMALL, method="lora", algorithm="grpo", batch_size=rows)) for rows in (16, 64)
     )
     assert more.parts_gib["key-value cache"].value >= fewer.parts_gib["key-value cache"].value > 1.0
     supervised = fit(question(SMALL, method="lora", seq=1024, trained_share=0.5))
@@ -192,7 +192,7 @@ def test_a_fit_of_grpo_counts_the_answers_that_are_sampled_between_steps():
 @pytest.mark.parametrize("method", ["lora", "dora"])
 def test_a_fit_of_grpo_counts_the_cache_as_the_generator_pads_it(method):
     asked = question(
-        SMALL, method=method, algorithm="grpo", batch_rows=24, prompt_tokens=300, completion_tokens=128
+        SMALL, method=method, algorithm="grpo", batch_size=24, prompt_tokens=300, completion_tokens=128
     )
     load = rollout_load(asked)
     sizes = sampling_sizes(load, recorded=True)
@@ -275,7 +275,7 @@ def test_a_slower_link_is_not_faster():
     assert fast.tokens_per_second.value > slow.tokens_per_second.value
 
 
-@pytest.mark.parametrize("stated", [{"seq": 0}, {"batch_rows": 0}, {"rank": -1}, {"epochs": 0.0}])
+@pytest.mark.parametrize("stated", [{"seq": 0}, {"batch_size": 0}, {"rank": -1}, {"epochs": 0.0}])
 def test_numbers_that_no_run_can_have_are_refused_by_name(stated):
     with pytest.raises(UserMistake, match="--"):
         question(**stated)
@@ -299,7 +299,7 @@ def test_an_answer_loads_neither_torch_nor_numpy():
 
 def test_a_few_long_rows_decide_on_memory_and_the_mean_on_time():
     mixed = [200] * 950 + [4000] * 50
-    asked = {"method": "qlora", "engine": "hf", "batch_rows": 4}
+    asked = {"method": "qlora", "engine": "hf", "batch_size": 4}
     short = fit(question(TINY, seq=[200] * 1000, **asked), advise=False)
     long = fit(question(TINY, seq=mixed, **asked), advise=False)
     assert long.question.rows == 1000

@@ -42,7 +42,7 @@ def work_of(*, step=True, **changes):
         "trained_tokens": 1209,
         "most_replies": 250,
         "shared_tokens": 50,
-        "batch_rows": 8,
+        "batch_size": 8,
         "epochs": 2,
         "rank": 16,
         "targets": TARGETS,
@@ -105,7 +105,7 @@ def test_other_settings_are_predicted_within_five_percent(adapted, rows, batches
         lengths=lengths,
         trained_tokens=25 * len(lengths),
         most_replies=replies,
-        batch_rows=rows,
+        batch_size=rows,
         adapted_layers=adapted,
         processor=step,
     )
@@ -155,7 +155,7 @@ def test_longer_rows_and_more_layers_never_take_less(rows, length, layers, batch
             trained_tokens=5 * rows,
             most_replies=0,
             adapted_layers=layers,
-            batch_rows=batch,
+            batch_size=batch,
             processor=own,
         )
 
@@ -285,7 +285,7 @@ def seconds_of(work, *, cores=1):
 
 def test_the_same_rows_in_more_passes_take_longer():
     whole = work_of(adapted_layers=30, epochs=1, shared_tokens=0)
-    halves = whole.model_copy(update={"batch_rows": 4})
+    halves = whole.model_copy(update={"batch_size": 4})
     assert 1.05 < seconds_of(halves) / seconds_of(whole) < 1.2
 
 
@@ -296,7 +296,7 @@ def test_a_pass_of_one_core_takes_what_was_measured():
         work = work_of(
             lengths=(110,) * rows,
             trained_tokens=22 * rows,
-            batch_rows=rows,
+            batch_size=rows,
             epochs=1,
             shared_tokens=0,
             adapted_layers=30,
@@ -313,7 +313,7 @@ def rollouts_of(**changes):
         lengths=(169,) * 16,
         trained_tokens=512,
         shared_tokens=0,
-        batch_rows=16,
+        batch_size=16,
         epochs=1,
         adapted_layers=30,
         processor=own,

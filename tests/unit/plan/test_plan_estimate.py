@@ -33,7 +33,7 @@ def workload(**changes):
     values = {
         "lengths": (120,) * 40,
         "trained_tokens": 1000,
-        "batch_rows": 8,
+        "batch_size": 8,
         "epochs": 2,
         "rank": 8,
         "targets": TARGETS,
@@ -91,7 +91,7 @@ def test_steps_and_tokens_are_exact():
 )
 def test_more_work_never_takes_less(rows, length, batch, layers, rank):
     work = workload(
-        lengths=(length,) * rows, trained_tokens=5 * rows, batch_rows=batch, adapted_layers=layers, rank=rank
+        lengths=(length,) * rows, trained_tokens=5 * rows, batch_size=batch, adapted_layers=layers, rank=rank
     )
     grown = {"lengths": (length + 1,) * (rows + 1), "trained_tokens": 5 * (rows + 1)}
     small, large = plan(work), plan(work.model_copy(update=grown))
@@ -121,7 +121,7 @@ def test_certainty_is_named_and_narrows():
 def test_a_plan_that_does_not_fit_says_what_to_change():
     tight = plan(settings=PlanSettings(memory_limit_gib=0.5))
     assert not tight.fits
-    assert any("train.batch_rows" in note for note in tight.notes)
+    assert any("train.batch_size" in note for note in tight.notes)
     slow = plan(settings=PlanSettings(time_limit_minutes=0.01))
     assert not slow.fits
     assert any("train.epochs" in note for note in slow.notes)
@@ -201,7 +201,7 @@ def test_the_peak_of_a_tuned_card_includes_sampled_answers_and_fits_the_limit_it
 def test_answers_of_a_server_are_not_in_the_minutes_and_the_plan_says_so():
     answers = RolloutLoad(prompts=5, answers=8, prompt_tokens=80, max_tokens=40, answer_tokens=26)
     here, there = (
-        plan(workload(rollouts=answers.model_copy(update={"on_server": is_there}), batch_rows=40, epochs=1))
+        plan(workload(rollouts=answers.model_copy(update={"on_server": is_there}), batch_size=40, epochs=1))
         for is_there in (False, True)
     )
     assert here.parts["minutes.rollouts"].value > 0

@@ -51,7 +51,7 @@ def test_axolotl_is_read_by_its_own_names():
         2,
         2048,
     )
-    assert (output.save_when, output.eval_when, output.warmup_share) == ("epoch", "epoch", 0.1)
+    assert (output.save_when, output.eval_when, output.warmup_ratio) == ("epoch", "epoch", 0.1)
     assert output.document_masks
     assert output.places["rank"].line == 6
 
@@ -114,7 +114,7 @@ def test_intervals_below_one_are_shares_of_the_run_and_never_too_long():
 
 
 def test_a_warm_up_below_one_is_a_share():
-    assert read("warmup_steps: 0.05\nmax_steps: 500\n").warmup_share == 0.05
+    assert read("warmup_steps: 0.05\nmax_steps: 500\n").warmup_ratio == 0.05
 
 
 def test_fp16_off_says_nothing_about_the_precision():

@@ -26,7 +26,7 @@ def load(method="qlora", *, tokens=2048, rows=16, **more):
     values = {
         "lengths": (tokens,) * 64,
         "trained_tokens": 64 * tokens // 2,
-        "batch_rows": rows,
+        "batch_size": rows,
         "epochs": 1,
         "rank": 16,
         "targets": linear_names(SHAPE),

@@ -17,7 +17,7 @@ from family_samples import make as make_family
 
 from graftwork.costmodel.rollouts import (
     PromptPass,
-    batch_rows,
+    batch_size,
     cpu_seconds,
     gpu_seconds,
     prompt_bytes,
@@ -328,7 +328,7 @@ def test_models_with_windows_take_what_static_batches_take(family, recorded, mon
     monkeypatch.setattr(StaticDecoder, "_forward", see_cache)
     sample(load, model, recorded=recorded)
     planned = sampling_memory(shape, load, width=WIDTH, recorded=recorded)["key-value cache"]
-    assert max(rows) == batch_rows(load, gpu=recorded)
+    assert max(rows) == batch_size(load, gpu=recorded)
     # The keys of one layer are there twice for a moment.
     assert held <= planned <= 1.3 * held
 

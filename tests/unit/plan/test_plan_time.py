@@ -264,7 +264,7 @@ def test_a_processor_is_slower_for_more_tokens_and_more_layers():
         work = Workload(
             lengths=(tokens,),
             trained_tokens=tokens,
-            batch_rows=1,
+            batch_size=1,
             epochs=1,
             rank=16,
             targets=linear_names(SEVEN),

@@ -49,7 +49,7 @@ def make_rows(count=16):
 
 def make_engine(base, *, processes=None, strategy="single", shape=SHAPE, **options):
     torch.set_num_threads(1)
-    settings = TrainSettings(rank=4, alpha=8, strategy=strategy, weight_decay=0.01, max_gradient_norm=0.5)
+    settings = TrainSettings(rank=4, alpha=8, strategy=strategy, weight_decay=0.01, max_grad_norm=0.5)
     model = load_base(Path(base))
     learned = make_trainable(model, shape, seed=settings.seed)
     step = StepOptions(micro_rows=2, **options)
@@ -83,7 +83,7 @@ def meet(strategy):
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
     processes = int(os.environ["WORLD_SIZE"])
-    settings = TrainSettings(strategy=strategy, processes=processes, offload=True, max_gradient_norm=0.5)
+    settings = TrainSettings(strategy=strategy, processes=processes, offload=True, max_grad_norm=0.5)
     return make_strategy(settings, device="cpu", dtype="float32")
 
 
@@ -98,7 +98,7 @@ def main(base, folder):
         figures = train(engine, save_as=folder / f"{strategy}.safetensors")
         whole = {
             "figures": figures,
-            "mean_loss": engine.mean_loss(make_rows(5), batch_rows=2),
+            "mean_loss": engine.mean_loss(make_rows(5), batch_size=2),
             "digest": engine.digest(),
             "base_stays": base_digest(engine.model, whole=engine.strategy.gather) == base_before,
             "reported": output,
@@ -129,7 +129,7 @@ def main_alone(base, folder):
     found = {}
     for strategy in STRATEGIES[1:]:
         engine = make_engine(base, processes=meet(strategy), strategy=strategy, shape=FULL)
-        before = engine.mean_loss(make_rows(5), batch_rows=2)
+        before = engine.mean_loss(make_rows(5), batch_size=2)
         found[strategy] = {"before": before, "full": train(engine, rate=FULL_RATE)}
     (folder / "found_alone.json").write_text(json.dumps(found))
     engine.strategy.finish()

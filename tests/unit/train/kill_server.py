@@ -125,7 +125,7 @@ def kill_when_due(child, folder, order, offset):
 
 def serve(base):
     engine = make_engine(base)
-    print(json.dumps({"steps": len(make_rows()) // LONG.batch_rows * LONG.epochs}), flush=True)
+    print(json.dumps({"steps": len(make_rows()) // LONG.batch_size * LONG.epochs}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         folder = Path(order["folder"])

@@ -149,7 +149,7 @@ def test_the_last_token_of_a_row_is_not_read():
 def test_the_choice_says_where_the_trunk_is_kept_and_why(tmp_path):
     model, _ = make_model(FAMILIES["llama"])
     rows = make_rows(shared=12)
-    settings = TrainSettings(epochs=3, batch_rows=2)
+    settings = TrainSettings(epochs=3, batch_size=2)
     shape = shape_of(model.config.to_dict(), name="small")
     _, word = make_cpu_step(model, rows, settings=settings, shape=shape, folder=tmp_path)
     assert "in memory" in word

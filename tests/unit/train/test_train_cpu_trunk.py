@@ -24,7 +24,7 @@ from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(
-    rank=4, alpha=8, epochs=3, batch_rows=4, learning_rate=5e-2, checkpoint_every=3, threads=1
+    rank=4, alpha=8, epochs=3, batch_size=4, learning_rate=5e-2, checkpoint_every=3, threads=1
 )
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(1,))
 

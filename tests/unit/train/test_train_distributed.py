@@ -30,10 +30,10 @@ def folder(tmp_path_factory):
 def alone(tiny_base, folder):
     """The same steps by one process."""
     engine = make_engine(tiny_base)
-    before = engine.mean_loss(make_rows(5), batch_rows=2)
+    before = engine.mean_loss(make_rows(5), batch_size=2)
     figures = train(engine, save_as=folder / "single.safetensors")
     full = train(make_engine(tiny_base, shape=FULL), rate=FULL_RATE)
-    after = engine.mean_loss(make_rows(5), batch_rows=2)
+    after = engine.mean_loss(make_rows(5), batch_size=2)
     return {"figures": figures, "before": before, "mean_loss": after, "full": full}
 
 

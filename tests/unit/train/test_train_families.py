@@ -21,7 +21,7 @@ from graftwork.train.gpu.load import load_quantized
 from graftwork.train.loss import TokenBatch, weighted_loss
 from graftwork.train.settings import TrainSettings
 
-SETTINGS = TrainSettings(rank=4, alpha=8, max_gradient_norm=1e9)
+SETTINGS = TrainSettings(rank=4, alpha=8, max_grad_norm=1e9)
 
 
 @pytest.fixture(autouse=True)

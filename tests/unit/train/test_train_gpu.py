@@ -42,7 +42,7 @@ from graftwork.train.gpu.quantized import (
 )
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
-SETTINGS = TrainSettings(rank=4, alpha=8, max_gradient_norm=1e9)
+SETTINGS = TrainSettings(rank=4, alpha=8, max_grad_norm=1e9)
 SHAPE = ModelShape(
     name="tiny",
     hidden_size=64,

@@ -33,7 +33,7 @@ def make_order(samples, **settings):
 
 @pytest.mark.parametrize("weights", [[1.0] * 5, [2.0, 1.0, 1.0], [4.0, 1.0]])
 def test_no_prompt_is_crossed_with_its_own_reply(weights):
-    order = make_order([make_reply(at, weight) for at, weight in enumerate(weights)], batch_rows=2)
+    order = make_order([make_reply(at, weight) for at, weight in enumerate(weights)], batch_size=2)
     crossed = [row.tokens for step in range(1, order.steps + 1) for row in order.mismatched(step)]
     assert len(crossed) == sum(weights)
     assert all(reply - prompt != 100 for prompt, reply in crossed)
@@ -48,13 +48,13 @@ def test_a_crossed_row_is_no_longer_than_any_row():
         )
         for at, (prompt, reply) in enumerate(zip(prompts, replies, strict=True))
     ]
-    order = make_order(samples, batch_rows=3)
+    order = make_order(samples, batch_size=3)
     crossed = order.mismatched(1)
     assert max(len(row.tokens) for row in crossed) == 8
     assert all(len(row.tokens) > row.trained_from for row in crossed)
 
 
 def test_rows_of_a_step_are_crossed_with_the_row_before():
-    order = make_order([make_reply(at) for at in range(4)], batch_rows=4)
+    order = make_order([make_reply(at) for at in range(4)], batch_size=4)
     order._steps = ((0, 1, 2, 3),)
     assert [row.tokens for row in order.mismatched(1)] == [(100, 203), (101, 200), (102, 201), (103, 202)]

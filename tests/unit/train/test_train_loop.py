@@ -186,12 +186,12 @@ def make_sure_of_itself(loop):
     loop._engine.model.get_output_embeddings().weight.mul_(20)
 
 
-@pytest.mark.parametrize(("seed", "batch_rows", "count"), [(1, 8, 100), (2, 8, 100), (3, 8, 100), (1, 1, 60)])
+@pytest.mark.parametrize(("seed", "batch_size", "count"), [(1, 8, 100), (2, 8, 100), (3, 8, 100), (1, 1, 60)])
 def test_every_refusal_in_a_log_of_easy_rows_is_learned_from_in_every_epoch(
-    tiny_base, tmp_path, seed, batch_rows, count
+    tiny_base, tmp_path, seed, batch_size, count
 ):
     settings = SETTINGS.model_copy(
-        update={"seed": seed, "batch_rows": batch_rows, "epochs": 3, "learning_rate": 3e-2}
+        update={"seed": seed, "batch_size": batch_size, "epochs": 3, "learning_rate": 3e-2}
     )
     rows, words = refusing_log(seed, count=count), []
     guard = DivergenceCallback(
@@ -308,7 +308,7 @@ def test_a_stop_request_during_the_repetition_resumes_to_the_same_bytes(tiny_bas
 
 
 def test_a_model_that_got_worse_everywhere_stops_the_run(tiny_base, tmp_path):
-    settings = SETTINGS.model_copy(update={"batch_rows": 8, "epochs": 3, "learning_rate": 3e-2})
+    settings = SETTINGS.model_copy(update={"batch_size": 8, "epochs": 3, "learning_rate": 3e-2})
     rows = refusing_log(1)
     guard = DivergenceCallback(settings.watch, peek=EpochOrder(rows, settings=settings).peek)
 

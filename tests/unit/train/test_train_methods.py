@@ -25,7 +25,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 FIGURE = Figure.exact(1)
 METHODS = {
     "lora": {},
-    "rslora": {"rank_stabilised": True},
+    "rslora": {"use_rslora": True},
     "dora": {"method": "dora"},
     "qlora": {"method": "qlora"},
     "full": {"method": "full", "learning_rate": 5e-3},
@@ -40,7 +40,7 @@ class Killed(BaseException):
 
 
 def make_job(base, folder, *, method, start=None, **changes):
-    values = {"rank": 4, "alpha": 8, "epochs": 2, "batch_rows": 4, "learning_rate": 5e-2, "threads": 1}
+    values = {"rank": 4, "alpha": 8, "epochs": 2, "batch_size": 4, "learning_rate": 5e-2, "threads": 1}
     settings = TrainSettings.model_validate(
         {**values, "checkpoint_every": 3, "validation_rows": 4, **METHODS[method], **changes}
     )
@@ -49,7 +49,7 @@ def make_job(base, folder, *, method, start=None, **changes):
         alpha=settings.alpha,
         targets=ALL,
         layers=(1,) if settings.upper_layers else (0, 1),
-        stabilised=settings.rank_stabilised,
+        stabilised=settings.use_rslora,
         kind="lora" if settings.method == "qlora" else settings.method,
     )
     plan = Plan(
@@ -111,10 +111,10 @@ def test_a_method_learns_and_what_it_leaves_answers_as_it_did(tiny_base, tmp_pat
     # Evaluation and serving load the base again, and next to it what was learned.
     model = load_base(tiny_base, four_bits=method == "qlora")
     load_adapter(model, Path(outcome.adapter_folder))
-    again = mean_loss(model, make_rows()[:4], batch_rows=8, device="cpu")
+    again = mean_loss(model, make_rows()[:4], batch_size=8, device="cpu")
     assert again == pytest.approx(outcome.validation_loss_after, rel=1e-5)
     activate(model, None)
-    plain = mean_loss(model, make_rows()[:4], batch_rows=8, device="cpu")
+    plain = mean_loss(model, make_rows()[:4], batch_size=8, device="cpu")
     assert plain == pytest.approx(outcome.validation_loss_before, rel=1e-5)
 
 
@@ -203,7 +203,7 @@ def test_the_step_of_a_card_learns_what_the_plain_one_learns(tiny_base, tmp_path
     assert card.base_hash_before == card.base_hash_after
     model = load_base(tiny_base)
     load_adapter(model, Path(card.adapter_folder))
-    again = mean_loss(model, make_rows()[:4], batch_rows=8, device="cpu")
+    again = mean_loss(model, make_rows()[:4], batch_size=8, device="cpu")
     assert again == pytest.approx(card.validation_loss_after, rel=near)
 
 

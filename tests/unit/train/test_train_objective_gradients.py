@@ -40,7 +40,7 @@ from trl_batch import (
 )
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "trl_reference.json").read_text())
-SETTINGS = TrainSettings(max_gradient_norm=1e9)
+SETTINGS = TrainSettings(max_grad_norm=1e9)
 
 
 def make_sample(prompt, answer, **fields):
@@ -158,7 +158,7 @@ def test_kto_gradients_equal_those_of_trl(name, micro_rows):
 
     order = JudgedOrder(
         samples,
-        settings=TrainSettings(objective="kto", batch_rows=len(JUDGED), epochs=1),
+        settings=TrainSettings(objective="kto", batch_size=len(JUDGED), epochs=1),
         now=sums,
         start=lambda rows: [value + case["start"] for value in sums(rows)],
     )

@@ -21,7 +21,7 @@ from graftwork.train.objectives.policy import PolicyGradient
 from graftwork.train.objectives.samples import SupervisedFineTuning, count_trained, make_sample
 from graftwork.train.settings import TrainSettings
 
-SETTINGS = TrainSettings(rank=4, alpha=8, batch_rows=4, max_gradient_norm=1e9)
+SETTINGS = TrainSettings(rank=4, alpha=8, batch_size=4, max_grad_norm=1e9)
 MODEL_SHAPE = ModelShape(
     name="tiny",
     hidden_size=64,
@@ -119,7 +119,7 @@ def test_the_weight_of_a_row_multiplies_its_loss(kind):
     weights = (3.0, 1.0, 0.5, 2.0)
     rows = [row.model_copy(update={"weight": w}) for row, w in zip(make_rows(4), weights, strict=True)]
     # One step an epoch: over two epochs each row counts twice its weight.
-    order = EpochOrder(rows, settings=SETTINGS.model_copy(update={"epochs": 2, "batch_rows": 99}))
+    order = EpochOrder(rows, settings=SETTINGS.model_copy(update={"epochs": 2, "batch_size": 99}))
     assert order.steps == 2
     engine, summed, gradient = make_engine(kind, SupervisedFineTuning()), 0.0, 0.0
     for step in (1, 2):

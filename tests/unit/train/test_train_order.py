@@ -39,54 +39,54 @@ def make_row(number, *, length=20, weight=1.0, stage=None):
     )
 
 
-@given(lengths=LENGTHS, batch_rows=st.integers(1, 9), epochs=st.integers(1, 4), seed=st.integers(0, 99))
-def test_every_row_stands_once_in_every_epoch(lengths, batch_rows, epochs, seed):
-    batches = plan_batches(lengths, batch_rows=batch_rows, epochs=epochs, seed=seed)
-    steps = -(-len(lengths) // batch_rows)
+@given(lengths=LENGTHS, batch_size=st.integers(1, 9), epochs=st.integers(1, 4), seed=st.integers(0, 99))
+def test_every_row_stands_once_in_every_epoch(lengths, batch_size, epochs, seed):
+    batches = plan_batches(lengths, batch_size=batch_size, epochs=epochs, seed=seed)
+    steps = -(-len(lengths) // batch_size)
     assert len(batches) == steps * epochs
     for epoch in range(epochs):
         rows = [row for batch in batches[epoch * steps : (epoch + 1) * steps] for row in batch]
         assert sorted(rows) == list(range(len(lengths)))
-    assert batches == plan_batches(lengths, batch_rows=batch_rows, epochs=epochs, seed=seed)
+    assert batches == plan_batches(lengths, batch_size=batch_size, epochs=epochs, seed=seed)
 
 
-@given(lengths=LENGTHS, batch_rows=st.integers(1, 9), epochs=st.integers(1, 3), seed=st.integers(0, 99))
-def test_batches_of_an_epoch_differ_by_at_most_one_row(lengths, batch_rows, epochs, seed):
-    sizes = [len(batch) for batch in plan_batches(lengths, batch_rows=batch_rows, epochs=epochs, seed=seed)]
+@given(lengths=LENGTHS, batch_size=st.integers(1, 9), epochs=st.integers(1, 3), seed=st.integers(0, 99))
+def test_batches_of_an_epoch_differ_by_at_most_one_row(lengths, batch_size, epochs, seed):
+    sizes = [len(batch) for batch in plan_batches(lengths, batch_size=batch_size, epochs=epochs, seed=seed)]
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(lengths=LENGTHS, batch_rows=st.integers(2, 9), kind=st.integers(1, 500), seed=st.integers(0, 99))
-def test_rows_of_one_kind_are_spread_over_all_batches(lengths, batch_rows, kind, seed):
+@given(lengths=LENGTHS, batch_size=st.integers(2, 9), kind=st.integers(1, 500), seed=st.integers(0, 99))
+def test_rows_of_one_kind_are_spread_over_all_batches(lengths, batch_size, kind, seed):
     """A kind are the shortest rows: each batch has its share of them, rounded."""
-    batches = plan_batches(lengths, batch_rows=batch_rows, epochs=1, seed=seed)
+    batches = plan_batches(lengths, batch_size=batch_size, epochs=1, seed=seed)
     counts = [sum(lengths[row] < kind for row in batch) for batch in batches]
     assert max(counts) - min(counts) <= 1
 
 
-@given(lengths=LENGTHS, batch_rows=st.integers(1, 9))
-def test_rows_of_a_batch_are_sorted_by_length_for_micro_batches(lengths, batch_rows):
-    for batch in plan_batches(lengths, batch_rows=batch_rows, epochs=1, seed=0):
+@given(lengths=LENGTHS, batch_size=st.integers(1, 9))
+def test_rows_of_a_batch_are_sorted_by_length_for_micro_batches(lengths, batch_size):
+    for batch in plan_batches(lengths, batch_size=batch_size, epochs=1, seed=0):
         assert [lengths[row] for row in batch] == sorted(lengths[row] for row in batch)
 
 
 def test_another_seed_is_another_order():
     lengths = tuple(range(1, 41))
-    orders = {plan_batches(lengths, batch_rows=4, epochs=1, seed=seed) for seed in range(5)}
+    orders = {plan_batches(lengths, batch_size=4, epochs=1, seed=seed) for seed in range(5)}
     assert len(orders) == 5
 
 
-@given(rows=WEIGHTED, batch_rows=st.integers(1, 9), epochs=st.integers(1, 6), seed=st.integers(0, 99))
-def test_a_row_stands_as_often_as_its_weight_says(rows, batch_rows, epochs, seed):
+@given(rows=WEIGHTED, batch_size=st.integers(1, 9), epochs=st.integers(1, 6), seed=st.integers(0, 99))
+def test_a_row_stands_as_often_as_its_weight_says(rows, batch_size, epochs, seed):
     lengths, weights = zip(*rows, strict=True)
 
     def plan(epochs):
-        return plan_batches(lengths, batch_rows=batch_rows, epochs=epochs, seed=seed, weights=weights)
+        return plan_batches(lengths, batch_size=batch_size, epochs=epochs, seed=seed, weights=weights)
 
     before: Counter[int] = Counter()
     for epoch in range(1, epochs + 1):
         steps = plan(epoch)
-        assert all(1 <= len(step) <= batch_rows for step in steps)
+        assert all(1 <= len(step) <= batch_size for step in steps)
         visits = Counter(row for step in steps for row in step)
         for row, weight in enumerate(weights):
             # Over all epochs so far within one of the exact figure, and in this epoch too.
@@ -106,7 +106,7 @@ def test_half_a_weight_is_every_second_epoch_and_in_each_epoch_half_of_the_rows(
         Counter(
             row
             for step in plan_batches(
-                (9,) * count, batch_rows=1, epochs=epochs, seed=3, weights=(0.5,) * count
+                (9,) * count, batch_size=1, epochs=epochs, seed=3, weights=(0.5,) * count
             )
             for row in step
         )
@@ -127,16 +127,16 @@ def test_visits_are_exact_in_expectation_in_every_epoch(weight, epoch):
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
 def test_a_weight_that_is_no_number_of_visits_is_refused(weight):
     with pytest.raises(ValueError, match="at least 0"):
-        plan_batches((9, 9), batch_rows=1, epochs=1, seed=0, weights=(1.0, weight))
+        plan_batches((9, 9), batch_size=1, epochs=1, seed=0, weights=(1.0, weight))
 
 
-@given(rows=STAGED, batch_rows=st.integers(1, 9), epochs=st.integers(1, 3), seed=st.integers(0, 99))
-def test_lower_stages_come_first_in_every_epoch_and_no_batch_spans_two(rows, batch_rows, epochs, seed):
+@given(rows=STAGED, batch_size=st.integers(1, 9), epochs=st.integers(1, 3), seed=st.integers(0, 99))
+def test_lower_stages_come_first_in_every_epoch_and_no_batch_spans_two(rows, batch_size, epochs, seed):
     lengths, stages = zip(*rows, strict=True)
-    steps = plan_batches(lengths, batch_rows=batch_rows, epochs=epochs, seed=seed, stages=stages)
+    steps = plan_batches(lengths, batch_size=batch_size, epochs=epochs, seed=seed, stages=stages)
     last = max((stage for stage in stages if stage is not None), default=0)
     ranks = [last if stage is None else stage for stage in stages]
-    in_an_epoch = sum(-(-count // batch_rows) for count in Counter(ranks).values())
+    in_an_epoch = sum(-(-count // batch_size) for count in Counter(ranks).values())
     assert len(steps) == in_an_epoch * epochs
     for epoch in range(epochs):
         batches = steps[epoch * in_an_epoch : (epoch + 1) * in_an_epoch]
@@ -147,24 +147,24 @@ def test_lower_stages_come_first_in_every_epoch_and_no_batch_spans_two(rows, bat
         assert order == sorted(order)
 
 
-@given(lengths=LENGTHS, batch_rows=st.integers(1, 9), seed=st.integers(0, 9))
-def test_no_stages_and_weights_of_one_change_nothing(lengths, batch_rows, seed):
-    plain = plan_batches(lengths, batch_rows=batch_rows, epochs=2, seed=seed)
+@given(lengths=LENGTHS, batch_size=st.integers(1, 9), seed=st.integers(0, 9))
+def test_no_stages_and_weights_of_one_change_nothing(lengths, batch_size, seed):
+    plain = plan_batches(lengths, batch_size=batch_size, epochs=2, seed=seed)
     ones, none = (1.0,) * len(lengths), (None,) * len(lengths)
     assert plain == plan_batches(
-        lengths, batch_rows=batch_rows, epochs=2, seed=seed, weights=ones, stages=none
+        lengths, batch_size=batch_size, epochs=2, seed=seed, weights=ones, stages=none
     )
 
 
 def test_batches_of_a_stage_are_shuffled():
     lengths, stages = tuple(range(1, 81)), (1,) * 40 + (2,) * 40
-    plans = {plan_batches(lengths, batch_rows=4, epochs=1, seed=seed, stages=stages) for seed in range(5)}
+    plans = {plan_batches(lengths, batch_size=4, epochs=1, seed=seed, stages=stages) for seed in range(5)}
     assert len({plan[:10] for plan in plans}) == len({plan[10:] for plan in plans}) == 5
 
 
 def test_a_run_goes_by_the_stages_and_weights_of_its_rows():
     rows = [make_row(0, stage=2), make_row(1, stage=1, weight=2.0), make_row(2)]
-    steps = plan_steps(rows, settings=TrainSettings(batch_rows=2, epochs=2))
+    steps = plan_steps(rows, settings=TrainSettings(batch_size=2, epochs=2))
     assert [tuple(sorted(step)) for step in steps] == [(1, 1), (0, 2)] * 2
 
 
@@ -192,7 +192,7 @@ def test_a_budget_of_rows_is_kept_and_stable(count, most, seed):
 
 @given(steps=st.integers(1, 300), warmup=st.floats(0, 0.9))
 def test_the_rate_rises_then_falls_and_no_step_is_wasted(steps, warmup):
-    rates = [learning_rate(s, steps=steps, highest=1e-3, warmup_share=warmup) for s in range(1, steps + 1)]
+    rates = [learning_rate(s, steps=steps, highest=1e-3, warmup_ratio=warmup) for s in range(1, steps + 1)]
     assert all(0 < rate <= 1e-3 for rate in rates)
     top = rates.index(max(rates))
     assert rates[:top] == sorted(rates[:top])

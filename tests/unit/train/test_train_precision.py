@@ -21,7 +21,7 @@ from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
 SETTINGS = TrainSettings(
-    rank=4, alpha=8, epochs=2, batch_rows=4, learning_rate=2e-2, checkpoint_every=3, threads=1
+    rank=4, alpha=8, epochs=2, batch_size=4, learning_rate=2e-2, checkpoint_every=3, threads=1
 )
 
 

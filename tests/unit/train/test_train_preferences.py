@@ -170,7 +170,7 @@ def test_a_dataset_without_pairs_is_refused(tiny_base, tmp_path, monkeypatch):
 
 def test_pair_order_keeps_pairs_whole_and_in_every_epoch():
     pairs, _ = make_pairs(make_pair_rows(7), render)
-    order = PairOrder(pairs, settings=TrainSettings(objective="dpo", batch_rows=3, epochs=2))
+    order = PairOrder(pairs, settings=TrainSettings(objective="dpo", batch_size=3, epochs=2))
     seen = [row for step in range(1, order.steps + 1) for row in order.batch(step)]
     assert len(seen) == order.rows_before(order.steps) == 2 * 2 * 7
     assert sum(row.part == "chosen" for row in seen) == 14

@@ -353,8 +353,8 @@ def test_the_audit_sees_the_episode_that_the_reward_sees(tmp_path):
 
 
 def test_kto_needs_two_rows_in_a_step():
-    with pytest.raises(ValidationError, match="batch_rows"):
-        TrainSettings(objective="kto", batch_rows=1)
+    with pytest.raises(ValidationError, match="batch_size"):
+        TrainSettings(objective="kto", batch_size=1)
 
 
 def test_canaries_cannot_be_solved():
@@ -439,7 +439,7 @@ def test_preflight_counts_prompts_in_a_night():
             "preferences.undesirable, least_score",
         ),
         ({**GRPO, "policy": {"loss": "gspo"}}, "policy.loss: gspo"),
-        ({**GRPO, "epochs": 3, "batch_rows": 4}, "epochs, batch_rows"),
+        ({**GRPO, "epochs": 3, "batch_size": 4}, "epochs, batch_size"),
     ],
 )
 def test_settings_that_change_nothing_are_named_when_the_run_starts(settings, named):

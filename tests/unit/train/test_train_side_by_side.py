@@ -24,12 +24,12 @@ from graftwork.train.side_by_side import train_side_by_side
 RUNS = [
     (
         AdapterShape(rank=4, alpha=8, targets=("q_proj", "down_proj"), layers=(0, 1)),
-        TrainSettings(epochs=2, batch_rows=4, learning_rate=5e-2, checkpoint_every=3, threads=1),
+        TrainSettings(epochs=2, batch_size=4, learning_rate=5e-2, checkpoint_every=3, threads=1),
         16,
     ),
     (
         AdapterShape(rank=2, alpha=4, targets=("q_proj", "v_proj"), layers=(1,), kind="dora"),
-        TrainSettings(epochs=1, batch_rows=3, learning_rate=1e-2, checkpoint_every=3, threads=1, seed=3),
+        TrainSettings(epochs=1, batch_size=3, learning_rate=1e-2, checkpoint_every=3, threads=1, seed=3),
         9,
     ),
 ]
@@ -189,7 +189,7 @@ def planned(
         tuning=tuning,
         plain=plain,
         dtype=dtype,
-        train={"settings": {"method": method, "batch_rows": 4}},
+        train={"settings": {"method": method, "batch_size": 4}},
         device=SimpleNamespace(kind="cpu", memory_gib=4.0),
         total_parameters=SimpleNamespace(value=2**27),  # half a GiB in float32
         peak_memory_gib=SimpleNamespace(high=peak),

@@ -20,7 +20,7 @@ from graftwork.train.streamed.engine import StreamedEngine
 
 torch.set_num_threads(1)
 STEPS = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9, 10, 11))
-SETTINGS = TrainSettings(method="full", weight_decay=0.01, max_gradient_norm=0.5, offload=True)
+SETTINGS = TrainSettings(method="full", weight_decay=0.01, max_grad_norm=0.5, offload=True)
 
 
 def step(**changed):
@@ -105,8 +105,8 @@ def test_other_families_are_streamed_to_the_losses_of_the_plain_engine(family):
     plainly = TrainingEngine(theirs, make_trainable(theirs, FULL, seed=1), settings=SETTINGS, step=options)
     for one, other in zip(train(engine), train(plainly), strict=True):
         assert one == pytest.approx(other, rel=1e-6)
-    assert engine.mean_loss(make_rows(5), batch_rows=2) == pytest.approx(
-        plainly.mean_loss(make_rows(5), batch_rows=2), rel=1e-6
+    assert engine.mean_loss(make_rows(5), batch_size=2) == pytest.approx(
+        plainly.mean_loss(make_rows(5), batch_size=2), rel=1e-6
     )
 
 
@@ -120,8 +120,8 @@ def test_only_the_upper_layers_are_trained_where_only_they_are_asked_for(tiny_ba
 
 def test_a_mean_loss_is_that_of_the_plain_engine(tiny_base):
     ours, theirs = streamed(tiny_base), plain(tiny_base)
-    assert ours.mean_loss(make_rows(5), batch_rows=2) == pytest.approx(
-        theirs.mean_loss(make_rows(5), batch_rows=2), rel=1e-6
+    assert ours.mean_loss(make_rows(5), batch_size=2) == pytest.approx(
+        theirs.mean_loss(make_rows(5), batch_size=2), rel=1e-6
     )
 
 

@@ -14,7 +14,7 @@ from graftwork.train.sweep import (
     plan_rungs,
 )
 
-NOW = SweepSettings(learning_rate=5e-4, rank=8, batch_rows=8)
+NOW = SweepSettings(learning_rate=5e-4, rank=8, batch_size=8)
 
 
 def test_the_present_settings_are_tried_first_and_once():

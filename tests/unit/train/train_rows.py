@@ -8,7 +8,7 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
-SETTINGS = TrainSettings(rank=4, alpha=8, batch_rows=8, max_gradient_norm=1e6, threads=1)
+SETTINGS = TrainSettings(rank=4, alpha=8, batch_size=8, max_grad_norm=1e6, threads=1)
 
 
 def make_rows(count: int) -> list[Row]:

@@ -137,7 +137,7 @@ def make_plan(prepared: PreparedData) -> Plan:
         tokens_per_second=Figure.about(300, down=0.7, up=1.3, unit="tokens/s"),
         minutes=Figure.about(6, down=0.8, up=1.4, unit="min"),
         fits=True,
-        train={"rank": 16, "learning_rate": 2e-3, "epochs": 2, "batch_rows": 8},
+        train={"rank": 16, "learning_rate": 2e-3, "epochs": 2, "batch_size": 8},
     )
 
 
@@ -160,7 +160,7 @@ def add_runs(work: OpenProject, plan: Plan, *, count: int) -> TrainOutcome:
             error = {
                 "what": "the worker was killed by the kernel",
                 "why": "it held 7.9 of 8.0 GiB\nlast step 31 of 72",
-                "fix": "set `train.batch_rows: 4`, then `graft run` goes on from step 30",
+                "fix": "set `train.batch_size: 4`, then `graft run` goes on from step 30",
                 "exit_code": 3,
             }
             work.runs.update(run_id, state="failed", when=at(2 * number / count + 0.1), error=error)

@@ -180,7 +180,7 @@ def measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -
             fix="look at `graft data audit`, or lower `data.test` and `data.validation`",
         )
     if settings.objective in ("dpo", "orpo"):
-        settings = settings.model_copy(update={"batch_rows": 2 * settings.batch_rows})
+        settings = settings.model_copy(update={"batch_size": 2 * settings.batch_size})
     checks = islice(iterate_rows(folder, "validation"), settings.validation_rows)
     load = count_work(rows, settings, shape, validation_tokens=sum(len(row.tokens) for row in checks))
     return load._replace(load=load.load.model_copy(update={"rollouts": rollouts}))
@@ -208,7 +208,7 @@ def count_work(
         trained_tokens=sum(len(row.tokens) - row.trained_from for row in visits),
         shared_tokens=shared,
         most_replies=max(sum(len(rows[at].tokens) - rows[at].trained_from for at in step) for step in steps),
-        batch_rows=settings.batch_rows,
+        batch_size=settings.batch_size,
         epochs=epochs,
         rank=settings.rank,
         targets=_target_names(settings, shape),
@@ -246,7 +246,7 @@ def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, An
         layers=tuple(_layers(settings, shape)),
         ranks=_other_ranks(settings),
         alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
-        stabilised=settings.rank_stabilised,
+        stabilised=settings.use_rslora,
         kind="lora" if settings.method == "qlora" else settings.method,
         experts=settings.experts,
     )
@@ -295,7 +295,7 @@ def _layers(settings: TrainSettings, shape: ModelShape) -> range:
 def kind_of_run(work: OpenProject) -> str:
     """Runs of the same kind do the same work a token, so that their speeds can be compared."""
     same = work.settings.train.model_dump(
-        mode="json", include={"method", "rank", "modules", "targets", "upper_layers", "batch_rows", "threads"}
+        mode="json", include={"method", "rank", "modules", "targets", "upper_layers", "batch_size", "threads"}
     )
     if streams_layers(work.settings.train):
         same["offload"] = True

@@ -295,7 +295,7 @@ def rows_at_a_time(job: TrainJob) -> int:
     planned = job.plan.plain.micro_rows if job.plan.plain is not None else None
     alone = job.crew.get("strategy", "single") == "single"
     shared = 1 if alone else int(job.crew.get("processes", 1)) * int(job.run.get("nodes", 1))
-    whole = -(-int(job.plan.train["settings"]["batch_rows"]) // shared)
+    whole = -(-int(job.plan.train["settings"]["batch_size"]) // shared)
     return int(job.plan.train.get(MICRO_ROWS) or planned or whole)
 
 

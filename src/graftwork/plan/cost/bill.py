@@ -719,6 +719,6 @@ def describe_run(question: FitQuestion) -> dict[str, object]:
         "rows": question.rows,
         "epochs": question.epochs,
         "tokens_a_row": round(sum(question.lengths) / max(len(question.lengths), 1)),
-        "batch_rows": question.batch_rows,
+        "batch_size": question.batch_size,
         "rank": question.rank,
     }

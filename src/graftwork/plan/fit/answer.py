@@ -97,7 +97,7 @@ def give_reasons(
 ) -> tuple[str, ...]:
     reasons = [*_about_the_step(question, chosen), *_about_the_machine(question, chosen)]
     if question.algorithm == "grpo":
-        a_prompt = chosen.seconds_a_step * question.generations / question.batch_rows
+        a_prompt = chosen.seconds_a_step * question.generations / question.batch_size
         writing = sum(chosen.step_parts.get(name, 0.0) for name in ("generation", "reading prompts"))
         graded = chosen.step_parts.get("rewards", 0.0)
         rewards = f"{graded / chosen.seconds_a_step:.0%} for rewards" if graded else "rewards not counted"
@@ -447,7 +447,7 @@ def _fit(
 def steps_of(question: FitQuestion) -> int:
     """Of the run. With GRPO the answers to all prompts are learned from, with DPO both replies of a pair."""
     times = {"sft": 1, "dpo": 2, "grpo": question.generations}[question.algorithm]
-    return max(-(-round(question.rows * times * question.epochs) // question.batch_rows), 1)
+    return max(-(-round(question.rows * times * question.epochs) // question.batch_size), 1)
 
 
 def level_of(question: FitQuestion, rates: StepRates | None) -> Level:

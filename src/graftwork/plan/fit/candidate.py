@@ -154,7 +154,7 @@ def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, 
     settings: dict[str, Any] = {
         "method": question.method,
         "rank": question.rank,
-        "batch_rows": question.batch_rows,
+        "batch_size": question.batch_size,
         "epochs": max(round(question.epochs), 1),
         "precision": half_precision(question),
         "strategy": TRAIN_STRATEGY[shared.sharding],
@@ -169,7 +169,7 @@ def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, 
         if load.prompts_at_once == load.prompts:
             del sampled["prompts_at_once"]
         # Supervised rows are not trained on.
-        del settings["batch_rows"], settings["epochs"]
+        del settings["batch_size"], settings["epochs"]
     if candidate.way.checkpointed and not candidate.way.own_step and candidate.streamed is None:
         settings["checkpointing"] = "on"
     if question.adapted_layers < question.shape.layers:

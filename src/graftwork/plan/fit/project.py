@@ -180,7 +180,7 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
         trained_share=1.0 if known is None else max(known.trained_tokens / max(known.tokens, 1), 0.001),
         rows=asked.rows,
         epochs=asked.epochs or (train.epochs if train is not None else 1.0),
-        batch_rows=asked.batch or (train.batch_rows if train is not None else 16),
+        batch_size=asked.batch or (train.batch_size if train is not None else 16),
         rank=asked.rank or (train.rank if train is not None else 16),
         adapted_layers=train.upper_layers if train is not None else None,
         experts=train.experts if train is not None else False,

@@ -32,7 +32,7 @@ def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -
     # Numbers that no run can have are refused by name.
     stated = {
         "--seq": min(lengths, default=0),
-        "--batch": asked.batch_rows,
+        "--batch": asked.batch_size,
         "--epochs": asked.epochs,
         "--rank": asked.rank,
         "--ram": machine.ram_gib,
@@ -135,10 +135,10 @@ def rollout_load(question: FitQuestion) -> RolloutLoad | None:
     """The answers of a step as `graft train` samples them; None but for its GRPO."""
     if question.algorithm != "grpo" or question.engine != "graft":
         return None
-    prompts = max(-(-question.batch_rows // question.generations), 1)
+    prompts = max(-(-question.batch_size // question.generations), 1)
     load = RolloutLoad(
         prompts=prompts,
-        answers=min(question.generations, question.batch_rows),
+        answers=min(question.generations, question.batch_size),
         prompt_tokens=question.prompt_tokens,
         max_tokens=question.completion_tokens,
         answer_tokens=question.completion_tokens,

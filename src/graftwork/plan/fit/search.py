@@ -62,7 +62,7 @@ def streamed_candidate(
     whole = question.adapted_layers == question.shape.layers
     work = StreamedWork(
         lengths=question.lengths,
-        batch_rows=question.batch_rows,
+        batch_size=question.batch_size,
         trained_share=question.trained_share,
         adapted_layers=None if whole else question.adapted_layers,
     )
@@ -87,8 +87,8 @@ def streamed_candidate(
         ),
         seconds_a_step=sum(parts.values()),
         step_parts=parts,
-        tokens_a_step=question.batch_rows * sum(question.lengths) / len(question.lengths),
-        passes=-(-question.batch_rows // step.micro_rows),
+        tokens_a_step=question.batch_size * sum(question.lengths) / len(question.lengths),
+        passes=-(-question.batch_size // step.micro_rows),
         streamed=step,
     )
 
@@ -113,12 +113,12 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
     work, width = _processor_work(question, cpu), ELEMENT_BYTES[half_precision(question)]
     limit = card_room(question, cards=1).value
     fewer = choose_host_micro_batches(shape, work, limit_gib=limit, width=width)
-    rows = question.batch_rows if fewer is None else fewer.micro_rows
+    rows = question.batch_size if fewer is None else fewer.micro_rows
     sizes = max(
         (
             training_memory(
                 shape,
-                some if fewer is None else with_rows(some, min(rows, some.batch_rows)),
+                some if fewer is None else with_rows(some, min(rows, some.batch_size)),
                 parameters=total_parameters(shape),
                 trainable=trained_by(shape, work),
                 width=width,
@@ -127,7 +127,7 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
         ),
         key=lambda parts: sum(parts.values()),
     )
-    tokens = question.batch_rows * sum(question.lengths) / len(question.lengths)
+    tokens = question.batch_size * sum(question.lengths) / len(question.lengths)
     # Without a matrix unit, bfloat16 saves memory and no time.
     gflops = cpu.gflops * (1.0 if cpu.reached else PEAK_SHARE)
     if work.rollouts is None:
@@ -151,19 +151,19 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
         seconds_a_step=sum(seconds.values()),
         step_parts=seconds,
         tokens_a_step=tokens,
-        passes=-(-question.batch_rows // rows),
+        passes=-(-question.batch_size // rows),
     )
 
 
 def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
     """The whole run, with graft's own step on processors where it takes that."""
-    count = max(min(question.rows, MOST_ROWS), question.batch_rows)
+    count = max(min(question.rows, MOST_ROWS), question.batch_size)
     known = sorted(question.lengths)
     lengths = tuple(known[at * len(known) // count] for at in range(count))
     work = Workload(
         lengths=lengths,
         trained_tokens=round(sum(lengths) * question.trained_share),
-        batch_rows=question.batch_rows,
+        batch_size=question.batch_size,
         epochs=max(round(question.epochs), 1),
         rank=question.rank,
         targets=question.targets,
@@ -219,9 +219,9 @@ def search(
                         failing.append(candidate)
                     break
                 fitting.append(candidate)
-                if rows * way.shared.cards >= question.batch_rows:
+                if rows * way.shared.cards >= question.batch_size:
                     break
-                rows = min(2 * rows, -(-question.batch_rows // way.shared.cards))
+                rows = min(2 * rows, -(-question.batch_size // way.shared.cards))
         if streams(question):
             candidates.append(streamed_candidate(question, rates=rates, level=level, correction=correction))
         if own_step and takes_own_step(question):

@@ -69,7 +69,7 @@ LASTING = ("weights", "adapters", "optimizer", "reference")
 
 def rows_at_once(question: FitQuestion, lasting: float, *, room: float, cards: int) -> int:
     """Answers that a card generates side by side: all of its own, or even rounds that there is room for."""
-    most = max(-(-question.batch_rows // cards), 1)
+    most = max(-(-question.batch_size // cards), 1)
     a_row = sum(_generation_bytes(question, rows=1).values())
     rounds = -(-most // max(min(most, int((room - lasting) // a_row)), 1))
     return -(-most // rounds)
@@ -92,7 +92,7 @@ def generation_seconds(
     question: FitQuestion, *, rows: int, cards: int, rates: StepRates, training: float
 ) -> dict[str, float]:
     """Seconds of a step that are spent before anything is learned: each card generates its own rows."""
-    own = max(-(-question.batch_rows // cards), 1)
+    own = max(-(-question.batch_size // cards), 1)
     prompts = own * question.prompt_tokens * 2.0 * question.shape.layers * layer_parameters(question.shape)
     graded = own * question.reward_seconds / graders(question)
     a_round = launched_seconds(
@@ -148,7 +148,7 @@ def plain_candidate(
         question, sharding=shared.sharding, rows=way.micro_rows, tokens=longest, checkpointed=way.checkpointed
     )
     peak = peak_of_each(run, setup, shared, exact=exact)
-    passes = -(-question.batch_rows // (way.micro_rows * shared.cards))
+    passes = -(-question.batch_size // (way.micro_rows * shared.cards))
     usual = setup.model_copy(update={"tokens": round(expected_longest(question.lengths, way.micro_rows))})
     parts = plain_step_parts(run, usual, shared, passes=passes)
     mean = sum(question.lengths) / len(question.lengths)
@@ -165,7 +165,7 @@ def plain_candidate(
         host=host_memory(question, shared, trainable=run.trainable, base_bytes=base),
         seconds_a_step=sum(parts.values()),
         step_parts=parts,
-        tokens_a_step=question.batch_rows * mean,
+        tokens_a_step=question.batch_size * mean,
         passes=passes,
     )
 
@@ -330,7 +330,7 @@ def _tune(question: FitQuestion, *, limit: float, rates: StepRates) -> Tuning | 
         longest=max(question.lengths),
         eight=uses_eight(question),
         compile="auto",
-        run_tokens=tokens / question.batch_rows * question.rows * question.epochs,
+        run_tokens=tokens / question.batch_size * question.rows * question.epochs,
     )
     return _chosen(question.shape.model_dump_json(), request, limit, rates.model_dump_json())
 
@@ -357,13 +357,13 @@ def _peak(shape: str, tuning: str, trainable: int, adapted: int) -> MemoryPeak:
 
 
 def step_tokens(question: FitQuestion) -> float:
-    return question.batch_rows * sum(question.lengths) / len(question.lengths)
+    return question.batch_size * sum(question.lengths) / len(question.lengths)
 
 
 def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> FitCandidate:
     shape, trainable, adapted = question.shape, trained(question), question.adapted_layers
     tokens = step_tokens(question)
-    rows = max(round(tuning.micro_tokens * question.batch_rows / tokens), 1)
+    rows = max(round(tuning.micro_tokens * question.batch_size / tokens), 1)
     parts = gpu_step_parts(
         shape,
         tuning,

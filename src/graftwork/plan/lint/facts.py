@@ -63,9 +63,9 @@ class Configuration(Record):
     accumulation: int | None = None
     cards: int | None = None
     batch: int | None = None
-    """Rows of an optimizer step, where the file fixes them: DeepSpeed's train_batch_size, our batch_rows."""
+    """Rows of an optimizer step, where the file fixes them: DeepSpeed's train_batch_size, our batch_size."""
     warmup_steps: int | None = None
-    warmup_share: float | None = None
+    warmup_ratio: float | None = None
 
     save_when: When | None = None
     save_steps: int | None = None
@@ -301,7 +301,7 @@ def count_steps(config: Configuration) -> Steps | None:
 def warmup_of(config: Configuration, total: int) -> int | None:
     if config.warmup_steps is not None:
         return config.warmup_steps
-    return math.ceil(config.warmup_share * total) if config.warmup_share is not None else None
+    return math.ceil(config.warmup_ratio * total) if config.warmup_ratio is not None else None
 
 
 def interval_of(when: str | None, steps: int | None) -> int | None:

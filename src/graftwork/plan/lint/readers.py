@@ -192,7 +192,7 @@ TRAINING_FIELDS = {
     "micro_batch": Names(("per_device_train_batch_size", "per_gpu_train_batch_size", "batch_size"), positive),
     "accumulation": Names(("gradient_accumulation_steps", "gradient_accumulation"), positive),
     "warmup_steps": Names(("warmup_steps",), number),
-    "warmup_share": Names(("warmup_ratio",), number),
+    "warmup_ratio": Names(("warmup_ratio",), number),
     "save_when": Names(("save_strategy",), when),
     "save_steps": Names(("save_steps",), number),
     "eval_when": Names(("eval_strategy", "evaluation_strategy"), when),
@@ -234,7 +234,7 @@ def settle(settings: FoundSettings) -> None:
     if warmup is not None:
         # Below one it is a share to transformers 5 as well.
         if 0 < warmup < 1:
-            settings.move("warmup_steps", "warmup_share", warmup)
+            settings.move("warmup_steps", "warmup_ratio", warmup)
         else:
             values["warmup_steps"] = int(warmup)
     for field in ("save_steps", "eval_steps"):
@@ -349,15 +349,15 @@ GRAFT_FIELDS = {
     "method": ("train", "method"),
     "rank": ("train", "rank"),
     "alpha": ("train", "alpha"),
-    "stabilised": ("train", "rank_stabilised"),
+    "stabilised": ("train", "use_rslora"),
     "learning_rate": ("train", "learning_rate"),
     "algorithm": ("train", "objective"),
     "answers": ("train", "rollouts", "answers"),
     "reward_scale": ("train", "policy", "scale"),
     "epochs": ("train", "epochs"),
-    "batch": ("train", "batch_rows"),
+    "batch": ("train", "batch_size"),
     "cards": ("train", "processes"),
-    "warmup_share": ("train", "warmup_share"),
+    "warmup_ratio": ("train", "warmup_ratio"),
     "save_steps": ("train", "checkpoint_every"),
     "eval_steps": ("train", "examine", "every"),
     "best_metric": ("train", "examine", "metric"),

@@ -68,7 +68,7 @@ def least_minutes(
         seq=kept[0] if len(kept) == 1 else tuple(kept),
         rows=config.rows,
         epochs=config.epochs or 1.0,
-        batch_rows=effective_batch(config) or 16,
+        batch_size=effective_batch(config) or 16,
         rank=config.rank or 16,
     )
     machine = Machine(gpu=gpu, gpus=config.cards or 1, ram_gib=config.ram_gib or 64.0)

@@ -35,7 +35,7 @@ def warmup_outlasts_run(config: Configuration, _context: LintContext) -> Iterato
         f"the warm-up of {warmup} steps is as long as the run of {steps.total} or longer",
         f"the rate rises to {reached:.0%} of what is set and never falls: the schedule does not happen",
         f"warm up for {max(round(steps.total * 0.05), 1)} to {max(round(steps.total * 0.1), 1)} steps",
-        ("warmup_steps", "warmup_share"),
+        ("warmup_steps", "warmup_ratio"),
     )
 
 
@@ -50,7 +50,7 @@ def warmup_large_share(config: Configuration, _context: LintContext) -> Iterator
         f"the warm-up takes {warmup} of {steps.total} steps ({warmup / steps.total:.0%})",
         "that much of the run is trained at a lower rate than is set",
         f"3 to 10 % is usual: {max(round(steps.total * 0.05), 1)} steps here",
-        ("warmup_steps", "warmup_share"),
+        ("warmup_steps", "warmup_ratio"),
     )
 
 

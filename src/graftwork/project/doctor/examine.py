@@ -101,11 +101,11 @@ def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
     base = settings.base
     if base != EMBEDDED and (project.root / base).expanduser().is_dir():
         base = str((project.root / base).expanduser().resolve())
-    batch = min(settings.train.batch_rows, ROWS_AT_MOST * settings.train.processes)
+    batch = min(settings.train.batch_size, ROWS_AT_MOST * settings.train.processes)
     train = settings.train.model_copy(
         update={
             "epochs": 1,
-            "batch_rows": batch,
+            "batch_size": batch,
             "max_rows": STEPS * batch,
             "validation_rows": 2,
             "checkpoint_every": STEPS // 2,

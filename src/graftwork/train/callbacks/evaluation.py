@@ -196,7 +196,7 @@ class EvaluationCallback(TrainingCallback):
         """Evaluate the model over the cases that all evaluations share."""
         begun = time.perf_counter()
         if self._settings.metric == LOSS:
-            loss = self._running().mean_loss(self._rows, batch_rows=ROWS_TOGETHER)
+            loss = self._running().mean_loss(self._rows, batch_size=ROWS_TOGETHER)
             value, cases = math.nan if loss is None else loss, len(self._rows)
         elif self._running().strategy.rank == 0:
             value, cases = self._grade_answers(step)

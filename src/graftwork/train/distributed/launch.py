@@ -131,7 +131,7 @@ def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "Singl
         stage=int(settings.strategy[-1]),
         on_cpu=on_cpu,
         offload=settings.offload,
-        most=settings.max_gradient_norm,
+        most=settings.max_grad_norm,
     )
 
 

@@ -113,7 +113,7 @@ class GpuEngine(TrainingEngine):
             self._progress("forward")
             total += self._learn(portion, scale)
         pull = self._pull()
-        norm = self.strategy.launch_clipping(self._settings.max_gradient_norm)
+        norm = self.strategy.launch_clipping(self._settings.max_grad_norm)
         # The card computes from here on until its results are asked for.
         self.meanwhile()
         loss_sum, gradient_norm = torch.stack((total, norm.to(total))).tolist()
@@ -162,9 +162,9 @@ class GpuEngine(TrainingEngine):
         return [found[at] for at in range(len(rows))]
 
     @torch.no_grad()
-    def mean_loss(self, rows: Sequence[Row], *, batch_rows: int = 0) -> float | None:
+    def mean_loss(self, rows: Sequence[Row], *, batch_size: int = 0) -> float | None:
         """The loss a trained token, by the same products that training uses."""
-        del batch_rows
+        del batch_size
         if not rows:
             return None
         total, decoder = 0.0, self._decoder

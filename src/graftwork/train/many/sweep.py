@@ -102,7 +102,7 @@ class SweepRequest:
     steps: int | None = None
     learning_rates: tuple[float, ...] = ()
     ranks: tuple[int, ...] = ()
-    batch_rows: tuple[int, ...] = ()
+    batch_size: tuple[int, ...] = ()
     trials: int = 9
     place: str = "here"
     confirmed: bool = False
@@ -193,13 +193,13 @@ class _Sweep:
         self._work, self._request, self._machine = work, request, machine
         train = work.settings.train
         self._now = SweepSettings(
-            learning_rate=train.learning_rate, rank=train.rank, batch_rows=train.batch_rows
+            learning_rate=train.learning_rate, rank=train.rank, batch_size=train.batch_size
         )
         usual = default_space(self._now)
         self._space = SearchSpace(
             request.learning_rates or usual.learning_rates,
             request.ranks or usual.ranks,
-            request.batch_rows or usual.batch_rows,
+            request.batch_size or usual.batch_size,
         )
         prepared = made.get("prepare", PreparedData)
         folder = Path(prepared.folder)
@@ -276,10 +276,10 @@ class _Sweep:
         for trial in settings:
             # Values that cannot be are refused before the first trial is trained.
             self._variant(trial, self._rows)
-        least = LEAST_BATCHES * max(trial.batch_rows for trial in settings)
-        epochs, batch_rows, fewest = (
+        least = LEAST_BATCHES * max(trial.batch_size for trial in settings)
+        epochs, batch_size, fewest = (
             self._work.settings.train.epochs,
-            self._now.batch_rows,
+            self._now.batch_size,
             min(least, self._rows),
         )
         budget = float(self._request.steps or 0)
@@ -287,7 +287,7 @@ class _Sweep:
         def cost(rows: int) -> float:
             """The price of a trial by its rows: steps of the present batch, or minutes by the planner."""
             if self._request.minutes is None:
-                return rows * epochs / batch_rows
+                return rows * epochs / batch_size
             return minutes_of_fewest + (rows - fewest) * minutes_per_row
 
         if self._request.minutes is not None:
@@ -351,7 +351,7 @@ class _Sweep:
     def _changes(self, settings: SweepSettings) -> dict[str, float | int]:
         """Of `train`. The strength of the adapter stays what it is: alpha follows the rank."""
         train = self._work.settings.train
-        alpha = train.alpha if train.rank_stabilised else train.alpha * settings.rank / train.rank
+        alpha = train.alpha if train.use_rslora else train.alpha * settings.rank / train.rank
         return {**settings.model_dump(), "alpha": alpha}
 
 

@@ -69,7 +69,7 @@ def plan_steps(rows: Sequence[Row], *, settings: TrainSettings) -> tuple[tuple[i
     """The row numbers of each step. The planner calls it too, so what is planned is what is trained."""
     steps = plan_batches(
         tuple(len(row.tokens) for row in rows),
-        batch_rows=settings.batch_rows,
+        batch_size=settings.batch_size,
         epochs=settings.epochs,
         seed=settings.seed,
         stages=[row.stage for row in rows],
@@ -87,7 +87,7 @@ def plan_steps(rows: Sequence[Row], *, settings: TrainSettings) -> tuple[tuple[i
 def plan_batches(
     lengths: tuple[int, ...],
     *,
-    batch_rows: int,
+    batch_size: int,
     epochs: int,
     seed: int,
     stages: Sequence[int | None] | None = None,
@@ -119,7 +119,7 @@ def plan_batches(
             chance.shuffle(rows)
             # Sorting is stable: rows of the same length stay shuffled among themselves.
             rows.sort(key=lambda row: lengths[row])
-            batches = -(-len(rows) // batch_rows)
+            batches = -(-len(rows) // batch_size)
             mixed: list[list[int]] = [[] for _ in range(batches)]
             # Each batch gets one row of each band of similar lengths.
             for first in range(0, len(rows), batches or 1):
@@ -167,9 +167,9 @@ def shared_tokens(rows: Sequence[Row]) -> int:
     return count if count >= WORTH_SHARING and len(rows) > 1 else 0
 
 
-def learning_rate(step: int, *, steps: int, highest: float, warmup_share: float) -> float:
+def learning_rate(step: int, *, steps: int, highest: float, warmup_ratio: float) -> float:
     """Linear warmup, then cosine decay; step 1 … `steps`. Never zero, so that no step is wasted."""
-    warmup = round(steps * warmup_share)
+    warmup = round(steps * warmup_ratio)
     if step <= warmup:
         return highest * step / (warmup + 1)
     gone = (step - warmup - 1) / max(steps - warmup, 1)

@@ -93,7 +93,7 @@ def require_both_sides(samples: Sequence[TrainingSample]) -> None:
 
 
 class JudgedOrder(PlannedOrder):
-    """The batch source of KTO: `batch_rows` replies per step, in the order of epochs."""
+    """The batch source of KTO: `batch_size` replies per step, in the order of epochs."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class JudgedOrder(PlannedOrder):
     ) -> None:
         steps = plan_batches(
             tuple(len(row.tokens) for row in samples),
-            batch_rows=settings.batch_rows,
+            batch_size=settings.batch_size,
             epochs=settings.epochs,
             seed=settings.seed,
             stages=[row.stage for row in samples],

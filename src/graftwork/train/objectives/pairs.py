@@ -152,12 +152,12 @@ def require_pairs(pairs: int, *, rows: int) -> None:
 
 
 class PairOrder(PlannedOrder):
-    """The batch source of preferences: `batch_rows` pairs per step, in the order of epochs."""
+    """The batch source of preferences: `batch_size` pairs per step, in the order of epochs."""
 
     def __init__(self, pairs: Sequence[ReplyPair], *, settings: TrainSettings) -> None:
         steps = plan_batches(
             tuple(max(len(row.tokens) for row in pair) for pair in pairs),
-            batch_rows=settings.batch_rows,
+            batch_size=settings.batch_size,
             epochs=settings.epochs,
             seed=settings.seed,
             stages=[pair.chosen.stage for pair in pairs],

@@ -294,7 +294,7 @@ class StreamedEngine(TrainingEngine):
             raise
         total = sum(float(loss) for loss in losses)
         self._progress("update")
-        norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
+        norm = self.strategy.clip_gradients(self._settings.max_grad_norm)
         tokens = sum(len(row.tokens) for row in rows)
         return StepResult(total, norm, tokens, count_trained(rows))
 
@@ -308,12 +308,12 @@ class StreamedEngine(TrainingEngine):
         return batch.by_row(-self._passes.lose([batch])[0])
 
     @torch.no_grad()
-    def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
+    def mean_loss(self, rows: Sequence[Row], *, batch_size: int) -> float | None:
         """The mean cross entropy per trained token; every block is fetched once."""
         if not rows:
             return None
         ordered = sorted(rows, key=lambda row: len(row.tokens))
-        size = min(batch_rows, self._step.micro_rows or batch_rows)
+        size = min(batch_size, self._step.micro_rows or batch_size)
         batches = [
             TokenBatch(ordered[at : at + size], device=self._device, share_beginning=False)
             for at in range(0, len(ordered), size)
