@@ -11,11 +11,11 @@ from upstream_servers import EVENTS, MODEL, ChatServer, LoraServer, event
 from graftwork.engines import upstream
 from graftwork.engines.protocol import BASE, EngineJob, GenerateRequest, LoadAdapter
 from graftwork.engines.settings import EngineSettings
-from graftwork.engines.upstream import UpstreamBackend
-from graftwork.engines.upstream_server import lora_rank, server_command
+from graftwork.engines.upstream import UpstreamBackend, server_command
 from graftwork.http.client import UpstreamClient
 from graftwork.http.messages import ApiError, StreamResponse, json_response
 from graftwork.http.server import Server
+from graftwork.model.adapter_shape import lora_rank
 from graftwork.records.interaction import Message
 
 KEY = "upstream-key-0123456789"

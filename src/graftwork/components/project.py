@@ -41,11 +41,11 @@ from graftwork.components.session import (
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.stages import ENDINGS, STAGES
 from graftwork.components.verifier import Submission
-from graftwork.engines.child import EngineChild
 from graftwork.engines.embedded import EMBEDDED
 from graftwork.engines.endpoint import EndpointEngine
 from graftwork.engines.interface import EngineSource
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP
+from graftwork.engines.local import EngineChild
 from graftwork.evaluate.project import open_grading
 from graftwork.evaluate.project_subjects import find_device, find_weights
 from graftwork.evaluate.subjects import NamedSubject, parse_subject

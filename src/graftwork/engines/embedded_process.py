@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from graftwork.engines.constrained import GrammarCompiler, GrammarConstraint
 from graftwork.engines.interface import EngineSource
 from graftwork.engines.llamacpp import max_positions
-from graftwork.engines.process import PromptRenderer, run_engine
+from graftwork.engines.process import PromptRenderer, ReplyText, describe_token, run_engine
 from graftwork.engines.protocol import (
     BASE,
     AlternativeData,
@@ -30,7 +30,6 @@ from graftwork.engines.protocol import (
     LogprobData,
     ReplyPiece,
 )
-from graftwork.engines.replies import ReplyText, describe_token
 from graftwork.http.messages import ApiError
 from graftwork.records.errors import GraftError
 

@@ -26,7 +26,9 @@ from graftwork.engines.llamacpp import (
 from graftwork.engines.process import (
     AdapterSet,
     PromptRenderer,
+    ReplyText,
     RequestRoom,
+    describe_token,
     run_engine,
 )
 from graftwork.engines.protocol import (
@@ -37,7 +39,6 @@ from graftwork.engines.protocol import (
     LogprobData,
     ReplyPiece,
 )
-from graftwork.engines.replies import ReplyText, describe_token
 from graftwork.http.client import Client, ClientReply
 from graftwork.http.messages import JSON_TYPE, ApiError
 from graftwork.model.gguf import adapter_file, base_file

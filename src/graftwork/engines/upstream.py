@@ -1,15 +1,20 @@
 """An engine process in front of another server: vLLM, SGLang, or any OpenAI-compatible endpoint.
 
 vLLM and SGLang get tokens of our own template, so they read what training wrote, and adapters under names
-made of their content, since both keep caches by name. They are started here on a loopback port, or found at
-a URL. An endpoint gets the messages and serves `base` only. Run as `python -m graftwork.engines.upstream
-JOB.json`.
+made of their content, since both keep caches by name. They are found at a URL, or started here on a loopback
+port, never a public one: those who can load adapters can read files. A server that is started here ends with
+this process. An endpoint gets the messages and serves `base` only. Run as
+`python -m graftwork.engines.upstream JOB.json`.
 """
 
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,7 @@ from graftwork.engines.constrained import require_call_form
 from graftwork.engines.process import (
     AdapterSet,
     PromptRenderer,
+    ReplyText,
     RequestRoom,
     run_engine,
 )
@@ -31,7 +37,6 @@ from graftwork.engines.protocol import (
     ReplyPiece,
     estimate_tokens,
 )
-from graftwork.engines.replies import ReplyText
 from graftwork.engines.upstream_messages import (
     DIALECTS,
     Dialect,
@@ -42,12 +47,102 @@ from graftwork.engines.upstream_messages import (
     read_embeddings,
     write_format,
 )
-from graftwork.engines.upstream_server import UpstreamServer
+from graftwork.files.disk import append_to
 from graftwork.http.client import ClientReply, UpstreamClient
 from graftwork.http.messages import TIMEOUT_HEADER, ApiError, name_failure
+from graftwork.model.adapter_shape import lora_rank
 from graftwork.model.gguf import adapter_content
+from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.base import MIB
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+
+LOG_FILE = "server.log"
+LOWEST_RANK = 64
+"""Memory for adapters is reserved at the start: releases to come may have a higher rank than today's."""
+_STOP_SECONDS = 20.0
+_RUN_TIED = (
+    "import runpy, sys; from graftwork.process.worker import stop_with_parent; stop_with_parent(); "
+    "sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+"""Runs a module in a process that ends when its parent does, even after kill -9."""
+KEEPS_TO_ITSELF = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # Else it looks for this machine's address by way of a public name server.
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+
+
+def server_command(job: EngineJob, *, port: int) -> list[str]:
+    """The command that serves the base with room for adapters."""
+    ranks = [lora_rank(Path(folder)) or 0 for folder in job.adapters.values()]
+    rank, most = str(max([LOWEST_RANK, *ranks])), job.engine.max_adapters
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    if job.engine.kind == "vllm":
+        adapters = ["--enable-lora", "--max-loras", str(most), "--max-cpu-loras", str(most + 1)]
+        command = ["vllm.entrypoints.openai.api_server", "--model", job.base_folder, *adapters]
+        command += ["--max-lora-rank", rank, "--dtype", job.dtype, "--generation-config", "vllm"]
+    else:
+        adapters = ["--enable-lora", "--max-loras-per-batch", str(most), "--max-loaded-loras", str(most + 1)]
+        command = ["sglang.launch_server", "--model-path", job.base_folder, *adapters]
+        command += ["--max-lora-rank", rank, "--lora-target-modules", "all", "--dtype", job.dtype]
+    return [sys.executable, "-c", _RUN_TIED, *command, *where, *job.engine.arguments]
+
+
+class UpstreamServer:
+    """A vLLM or SGLang server as a child process."""
+
+    def __init__(self, job: EngineJob) -> None:
+        package = job.engine.kind
+        if importlib.util.find_spec(package) is None:
+            raise EnvironmentLacks(
+                f"{package} is not installed in this environment",
+                why="the engine is started from it",
+                fix=f"pip install {package}, or start it elsewhere and set serve.engine.url",
+                where="serve.engine.kind",
+            )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self._log = Path(job.folder) / LOG_FILE
+        allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "HF_HUB_OFFLINE": "1"}
+        with append_to(self._log) as log:
+            self._process = subprocess.Popen(
+                server_command(job, port=port),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **KEEPS_TO_ITSELF, **allowed, PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def explain_end(self) -> WorkerFailed:
+        lines = self._log.read_bytes()[-4000:].decode(errors="replace").strip().splitlines()
+        return WorkerFailed(
+            f"the server ended with exit code {self._process.returncode}",
+            why=lines[-1] if lines else "",
+            fix="see its log",
+            where=str(self._log),
+        )
+
+    def stop(self) -> None:
+        """End it and the processes that it started."""
+        if not self.ended:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from graftwork.engines.constrained import CallForm, choose_functions, write_call_schema
+from graftwork.engines.process import ReplyText, describe_token
 from graftwork.engines.protocol import (
     AlternativeData,
     CallData,
@@ -22,7 +23,6 @@ from graftwork.engines.protocol import (
     ReplyPiece,
     estimate_tokens,
 )
-from graftwork.engines.replies import ReplyText, describe_token
 from graftwork.engines.settings import EngineKind
 from graftwork.http.client import ClientReply
 from graftwork.http.messages import ApiError

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from graftwork.data.project import PreparedData
-from graftwork.engines.selection import PRECISIONS
+from graftwork.engines.local import PRECISIONS
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_answers
 from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.engines.llamacpp import LLAMACPP
-from graftwork.engines.selection import name_engine
+from graftwork.engines.local import name_engine
 from graftwork.evaluate.subjects import CHAMPION, Asking, NamedSubject, Subject
 from graftwork.files.disk import folder_digest
 from graftwork.project.open_project import OpenProject, load_template, name_entry

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from graftwork.engines.embedded import EMBEDDED
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP
-from graftwork.engines.selection import agree_on_engine, is_alone
+from graftwork.engines.local import agree_on_engine, is_alone
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.release import GgufPrecision, PromptVariant

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from graftwork.records.base import Record
@@ -18,6 +19,18 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 
 Kind = Literal["lora", "dora", "full"]
+NOT_SERVED = (
+    "use_dora",
+    "modules_to_save",
+    "lora_bias",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "use_bdlora",
+    "use_qalora",
+)
+"""What vLLM refuses in an adapter, as PEFT calls it."""
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM lays out memory for; an adapter takes the next one above its own."""
 _LARGEST_RANK = 2**20
 _REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]|(?<!\()\?"), re.compile(r"\)[*+{?]")
 
@@ -170,3 +183,16 @@ def _no_shape(why: str, where: str) -> Damaged:
 def _is_meant(name: str, path: str) -> bool:
     """PEFT's own rule: a name or a pattern, met at the end of the path."""
     return re.match(rf"(.*\.)?({name})$", path) is not None
+
+
+def lora_rank(folder: Path) -> int | None:
+    """The memory that vLLM must reserve for the adapter; None for one that it cannot serve."""
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
+    if not plain or any(config.get(name) for name in NOT_SERVED):
+        return None
+    largest = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
+    return next((rank for rank in RANKS if rank >= largest), None)

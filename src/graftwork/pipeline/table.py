@@ -62,7 +62,7 @@ WORKER_MODULES = (
     "graftwork.model.generate.generator",
     "graftwork.engines.constrained",
     "graftwork.http.server",
-    "graftwork.engines.replies",
+    "graftwork.engines.process",
     "graftwork.engines.embedded_process",
 )
 """What workers import besides libraries. None starts a thread or is the program of a worker."""

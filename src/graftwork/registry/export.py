@@ -18,7 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
-from graftwork.engines.upstream_server import lora_rank
 from graftwork.evaluate.project_subjects import find_weights
 from graftwork.evaluate.subjects import parse_subject
 from graftwork.files.dataset import read_rows
@@ -28,6 +27,7 @@ from graftwork.model.adapter_shape import (
     WEIGHTS_FILE,
     AdapterShape,
     from_peft,
+    lora_rank,
     parse_peft,
     to_peft,
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.engines.interface import EngineFacts, EngineSource
-from graftwork.engines.selection import agree_on_engine, open_engine
+from graftwork.engines.local import agree_on_engine, open_engine
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 
 

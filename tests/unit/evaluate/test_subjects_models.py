@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.engines.embedded import EmbeddedEngine
-from graftwork.engines.selection import settle, source_of
+from graftwork.engines.local import settle, source_of
 from graftwork.evaluate.ask import shards as shard_processes
 from graftwork.evaluate.ask.answers import CaseBatch, read_answers
 from graftwork.evaluate.ask.shards import share_out

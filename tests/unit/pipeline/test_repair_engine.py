@@ -10,8 +10,8 @@ import yaml
 
 from graftwork.api.project import open_project
 from graftwork.data.settings import RepairSettings
-from graftwork.engines.child import EngineChild
 from graftwork.engines.interface import DecodingSettings, EngineSource
+from graftwork.engines.local import EngineChild
 from graftwork.process import line_process
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.interaction import Message

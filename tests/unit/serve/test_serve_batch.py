@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from serve_harness import DEADLINE
 
 from graftwork.engines.embedded_process import RequestLoop, SubmittedRequest, Ticket
+from graftwork.engines.process import TextStream
 from graftwork.engines.protocol import ReplyPiece
-from graftwork.engines.replies import TextStream
 from graftwork.http.messages import ApiError
 from graftwork.model.generate.sampling import GenerationRequest, Sampling
 

@@ -10,8 +10,8 @@ from tool_template import FIND, PLACE, TOOLS
 
 from graftwork.data.ingest.read import read_row
 from graftwork.data.settings import DataSettings
+from graftwork.engines.process import ReplyText
 from graftwork.engines.protocol import GenerateRequest
-from graftwork.engines.replies import ReplyText
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.records.interaction import Origin
 

@@ -25,10 +25,10 @@ from graftwork.data.repair.teacher import JOURNAL_FILE, Teacher, TeacherClient, 
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.split_state import SPLITS_FILE, read_previous_splits
-from graftwork.engines.child import EngineChild
 from graftwork.engines.embedded import EMBEDDED
 from graftwork.engines.interface import EngineSource
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP, serving_threads
+from graftwork.engines.local import EngineChild
 from graftwork.evaluate.project import open_grading
 from graftwork.evaluate.project_subjects import find_device
 from graftwork.model.base import find_base

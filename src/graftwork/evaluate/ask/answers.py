@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.engines.selection import answered_by
+from graftwork.engines.local import answered_by
 from graftwork.evaluate.cases import asked_messages
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.base import fingerprint

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from graftwork.engines.endpoint import EndpointEngine
 from graftwork.engines.interface import DecodingSettings, MeasuringEngine
-from graftwork.engines.selection import open_engine, settle, source_of
+from graftwork.engines.local import open_engine, settle, source_of
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.settings import EvaluateSettings, choose_success
 from graftwork.evaluate.subjects import parse_subject

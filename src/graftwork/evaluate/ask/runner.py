@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from graftwork.engines.interface import DecodingSettings, MeasuringEngine, RenderedPrompt, Timing
-from graftwork.engines.selection import ADAPTER
+from graftwork.engines.local import ADAPTER
 from graftwork.evaluate.ask.answers import (
     AnswerBook,
     CaseBatch,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graftwork.engines.embedded import EmbeddedEngine
 from graftwork.engines.interface import DecodingSettings, RenderedPrompt, Timing
-from graftwork.engines.selection import settle, source_of
+from graftwork.engines.local import settle, source_of
 from graftwork.evaluate.ask.runner import stopped, time_in_turn
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate_with
 from graftwork.evaluate.cases import asked_messages, cases_to_time, read_cases

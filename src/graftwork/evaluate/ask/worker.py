@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graftwork.engines.embedded import EmbeddedEngine
 from graftwork.engines.interface import MeasuringEngine
-from graftwork.engines.selection import ADAPTER, answered_by, open_engine, settle, source_of
+from graftwork.engines.local import ADAPTER, answered_by, open_engine, settle, source_of
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE
 from graftwork.evaluate.ask.endpoint import ask_endpoint
 from graftwork.evaluate.ask.runner import CaseRunner, stopped

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.engines.selection import name_engine
+from graftwork.engines.local import name_engine
 from graftwork.engines.settings import EngineSettings
 from graftwork.evaluate.gate.advice import BetterRun, compare_plans
 from graftwork.evaluate.gate.decide import GateCandidate, asked_otherwise, decide
