@@ -17,8 +17,8 @@ from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
 from graftwork.registry.deploy import import_release
 from graftwork.registry.project import promote_release
+from graftwork.serve.own_endpoint import gateway_folder
 from graftwork.serve.project import open_chain_checks, with_threshold
-from graftwork.serve.reload import gateway_folder
 from graftwork.serve.settings import ServeSettings
 
 SMALL = {"rank": 2, "epochs": 1, "batch_size": 4, "threads": 1, "max_rows": 8, "validation_rows": 4}

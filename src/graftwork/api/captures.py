@@ -11,7 +11,7 @@ from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback
-from graftwork.serve.capture_journal import CaptureTotals, read_totals
+from graftwork.serve.captures import CaptureTotals, read_totals
 from graftwork.store.captures import FeedbackStore
 
 MOST_EXCHANGES = 2000

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from graftwork.records.week import WeekSchedule
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey
+    from graftwork.serve.own_endpoint import ReloadResult
     from graftwork.serve.project import CreatedKey
-    from graftwork.serve.reload import ReloadResult
     from graftwork.serve.settings import ServeSettings
     from graftwork.train.many.all_models import TrainedAll
     from graftwork.train.many.federated import Federation
@@ -450,7 +450,7 @@ class Project:
 
     def reload_endpoint(self) -> "ReloadResult":
         """Let the running endpoint take over settings and aliases. Says what needs a restart."""
-        from graftwork.serve.reload import reload_endpoint
+        from graftwork.serve.own_endpoint import reload_endpoint
 
         return reload_endpoint(self.folder.serving)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from graftwork.project.open_project import OpenProject
     from graftwork.records.live import PromptDrift
-    from graftwork.serve.capture_journal import CaptureTotals
+    from graftwork.serve.captures import CaptureTotals
     from graftwork.store.runs import RunEntry
     from graftwork.train.runs import Event
     from graftwork.views.terminal import PlainTable

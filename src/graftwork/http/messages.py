@@ -12,6 +12,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 """How long a client waits; passed on to the server behind."""
 
 Headers = tuple[tuple[str, str], ...]
+RETRY: Headers = (("retry-after", "1"),)
 
 _USUAL_NAMES = (
     "accept", "accept-encoding", "authorization", "connection", "content-length", "content-type", "host",

@@ -27,7 +27,7 @@ from graftwork.records.fleet import Beat, Health, Vitals
 from graftwork.records.live import PromptDrift, ShadowSummary
 from graftwork.records.plan import Plan
 from graftwork.records.report import Verdict
-from graftwork.serve.capture_journal import CaptureTotals, read_totals
+from graftwork.serve.captures import CaptureTotals, read_totals
 from graftwork.serve.own_endpoint import OwnEndpoint
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.runs import RunEntry

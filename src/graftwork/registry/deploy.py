@@ -45,8 +45,7 @@ from graftwork.registry.project import full_alias, open_store, promote_release, 
 from graftwork.registry.publish import find_licence
 from graftwork.registry.remote_store import Pushed, RemoteStore, pull_release, push_release
 from graftwork.registry.ssh import SshDelivery, SshTarget, parse_target, push_over_ssh
-from graftwork.serve.own_endpoint import OwnEndpoint
-from graftwork.serve.reload import gateway_folder
+from graftwork.serve.own_endpoint import OwnEndpoint, gateway_folder
 
 ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""

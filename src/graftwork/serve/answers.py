@@ -14,6 +14,7 @@ from functools import partial
 from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import (
     JSON_TYPE,
+    RETRY,
     TIMEOUT_HEADER,
     Answer,
     ApiError,
@@ -45,11 +46,10 @@ from graftwork.serve.escalation import (
     mean_logprob,
 )
 from graftwork.serve.exchange import ClientRequest, RunningExchange, ask_engine, make_id
-from graftwork.serve.fallbacks import Fallbacks, FallbackTarget
 from graftwork.serve.metrics import Metrics
-from graftwork.serve.replica_pool import NoReplica, failure_code
+from graftwork.serve.replicas import NoReplica, failure_code
 from graftwork.serve.request_log import FinishedRequest
-from graftwork.serve.routing import RETRY, Routes, choose_release
+from graftwork.serve.routing import Fallbacks, FallbackTarget, Routes, choose_release
 from graftwork.serve.serving_engine import ReplyStream, ServingEngine
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow

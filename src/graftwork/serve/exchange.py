@@ -25,10 +25,9 @@ from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import ServedExchange
 from graftwork.serve.chains import ChainMark, add_usage
 from graftwork.serve.escalation import CheckedReply
-from graftwork.serve.fallbacks import FallbackTarget, describe_fallback
 from graftwork.serve.keys import KeyHolder
 from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
-from graftwork.serve.routing import ArmAssignment
+from graftwork.serve.routing import ArmAssignment, FallbackTarget, describe_fallback
 from graftwork.serve.serving_engine import ReplyStream, ServingEngine
 
 _NOTES = (

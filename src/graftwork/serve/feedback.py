@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from graftwork.http.messages import ApiError, Request, Response, json_response
+from graftwork.http.messages import RETRY, ApiError, Request, Response, json_response
 from graftwork.records.interaction import Feedback
 from graftwork.serve.captures import CaptureWriter, redact_name
 from graftwork.text.redact import Redactor
@@ -40,7 +40,6 @@ _LONGEST_COMMENT = 8000
 _LONGEST_USER = 512
 _LONGEST_CORRECTION = 32_000
 _AT_ONCE = 16
-_RETRY = (("retry-after", "1"),)
 FINISH_SECONDS = 10.0
 """How long feedback waits for an escalated answer, whose capture needs the small model's answer too."""
 
@@ -76,9 +75,9 @@ class FeedbackEndpoint:
         feedback = parse_feedback(request.body, at=time.time())
         if is_running(feedback.capture):
             message = "this answer is still being given; send the feedback when it is over"
-            raise ApiError(409, message, param="capture", code="still_answering", headers=_RETRY)
+            raise ApiError(409, message, param="capture", code="still_answering", headers=RETRY)
         if self.waiting >= _AT_ONCE:
-            raise ApiError(429, "too much feedback at once; try again soon", code="full", headers=_RETRY)
+            raise ApiError(429, "too much feedback at once; try again soon", code="full", headers=RETRY)
 
         def end_one(keeping: "asyncio.Task[None]") -> None:
             self._keeping.discard(keeping)
@@ -98,7 +97,7 @@ class FeedbackEndpoint:
             await asyncio.wait([finishing], timeout=self.finish_seconds)
             if not finishing.done():
                 message = "the other model's answer to this request is not complete yet; try again soon"
-                raise ApiError(409, message, param="capture", code="not_captured_yet", headers=_RETRY)
+                raise ApiError(409, message, param="capture", code="not_captured_yet", headers=RETRY)
         for pause in (*self._pauses, None):
             # Asked first: what is handed to the sink in between is found by the try that follows.
             all_written = self._captures.idle
@@ -109,12 +108,12 @@ class FeedbackEndpoint:
             except Exception as error:
                 log.exception("feedback: it could not be kept")
                 message = "the feedback could not be kept; try again soon"
-                raise ApiError(503, message, code="not_kept", headers=_RETRY) from error
+                raise ApiError(503, message, code="not_kept", headers=RETRY) from error
             if pause is not None:
                 await asyncio.sleep(pause)
         if not all_written:
             message = "captures are still being written; try again soon"
-            raise ApiError(503, message, param="capture", code="not_written_yet", headers=_RETRY)
+            raise ApiError(503, message, param="capture", code="not_written_yet", headers=RETRY)
         message = (
             f"there is no capture {feedback.capture}; the header x-graft-capture names that of an answer"
         )

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from graftwork.http.messages import (
     JSON_TYPE,
+    RETRY,
     TIMEOUT_HEADER,
     Answer,
     ApiError,
@@ -32,8 +33,7 @@ from graftwork.serve.api.call import (
     ChatCall,
 )
 from graftwork.serve.api.chat import CHAT, describe_model, encode_models
-from graftwork.serve.api.completions import COMPLETIONS
-from graftwork.serve.api.embeddings import EMBEDDINGS
+from graftwork.serve.api.completions import COMPLETIONS, EMBEDDINGS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.budgets import Reservation, most_tokens
@@ -43,7 +43,7 @@ from graftwork.serve.keys import KeyHolder, KeyRing, Scope, render_keys
 from graftwork.serve.metrics import Metrics, render_replicas
 from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
-from graftwork.serve.routing import RETRY, Routes
+from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 APIS = {

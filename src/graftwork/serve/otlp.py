@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from graftwork.engines.protocol import estimate_tokens
-from graftwork.http.messages import ApiError, Request, Response, json_response
+from graftwork.http.messages import RETRY, ApiError, Request, Response, json_response
 from graftwork.records.base import MIB
 from graftwork.serve.budgets import KeyUsage
 from graftwork.serve.captures import CaptureWriter, ServedExchange
@@ -26,7 +26,6 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 MOST_UNPACKED_BYTES = 32 * MIB
 """A compressed trace that unpacks to more is refused with 413."""
 _AT_ONCE = 2
-_RETRY = (("retry-after", "1"),)
 _DEEPEST = 64
 _SLICE = 1 << 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -72,7 +71,7 @@ class TraceIntake:
         if packing not in ("gzip", "identity", ""):
             raise ApiError(415, "send traces with content-encoding gzip, or without")
         if self._under_way >= _AT_ONCE:
-            raise ApiError(429, "too many traces at once; try again soon", code="full", headers=_RETRY)
+            raise ApiError(429, "too many traces at once; try again soon", code="full", headers=RETRY)
 
         def end_one(_decoding: "asyncio.Future[TracedCalls]") -> None:
             self._under_way -= 1

@@ -1,20 +1,33 @@
-"""The endpoint of this project, asked as a client on this machine asks it.
+"""The endpoint of this project, asked as a client on this machine asks it, or told to reload.
 
 In: the settings by which it was started. Out: its answers. Its own certificate is trusted and no other; the
-key comes from the environment and goes into a header only.
+key comes from the environment and goes into a header only. The gateway holds a lock in its folder, by which
+`graft serve --reload` finds it, and writes there what each reload did.
 """
 
 import json
 import os
+import signal
 import ssl
+import time
 import urllib.request
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from graftwork.process.http_client import LONGEST_ANSWER, HttpAnswer, HttpClient
+from graftwork.process.worker import lock_holder
+from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake, WorkerFailed
 from graftwork.serve.settings import ServeSettings, is_loopback
+
+RESULT_FILE = "reload.json"
+RELOAD_SIGNAL = signal.SIGUSR1
+_WAIT_SECONDS = 60.0
+_POLL_SECONDS = 0.05
 
 
 class OwnEndpoint:
@@ -62,3 +75,58 @@ class OwnEndpoint:
         except (OSError, ssl.SSLError):
             return None
         return context
+
+
+class ReloadResult(Record):
+    """What the last reload did; `number` counts the reloads of this endpoint."""
+
+    number: int
+    changed: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def gateway_folder(serving: Path) -> Path:
+    """Where the gateway of a project holds its lock."""
+    return serving / "gateway"
+
+
+def reload_endpoint(serving: Path) -> ReloadResult:
+    """What the endpoint changed. Raises where none runs, or where it refuses the settings."""
+    folder = gateway_folder(serving)
+    process = lock_holder(folder)
+    if process is None or process <= 0:
+        raise UserMistake(
+            "no endpoint of this project runs here",
+            why="there is nothing to reload",
+            fix="`graft serve` starts it with the settings as they are now",
+            where=str(folder),
+        )
+    before = _read(folder)
+    number = before.number if before is not None else 0
+    os.kill(process, RELOAD_SIGNAL)
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while time.monotonic() < deadline and lock_holder(folder) == process:
+        result = _read(folder)
+        if result is None or result.number <= number:
+            time.sleep(_POLL_SECONDS)
+        elif result.error is None:
+            return result
+        else:
+            raise UserMistake(
+                f"the endpoint keeps its old settings: {result.error}",
+                why="settings that are not valid change nothing",
+                fix="correct graft.yaml and reload again",
+            )
+    raise WorkerFailed(
+        "the endpoint did not reload",
+        why=f"process {process} gave no answer for {_WAIT_SECONDS:.0f} s, or has ended",
+        fix="look at its output; `graft status` shows whether it answers",
+    )
+
+
+def _read(folder: Path) -> ReloadResult | None:
+    try:
+        return ReloadResult.from_json((folder / RESULT_FILE).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None

@@ -1,22 +1,24 @@
-"""Chooses the release that answers a request: aliases, release ids, and an experiment that splits sessions.
+"""Chooses the release that answers a request: aliases, ids, an experiment, and who answers in its place.
 
 `choose_release` is the whole decision. An experiment assigns a session to an arm by a keyed hash of the
 session id alone, so the arm does not depend on the request, and is the same on every endpoint of the project
 and after a restart. The key is made of the experiment's name, both releases and the share: changing any of
 them starts a new experiment. `AliasWatcher` keeps the routes up to date and loads a release before its alias
-moves here.
+moves here. `Fallbacks` has the chains of `serve.failover.fallback`, which are used only before the first byte
+of an answer.
 """
 
 import asyncio
 import hashlib
 import logging
+import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from graftwork.engines.protocol import BASE
-from graftwork.http.messages import ApiError
+from graftwork.http.messages import RETRY, ApiError
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import Busy, GraftError
 from graftwork.records.interaction import Arm
@@ -26,13 +28,14 @@ from graftwork.serve.settings import SplitSettings
 
 log = logging.getLogger(__name__)
 
-RETRY = (("retry-after", "1"),)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a release that could not be loaded is tried again. The pause doubles with each failure,
 except while the store is busy: each attempt reads every byte of the release."""
 _MIN_PREFIX = 8
 _HASH_BYTES = 8
 _ID_SHOWN = 12
+ANY_MODEL = "*"
+_NAME = re.compile(r"[\w./-]{1,130}", re.ASCII)
 
 ResolveAliases = Callable[[], dict[str, str]]
 """Alias to release id, as of now. Called in a thread; may read a database."""
@@ -300,3 +303,82 @@ def _log_experiment(routes: Routes) -> None:
         return
     shown = (experiment.experiment, 100 * experiment.share, experiment.alias, experiment.challenger[:12])
     log.info("split: experiment %s: %g %% of the sessions that ask for %s go to %s", *shown)
+
+
+class FallbackTarget(NamedTuple):
+    release: str
+    """What the answer is marked with: a release, `base`, or the name of an endpoint."""
+    engine: ServingEngine
+    model: str
+    """What the engine is asked for."""
+    passed: int
+    """How many names of the chain were used or skipped to get here."""
+
+
+class Fallbacks:
+    def __init__(
+        self,
+        chains: Mapping[str, tuple[str, ...]],
+        *,
+        engine: ServingEngine,
+        endpoints: Mapping[str, ServingEngine],
+    ) -> None:
+        self.chains = dict(chains)
+        self._engine = engine
+        self._endpoints = endpoints
+
+    def covers(self, model: str) -> bool:
+        """Whether the settings declare this name, so that it is answered even before it has a release."""
+        return model in self.chains
+
+    def has_endpoint(self, name: str) -> bool:
+        return name in self._endpoints
+
+    def ready_endpoints(self) -> list[str]:
+        return [name for name, endpoint in self._endpoints.items() if endpoint.state == "ready"]
+
+    def may_replace(self, names: Sequence[str], error: ApiError) -> bool:
+        """Whether another model may answer. Before the aliases are loaded any sensible name may be one."""
+        sensible = _NAME.fullmatch(names[0]) is not None
+        return any(map(self.covers, names)) or (error.status == 503 and sensible)
+
+    def find_next(
+        self, names: Sequence[str], routes: Routes, *, passed: int = 0, failed: str | None = None
+    ) -> FallbackTarget | None:
+        """The next of the model's chain that is ready. `failed` is the release that was asked last."""
+        chain, family = find_chain(self.chains, *names), routes.family
+        if not chain and family is not None and family.name in names:
+            # The main model answers for a specialist of the family that has no chain of its own.
+            main = family.aliases[family.main]
+            chain = () if names[0] == main else (main,)
+        for place in range(passed, len(chain)):
+            target = self.resolve(chain[place], routes, place + 1)
+            if target is not None and target.release != failed:
+                return target
+        return None
+
+    def resolve(self, name: str, routes: Routes, passed: int = 0) -> FallbackTarget | None:
+        """The endpoint, alias or release of this name, if it can be asked now."""
+        endpoint = self._endpoints.get(name)
+        if endpoint is not None:
+            model = endpoint.models[0] if endpoint.models else ""
+            return FallbackTarget(name, endpoint, model, passed) if endpoint.state == "ready" else None
+        if self._engine.state != "ready":
+            return None
+        try:
+            release = routes.resolve(name)
+        except ApiError:
+            return None
+        return FallbackTarget(release, self._engine, release, passed)
+
+
+def find_chain(chains: Mapping[str, tuple[str, ...]], model: str, *aliases: str) -> tuple[str, ...]:
+    """Who answers instead of the model, in order. Its own chain goes before those of its other names."""
+    found = next((chains[name] for name in (model, *aliases, ANY_MODEL) if name in chains), ())
+    return tuple(name for name in found if name != model)
+
+
+def describe_fallback(model: str, why: str) -> str:
+    """The value of the response header `x-graft-fallback`."""
+    name = "".join(c if c.isascii() and c.isprintable() and c != ";" else "?" for c in model)
+    return f"from={name}; why={why}"

@@ -1,10 +1,13 @@
 """Runs an endpoint from start to graceful stop: gateway, engine, captures, and what runs next to them.
 
-Next to the gateway run the watching of keys, the admin listener, TLS and the access log.
+Next to the gateway run the watching of keys, the admin listener, TLS and the access log. On SIGHUP or `graft
+serve --reload` the endpoint takes over new settings, and no request is dropped. `plan_reload` says which of
+them take effect at once, and which need a restart.
 """
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import ssl
@@ -17,22 +20,25 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from graftwork.engines.protocol import EngineJob
+from graftwork.files.disk import write_atomic
 from graftwork.http.server import Server
 from graftwork.process.worker import hold_lock
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import GraftError, UserMistake
 from graftwork.serve.answers import AnswerService
 from graftwork.serve.captures import CaptureSink, CaptureWriter
-from graftwork.serve.engines import EngineSet
 from graftwork.serve.escalation import AnswerChecks
 from graftwork.serve.family import Family
 from graftwork.serve.feedback import FeedbackSink
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.keys import KeyRing, LoadKeys, UsageFile, follow_keys, is_usable
 from graftwork.serve.otlp import TracedCalls
-from graftwork.serve.reload import RELOAD_SIGNAL, ReadSettings, SettingsReloader, gateway_folder
+from graftwork.serve.own_endpoint import RELOAD_SIGNAL, RESULT_FILE, ReloadResult, gateway_folder
+from graftwork.serve.replicas import EngineSet
 from graftwork.serve.request_log import AccessLog, log_as_json
 from graftwork.serve.routing import AliasWatcher, FindAdapter, FindCanary, ResolveAliases, Routes
 from graftwork.serve.settings import ServeSettings, find_api_key
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -41,6 +47,25 @@ _SWITCH_SECONDS = 0.0005
 takes it several times; Python's own 5 ms would add up."""
 _FLUSH_SECONDS = 2.0
 """How long clients may take to read the end of answers that are complete."""
+RELOADED = frozenset(
+    {
+        "alias_refresh_seconds",
+        "default_model",
+        "drain_seconds",
+        "failover",
+        "max_new_tokens",
+        "max_new_tokens_limit",
+        "queue_limit",
+        "request_timeout_seconds",
+        "split",
+    }
+)
+"""Settings of `serve` that a running endpoint takes over."""
+_ENGINE_TIMES = ("probe_seconds", "frozen_seconds", "restart_seconds", "start_seconds")
+"""Settings of `serve.failover` that an engine gets when it starts."""
+
+ReadSettings = Callable[[], ServeSettings]
+"""The settings as they are now. Called in a thread. Raises GraftError if they are not valid."""
 
 
 class Listener(NamedTuple):
@@ -105,6 +130,85 @@ def open_tls(certificate: str, key: str) -> ssl.SSLContext:
             where=certificate,
         ) from error
     return context
+
+
+class ReloadPlan(NamedTuple):
+    settings: ServeSettings
+    changed: tuple[str, ...]
+    """Settings that take effect now."""
+    restart: tuple[str, ...]
+    """Settings that differ and keep their old value until the endpoint is started again."""
+
+
+def plan_reload(old: ServeSettings, new: ServeSettings) -> ReloadPlan:
+    """An engine may change its replicas; everything else about it needs a restart, and the gate."""
+    names = [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
+    update = {name: getattr(new, name) for name in names if name in RELOADED}
+    changed, restart = sorted(update), sorted(set(names) - RELOADED)
+    if "engine" in restart and old.engine.model_copy(update={"replicas": new.engine.replicas}) == new.engine:
+        update["engine"] = new.engine
+        changed.append("engine.replicas")
+        restart.remove("engine")
+    if "failover" in update:
+        kept = {name: getattr(old.failover, name) for name in _ENGINE_TIMES}
+        restart += [f"failover.{name}" for name in _ENGINE_TIMES if getattr(new.failover, name) != kept[name]]
+        update["failover"] = new.failover.model_copy(update=kept)
+        if update["failover"] == old.failover:
+            changed.remove("failover")
+    return ReloadPlan(old.model_copy(update=update), tuple(changed), tuple(restart))
+
+
+class SettingsReloader:
+    """Set `asked` to reload; `follow` does the work."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        *,
+        read: ReadSettings | None,
+        gateway: Gateway,
+        engines: EngineSet,
+        watcher: AliasWatcher,
+        folder: Path,
+    ) -> None:
+        self.settings = settings
+        self.asked = asyncio.Event()
+        self.number = 0
+        self._read, self._gateway, self._engines, self._watcher = read, gateway, engines, watcher
+        self._folder = folder
+
+    async def follow(self) -> None:
+        (self._folder / RESULT_FILE).unlink(missing_ok=True)
+        while True:
+            await self.asked.wait()
+            self.asked.clear()
+            try:
+                result = await self.reload()
+                await asyncio.to_thread(write_atomic, self._folder / RESULT_FILE, result.to_json())
+            except Exception:
+                log.exception("reload failed; the endpoint keeps its settings")
+
+    async def reload(self) -> ReloadResult:
+        """Take over the settings and read the aliases. Invalid settings change nothing."""
+        self.number += 1
+        try:
+            new = self.settings if self._read is None else await asyncio.to_thread(self._read)
+            plan = plan_reload(self.settings, new)
+            self._engines.revise(plan.settings)
+        except (GraftError, OSError) as error:
+            log.warning("reload: nothing changed: %s", error)
+            return ReloadResult(number=self.number, error=str(error))
+        self.settings = plan.settings
+        self._gateway.revise(plan.settings)
+        self._watcher.revise(plan.settings.split, seconds=plan.settings.alias_refresh_seconds)
+        try:
+            await self._watcher.refresh()
+        except Exception:
+            log.exception("reload: cannot read the aliases; they are read again soon")
+        log.info("reload: changed %s", ", ".join(plan.changed) or "nothing")
+        if plan.restart:
+            log.warning("reload: these need a restart: %s", ", ".join(plan.restart))
+        return ReloadResult(number=self.number, changed=plan.changed, restart=plan.restart)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from graftwork.records.interaction import INTERRUPTED
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.captures import CaptureWriter, ServedExchange
-from graftwork.serve.fallbacks import FallbackTarget
+from graftwork.serve.routing import FallbackTarget
 from graftwork.serve.settings import ShadowSettings
 
 log = logging.getLogger(__name__)

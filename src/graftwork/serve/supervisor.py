@@ -24,12 +24,11 @@ import orjson
 from graftwork.engines.protocol import ENGINE_MODULES, EngineJob, LoadAdapter, PieceData, read_failure
 from graftwork.files.disk import append_to, write_atomic
 from graftwork.http.client import Client, ClientReply
-from graftwork.http.messages import ApiError
+from graftwork.http.messages import RETRY, ApiError
 from graftwork.process.preload import SHARED, PreloadedWorker, PreloadedWorkers
 from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
 from graftwork.serve.api.call import ChatCall
-from graftwork.serve.routing import RETRY
 from graftwork.serve.serving_engine import EngineState, EngineStatus
 from graftwork.serve.settings import FailoverSettings
 

@@ -18,7 +18,7 @@ from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.registry.deploy import deploy, deploy_here
 from graftwork.registry.project import open_store, promote_release
-from graftwork.serve.reload import gateway_folder
+from graftwork.serve.own_endpoint import gateway_folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
 

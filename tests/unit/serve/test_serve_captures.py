@@ -19,14 +19,17 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.serve.capture_journal import (
+from graftwork.serve.captures import (
     COUNTS_FILE,
     JOURNAL_FILE,
     CaptureCounts,
     CaptureJournal,
+    CaptureLimits,
+    CaptureWriter,
+    ServedExchange,
+    make_capture,
     read_totals,
 )
-from graftwork.serve.captures import CaptureLimits, CaptureWriter, ServedExchange, make_capture
 from graftwork.serve.project import StoreSink
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()

@@ -14,10 +14,9 @@ from graftwork.records.interaction import Origin
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.chains import AnsweredStep, ChainRun, read_trace
-from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
-from graftwork.serve.routing import Routes
+from graftwork.serve.routing import Fallbacks, Routes
 from graftwork.serve.settings import FamilySettings, ServeSettings
 
 ROUTES = Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE, "judge/champion": OTHER})

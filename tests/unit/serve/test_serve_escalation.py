@@ -18,10 +18,9 @@ from graftwork.engines.protocol import ReplyPiece
 from graftwork.records.interaction import Origin
 from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.escalation import Escalator
-from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.keys import KeyRing
-from graftwork.serve.routing import Routes
+from graftwork.serve.routing import Fallbacks, Routes
 from graftwork.serve.run import operating
 from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, split_tools, write_calls

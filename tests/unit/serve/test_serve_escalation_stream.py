@@ -14,7 +14,7 @@ from graftwork.engines.protocol import ReplyPiece
 from graftwork.http.client import Client
 from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.escalation import Escalator, PrefixVerdict
-from graftwork.serve.fallbacks import Fallbacks
+from graftwork.serve.routing import Fallbacks
 from graftwork.serve.settings import EscalateSettings, ServeSettings
 
 GOOD, BAD, LATE = "fine", "wrong", "turns"

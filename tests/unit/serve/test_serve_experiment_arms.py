@@ -13,8 +13,7 @@ from stub_engine import StubEngine
 
 from graftwork.http.messages import ApiError
 from graftwork.serve.escalation import Escalator
-from graftwork.serve.fallbacks import Fallbacks
-from graftwork.serve.routing import Routes, update_routes
+from graftwork.serve.routing import Fallbacks, Routes, update_routes
 from graftwork.serve.settings import EscalateSettings, ServeSettings, ShadowSettings, SplitSettings
 from graftwork.serve.shadow import Shadow
 

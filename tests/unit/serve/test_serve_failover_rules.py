@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from graftwork.engines.settings import EngineSettings
 from graftwork.http.messages import ApiError
-from graftwork.serve.fallbacks import find_chain
-from graftwork.serve.replica_pool import (
+from graftwork.serve.replicas import (
     CircuitBreaker,
     NoReplica,
     Replica,
@@ -16,6 +15,7 @@ from graftwork.serve.replica_pool import (
     failure_code,
     is_replica_fault,
 )
+from graftwork.serve.routing import find_chain
 from graftwork.serve.settings import FailoverSettings
 
 

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
 from graftwork.project.settings import ProjectSettings
-from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
-from graftwork.serve.routing import Routes
+from graftwork.serve.routing import Fallbacks, Routes
 from graftwork.serve.settings import FamilySettings, RouteRule, ServeSettings
 from graftwork.text.classifier import set_threshold, train_classifier
 

@@ -15,7 +15,7 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
 
 from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.embeddings import parse_embeddings
+from graftwork.serve.api.completions import parse_embeddings
 from graftwork.serve.budgets import KeyBudget, KeyUsage
 from graftwork.serve.keys import (
     SCOPES,

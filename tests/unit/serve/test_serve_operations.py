@@ -25,7 +25,7 @@ from graftwork.http.messages import Response
 from graftwork.http.server import Server
 from graftwork.pipeline.status import ask_endpoint
 from graftwork.records.errors import UserMistake
-from graftwork.serve.capture_journal import read_totals
+from graftwork.serve.captures import read_totals
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.request_log import AccessLog, BackgroundBatches, log_as_json
 from graftwork.serve.run import ServedProject, list_listeners, open_keys, open_tls, serve

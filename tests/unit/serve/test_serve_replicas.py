@@ -20,10 +20,9 @@ from graftwork.records.errors import WorkerFailed
 from graftwork.serve.answers import AnswerService
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.captures import CaptureWriter
-from graftwork.serve.engines import EngineSet
 from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.replica_pool import Replica, ReplicaPool
+from graftwork.serve.replicas import EngineSet, Replica, ReplicaPool
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import FailoverSettings, FamilySettings, ServeSettings, SplitSettings
 from graftwork.serve.supervisor import EngineClient

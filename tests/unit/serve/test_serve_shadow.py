@@ -10,8 +10,7 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 from stub_engine import StubEngine
 
 from graftwork.serve.budgets import RequestBudget
-from graftwork.serve.fallbacks import Fallbacks
-from graftwork.serve.routing import Routes
+from graftwork.serve.routing import Fallbacks, Routes
 from graftwork.serve.settings import ServeSettings, ShadowSettings
 from graftwork.serve.shadow import Shadow
 

@@ -14,8 +14,8 @@ from graftwork.engines.protocol import EngineJob
 from graftwork.http.client import Client
 from graftwork.process.worker import lock_holder
 from graftwork.records.errors import UserMistake
-from graftwork.serve.reload import SettingsReloader, plan_reload, reload_endpoint
-from graftwork.serve.run import ServedProject, serve
+from graftwork.serve.own_endpoint import reload_endpoint
+from graftwork.serve.run import ServedProject, SettingsReloader, plan_reload, serve
 from graftwork.serve.settings import ServeSettings
 from time_limits import check_with_limits
 

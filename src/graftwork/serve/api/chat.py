@@ -1,15 +1,16 @@
-"""OpenAI's chat completions: requests checked and answers written.
+"""OpenAI's chat completions: requests checked and answers written, with tools and their calls.
 
 In: the bytes of a request, or pieces of an answer. Out: a ChatCall, or the bytes of a response.
 What we cannot do is refused by name, never ignored. Requests without tools, choices or log-probabilities take
-a shorter way: this is the hot path.
+a shorter way: this is the hot path. Calls of tools are in turns in tags, the form that interactions keep.
 """
 
-from typing import Any, cast
+import re
+from typing import Any, NamedTuple, cast
 
 import orjson
 
-from graftwork.engines.protocol import PieceData
+from graftwork.engines.protocol import CallData, PieceData
 from graftwork.http.messages import ApiError, encode_error
 from graftwork.records.interaction import Role
 from graftwork.serve.api.call import (
@@ -20,8 +21,7 @@ from graftwork.serve.api.call import (
     GenerationOptions,
     StreamEncoder,
     TokenUsage,
-)
-from graftwork.serve.api.fields import (
+    is_nested_deeper,
     load_object,
     take,
     take_integer,
@@ -31,8 +31,8 @@ from graftwork.serve.api.fields import (
     unsupported,
     wrong,
 )
-from graftwork.serve.api.tools import Turns, call_id, encode_call, parse_tools, require_small
 from graftwork.serve.settings import ServeSettings
+from graftwork.text.tool_calls import TextAndCalls, ToolCall, define_tool, write_calls
 
 FIELDS = frozenset(
     {"n", "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "response_format"}
@@ -41,6 +41,13 @@ MOST_LOGPROBS = 20
 _SMALLEST_TEMPERATURE = 1e-6
 """Below it only the likeliest token has a probability, and logits divided by it may overflow."""
 _ANY_OBJECT = {"type": "object"}
+MOST_TOOLS = 128
+MOST_SCHEMA_BYTES = 64 * 1024
+"""Of the JSON Schema of `response_format`, and of all tools of a request."""
+DEEPEST_SCHEMA = 48
+"""Levels of nesting in a schema."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 
 
 _ROLES: dict[str, Role] = {
@@ -111,7 +118,7 @@ def make_call(
         body=raw,
         model=model,
         messages=messages,
-        max_tokens=cast(int, max_tokens),
+        max_tokens=cast("int", max_tokens),
         temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
         top_p=take_number(body, "top_p", default=1.0, low=0.0, high=1.0),
         seed=take_integer(body, "seed", default=None, low=-(2**63), high=2**63 - 1),
@@ -145,6 +152,43 @@ def refuse_unsupported(
         if not any(value == same and type(value) is type(same) for same in neutral[key]):
             message = f"{key} is not supported at this value; leave {key!r} out"
             raise ApiError(400, message, param=key, code="unsupported_parameter")
+
+
+class Turns:
+    """Checks tool calls and their results as a conversation goes on."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+
+    def write_calls(self, text: str, calls: Any, where: str) -> str:
+        """An assistant's turn with its calls in tags."""
+        if not isinstance(calls, list):
+            raise wrong(where, "must be a list")
+        made = [self._parse_call(call, f"{where}[{place}]") for place, call in enumerate(calls)]
+        return write_calls(TextAndCalls(text, tuple(made)))
+
+    def _parse_call(self, call: Any, where: str) -> ToolCall:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or call.get("type", "function") != "function":
+            raise wrong(where, 'must be {"id": …, "type": "function", "function": {…}}')
+        name, text = function.get("name"), function.get("arguments")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise wrong(f"{where}.function.name", "must be 1 to 64 letters, digits, _ or -")
+        try:
+            # Some servers write nothing for a call without arguments, and clients send it back.
+            arguments = orjson.loads(text or "{}") if isinstance(text, str) else None
+        except orjson.JSONDecodeError:
+            arguments = None
+        if not isinstance(arguments, dict) or is_nested_deeper(arguments, DEEPEST_SCHEMA):
+            raise wrong(f"{where}.function.arguments", "must be a JSON object as a string")
+        if not isinstance(call.get("id"), str):
+            raise wrong(f"{where}.id", "must be a string")
+        self._open.add(call["id"])
+        return ToolCall(name, arguments)
+
+    def check_result(self, call_id: Any, where: str) -> None:
+        if not isinstance(call_id, str) or call_id not in self._open:
+            raise wrong(where, "must be the id of a tool call in an earlier message")
 
 
 def _parse_messages(value: Any) -> list[dict[str, str]]:
@@ -396,3 +440,98 @@ def check_schema(named: Any, where: str, limits: ServeSettings) -> dict[str, Any
     schema: dict[str, Any] = named["schema"]
     require_small(schema, f"{where}.schema")
     return schema
+
+
+# -- tools -------------------------------------------------------------------------------------
+
+
+class ToolUse(NamedTuple):
+    tools: tuple[dict[str, Any], ...] = ()
+    choice: str = "auto"
+    parallel: bool = True
+    strict: bool = False
+
+
+def parse_tools(body: dict[str, Any]) -> ToolUse:
+    """The tools of a chat request; none of them if `tool_choice` is `none`."""
+    parallel = take(body, "parallel_tool_calls", bool, True)
+    listed = take(body, "tools", list, [])
+    if len(listed) > MOST_TOOLS:
+        raise wrong("tools", f"has {len(listed)} tools; the limit is {MOST_TOOLS}")
+    tools = [_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(listed)]
+    require_small(listed, "tools")
+    names = [tool["function"]["name"] for tool in tools]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise wrong(f"tools[{place}].function.name", f"repeats {name!r}")
+    choice = _parse_choice(body.get("tool_choice", "auto"), names)
+    if choice == "none" or not tools:
+        return ToolUse()
+    strict = any(tool["function"].get("strict") is True for tool in listed)
+    return ToolUse(tuple(tools), choice, parallel, strict)
+
+
+def require_small(value: Any, param: str) -> None:
+    """Refuse schemas that are large or deeply nested: they are compiled and rendered for each request."""
+    if is_nested_deeper(value, DEEPEST_SCHEMA):
+        raise wrong(param, f"is nested deeper than {DEEPEST_SCHEMA} levels")
+    size = len(orjson.dumps(value))
+    if size > MOST_SCHEMA_BYTES:
+        raise wrong(param, f"has {size} bytes; the limit is {MOST_SCHEMA_BYTES}")
+
+
+def _parse_tool(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+        raise wrong(where, 'must be {"type": "function", "function": {…}}')
+    if tool["type"] != "function":
+        raise unsupported(f"{where}.type", f"{tool['type'][:80]!r} is not supported: only functions are")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise wrong(f"{where}.function", "must be an object with a name")
+    for key in (*(tool.keys() - {"type", "function"}), *(function.keys() - _FUNCTION_KEYS)):
+        raise unsupported(f"{where}.{key[:80]}")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise wrong(f"{where}.function.name", "must be 1 to 64 letters, digits, _ or -")
+    if not isinstance(function.get("description", ""), str | None):
+        raise wrong(f"{where}.function.description", "must be a string")
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise wrong(f"{where}.function.parameters", "must be a JSON Schema object")
+    if not isinstance(function.get("strict", False), bool | None):
+        raise wrong(f"{where}.function.strict", "must be true or false")
+    return define_tool(tool)
+
+
+def _parse_choice(choice: Any, names: list[str]) -> str:
+    if isinstance(choice, str) and choice in ("none", "auto"):
+        return choice
+    if choice == "required":
+        if not names:
+            raise wrong("tool_choice", "is required, but there are no tools")
+        return "required"
+    if (
+        isinstance(choice, dict)
+        and choice.get("type") == "function"
+        and choice.keys() <= {"type", "function"}
+    ):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or name not in names:
+            raise wrong(
+                "tool_choice.function.name", f"must be one of the tools: {', '.join(names) or 'none'}"
+            )
+        return f"={name}"
+    if isinstance(choice, dict):
+        raise unsupported("tool_choice.type", "is not supported: only `function` is")
+    raise wrong("tool_choice", "must be none, auto, required or a function")
+
+
+def encode_call(call: CallData, call_id: str) -> dict[str, Any]:
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def call_id(unique: str, choice: int, place: int) -> str:
+    """The id of a call, the same in a stream and in a whole answer."""
+    return f"call_{unique[:20]}{choice:02d}{place:02d}"

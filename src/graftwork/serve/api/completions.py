@@ -1,4 +1,8 @@
-"""OpenAI's text completions: prompts that are continued as they are, without a chat template."""
+"""OpenAI's text completions and embeddings, which are no conversations and become no captures.
+
+Prompts are continued as they are, without a chat template; a server behind the gateway turns texts into
+vectors.
+"""
 
 from typing import Any
 
@@ -13,18 +17,23 @@ from graftwork.serve.api.call import (
     ChatCall,
     GenerationOptions,
     TokenUsage,
+    load_object,
+    take,
+    take_integer,
+    take_text,
+    unsupported,
+    wrong,
 )
-from graftwork.serve.api.chat import DONE_EVENT, encode_usage, make_call, refuse_unsupported
-from graftwork.serve.api.fields import load_object, take_integer, unsupported, wrong
+from graftwork.serve.api.chat import DONE_EVENT, encode_usage, make_call, open_chunks, refuse_unsupported
 from graftwork.serve.settings import ServeSettings
 
-_KNOWN = frozenset(
+_COMPLETION_FIELDS = frozenset(
     {
         "model", "prompt", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs",
         "stop", "seed", "user",
     }
 )  # fmt: skip
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "echo": (False,),
     "best_of": (1,),
@@ -33,12 +42,15 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
 }
 _MOST_LOGPROBS = 5
+MOST_INPUTS = 2048
+_EMBEDDING_FIELDS = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
+_PASSED_ON = ("input", "encoding_format", "dimensions")
 
 
 def parse_completion(data: bytes, limits: ServeSettings) -> ChatCall:
     raw = load_object(data)
     body = {key: value for key, value in raw.items() if value is not None}
-    refuse_unsupported(body, _KNOWN, _NEUTRAL)
+    refuse_unsupported(body, _COMPLETION_FIELDS, _COMPLETION_NEUTRAL)
     prompts = [body["prompt"]] if isinstance(body.get("prompt"), str) else body.get("prompt")
     if isinstance(prompts, list) and any(isinstance(item, int | list) for item in prompts):
         raise unsupported("prompt", "must be text: token ids are not supported")
@@ -125,3 +137,64 @@ class CompletionStream:
 COMPLETIONS = ApiFormat(
     parse_completion, encode_completion, CompletionStream, encode_error, is_captured=False
 )
+
+
+# -- embeddings --------------------------------------------------------------------------------
+
+
+def parse_embeddings(data: bytes, limits: ServeSettings) -> ChatCall:
+    raw = load_object(data)
+    body = {key: value for key, value in raw.items() if value is not None}
+    refuse_unsupported(body, _EMBEDDING_FIELDS, {})
+    _check_input(body.get("input"))
+    if take(body, "encoding_format", str, "float") not in ("float", "base64"):
+        raise wrong("encoding_format", "must be float or base64")
+    take_integer(body, "dimensions", default=None, low=1, high=2**20)
+    embed = {key: body[key] for key in _PASSED_ON if key in body}
+    return ChatCall(
+        body=raw,
+        model=take(body, "model", str, limits.default_model),
+        messages=[],
+        max_tokens=1,
+        temperature=0.0,
+        top_p=1.0,
+        seed=None,
+        stop=[],
+        stream=False,
+        include_usage=False,
+        user=take_text(body, "user"),
+        options=GenerationOptions(embed=embed),
+    )
+
+
+def _check_input(value: Any) -> None:
+    """Texts, or tokens of the server's own tokenizer; either alone or as a list."""
+    if (isinstance(value, str) and value) or _are_tokens(value):
+        return
+    if not isinstance(value, list) or not value:
+        raise wrong("input", "must be a non-empty string or a list")
+    if len(value) > MOST_INPUTS:
+        raise wrong("input", f"has {len(value)} texts; the limit is {MOST_INPUTS}")
+    if not all(isinstance(text, str) and text for text in value) and not all(map(_are_tokens, value)):
+        raise wrong("input", "must hold non-empty strings, tokens, or lists of tokens")
+
+
+def _are_tokens(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
+    )
+
+
+def encode_embeddings(head: AnswerHead, call: ChatCall, choices: list[PieceData], usage: TokenUsage) -> bytes:
+    return orjson.dumps(
+        {
+            "object": "list",
+            "data": choices[0].get("embeddings", []),
+            "model": head.model,
+            "usage": {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt},
+        }
+    )
+
+
+# Embeddings are not streamed: `open_chunks` is never called.
+EMBEDDINGS = ApiFormat(parse_embeddings, encode_embeddings, open_chunks, encode_error, is_captured=False)

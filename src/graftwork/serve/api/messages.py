@@ -7,9 +7,11 @@ import orjson
 
 from graftwork.engines.protocol import CallData, PieceData
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, TokenUsage
-from graftwork.serve.api.chat import parse_chat_body
-from graftwork.serve.api.fields import (
+from graftwork.serve.api.call import (
+    AnswerHead,
+    ApiFormat,
+    ChatCall,
+    TokenUsage,
     load_object,
     take,
     take_integer,
@@ -19,7 +21,7 @@ from graftwork.serve.api.fields import (
     unsupported,
     wrong,
 )
-from graftwork.serve.api.tools import call_id
+from graftwork.serve.api.chat import call_id, parse_chat_body
 from graftwork.serve.settings import ServeSettings
 
 _KNOWN = {

@@ -9,10 +9,19 @@ import orjson
 
 from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import ApiError, encode_error
-from graftwork.serve.api.call import AnswerHead, ApiFormat, ChatCall, TokenUsage
-from graftwork.serve.api.chat import parse_chat_body, refuse_unsupported
-from graftwork.serve.api.fields import load_object, take, take_objects, take_text, unsupported, wrong
-from graftwork.serve.api.tools import call_id
+from graftwork.serve.api.call import (
+    AnswerHead,
+    ApiFormat,
+    ChatCall,
+    TokenUsage,
+    load_object,
+    take,
+    take_objects,
+    take_text,
+    unsupported,
+    wrong,
+)
+from graftwork.serve.api.chat import call_id, parse_chat_body, refuse_unsupported
 from graftwork.serve.settings import ServeSettings
 
 _KNOWN = frozenset(
