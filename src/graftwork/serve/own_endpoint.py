@@ -1,4 +1,4 @@
-"""The endpoint of this project, asked as a client on this machine asks it, or told to reload.
+"""The endpoint of this project, as a client on this machine asks it and has it reload its settings.
 
 In: the settings by which it was started. Out: its answers. Its own certificate is trusted and no other; the
 key comes from the environment and goes into a header only. The gateway holds a lock in its folder, by which
