@@ -18,7 +18,7 @@ from graftwork.data.ingest.containers import _read_frames
 from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.read import read_file
 from graftwork.files.config_text import MOST_LEVELS, parse_json, parse_yaml
-from graftwork.plan.lint.facts import read_written
+from graftwork.plan.lint.configuration import read_written
 from graftwork.project.load import load_settings
 from graftwork.records.errors import GraftError, UserMistake
 
@@ -99,7 +99,7 @@ def test_a_yaml_bomb_takes_no_memory(tmp_path):
         """,
         prepare="""
         from pathlib import Path
-        from graftwork.plan.lint.facts import read_written
+        from graftwork.plan.lint.configuration import read_written
         from graftwork.project.load import load_settings
         from graftwork.records.errors import UserMistake
         """,

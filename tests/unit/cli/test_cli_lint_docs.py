@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.cli.main import main
-from graftwork.plan.lint.check import RULES
+from graftwork.plan.lint.project import RULES
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "answers" / "configurations.md").read_text()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from graftwork.plan.lint.facts import read_written
-from graftwork.plan.lint.readers import detect, read_foreign
+from graftwork.plan.lint.configuration import detect, read_foreign, read_written
 from graftwork.records.errors import UserMistake
 
 AXOLOTL = """\

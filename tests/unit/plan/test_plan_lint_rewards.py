@@ -2,8 +2,8 @@
 
 import pytest
 
-from graftwork.plan.lint.check import RULES
-from graftwork.plan.lint.facts import Configuration, LintContext
+from graftwork.plan.lint.configuration import Configuration, LintContext
+from graftwork.plan.lint.project import RULES
 
 
 def find(**fields):

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.lint.check import RULES, lint
-from graftwork.plan.lint.facts import (
+from graftwork.plan.lint.configuration import (
     ConfigLocation,
     Configuration,
     LintContext,
@@ -14,6 +13,7 @@ from graftwork.plan.lint.facts import (
     count_steps,
     effective_batch,
 )
+from graftwork.plan.lint.project import RULES, lint
 from graftwork.plan.lint.rules_learning import same_model
 from graftwork.records.plan import ModelShape
 

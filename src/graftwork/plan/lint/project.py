@@ -1,7 +1,7 @@
-"""A configuration file, looked at: read it, find the model and the card, hold it against the rules.
+"""A configuration file, looked at: read it, find the model and the GPU, hold it against all rules.
 
-In: a path and what the command line adds. Out: findings. Reads files; the rules themselves are pure and
-are in `plan/lint`.
+In: a path and what the command line adds. Out: findings, the most severe first, in the order of the file.
+Reads files; the rules themselves are pure and are in `rules_*.py`.
 """
 
 import json
@@ -9,30 +9,67 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from graftwork.files.config_text import MOST_BYTES, read_config_text
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import CatalogModel, find_model
-from graftwork.plan.lint import readers
-from graftwork.plan.lint.check import lint, most_severe_first
-from graftwork.plan.lint.facts import (
+from graftwork.plan.lint import rules_device, rules_learning, rules_training
+from graftwork.plan.lint.configuration import (
     ConfigLocation,
     Configuration,
     LintContext,
     LintFinding,
+    LintRule,
     WrittenConfig,
+    detect,
+    read_foreign,
+    read_graft,
     read_written,
 )
-from graftwork.plan.lint.readers import detect, read_foreign
 from graftwork.plan.lint.rules_device import least_minutes, peaks_of
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.plan import ModelShape
 
-if TYPE_CHECKING:
-    pass
+RULES: tuple[LintRule, ...] = tuple(
+    rule
+    for module in (rules_training, rules_device, rules_learning)
+    for rule in vars(module).values()
+    if isinstance(rule, LintRule)
+)
+GRAVITY = {"error": 0, "warning": 1, "note": 2}
+
+
+def lint(config: Configuration, context: LintContext) -> tuple[LintFinding, ...]:
+    findings = []
+    for rule in RULES:
+        for hit in rule.check(config, context):
+            fields = tuple(field.removeprefix("=") for field in hit.fields)
+            direct = hit.fields[0].startswith("=")
+            findings.append(
+                LintFinding(
+                    rule=rule.id,
+                    severity=rule.severity,
+                    what=hit.what,
+                    why=hit.why,
+                    fix=hit.fix,
+                    where=config.where(*fields),
+                    key=fields[0] if direct else config.key(*fields),
+                    source=rule.source,
+                )
+            )
+    return most_severe_first(findings)
+
+
+def most_severe_first(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
+    def order(finding: LintFinding) -> tuple[int, int]:
+        line = finding.where.rsplit(":", 1)[-1]
+        return GRAVITY[finding.severity], int(line) if line.isdigit() else 0
+
+    return tuple(sorted(findings, key=order))
+
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
@@ -178,7 +215,7 @@ def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configur
             folders[read_manifest(manifest.parent).model] = manifest.parent
     for name in whole.all_models:
         settings = whole.of_model(name)
-        config = readers.read_graft(settings.model_dump(mode="json"), written, model=name)
+        config = read_graft(settings.model_dump(mode="json"), written, model=name)
         folder = folders.get(name)
         if folder is None:
             yield config, ()

@@ -12,7 +12,15 @@ from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import CONTEXT_GIB, make_question
-from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, RuleHit, a, effective_batch, rule
+from graftwork.plan.lint.configuration import (
+    Configuration,
+    LintContext,
+    Peaks,
+    RuleHit,
+    a,
+    effective_batch,
+    rule,
+)
 from graftwork.records.base import ELEMENT_BYTES, GIB, NF4_BYTES
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import FitOptions, PlainSetup

@@ -6,7 +6,7 @@ In: a configuration and its context. Out: findings. Pure.
 import math
 from collections.abc import Iterator
 
-from graftwork.plan.lint.facts import (
+from graftwork.plan.lint.configuration import (
     Configuration,
     LintContext,
     RuleHit,

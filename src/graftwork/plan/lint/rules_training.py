@@ -5,7 +5,7 @@ In: a configuration and its context. Out: findings. Pure.
 
 from collections.abc import Iterator
 
-from graftwork.plan.lint.facts import (
+from graftwork.plan.lint.configuration import (
     Configuration,
     LintContext,
     RuleHit,
