@@ -75,7 +75,7 @@ def planned_peak(configuration: dict[str, Any]) -> Any:
 
 def planned_full(configuration: dict[str, Any]) -> Any:
     """Full training goes through transformers itself: float32 weights, products in bfloat16."""
-    from graftwork.costmodel.plain_memory import plain_trace, replayed
+    from graftwork.costmodel.plain_step import plain_trace, replayed
     from graftwork.records.plan import PlainSetup
 
     setup = PlainSetup(

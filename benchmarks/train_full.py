@@ -63,7 +63,7 @@ def plan(case: Case) -> Any:
     """The step that `graft plan fit` and `graft train` choose on this machine."""
     import torch
 
-    from graftwork.costmodel.distributed import PlainRun
+    from graftwork.costmodel.plain_step import PlainRun
     from graftwork.costmodel.rates import rates_of
     from graftwork.costmodel.streamed import StreamedWork, choose_streamed
     from graftwork.model.shape import total_parameters

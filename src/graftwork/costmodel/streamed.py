@@ -11,10 +11,15 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from graftwork.costmodel.allocator import AllocationStream, MemoryTrace
-from graftwork.costmodel.distributed import PCIE_SHARE, PlainRun, adam_seconds
 from graftwork.costmodel.plain_decoder import Machinery, Node, PlainDecoder, Storage, Tape, Tensor
-from graftwork.costmodel.plain_memory import replayed
-from graftwork.costmodel.plain_time import expected_longest, plain_step
+from graftwork.costmodel.plain_step import (
+    PCIE_SHARE,
+    PlainRun,
+    adam_seconds,
+    expected_longest,
+    plain_step,
+    replayed,
+)
 from graftwork.model.families import recipe_family
 from graftwork.model.shape import layer_parameters, total_parameters
 from graftwork.records.base import ELEMENT_BYTES, GIB, MIB

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from graftwork.costmodel.cpu_step import UNEVEN_REPLIES, choose_host_micro_batches
-from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.gpu_memory import gpu_peak
 from graftwork.costmodel.gpu_tuning import FIRST_WITH_EIGHT, GPU_SHARE, TuningRequest, choose_tuning
-from graftwork.costmodel.plain_memory import peak_of_each
-from graftwork.costmodel.plain_time import expected_longest
+from graftwork.costmodel.plain_step import (
+    Distribution,
+    PlainRun,
+    expected_longest,
+    peak_of_each,
+    plain_step_parts,
+)
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.costmodel.rollouts import choose_prompts_at_once, sampling_gib

@@ -6,7 +6,7 @@ Out: one line a figure, so labelled.
 
 from typing import Literal
 
-from graftwork.costmodel.plain_time import plain_step, trained_parameters
+from graftwork.costmodel.plain_step import plain_step, trained_parameters
 from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import layer_parameters, linear_names
 from graftwork.records.base import Record

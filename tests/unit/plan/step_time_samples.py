@@ -7,7 +7,7 @@ from typing import Any
 
 from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_step_parts
 from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
-from graftwork.costmodel.plain_time import WAITING, plain_step
+from graftwork.costmodel.plain_step import WAITING, plain_step
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import adapter_parameters, linear_names, shape_of, total_parameters

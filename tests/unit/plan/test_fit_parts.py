@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.distributed import (
+from graftwork.costmodel.plain_step import (
     Distribution,
     adam_seconds,
+    expected_longest,
     exposed,
     link_rate,
     passing_setup,
+    plain_peak,
+    quick_peak,
     share,
     transfers,
 )
-from graftwork.costmodel.plain_memory import plain_peak, quick_peak
-from graftwork.costmodel.plain_time import expected_longest
 from graftwork.costmodel.rates import rates_of
 from graftwork.costmodel.rollouts import launched_seconds
 from graftwork.model.shape import cache_bytes, linear_names, total_parameters

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.costmodel.plain_memory import plain_peak
+from graftwork.costmodel.plain_step import plain_peak
 from graftwork.records.base import GIB
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup
 

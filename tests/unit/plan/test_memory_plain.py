@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.plain_memory import plain_peak, plain_trace, replayed
+from graftwork.costmodel.plain_step import plain_peak, plain_trace, replayed
 from graftwork.records.plan import ModelShape, PlainSetup
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

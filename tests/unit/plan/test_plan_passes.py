@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.costmodel.cpu_step import choose_host_micro_batches
-from graftwork.costmodel.distributed import PlainRun
+from graftwork.costmodel.plain_step import PlainRun
 from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu

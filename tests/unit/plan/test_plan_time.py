@@ -12,9 +12,8 @@ from published_rates import PUBLISHED, compare_published
 from roofline_oracle import is_possible, least_seconds
 
 from graftwork.costmodel.cpu_step import seconds_a_token
-from graftwork.costmodel.distributed import link_seconds
 from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_seconds_a_token, gpu_step_time
-from graftwork.costmodel.plain_time import plain_step
+from graftwork.costmodel.plain_step import link_seconds, plain_step
 from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus

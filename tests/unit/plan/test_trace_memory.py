@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.costmodel.plain_memory import plain_trace
+from graftwork.costmodel.plain_step import plain_trace
 from graftwork.records.plan import ModelShape, PlainSetup
 
 pytest.importorskip("torch")

@@ -11,7 +11,7 @@ from distributed_child import FULL, make_rows
 from followed_engine import follow
 
 from graftwork.costmodel.allocator import CUBLAS_WORKSPACE
-from graftwork.costmodel.distributed import PlainRun
+from graftwork.costmodel.plain_step import PlainRun
 from graftwork.costmodel.streamed import StreamedWork, streamed_peak
 from graftwork.model.adapters.peft import make_trainable
 from graftwork.model.shape import shape_of, total_parameters

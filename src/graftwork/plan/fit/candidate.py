@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from graftwork.costmodel.distributed import Distribution
+from graftwork.costmodel.plain_step import Distribution
 from graftwork.model.families import has_recipe
 from graftwork.model.shape import active_layer_parameters
 from graftwork.plan.fit.question import TIGHT, card_room, half_precision, host_room, rollout_load

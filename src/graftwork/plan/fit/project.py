@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from graftwork.costmodel.distributed import passing_setup
-from graftwork.costmodel.plain_memory import plain_peak
+from graftwork.costmodel.plain_step import passing_setup, plain_peak
 from graftwork.costmodel.rates import StepRates
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import write_atomic

@@ -18,7 +18,7 @@ from graftwork.costmodel.cpu_step import (
     training_memory,
     with_rows,
 )
-from graftwork.costmodel.distributed import Distribution
+from graftwork.costmodel.plain_step import Distribution
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import cpu_seconds, passes_of, sampling_beyond, update_seconds
 from graftwork.costmodel.streamed import StreamedWork, choose_streamed, streamed_peak, streamed_step_parts

@@ -8,13 +8,17 @@ PEFT, or the step of `graft train` for families that it has no step of its own f
 
 from functools import lru_cache
 
-from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.gpu_memory import count, gpu_peak, load_peak, peak_bytes
 from graftwork.costmodel.gpu_step import step_recipe
 from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_passes, gpu_step_parts
 from graftwork.costmodel.gpu_tuning import GPU_SHARE, TuningRequest, choose_tuning, heads
-from graftwork.costmodel.plain_memory import peak_of_each
-from graftwork.costmodel.plain_time import expected_longest
+from graftwork.costmodel.plain_step import (
+    Distribution,
+    PlainRun,
+    expected_longest,
+    peak_of_each,
+    plain_step_parts,
+)
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import (
     FORWARD_SHARE,

@@ -7,7 +7,7 @@ of weights and optimizer states that they compare.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from graftwork.costmodel.plain_memory import plain_peak
+from graftwork.costmodel.plain_step import plain_peak
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
