@@ -1,15 +1,25 @@
-"""Weekly windows and quota periods as minutes of one week, by the clock of a time zone.
+"""Weekly windows and quota periods as minutes of one week, and its sessions as an iCalendar file (RFC 5545).
 
-In: the start of the week, windows, resets. Out: spans of elapsed minutes. A night in which clocks change has
-one hour less or more; a time that is skipped is the moment of the change, a time that occurs twice the first.
+In: the start of the week, windows, resets, by the clock of a time zone; a schedule. Out: spans of elapsed
+minutes; the calendar as text, in UTC, whose ids stay the same while place, model and start do. A night in
+which clocks change has one hour less or more; a time that is skipped is the moment of the change, a time that
+occurs twice the first.
 """
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
-from graftwork.records.week import MINUTES_A_DAY, WeeklyMoment, WeeklyWindow, parse_moment
+from graftwork.records.week import (
+    MINUTES_A_DAY,
+    ShownSession,
+    WeeklyMoment,
+    WeeklyWindow,
+    WeekSchedule,
+    parse_moment,
+)
 
 Span = tuple[int, int]
 """Minutes since the start of the week, the end excluded."""
@@ -130,3 +140,68 @@ def cut_at(spans: Iterable[Span], moments: Iterable[int]) -> tuple[Span, ...]:
 
 def overlap(first: Span, second: Span) -> int:
     return max(0, min(first[1], second[1]) - max(first[0], second[0]))
+
+
+LONGEST_LINE = 75
+"""Octets: longer lines are folded."""
+ALARM_MINUTES = 10
+
+
+def calendar_text(schedule: WeekSchedule) -> str:
+    """A calendar with an event, and an alarm, for each session that is started by hand and is not over."""
+    lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//graftwork//plan week//EN", "CALSCALE:GREGORIAN"]
+    for session in schedule.sessions:
+        if session.by_hand and session.ends_at > schedule.now:
+            lines += _event(session, stamp=schedule.now)
+    lines.append("END:VCALENDAR")
+    return "".join(f"{_fold(line)}\r\n" for line in lines)
+
+
+def _event(session: ShownSession, *, stamp: datetime) -> list[str]:
+    key = f"{session.place}/{session.model}/{_utc(session.starts_at)}"
+    uid = hashlib.sha256(key.encode()).hexdigest()[:24]
+    minutes = session.end - session.start
+    return [
+        "BEGIN:VEVENT",
+        f"UID:{uid}@graftwork",
+        f"DTSTAMP:{_utc(stamp)}",
+        f"DTSTART:{_utc(session.starts_at)}",
+        f"DTEND:{_utc(session.ends_at)}",
+        f"SUMMARY:{_text(f'Train {session.model} at {session.place}')}",
+        "DESCRIPTION:"
+        + _text(
+            f"Start the session by hand. It takes {minutes // 60} h {minutes % 60:02} min, "
+            f"{session.train} min of them training."
+        ),
+        f"LOCATION:{_text(session.place)}",
+        "BEGIN:VALARM",
+        "ACTION:DISPLAY",
+        f"DESCRIPTION:{_text(f'Start {session.model} at {session.place}')}",
+        f"TRIGGER:-PT{ALARM_MINUTES}M",
+        "END:VALARM",
+        "END:VEVENT",
+    ]
+
+
+def _utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _text(value: str) -> str:
+    """Backslash, comma, semicolon and line breaks are escaped."""
+    for mark in ("\\", ";", ","):
+        value = value.replace(mark, f"\\{mark}")
+    return value.replace("\n", "\\n")
+
+
+def _fold(line: str) -> str:
+    """No line is longer than 75 octets; a character is not divided."""
+    parts: list[str] = []
+    current = ""
+    for letter in line:
+        limit = LONGEST_LINE if not parts else LONGEST_LINE - 1
+        if len((current + letter).encode()) > limit:
+            parts.append(current)
+            current = ""
+        current += letter
+    return "\r\n ".join([*parts, current])

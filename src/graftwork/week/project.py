@@ -51,6 +51,7 @@ from graftwork.views.html import page
 from graftwork.views.week import view_week
 from graftwork.week.calendar import (
     Span,
+    calendar_text,
     clip,
     intersect,
     minutes_since,
@@ -60,7 +61,6 @@ from graftwork.week.calendar import (
     week_start,
 )
 from graftwork.week.checker import check_week
-from graftwork.week.ical import calendar_text
 from graftwork.week.plan import plan_week
 from graftwork.week.problem import (
     STEP,

@@ -7,8 +7,8 @@ from week_samples import DAY, START, WEEK, model, nights, place, session, small_
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.week import WeekSchedule
+from graftwork.week.calendar import calendar_text
 from graftwork.week.checker import check_week
-from graftwork.week.ical import calendar_text
 from graftwork.week.plan import WeekImpossible, plan_week
 from graftwork.week.problem import (
     Effort,
