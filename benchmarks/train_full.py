@@ -69,7 +69,7 @@ def plan(case: Case) -> Any:
     from graftwork.model.shape import total_parameters
     from graftwork.plan.catalog.hardware import default_rates, find_gpu
     from graftwork.plan.fit import project as fit
-    from graftwork.plan.fit.candidate import RESERVED_SPREAD
+    from graftwork.plan.fit.candidates import RESERVED_SPREAD
     from graftwork.plan.fit.question import SYSTEM_GIB
     from graftwork.records.errors import UserMistake
 

@@ -14,9 +14,8 @@ import pytest
 
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.fit.answer import fit
+from graftwork.plan.fit.answer import fit, settings_files
 from graftwork.plan.fit.question import make_question
-from graftwork.plan.fit.settings_files import settings_files
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import FitOptions
 

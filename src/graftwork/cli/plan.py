@@ -176,7 +176,7 @@ def fit(
 
 def _write(answer: "FitAnswer", folder: Path) -> list[Path]:
     from graftwork.files.disk import write_atomic
-    from graftwork.plan.fit.settings_files import settings_files
+    from graftwork.plan.fit.answer import settings_files
 
     written = []
     for name, text in settings_files(answer).items():

@@ -30,10 +30,9 @@ from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu, list_gpus
 from graftwork.plan.estimate import describe_plain
-from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
+from graftwork.plan.fit.candidates import LARGE_PARAMETERS, RESERVED_SPREAD, memory_level
 from graftwork.plan.fit.project import this_host
 from graftwork.plan.fit.question import SYSTEM_GIB
-from graftwork.plan.fit.steps import LARGE_PARAMETERS
 from graftwork.plan.probe import stored_probe
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import ELEMENT_BYTES, GIB

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.plan.fit.settings_files import ACCELERATE, DEEPSPEED, GRAFT
+from graftwork.plan.fit.answer import ACCELERATE, DEEPSPEED, GRAFT
 from graftwork.records.errors import UserMistake
 
 CARD = ("--gpu", "RTX 5060 Ti 16GB", "--ram", "128")

@@ -8,7 +8,7 @@ from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
 from graftwork.plan.catalog.models import find_model, list_models, require_dense
 from graftwork.plan.fit import project as fit
 from graftwork.plan.fit.answer import fit as find_fit
-from graftwork.plan.fit.candidate import flops_a_token
+from graftwork.plan.fit.candidates import flops_a_token
 from graftwork.plan.fit.project import (
     DriverCard,
     FitRequest,

@@ -12,7 +12,7 @@ from graftwork.costmodel.rollouts import sampling_sizes
 from graftwork.model.shape import cache_bytes
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.fit import steps
+from graftwork.plan.fit import candidates
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import card_room, make_question, rollout_load
 from graftwork.plan.fit.search import takes_own_step
@@ -344,13 +344,13 @@ def test_where_nothing_can_even_be_loaded_the_reasons_say_so():
 def test_a_no_counts_few_ways_to_the_tensor(monkeypatch):
     """Each takes a third of a second: what lies far from the edge is not worth it."""
     counted = []
-    real = steps.peak_of_each
+    real = candidates.peak_of_each
 
     def count(*given, exact=False, **named):
         counted.extend([1] if exact else [])
         return real(*given, exact=exact, **named)
 
-    monkeypatch.setattr(steps, "peak_of_each", count)
+    monkeypatch.setattr(candidates, "peak_of_each", count)
     answer = fit(question("llama-3.1-8b", gpu="T4", method="lora", seq=2048))
     assert not answer.fits
     assert answer.remedies

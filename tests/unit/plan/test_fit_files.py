@@ -7,16 +7,16 @@ import yaml
 
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.question import make_question
-from graftwork.plan.fit.settings_files import (
+from graftwork.plan.fit.answer import (
     ACCELERATE,
     DEEPSPEED,
     GRAFT,
     accelerate_config,
     deepspeed_config,
+    fit,
     settings_files,
 )
+from graftwork.plan.fit.question import make_question
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import FitOptions
 from graftwork.train.settings import TrainSettings

@@ -24,18 +24,19 @@ from graftwork.model.shape import cache_bytes, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit.answer import say_time
-from graftwork.plan.fit.candidate import most_tokens_per_second, require_possible
+from graftwork.plan.fit.candidates import (
+    host_memory,
+    most_tokens_per_second,
+    require_possible,
+    rows_at_once,
+    trained,
+)
 from graftwork.plan.fit.question import (
     late_chance,
     length_that_fits,
     make_question,
     share_above,
     truths,
-)
-from graftwork.plan.fit.steps import (
-    host_memory,
-    rows_at_once,
-    trained,
 )
 from graftwork.records.base import GIB
 from graftwork.records.errors import UserMistake

@@ -6,7 +6,7 @@ import pytest
 from step_time_samples import errors_after_probe, predict, read_lines
 
 from graftwork.plan.catalog.hardware import default_rates
-from graftwork.plan.fit.candidate import TIME_SPREAD
+from graftwork.plan.fit.candidates import TIME_SPREAD
 
 FILES = ("step_times.jsonl", "step_times_reported.jsonl")
 

@@ -19,17 +19,17 @@ from graftwork.model.shape import total_parameters
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.catalog.prices import HOURS_A_MONTH
 from graftwork.plan.fit.answer import level_of, steps_of, ways_of, weigh
-from graftwork.plan.fit.candidate import (
+from graftwork.plan.fit.candidates import (
     TIME_SPREAD,
     card_excess,
     fits,
     host_excess,
     reserved_figure,
     strategy_of,
+    trained,
 )
 from graftwork.plan.fit.question import card_room, host_room
 from graftwork.plan.fit.search import search
-from graftwork.plan.fit.steps import trained
 from graftwork.records.base import GIB, Figure, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu, Machine, Offer, PlaceTerms

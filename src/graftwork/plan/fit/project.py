@@ -25,7 +25,7 @@ from graftwork.model.probe import describe_device
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, find_cpu, find_gpu, guess_cpu
 from graftwork.plan.catalog.models import CatalogModel, find_model
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.candidate import require_possible
+from graftwork.plan.fit.candidates import require_possible
 from graftwork.plan.fit.question import make_question, plain_setup
 from graftwork.process.devices import ask_nvidia_smi, is_visible
 from graftwork.process.worker import WORKER_ENVIRONMENT

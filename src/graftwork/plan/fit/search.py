@@ -23,16 +23,19 @@ from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import cpu_seconds, passes_of, sampling_beyond, update_seconds
 from graftwork.costmodel.streamed import StreamedWork, choose_streamed, streamed_peak, streamed_step_parts
 from graftwork.model.shape import total_parameters, trained_by
-from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption, fits
-from graftwork.plan.fit.question import card_room, half_precision, host_room, rollout_load, why_plain
-from graftwork.plan.fit.steps import (
+from graftwork.plan.fit.candidates import (
     ALONE,
     PROCESS_GIB,
+    RESERVED_SPREAD,
+    FitCandidate,
+    StrategyOption,
+    fits,
     own_limit,
     own_step_candidates,
     plain_candidate,
     plain_run,
 )
+from graftwork.plan.fit.question import card_room, half_precision, host_room, rollout_load, why_plain
 from graftwork.records.base import ELEMENT_BYTES, GIB, Figure
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import FitQuestion, Level, MemoryPeak, Offload, ProcessorStep, Sharding, Workload
