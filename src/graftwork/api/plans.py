@@ -28,9 +28,9 @@ from graftwork.records.plan import FitAnswer, FitQuestion
 from graftwork.text.validation import explain_error
 
 if TYPE_CHECKING:
-    from graftwork.plan.cost.bill import PlaceComparison
+    from graftwork.plan.cost import PlaceComparison
     from graftwork.plan.purchase import Purchase
-    from graftwork.plan.serving.question import ServeAnswer
+    from graftwork.plan.serving_question import ServeAnswer
 
 R = TypeVar("R", bound=Record)
 ANY_GPU = "H100 SXM"
@@ -74,8 +74,8 @@ def plan_fit(
 
 def plan_serve(model: str, **options: Any) -> "ServeAnswer":
     """Memory, latency and users of a model on a machine: what `graft plan serve` answers."""
-    from graftwork.plan.serving.answer import make_question, serve
-    from graftwork.plan.serving.question import ServeLoad
+    from graftwork.plan.serving import make_question, serve
+    from graftwork.plan.serving_question import ServeLoad
 
     named = {name: options.pop(name, None) for name in ("gpu", "gpus", "cpu", "ram")}
     load = _validated(ServeLoad, options)
@@ -97,8 +97,8 @@ class ComparedPlaces(Record):
 
 def plan_compare(model: str | None = None, **options: Any) -> "PlaceComparison":
     """Where to run, how long it takes and what it costs: what `graft plan compare` answers."""
-    from graftwork.plan.cost.bill import Terms
-    from graftwork.plan.cost.compare import OfferFilter, compare_places
+    from graftwork.plan.cost import Terms
+    from graftwork.plan.cost_comparison import OfferFilter, compare_places
     from graftwork.plan.purchase import read_purchase_option
 
     asked, run = _split_options(ComparedPlaces, options)
@@ -128,7 +128,7 @@ class WeighedPurchase(Record):
 
 def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
     """Keep, buy or rent, over the years: what `graft plan buy` answers."""
-    from graftwork.plan.cost.bill import Terms
+    from graftwork.plan.cost import Terms
     from graftwork.plan.purchase import WEEKS_A_MONTH, Use, read_purchase_option, weigh_purchase
 
     asked, run = _split_options(WeighedPurchase, options)

@@ -16,7 +16,7 @@ from graftwork.views.terminal import print_document, print_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from graftwork.plan.cost.bill import MeasuredRun
+    from graftwork.plan.cost import MeasuredRun
     from graftwork.plan.lint.project import Linted
     from graftwork.project.load import ProjectFolder
     from graftwork.records.plan import FitAnswer, FitQuestion, ProbeFacts, ProbeJob
@@ -250,9 +250,9 @@ def serve(
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
     from graftwork.plan.fit.project import named_machine
-    from graftwork.plan.serving.answer import make_question
-    from graftwork.plan.serving.answer import serve as answer_question
-    from graftwork.plan.serving.question import ServeLoad
+    from graftwork.plan.serving import make_question
+    from graftwork.plan.serving import serve as answer_question
+    from graftwork.plan.serving_question import ServeLoad
 
     load = ServeLoad(
         engine=engine,
@@ -354,8 +354,8 @@ def compare(
     Example:  graft plan compare --model olmo-7b --rows 5000 --epochs 3 --budget 500 --deadline 24
     """
 
-    from graftwork.plan.cost.bill import Terms
-    from graftwork.plan.cost.compare import OfferFilter, compare_places
+    from graftwork.plan.cost import Terms
+    from graftwork.plan.cost_comparison import OfferFilter, compare_places
 
     question = run_asked(
         model, method=method, seq=seq, rows=rows, epochs=epochs, batch=batch, rank=rank, engine=engine,
@@ -407,7 +407,7 @@ def cards_of(text: str, option: str) -> tuple[str, int]:
 
 
 def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
-    from graftwork.plan.cost.bill import MeasuredRun
+    from graftwork.plan.cost import MeasuredRun
 
     if hours is None and on is None:
         return None
@@ -468,7 +468,7 @@ def buy(
     """
 
     from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-    from graftwork.plan.cost.bill import Terms
+    from graftwork.plan.cost import Terms
     from graftwork.plan.purchase import WEEKS_A_MONTH, Use, read_purchase_option, weigh_purchase
 
     question = run_asked(

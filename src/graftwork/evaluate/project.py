@@ -56,8 +56,8 @@ from graftwork.plan.catalog.prices import (
     list_offers,
     list_token_prices,
 )
-from graftwork.plan.serving.answer import make_question, serve
-from graftwork.plan.serving.question import ServeAnswer, ServeLoad, say_seconds
+from graftwork.plan.serving import make_question, serve
+from graftwork.plan.serving_question import ServeAnswer, ServeLoad, say_seconds
 from graftwork.process.sandbox import open_sandbox
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.project.supervise import WorkerTask, run_job

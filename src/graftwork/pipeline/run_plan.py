@@ -27,9 +27,8 @@ from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk
 from graftwork.pipeline.steps.plan import kind_of_run, repeated_steps
 from graftwork.pipeline.steps.release import QUESTIONS, TryOut
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.estimate import RunStart, minutes_by_part, tokens_per_second
+from graftwork.plan.estimate import SPEED, TIME, RunStart, find_biases, minutes_by_part, tokens_per_second
 from graftwork.plan.project import card_rates, plan_tuning
-from graftwork.plan.residuals import SPEED, TIME, find_biases
 from graftwork.plan.stages import (
     MEASURED,
     AnswerLoad,

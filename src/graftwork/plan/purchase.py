@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-from graftwork.plan.cost.bill import CardRun, PlaceComparison, PlaceRow, Terms, describe_run, fit_in_brief
-from graftwork.plan.cost.compare import (
+from graftwork.plan.cost import CardRun, PlaceComparison, PlaceRow, Terms, describe_run, fit_in_brief
+from graftwork.plan.cost_comparison import (
     OfferFilter,
     best_of_each_place,
     compare_places,

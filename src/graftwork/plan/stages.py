@@ -20,7 +20,7 @@ from graftwork.model.shape import (
     total_parameters,
 )
 from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD, default_rates
-from graftwork.plan.residuals import pool_runs
+from graftwork.plan.estimate import pool_runs
 from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual
 

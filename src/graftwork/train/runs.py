@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from graftwork.files.disk import Journal, write_atomic
-from graftwork.plan.residuals import COMPUTE, ROLLOUTS, WAITING, split_memory
+from graftwork.plan.estimate import COMPUTE, ROLLOUTS, WAITING, split_memory
 from graftwork.process.alert import ALERTS_FILE
 from graftwork.process.heartbeat import VITALS_FILE
 from graftwork.process.local_workers import LOG_FILE

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graftwork.plan.cost.bill import PlaceComparison, PlaceRow, billed_how
-from graftwork.plan.cost.compare import best_of_each_place, dollars, duration
+from graftwork.plan.cost import PlaceComparison, PlaceRow, billed_how
+from graftwork.plan.cost_comparison import best_of_each_place, dollars, duration
 from graftwork.plan.purchase import ENDLESS, Payback, Purchase, PurchaseChoice, Reach
 from graftwork.records.plan import Method
 from graftwork.text.wording import plural

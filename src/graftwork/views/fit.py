@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
+from graftwork.plan.serving_question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.base import Figure
 from graftwork.records.plan import Considered, FitAnswer, ProbeFacts, Strategy
 from graftwork.text.wording import figure_text, plural

@@ -24,7 +24,7 @@ from graftwork.fleet.control import Safety, month_of
 from graftwork.fleet.places.manual import ManualPlace
 from graftwork.fleet.settings import CapSettings, FleetSettings, PlaceCalendarSettings, QuotaSettings
 from graftwork.plan.catalog.prices import list_places
-from graftwork.plan.cost.bill import fit_in_brief
+from graftwork.plan.cost import fit_in_brief
 from graftwork.plan.fit.project import FitRequest, question_of
 from graftwork.plan.settings import WeekModelSettings, WeekSettings
 from graftwork.project.load import ProjectFolder

@@ -19,8 +19,8 @@ from graftwork.plan.fit.project import (
     read_cards,
     this_machine,
 )
-from graftwork.plan.serving.answer import make_question, serve
-from graftwork.plan.serving.question import ServeLoad
+from graftwork.plan.serving import make_question, serve
+from graftwork.plan.serving_question import ServeLoad
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import DeviceFacts
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from graftwork.plan.serving.question import ServeQuestion
+from graftwork.plan.serving_question import ServeQuestion
 from graftwork.records.hardware import Cpu, Gpu, Machine
 from graftwork.records.plan import ModelShape
 

@@ -5,12 +5,12 @@ import pytest
 from graftwork.costmodel.rates import rates_of
 from graftwork.plan.catalog.hardware import GUESSED, USUAL_RAM_GIB, find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.cost.bill import Terms
+from graftwork.plan.cost import Terms
 from graftwork.plan.fit import project as fit
 from graftwork.plan.fit.project import FitRequest, answer_fit, named_machine, question_of
 from graftwork.plan.purchase import Use, read_purchase_option, weigh_purchase
-from graftwork.plan.serving.answer import make_question, serve
-from graftwork.plan.serving.question import ServeLoad
+from graftwork.plan.serving import make_question, serve
+from graftwork.plan.serving_question import ServeLoad
 from graftwork.records.errors import UserMistake
 
 CARD = "RTX 5060 Ti 16GB"

@@ -23,8 +23,7 @@ from graftwork.costmodel.rollouts import update_seconds
 from graftwork.costmodel.run import why_plain
 from graftwork.model.shape import adapter_parameters, shape_of, total_parameters
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.estimate import PlanInputs, make_plan
-from graftwork.plan.residuals import correct_memory, learned_memory
+from graftwork.plan.estimate import PlanInputs, correct_memory, learned_memory, make_plan
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, RolloutLoad, Workload
 

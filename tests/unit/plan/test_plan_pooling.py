@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_plan_estimate import plan
 
-from graftwork.plan.residuals import ENOUGH_RUNS, pool_runs
+from graftwork.plan.estimate import ENOUGH_RUNS, pool_runs
 from graftwork.records.base import Figure
 
 PRIOR = Figure.about(100.0, down=0.55, up=1.6, unit="tokens/s")

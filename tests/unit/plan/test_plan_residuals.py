@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from residual_samples import make_outcome, make_plan
 
-from graftwork.plan.residuals import (
+from graftwork.plan.estimate import (
     COMPUTED,
     compare,
     compare_parts,

@@ -14,8 +14,8 @@ from serving_samples import (
 )
 
 from graftwork.plan.catalog.hardware import guess_cpu
-from graftwork.plan.serving.answer import find_form, serve
-from graftwork.plan.serving.question import say_seconds
+from graftwork.plan.serving import find_form, serve
+from graftwork.plan.serving_question import say_seconds
 from graftwork.records.errors import UserMistake
 
 CARDS = (RTX_5060_TI, RTX_4090)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_samples import DEEPSEEK, EPYC_9454P, LLAMA_8B, QWEN, RTX_4090, RTX_5060_TI, ask
 
-from graftwork.plan.serving.answer import hold, list_specialists, longest_context, most_users
+from graftwork.plan.serving import hold, list_specialists, longest_context, most_users
 
 CARD_FORMS = ("16 bits", "8 bits", "4 bits")
 load = st.fixed_dictionaries(

@@ -23,8 +23,8 @@ from serving_samples import (
 )
 
 from graftwork.model.shape import layer_parameters
-from graftwork.plan.serving.answer import time_answers
-from graftwork.plan.serving.engines import weigh
+from graftwork.plan.serving import time_answers
+from graftwork.plan.serving_question import weigh
 from graftwork.records.hardware import Gpu
 
 MEASURED = [
@@ -39,7 +39,7 @@ MEASURED = [
     (SMOLLM2, TWO_CORES, "4 bits", "llama.cpp", 103.0),
     (SMOLLM2, TWO_CORES, "32 bits", "embedded", 14.0),
 ]
-"""Tokens a second of one user, by people and engines that `engines.py` names."""
+"""Tokens a second of one user, by people and engines that `serving_question.py` names."""
 
 FORMS = ("16 bits", "8 bits", "4 bits")
 place = st.sampled_from([(DEEPSEEK, RTX_4090, 1), (QWEN, RTX_5060_TI, 2), (LLAMA_8B, EPYC_9454P, 1)])

@@ -4,8 +4,7 @@ import pytest
 from serving_samples import DEEPSEEK, LLAMA_8B, PHI_4, QWEN, SMOLLM2
 
 from graftwork.model.shape import total_parameters
-from graftwork.plan.serving.engines import weigh
-from graftwork.plan.serving.question import Form
+from graftwork.plan.serving_question import Form, weigh
 
 PUBLISHED_GB = [
     (DEEPSEEK, "4 bits", 4.08),

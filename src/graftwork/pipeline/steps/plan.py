@@ -21,7 +21,7 @@ from graftwork.model.probe import probe_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.plan.estimate import PlanInputs, make_plan
+from graftwork.plan.estimate import COMPUTED, SPEED, PlanInputs, learned_memory, make_plan
 from graftwork.plan.project import (
     as_plain,
     card_rates,
@@ -30,7 +30,6 @@ from graftwork.plan.project import (
     plan_streamed,
     plan_tuning,
 )
-from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
 from graftwork.process.preload import is_supported
 from graftwork.project.open_project import OpenProject, load_template

@@ -19,7 +19,7 @@ from graftwork.pipeline.preflight import require_rewards
 from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.plan import kind_of_run
-from graftwork.plan import residuals
+from graftwork.plan.estimate import compare, compare_parts, find_drifts
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.clock import add_waited, read_waited
@@ -79,9 +79,9 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
 
 def compare_with_plan(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: float) -> TrainOutcome:
     """The outcome with the plan's figures and those that left their range."""
-    found = residuals.compare(plan, outcome, minutes=minutes)
-    parts = residuals.compare_parts(plan, outcome, read_parts(folder, outcome, minutes=minutes))
-    drifts = residuals.find_drifts(found, parts)
+    found = compare(plan, outcome, minutes=minutes)
+    parts = compare_parts(plan, outcome, read_parts(folder, outcome, minutes=minutes))
+    drifts = find_drifts(found, parts)
     return outcome.model_copy(update={"residuals": found, "residual_parts": parts, "drifts": drifts})
 
 

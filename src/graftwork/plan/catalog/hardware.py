@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from graftwork.costmodel.rates import StepRates, rates_of
-from graftwork.plan.catalog.table import (
+from graftwork.plan.catalog import (
     SOURCE,
     ColumnParsers,
     above_zero,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.model.shape import layer_parameters, linear_sizes, read_config_shape, shape_of
-from graftwork.plan.catalog.table import (
+from graftwork.plan.catalog import (
     SOURCE,
     ColumnParsers,
     find_named,

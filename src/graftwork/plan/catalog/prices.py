@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
-from graftwork.plan.catalog.table import (
+from graftwork.plan.catalog import (
     SOURCE,
     ColumnParsers,
     names,

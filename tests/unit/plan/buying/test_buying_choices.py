@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.plan.cost.bill import PlaceRow
+from graftwork.plan.cost import PlaceRow
 from graftwork.plan.purchase import (
     MachineReach,
     Price,

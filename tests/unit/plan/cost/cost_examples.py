@@ -2,7 +2,7 @@
 
 from datetime import date
 
-from graftwork.plan.cost.bill import Billing, CardRun, OfferCandidate, Terms, need_disk
+from graftwork.plan.cost import Billing, CardRun, OfferCandidate, Terms, need_disk
 from graftwork.records.base import Figure
 from graftwork.records.hardware import Offer, PlaceTerms
 

@@ -7,8 +7,8 @@ import pytest
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.catalog.prices import list_places
-from graftwork.plan.cost.bill import MeasuredRun, Terms, fit_in_brief
-from graftwork.plan.cost.compare import OfferFilter, compare_places, of_size
+from graftwork.plan.cost import MeasuredRun, Terms, fit_in_brief
+from graftwork.plan.cost_comparison import OfferFilter, compare_places, of_size
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
 from graftwork.records.errors import UserMistake

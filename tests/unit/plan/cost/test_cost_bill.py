@@ -5,7 +5,7 @@ from cost_examples import DISK, ROWS, make_candidate, make_run, make_terms
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.plan.cost.bill import CRASH_RATE, compute_bill, cut
+from graftwork.plan.cost import CRASH_RATE, compute_bill, cut
 
 
 def bill(candidate, **terms):

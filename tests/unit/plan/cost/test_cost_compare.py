@@ -5,8 +5,8 @@ from datetime import date
 import pytest
 from cost_examples import DISK, ROWS, make_candidate, make_offer, make_place, make_run, make_terms
 
-from graftwork.plan.cost.bill import Tweak
-from graftwork.plan.cost.compare import (
+from graftwork.plan.cost import Tweak
+from graftwork.plan.cost_comparison import (
     ComparisonInputs,
     best_of_each_place,
     compare,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.plan.cost.bill import Hazard, best_interval, choose_saves, expect, young_interval
+from graftwork.plan.cost import Hazard, best_interval, choose_saves, expect, young_interval
 
 
 def live_through(hazard: Hazard, *, work: float, saves: int, dice: random.Random) -> tuple[float, int, float]:

@@ -21,7 +21,7 @@ from graftwork.plan.catalog.prices import (
     list_offers,
     list_places,
 )
-from graftwork.plan.cost.bill import (
+from graftwork.plan.cost import (
     ASSUMED_SPOT_RATE,
     ASSUMED_SPREAD,
     CRASH_RATE,

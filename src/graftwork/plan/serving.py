@@ -19,7 +19,7 @@ from graftwork.model.shape import (
 )
 from graftwork.plan.catalog.hardware import GUESSED
 from graftwork.plan.catalog.models import CatalogModel, require_dense
-from graftwork.plan.serving.engines import (
+from graftwork.plan.serving_question import (
     CARD_SHARE,
     CASES,
     CHECKED_FORM,
@@ -30,17 +30,11 @@ from graftwork.plan.serving.engines import (
     MEASURED_DECODE,
     MEASURED_PREFILL,
     MESSAGE_SECONDS,
-    WORKSPACE,
-    EngineTraits,
-    SpreadCase,
-    find_engine,
-    forms_of,
-    weigh,
-)
-from graftwork.plan.serving.question import (
     READING_SECONDS,
     SLOW_SECONDS,
+    WORKSPACE,
     EngineName,
+    EngineTraits,
     Form,
     FormRow,
     Holding,
@@ -49,9 +43,13 @@ from graftwork.plan.serving.question import (
     ServeLoad,
     ServeQuestion,
     SpecialistRow,
+    SpreadCase,
     Word,
+    find_engine,
+    forms_of,
     say_seconds,
     say_verdict,
+    weigh,
 )
 from graftwork.records.base import GIB, Figure
 from graftwork.records.errors import UserMistake

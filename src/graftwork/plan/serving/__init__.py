@@ -1,1 +1,0 @@
-"""What serving a model will take: memory, latency, users, specialists. Pure maths on facts."""
