@@ -198,7 +198,7 @@ def randomise(model: Any, frozen: Any) -> None:
     """Numbers in place of what was never written: products of zeros would be faster than real ones."""
     import torch
 
-    from graftwork.train.gpu.quantized import EightBitWeight, FourBitWeight, WholeWeight
+    from graftwork.train.gpu.linear import EightBitWeight, FourBitWeight, WholeWeight
 
     if (table := model.model.embed_tokens.weight).device.type != "cpu":
         table.normal_(std=0.02)

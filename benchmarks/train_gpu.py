@@ -63,7 +63,7 @@ def measure(method: str, fp8: str, cap: float) -> dict[str, Any]:
 def measure_loop(cap: float) -> dict[str, Any]:
     """What data, journal, heartbeat and checkpoints every 50 steps add to the bare step."""
     from graftwork.process.heartbeat import Heart
-    from graftwork.train.callbacks.reporting import HeartbeatCallback
+    from graftwork.train.callbacks import HeartbeatCallback
     from graftwork.train.loop import RunContext, TrainingLoop
     from graftwork.train.objectives.epochs import EpochOrder
     from graftwork.train.settings import TrainSettings

@@ -14,8 +14,8 @@ from graftwork.grading.rewards import RewardPart, RewardQuestion, RewardRunner, 
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.load import load_base
-from graftwork.train.objective_settings import RolloutSettings
 from graftwork.train.rollouts.sampling import AskedPrompt, RolloutSampler
+from graftwork.train.settings import RolloutSettings
 
 FOLDER = Path(__file__).parent
 AT_ONCE = 8

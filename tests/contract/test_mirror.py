@@ -7,16 +7,16 @@ import torch
 
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.text.messages import redact_login
-from graftwork.train.checkpoints.checkpoint import (
+from graftwork.train.checkpoints import (
     MANIFEST,
     TENSORS,
     Checkpoint,
+    CheckpointStore,
+    FsspecMirror,
     latest_good,
     list_saved,
     write_checkpoint,
 )
-from graftwork.train.checkpoints.mirror import FsspecMirror
-from graftwork.train.checkpoints.store import CheckpointStore
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -5,9 +5,7 @@ import torch
 from s3_server import new_url
 
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.train.checkpoints.checkpoint import Checkpoint
-from graftwork.train.checkpoints.mirror import FsspecMirror
-from graftwork.train.checkpoints.store import CheckpointStore
+from graftwork.train.checkpoints import Checkpoint, CheckpointStore, FsspecMirror
 
 
 def mirror_of(url):

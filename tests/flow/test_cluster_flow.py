@@ -25,7 +25,7 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.train.many.all_models import train_all
+from graftwork.train.all_models import train_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SMALL = {"rank": 2, "epochs": 1, "batch_size": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}

@@ -29,8 +29,8 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
 from graftwork.records.hardware import Offer
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.train.many import federated as site_module
-from graftwork.train.many.federated import FleetSites, SiteData, plan_federation, run_federation
+from graftwork.train import federated as site_module
+from graftwork.train.federated import FleetSites, SiteData, plan_federation, run_federation
 
 SIZES = {
     "q_proj": (64, 64),

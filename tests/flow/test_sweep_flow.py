@@ -11,8 +11,8 @@ from graftwork.pipeline.run_identity import run_id_of
 from graftwork.records.base import Figure
 from graftwork.records.errors import AnswerIsNo, Interrupted, UserMistake, WorkerFailed
 from graftwork.records.run import TrainOutcome
-from graftwork.train.many import sweep
-from graftwork.train.many.sweep import SweepRequest, _Sweep, run_sweep, write_best
+from graftwork.train import sweep
+from graftwork.train.sweep import SweepRequest, _Sweep, run_sweep, write_best
 
 TEXT = """\
 project: p

@@ -22,8 +22,8 @@ from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.export import EXPORT_FILE, export_run
-from graftwork.train.checkpoints.checkpoint import TENSORS
-from graftwork.train.many.all_models import train_all
+from graftwork.train.all_models import train_all
+from graftwork.train.checkpoints import TENSORS
 from graftwork.train.run_folder import ADAPTER, CHECKPOINTS
 
 SMALL = {"rank": 2, "epochs": 1, "batch_size": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}

@@ -40,7 +40,7 @@ from graftwork.registry.manifest import ReleaseContext
 from graftwork.registry.peft import import_peft_folder, inspect_adapter
 from graftwork.registry.remote_store import RemoteStore
 from graftwork.registry.store import ReleaseStore
-from graftwork.train.checkpoints.checkpoint import (
+from graftwork.train.checkpoints import (
     CONTENT,
     CheckpointManifest,
     list_saved,

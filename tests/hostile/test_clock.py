@@ -18,11 +18,11 @@ from graftwork.project.supervise import StallWatcher
 from graftwork.records.errors import StoppedInOrder, WorkerFailed
 from graftwork.records.fleet import Beat, Moment
 from graftwork.records.run import TrainStep
-from graftwork.train.callbacks.guards import DeadlineCallback
+from graftwork.train.callbacks import DeadlineCallback
 from graftwork.train.run_folder import ATTEMPTS, SAVED
-from graftwork.train.run_setup import deadline_of
 from graftwork.train.runs import between_steps
 from graftwork.train.settings import TrainSettings
+from graftwork.train.worker import deadline_of
 
 HOUR = 3600.0
 JUMPS = [HOUR, -HOUR, 365 * 24 * HOUR, -365 * 24 * HOUR]

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from graftwork.serve.own_endpoint import ReloadResult
     from graftwork.serve.project import CreatedKey
     from graftwork.serve.settings import ServeSettings
-    from graftwork.train.many.all_models import TrainedAll
-    from graftwork.train.many.federated import Federation
-    from graftwork.train.many.sweep import SweepRequest, SweepResult
+    from graftwork.train.all_models import TrainedAll
+    from graftwork.train.federated import Federation
+    from graftwork.train.sweep import SweepRequest, SweepResult
     from graftwork.week.project import WeekRequest
 
 R = TypeVar("R", bound=Record)
@@ -202,14 +202,14 @@ class Project:
 
     def train_all(self) -> "TrainedAll":
         """Train every model of the project; models on the same base share one loaded copy."""
-        from graftwork.train.many.all_models import train_all
+        from graftwork.train.all_models import train_all
 
         with self.open() as work:
             return train_all(work)
 
     def sweep(self, request: "SweepRequest", *, write: bool = False) -> "SweepResult":
         """Search learning rate, rank and batch within a budget; `write` sets the best in graft.yaml."""
-        from graftwork.train.many.sweep import run_sweep, write_best
+        from graftwork.train.sweep import run_sweep, write_best
 
         with self.open() as work:
             result = run_sweep(work, request)
@@ -217,7 +217,7 @@ class Project:
 
     def train_federated(self, *, again: bool = False) -> "Federation":
         """Train in rounds at the places of `federated:`, whose data stays there."""
-        from graftwork.train.many.federated import run_federation
+        from graftwork.train.federated import run_federation
 
         with self.open() as work:
             return run_federation(work, again=again)

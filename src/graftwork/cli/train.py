@@ -271,7 +271,7 @@ def sweep(
 
     Example:  graft train sweep --minutes 30 --write
     """
-    from graftwork.train.many.sweep import SweepRequest
+    from graftwork.train.sweep import SweepRequest
 
     if (minutes is None) == (steps is None):
         raise typer.BadParameter("give --minutes or --steps")
@@ -312,7 +312,7 @@ def federated(
     """
     with reporting(project, model) as found:
         if dry_run:
-            from graftwork.train.many.federated import plan_federation
+            from graftwork.train.federated import plan_federation
 
             with found.open() as work:
                 planned = plan_federation(work)

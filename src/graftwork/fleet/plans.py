@@ -33,9 +33,8 @@ from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, User
 from graftwork.records.fleet import Bundle, BundleBase
 from graftwork.records.hardware import Offer, PlaceTerms
 from graftwork.records.plan import DeviceFacts, Plan
-from graftwork.train.checkpoints.checkpoint import list_saved, step_name, verify_checkpoint
+from graftwork.train.checkpoints import list_saved, pass_mirrors, step_name, verify_checkpoint
 from graftwork.train.run_folder import CHECKPOINTS
-from graftwork.train.run_setup import pass_mirrors
 from graftwork.train.settings import TrainSettings
 
 

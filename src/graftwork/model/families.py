@@ -51,8 +51,9 @@ class PlainRecipe(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-    """A block as graft's own training steps compute it (train/gpu, train/cpu): where its layers are, and what
-    differs from Llama's. What configs choose (windows, caps, multipliers) is read from the model."""
+    """A block as graft's own training steps compute it (`train/gpu`, `train/cpu.py`): where its layers
+    are, and what differs from Llama's. What configs choose (windows, caps, multipliers) is read from the
+    model."""
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"

@@ -40,8 +40,7 @@ from graftwork.train.rewards import (
     make_reward_spec,
     read_prompts,
 )
-from graftwork.train.rollouts.environment import Environment
-from graftwork.train.rollouts.multi_turn import EpisodeEnvironment
+from graftwork.train.rollouts.multi_turn import Environment, EpisodeEnvironment
 
 REWARDED = 0.5
 """A hack that gets this share of what the gold answer gets is rewarded."""

@@ -28,8 +28,15 @@ from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Record
 from graftwork.registry.settings import ReleaseSettings
 from graftwork.serve.settings import ServeSettings
-from graftwork.train.objective_settings import OBJECTIVE_SETTINGS, USED_BY
-from graftwork.train.settings import LOSS, REWARD, TrainSettings, given_settings, why_unused
+from graftwork.train.settings import (
+    LOSS,
+    OBJECTIVE_SETTINGS,
+    REWARD,
+    USED_BY,
+    TrainSettings,
+    given_settings,
+    why_unused,
+)
 
 R = TypeVar("R", bound=Record)
 

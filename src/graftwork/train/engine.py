@@ -21,8 +21,8 @@ from graftwork.model.parts import decoder_parts
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.base import GIB
 from graftwork.records.dataset import Row
-from graftwork.train.checkpoints.store import HostCopies
 from graftwork.train.distributed.strategies import MicroBatch, SingleProcess
+from graftwork.train.host_memory import HostCopies
 from graftwork.train.loss import (
     Logits,
     TokenBatch,

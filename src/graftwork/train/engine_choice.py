@@ -76,7 +76,7 @@ def make_engine(
         )
         notes.append(f"{describe_streamed(streamed.step)}; set up in {time.perf_counter() - begun:.0f} s")
         return streamed, notes
-    from graftwork.train.cpu.step import make_cpu_step
+    from graftwork.train.cpu import make_cpu_step
     from graftwork.train.engine import StepOptions, TrainingEngine
 
     checkpointed = settings.checkpointing == "on"
@@ -169,7 +169,7 @@ def choose_precision(
 ) -> Precision:
     """Pure. A card of unknown age is taken for an old one: float16 works on all of them."""
     if asked != "auto":
-        return cast(Precision, asked)
+        return cast("Precision", asked)
     if kind == "cuda":
         return "bfloat16" if (capability or 0) >= FIRST_WITH_BFLOAT16 else "float16"
     return "bfloat16" if amx else "float32"

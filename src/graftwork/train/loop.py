@@ -18,8 +18,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
 from graftwork.train.callbacks import EarlyStop, TrainingCallback
-from graftwork.train.checkpoints.checkpoint import Checkpoint, is_better, require_same_run
-from graftwork.train.checkpoints.store import CheckpointStore
+from graftwork.train.checkpoints import Checkpoint, CheckpointStore, is_better, require_same_run
 from graftwork.train.engine import StepResult, TrainingEngine, random_states, restore_random_states
 from graftwork.train.objectives import BatchSource
 from graftwork.train.objectives.epochs import learning_rate

@@ -97,7 +97,7 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
 
     from graftwork.model.adapters.peft import attach
     from graftwork.process.memory import peak_memory_gib
-    from graftwork.train.cpu.step import make_cpu_step
+    from graftwork.train.cpu import make_cpu_step
     from graftwork.train.engine import StepOptions, TrainingEngine
     from graftwork.train.settings import TrainSettings
 
@@ -147,7 +147,7 @@ def make_model(shape: ModelShape, *, device: str, dtype: str) -> Any:
         max_position_embeddings=shape.max_positions,
         tie_word_embeddings=shape.tied_embeddings,
     )
-    kind, maker = getattr(torch, dtype), cast(Any, AutoModelForCausalLM)
+    kind, maker = getattr(torch, dtype), cast("Any", AutoModelForCausalLM)
     before = torch.get_default_dtype()
     with torch.device(device):
         torch.set_default_dtype(kind)

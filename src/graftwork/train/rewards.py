@@ -34,11 +34,10 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.plan import RolloutLoad
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
-from graftwork.train.objective_settings import RolloutSettings
 from graftwork.train.objectives.epochs import choose_training_rows
-from graftwork.train.rollouts.environment import environment_files, read_inner
-from graftwork.train.rollouts.preflight import find_too_long
-from graftwork.train.settings import TrainSettings
+from graftwork.train.rollouts.measures import find_too_long
+from graftwork.train.rollouts.multi_turn import environment_files, read_inner
+from graftwork.train.settings import RolloutSettings, TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.project.open_project import OpenProject

@@ -22,7 +22,6 @@ from graftwork.records.run import TrainJob
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.objectives import BatchSource
 from graftwork.train.objectives.epochs import EpochOrder
-from graftwork.train.objectives.kto import JudgedOrder, make_judged, require_both_sides
 from graftwork.train.objectives.pairs import (
     PairOrder,
     Render,
@@ -31,16 +30,16 @@ from graftwork.train.objectives.pairs import (
     render_with,
     require_pairs,
 )
+from graftwork.train.objectives.preference import JudgedOrder, make_judged, require_both_sides
 from graftwork.train.objectives.samples import TrainingSample
-from graftwork.train.rollouts.environment import Environment
-from graftwork.train.rollouts.multi_turn import EpisodeSampler, add_opening
-from graftwork.train.rollouts.preflight import (
+from graftwork.train.rollouts.measures import (
     describe_too_long,
     find_too_long,
     make_canaries,
     split_checks,
     uses_checks,
 )
+from graftwork.train.rollouts.multi_turn import Environment, EpisodeSampler, add_opening
 from graftwork.train.settings import TrainSettings, describe_idle
 
 if TYPE_CHECKING:
@@ -333,8 +332,7 @@ class _RolloutRun:
         """Who writes the answers: the model in training, or an endpoint."""
         from graftwork.model.adapter_shape import AdapterShape
         from graftwork.model.adapters.peft import save_adapter
-        from graftwork.train.rollouts.endpoint import EndpointSampler
-        from graftwork.train.rollouts.sampling import RolloutSampler
+        from graftwork.train.rollouts.sampling import EndpointSampler, RolloutSampler
 
         job, settings, template = self._job, self._settings, self._template
         if settings.rollouts.endpoint is None:

@@ -1,16 +1,43 @@
-"""A small search over settings by successive halving: which are tried, on how many rows, and who goes on.
+"""`graft train sweep`: try learning rates, ranks and batches by successive halving on validation loss.
 
-In: the values to try and a budget. Out: the settings of each trial, and rungs: of each rung's trials, the
-best by validation loss go on to the next, on more rows. Pure. Does not know how a trial is trained.
+In: an open project, the values to try and a budget. Out: every trial with its loss, and the best settings.
+Each trial is a run in `.graft/runs`, so a killed sweep goes on where it was. A trial that the planner does
+not expect to end within the budget is not begun. Reads the training and validation splits only.
 """
 
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from graftwork.records.base import Record
+from graftwork.data.project import PreparedData
+from graftwork.files.config_text import read_config_text, set_values
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import Journal, make_folder, write_atomic
+from graftwork.fleet.jobs import FleetRequest, choose_offer, require_done, train_there
+from graftwork.fleet.plans import PlacePlanner
+from graftwork.fleet.project import open_place
+from graftwork.model.probe import probe_device
+from graftwork.pipeline.run_identity import note_done, run_id_of, starts_from_main
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.plan import plan_for
+from graftwork.pipeline.table import run_pipeline
+from graftwork.process.worker import hold_lock
+from graftwork.project.open_project import OpenProject
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, OutOfMemory, UserMistake, WorkerFailed
+from graftwork.records.fleet import FleetJob
+from graftwork.records.hardware import Offer
+from graftwork.records.plan import Plan
+from graftwork.records.run import TrainOutcome
+from graftwork.train.all_models import train_variant, with_train
+from graftwork.train.objectives.epochs import choose_training_rows
+from graftwork.train.run_folder import OUTCOME
 
 KEEP_ONE_OF = 3
 """Of so many trials of a rung, one goes on; it gets so many times the rows."""
@@ -119,3 +146,329 @@ def _largest_first(
 def advance(losses: Sequence[tuple[SweepSettings, float]], count: int) -> tuple[SweepSettings, ...]:
     """The `count` best by loss; of equal ones, those that were tried first."""
     return tuple(settings for settings, _ in sorted(losses, key=lambda pair: pair[1])[:count])
+
+
+FOLDER = "sweeps"
+SCHEDULE_FILE = "sweep.json"
+TRIALS_FILE = "trials.jsonl"
+LEAST_BATCHES = 2
+"""A trial of fewer steps than this says nothing."""
+USABLE = 0.9
+"""Share of a budget of minutes that is planned for: plans are not exact."""
+
+
+class SweepTrial(Record):
+    """One setting at one rung."""
+
+    settings: SweepSettings
+    rung: int
+    rows: int
+    state: Literal["done", "failed", "not begun"]
+    run_id: str = ""
+    loss: float | None = None
+    """On the validation rows, after training."""
+    planned_minutes: float | None = None
+    minutes: float = 0.0
+    why: str = ""
+
+
+class SweepSchedule(Record):
+    """What a sweep set out to do; kept, so that it goes on the same after a crash."""
+
+    settings: tuple[SweepSettings, ...]
+    rungs: tuple[Rung, ...]
+
+
+class SweepResult(Record):
+    model: str
+    place: str
+    device: str
+    folder: str
+    budget_minutes: float | None = None
+    budget_steps: int | None = None
+    rungs: tuple[Rung, ...]
+    trials: tuple[SweepTrial, ...]
+    now: SweepSettings
+    """What graft.yaml says."""
+    best: SweepSettings | None
+    """The best of the last rung that any trial finished."""
+    changes: dict[str, float | int] = {}
+    """The settings of `train` that differ from graft.yaml."""
+    minutes: float
+    written_to: str = ""
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    minutes: float | None = None
+    steps: int | None = None
+    learning_rates: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+    batch_size: tuple[int, ...] = ()
+    trials: int = 9
+    place: str = "here"
+    confirmed: bool = False
+    """Whether a place that costs money may be used."""
+
+
+class _Here:
+    def __init__(self, work: OpenProject, made: StepOutputs) -> None:
+        self._work, self._made = work, made
+
+    @cached_property
+    def _device(self) -> Any:
+        return probe_device(threads=self._work.settings.train.threads)
+
+    def plan(self, variant: OpenProject) -> Plan:
+        return plan_for(variant, self._made, self._device)
+
+    def train(self, variant: OpenProject, plan: Plan) -> TrainOutcome:
+        return train_variant(variant, StepOutputs({**self._made.outputs, "plan": plan}))
+
+
+class _Elsewhere(_Here):
+    """A place of the fleet: trials are jobs there, one after the other."""
+
+    def __init__(self, work: OpenProject, made: StepOutputs, request: SweepRequest) -> None:
+        super().__init__(work, made)
+        self._place, self._confirmed = request.place, request.confirmed
+
+    @cached_property
+    def _offer(self) -> Offer:
+        try:
+            return choose_offer(open_place(self._work, self._place), "")
+        except AnswerIsNo as no:
+            # Of the place as it is now, not of a trial.
+            raise EnvironmentLacks(no.what, why=no.why, fix=no.fix, where=self._place) from no
+
+    def plan(self, variant: OpenProject) -> Plan:
+        made = StepOutputs({**self._made.outputs, "plan": super().plan(variant)})
+        return PlacePlanner(variant, made).plan(self._offer)
+
+    def train(self, variant: OpenProject, plan: Plan) -> TrainOutcome:
+        # The offer may be another one by now, and the plan with it: a job of the same settings is taken.
+        offer = self._offer
+        run_id = train_there(
+            variant,
+            StepOutputs({**self._made.outputs, "plan": plan}),
+            FleetRequest(self._place, gpu=(offer.instance or offer.gpu) if offer.usd_per_hour else ""),
+            confirm=lambda quote: self._confirmed or not quote.largest_usd,
+            require=_require_trained,
+        )
+        return note_done(variant, run_id)
+
+
+def _require_trained(variant: OpenProject, job: FleetJob) -> None:
+    """As `require_done`. A job whose machine was taken away, or never came, is no failure of its settings."""
+    try:
+        require_done(variant, job)
+    except WorkerFailed as error:
+        if job.state == "lost" or job.booted_at is None:
+            fix = "run the same command again: the sweep resumes with this trial"
+            raise EnvironmentLacks(error.what, why=error.why, fix=fix, where=job.place) from error
+        raise
+
+
+def run_sweep(work: OpenProject, request: SweepRequest) -> SweepResult:
+    """Search until the last rung or the end of the budget."""
+    if (request.minutes is None) == (request.steps is None):
+        raise UserMistake(
+            "a sweep needs one budget", fix="give --minutes or --steps, not both", where="--minutes"
+        )
+    if request.trials < FEWEST_TRIALS:
+        raise UserMistake("a sweep needs at least two trials", where="--trials")
+    if work.settings.train.objective != "sft":
+        raise UserMistake(
+            f"a sweep cannot compare runs with `objective: {work.settings.train.objective}`",
+            why="it compares validation losses, which only supervised runs have in common",
+            fix="sweep the supervised run, and set the others by hand",
+        )
+    made = run_pipeline(work, upto="prepare")
+    if starts_from_main(work):
+        run_pipeline(replace(work, asked_model=None), upto="train")
+    machine: _Here = _Here(work, made) if request.place == "here" else _Elsewhere(work, made, request)
+    return _Sweep(work, made, request, machine).run()
+
+
+class _Sweep:
+    def __init__(self, work: OpenProject, made: StepOutputs, request: SweepRequest, machine: _Here) -> None:
+        self._work, self._request, self._machine = work, request, machine
+        train = work.settings.train
+        self._now = SweepSettings(
+            learning_rate=train.learning_rate, rank=train.rank, batch_size=train.batch_size
+        )
+        usual = default_space(self._now)
+        self._space = SearchSpace(
+            request.learning_rates or usual.learning_rates,
+            request.ranks or usual.ranks,
+            request.batch_size or usual.batch_size,
+        )
+        prepared = made.get("prepare", PreparedData)
+        folder = Path(prepared.folder)
+        self._rows = len(choose_training_rows(read_rows(folder, "train"), settings=train))
+        validation = prepared.dataset.splits.get("validation")
+        checked = min(validation.rows if validation else 0, train.validation_rows)
+        if not self._rows or not checked:
+            raise UserMistake(
+                "a sweep needs training rows and validation rows",
+                why=f"there are {self._rows} training rows and {checked} rows for the validation loss",
+                fix="raise `data.validation` or `train.validation_rows`, or add logs",
+            )
+        identity = [
+            work.model,
+            work.base.revision,
+            prepared.dataset.content_hash,
+            train.what_is_learned(),
+            list(self._space),
+            [request.minutes, request.steps, request.trials, request.place],
+        ]
+        self.folder = work.project.state / FOLDER / fingerprint(identity)[:12]
+        self._journal = Journal(self.folder / TRIALS_FILE)
+        self._device = ""
+
+    def run(self) -> SweepResult:
+        make_folder(self.folder)
+        with hold_lock(self.folder):
+            schedule = self._schedule()
+            done = {(trial.rung, trial.settings): trial for trial in self._read()}
+            alive, best = schedule.settings, None
+            for at, rung in enumerate(schedule.rungs):
+                losses = []
+                for settings in alive[: rung.trials]:
+                    trial = done.get((at, settings))
+                    if trial is None:
+                        trial = self._try(settings, at, rung)
+                        self._journal.append(trial.model_dump(mode="json"), durable=True)
+                        done[at, settings] = trial
+                    if trial.loss is not None:
+                        losses.append((settings, trial.loss))
+                if not losses:
+                    break
+                best = advance(losses, 1)[0]
+                alive = advance(losses, schedule.rungs[at + 1].trials) if at + 1 < len(schedule.rungs) else ()
+        trials = tuple(done.values())
+        train = self._work.settings.train.model_dump()
+        wanted = self._changes(best) if best is not None else {}
+        return SweepResult(
+            model=self._work.model,
+            place=self._request.place,
+            device=self._device,
+            folder=str(self.folder),
+            budget_minutes=self._request.minutes,
+            budget_steps=self._request.steps,
+            rungs=schedule.rungs,
+            trials=trials,
+            now=self._now,
+            best=best,
+            changes={key: value for key, value in wanted.items() if value != train[key]},
+            minutes=round(sum(trial.minutes for trial in trials), 3),
+        )
+
+    def _read(self) -> list[SweepTrial]:
+        return [SweepTrial.model_validate(line) for line in self._journal.read()]
+
+    def _schedule(self) -> SweepSchedule:
+        """As it was planned first: the planner may know more by now."""
+        path = self.folder / SCHEDULE_FILE
+        if path.exists():
+            return SweepSchedule.from_json(path.read_bytes())
+        settings = choose_trials(
+            self._space, self._now, most=self._request.trials, seed=self._work.settings.train.seed
+        )
+        for trial in settings:
+            # Values that cannot be are refused before the first trial is trained.
+            self._variant(trial, self._rows)
+        least = LEAST_BATCHES * max(trial.batch_size for trial in settings)
+        epochs, batch_size, fewest = (
+            self._work.settings.train.epochs,
+            self._now.batch_size,
+            min(least, self._rows),
+        )
+        budget = float(self._request.steps or 0)
+
+        def cost(rows: int) -> float:
+            """The price of a trial by its rows: steps of the present batch, or minutes by the planner."""
+            if self._request.minutes is None:
+                return rows * epochs / batch_size
+            return minutes_of_fewest + (rows - fewest) * minutes_per_row
+
+        if self._request.minutes is not None:
+            budget = self._request.minutes * USABLE
+            minutes_of_fewest, minutes_of_all = (
+                self._machine.plan(self._variant(self._now, rows)).minutes.value
+                for rows in (fewest, self._rows)
+            )
+            minutes_per_row = (minutes_of_all - minutes_of_fewest) / max(self._rows - fewest, 1)
+        rungs = plan_rungs(len(settings), rows=self._rows, least=least, budget=budget, cost=cost)
+        if not rungs:
+            raise AnswerIsNo(
+                "the budget is too small for a sweep",
+                why=f"{FEWEST_TRIALS} trials of {least} rows, and one of them again on more, take longer",
+                fix="allow more minutes or steps, or sweep smaller batches",
+                where="--minutes" if self._request.minutes is not None else "--steps",
+            )
+        schedule = SweepSchedule(settings=settings[: rungs[0].trials], rungs=rungs)
+        write_atomic(path, schedule.to_json())
+        return schedule
+
+    def _try(self, settings: SweepSettings, at: int, rung: Rung) -> SweepTrial:
+        """Train it, unless the planner says that it would not end in time."""
+        variant = self._variant(settings, rung.rows)
+        trial = SweepTrial(settings=settings, rung=at, rows=rung.rows, state="not begun")
+        try:
+            plan = self._machine.plan(variant)
+        except AnswerIsNo as no:
+            return trial.model_copy(update={"why": f"{no.what}: {no.why}"})
+        self._device = plan.device.name
+        planned = plan.minutes.value
+        trial = trial.model_copy(update={"run_id": run_id_of(plan), "planned_minutes": round(planned, 3)})
+        if self._request.minutes is not None:
+            left = self._request.minutes - sum(done.minutes for done in self._read())
+            if planned > left:
+                why = f"would take {planned:.1f} of {max(left, 0):.1f} minutes that are left"
+                return trial.model_copy(update={"why": why})
+        self._work.reporter.info(f"rung {at + 1}, {rung.rows} rows: {settings.describe()}")
+        begun = time.perf_counter()
+        known = (variant.project.runs / run_id_of(plan) / OUTCOME).exists()
+        try:
+            outcome = self._machine.train(variant, plan)
+        except (WorkerFailed, OutOfMemory) as error:
+            # Any other error says nothing of these settings: the same command tries them again.
+            minutes = (time.perf_counter() - begun) / 60
+            return trial.model_copy(update={"state": "failed", "why": error.what, "minutes": minutes})
+        waited = time.perf_counter() - begun
+        # What was killed before counts as well; a run that was there before the sweep costs nothing.
+        minutes = 0.0 if known else max(waited, outcome.seconds + outcome.load_seconds) / 60
+        trial = trial.model_copy(update={"run_id": outcome.run_id, "minutes": round(minutes, 3)})
+        loss = outcome.validation_loss_after
+        if loss is None or not math.isfinite(loss):
+            return trial.model_copy(update={"state": "failed", "why": "it has no validation loss"})
+        return trial.model_copy(update={"state": "done", "loss": loss})
+
+    def _variant(self, settings: SweepSettings, rows: int) -> OpenProject:
+        # A trial on all rows is the run that graft.yaml would give with its settings.
+        most = self._work.settings.train.max_rows if rows == self._rows else rows
+        return with_train(self._work, {**self._changes(settings), "max_rows": most})
+
+    def _changes(self, settings: SweepSettings) -> dict[str, float | int]:
+        """Of `train`. The strength of the adapter stays what it is: alpha follows the rank."""
+        train = self._work.settings.train
+        alpha = train.alpha if train.use_rslora else train.alpha * settings.rank / train.rank
+        return {**settings.model_dump(), "alpha": alpha}
+
+
+def write_best(work: OpenProject, result: SweepResult) -> SweepResult:
+    """Set the best settings in graft.yaml; its comments and order stay."""
+    if not result.changes:
+        return result
+    path, where, settings = work.project.file, str(work.project.file), work.project.settings
+    model = settings.models.get(work.model)
+    own = model.train.model_dump() if model is not None else {}
+    text = read_config_text(path)
+    for key, value in result.changes.items():
+        # Where graft.yaml sets it for this model: for all models, or under the model itself.
+        for_all = work.model == settings.main_model and key not in own
+        section = ("train",) if for_all else ("models", work.model, "train")
+        text = set_values(text, section, {key: value}, where=where)
+    write_atomic(path, text)
+    return result.model_copy(update={"written_to": str(path)})

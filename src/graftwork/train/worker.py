@@ -21,15 +21,24 @@ from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.process.memory import peak_allocated_gib
 from graftwork.process.worker import run_worker, stop_asked
+from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.report import Case
-from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.records.run import TrainingEvaluation, TrainJob, TrainOutcome
 from graftwork.text.redact import hide_in_tracebacks
-from graftwork.train.callbacks import TrainingCallback
-from graftwork.train.callbacks.evaluation import TrainingEvaluator, find_best_step, read_evaluations
-from graftwork.train.callbacks.guards import CrashRehearsal
-from graftwork.train.callbacks.reporting import HeartbeatCallback
+from graftwork.train.callbacks import (
+    CrashRehearsal,
+    DeadlineCallback,
+    DivergenceCallback,
+    EvaluationCallback,
+    HeartbeatCallback,
+    TrainingCallback,
+    TrainingEvaluator,
+    find_best_step,
+    read_evaluations,
+)
+from graftwork.train.checkpoints import CheckpointStore, ReadOnlyCheckpointStore, open_checkpoint_store
 from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, leave, threads_per_process
 from graftwork.train.engine_choice import starts_on_host
 from graftwork.train.objectives.epochs import choose_training_rows
@@ -42,13 +51,6 @@ from graftwork.train.run_folder import (
     REPLANNED,
     mean_measures,
     read_steps,
-)
-from graftwork.train.run_setup import (
-    deadline_of,
-    guard_callbacks,
-    open_checkpoint_store,
-    reporting_callbacks,
-    stoppable_progress,
 )
 from graftwork.train.settings import TrainSettings
 
@@ -299,7 +301,6 @@ class _Run:
         return None if text == "None" else float(text)
 
     def make_loop(self, reporting: Sequence[TrainingCallback]) -> "TrainingLoop":
-        from graftwork.train.checkpoints.store import ReadOnlyCheckpointStore
         from graftwork.train.loop import RunContext, TrainingLoop
 
         job, settings = self.job, self.settings
@@ -391,6 +392,97 @@ class _Run:
             versions=_versions(),
             settings=job.plan.train,
         )
+
+
+def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
+    """When the place is gone, by the steady clock: as the job says, or so many minutes from now."""
+    if job.deadline is not None:
+        start = job.deadline_from or clock.now()
+        return clock.steady() - clock.seconds_since(start) + (job.deadline - start.at)
+    minutes = settings.run.deadline_minutes
+    return clock.steady() + minutes * 60 if minutes is not None else None
+
+
+def guard_callbacks(
+    settings: TrainSettings,
+    store: CheckpointStore,
+    *,
+    deadline: float | None,
+    peek: Callable[[int], Sequence[Row]],
+    report: Callable[[str], None],
+) -> list[TrainingCallback]:
+    """Those who refuse a step or end the run before it is harmed."""
+    # The loss of sampled answers is a sum weighted by advantages: large rewards make it jump, rightly.
+    compares = settings.objective != "grpo"
+    found: list[TrainingCallback] = [
+        DivergenceCallback(settings.watch, compares_losses=compares, peek=peek, report=report)
+    ]
+    if deadline is not None:
+        every, seconds = settings.examine.every, settings.examine.seconds
+        found.append(
+            DeadlineCallback(
+                deadline,
+                save_seconds=lambda: store.seconds,
+                evaluation_seconds=lambda number: seconds if every and number % every == 0 else 0.0,
+            )
+        )
+    return found
+
+
+def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
+    """Updates the heartbeat; on a stop request it abandons the step between two of its parts.
+
+    Only for who works alone: of a strategy, the others would wait for ever.
+    """
+    from graftwork.train.loop import StepInterrupted
+
+    def progress(*doing: str) -> None:
+        move(*doing)
+        if stop_asked():
+            raise StepInterrupted
+
+    return progress
+
+
+def reporting_callbacks(
+    job: TrainJob,
+    settings: TrainSettings,
+    *,
+    evaluator: TrainingEvaluator | None = None,
+    strategy: "SingleProcess | None" = None,
+    progress: Callable[[], None] = lambda: None,
+    report: Callable[[str], None] = lambda _message: None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> list[TrainingCallback]:
+    from graftwork.train.trackers import TrackerCallback, require_installed
+
+    folder = Path(job.folder)
+    require_installed(settings.run.trackers)
+    callbacks: list[TrainingCallback] = []
+    latest: Callable[[], TrainingEvaluation | None] = lambda: None  # noqa: E731
+    if settings.examine.every is not None:
+        examine = EvaluationCallback(
+            settings.examine,
+            read_rows(Path(job.dataset_folder), "validation"),
+            folder=folder,
+            evaluator=evaluator,
+            report=report,
+            progress=progress,
+            stop_requested=stop_requested,
+        )
+        callbacks.append(examine)
+        latest = lambda: examine.latest  # noqa: E731
+    if settings.run.trackers and (strategy is None or strategy.rank == 0):
+        track = TrackerCallback(
+            settings.run.trackers,
+            run_id=job.run_id,
+            settings=settings.what_is_learned(),
+            folder=folder,
+            latest_evaluation=latest,
+            report=report,
+        )
+        callbacks.append(track)
+    return callbacks
 
 
 def hash_base(job: TrainJob, model: Any, strategy: "SingleProcess", *, first: bool) -> str:

@@ -21,7 +21,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.report import Case
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.text.redact import hide_in_tracebacks
-from graftwork.train.callbacks.evaluation import TrainingEvaluator
+from graftwork.train.callbacks import TrainingEvaluator
 from graftwork.train.distributed.launch import is_main_process, leave
 from graftwork.train.multi_run import train_many
 from graftwork.train.rewards import job_prompts, read_examined

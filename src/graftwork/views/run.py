@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from graftwork.model.base import LocalModels, PulledModel, RemovedModels
     from graftwork.records.release import ExportedAdapter
     from graftwork.registry.export import MergedAdapter
-    from graftwork.train.many.all_models import ModelResult, TrainedAll
-    from graftwork.train.many.federated import Federation, FederationPlan
-    from graftwork.train.many.sweep import SweepResult
+    from graftwork.train.all_models import ModelResult, TrainedAll
+    from graftwork.train.federated import Federation, FederationPlan
     from graftwork.train.runs import Event
+    from graftwork.train.sweep import SweepResult
 
 REPLAYS = {True: "[green]with identical bytes[/]", False: "[red]with different bytes[/]", None: "none"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.files.disk import write_atomic
 from graftwork.process import local_workers
-from graftwork.train.distributed import multi_node, torchrun
+from graftwork.train.distributed import launch, multi_node
 from graftwork.train.distributed.launch import NodeGroup
 from graftwork.train.distributed.multi_node import CALL_FILE, Call, _answer
 
@@ -60,7 +60,7 @@ def test_a_part_whose_work_is_done_is_not_asked_to_stop_while_it_leaves(answer):
 
 def test_a_part_is_given_longer_to_leave_than_its_goodbye_takes():
     """A store that does not answer is tried twice."""
-    goodbye = torchrun.CONNECT_SECONDS + 2 * torchrun.STORE_TIMEOUT.total_seconds()
+    goodbye = launch.CONNECT_SECONDS + 2 * launch.STORE_TIMEOUT.total_seconds()
     assert goodbye < multi_node.LEAVING_SECONDS
 
 

@@ -19,8 +19,7 @@ from graftwork.model.load import load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
-from graftwork.train.callbacks import TrainingCallback
-from graftwork.train.callbacks.evaluation import EvaluationCallback, read_evaluations
+from graftwork.train.callbacks import EvaluationCallback, TrainingCallback, read_evaluations
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.objectives.epochs import EpochOrder

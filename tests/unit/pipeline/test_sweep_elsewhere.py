@@ -10,7 +10,7 @@ from graftwork.records.errors import EnvironmentLacks, WorkerFailed
 from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainOutcome
-from graftwork.train.many import sweep
+from graftwork.train import sweep
 
 PRICED = Offer(place="cloud", gpu="L4", instance="g6.xlarge", usd_per_hour=0.8, source="", dated="")
 FREE = PRICED.model_copy(update={"usd_per_hour": None})

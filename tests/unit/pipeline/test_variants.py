@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
-from graftwork.train.many.all_models import with_train
+from graftwork.train.all_models import with_train
 
 
 @dataclass

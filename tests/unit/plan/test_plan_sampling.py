@@ -32,8 +32,8 @@ from graftwork.model.generate.scheduler import MOST_ROWS, DecoderSizes
 from graftwork.model.shape import cache_bytes, shape_of
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape, RolloutLoad
-from graftwork.train.objective_settings import RolloutSettings
 from graftwork.train.rollouts.sampling import AskedPrompt, RolloutSampler
+from graftwork.train.settings import RolloutSettings
 
 WIDTH = 4.0
 SHAPE = ModelShape(

@@ -16,7 +16,7 @@ from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob
 from graftwork.text.redact import publishable
-from graftwork.train.run_setup import find_mirror, pass_mirrors
+from graftwork.train.checkpoints import find_mirror, pass_mirrors
 from graftwork.train.settings import TrainSettings
 
 SOURCE = Path(__file__).parents[3] / "src" / "graftwork"

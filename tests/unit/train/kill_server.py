@@ -19,9 +19,8 @@ from safetensors.torch import save_file
 from train_samples import SETTINGS, make_engine, make_rows
 
 from graftwork.files.disk import Journal
-from graftwork.train.callbacks import TrainingCallback
-from graftwork.train.callbacks.guards import DivergenceCallback
-from graftwork.train.checkpoints import checkpoint
+from graftwork.train import checkpoints
+from graftwork.train.callbacks import DivergenceCallback, TrainingCallback
 from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.objectives.epochs import EpochOrder
 
@@ -47,7 +46,7 @@ class Trap(TrainingCallback):
         self.touches = 0
         for module, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree")):
             setattr(module, name, self._set(getattr(module, name)))
-        parts = checkpoint._file_parts
+        parts = checkpoints._file_parts
 
         def one_by_one(named):
             for part in parts(named):
@@ -56,7 +55,7 @@ class Trap(TrainingCallback):
                 self._touch()
                 yield part[len(part) // 2 :]
 
-        checkpoint._file_parts = one_by_one
+        checkpoints._file_parts = one_by_one
 
     def _set(self, call):
         def touched(*arguments, **named):

@@ -29,8 +29,7 @@ def hear_late(first: int) -> None:
 
 
 if __name__ == "__main__":
-    from graftwork.train.distributed.launch import NodeGroup, torchrun_arguments
-    from graftwork.train.distributed.torchrun import main
+    from graftwork.train.distributed.launch import NodeGroup, main, torchrun_arguments
 
     rank, port, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if rank:

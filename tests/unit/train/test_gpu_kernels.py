@@ -16,7 +16,7 @@ def relative_error(found, expected):
 @pytest.mark.parametrize(("rows", "inputs"), [(96, 576), (33, 128), (1000, 3584)])
 def test_nf4_weights_open_to_the_same_bits_as_operation_by_operation(rows, inputs):
     from graftwork.model.nf4 import LEVELS, Nf4Weight, dequantize, quantize
-    from graftwork.train.gpu.quantized import FourBitWeight, dequantize_four
+    from graftwork.train.gpu.linear import FourBitWeight, dequantize_four
 
     torch.manual_seed(rows)
     levels = torch.tensor(LEVELS, device="cuda")
@@ -66,7 +66,7 @@ def test_packed_attention_and_its_gradients_are_those_of_plain_operations(heads,
 @pytest.mark.parametrize("ending", [{}, {"cap": 30.0}, {"divisor": 8.0}, {"multiplier": 0.0625}])
 def test_losses_and_the_gradient_in_place_of_logits_are_those_of_plain_operations(ending, weighted):
     from graftwork.model.parts import LogitsEnding
-    from graftwork.train.gpu.cross_entropy import replace_by_gradient, target_losses
+    from graftwork.train.gpu.fused import replace_by_gradient, target_losses
 
     torch.manual_seed(0)
     logits = (torch.randn(70, 49_155) * 4).bfloat16()

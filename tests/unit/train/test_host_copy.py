@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.train.checkpoints import store
-from graftwork.train.checkpoints.store import HostCopies
+from graftwork.train import host_memory
+from graftwork.train.host_memory import HostCopies
 
 
 def lots(monkeypatch):
@@ -16,7 +16,7 @@ def lots(monkeypatch):
         asked.append(size)
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(store, "pinned_buffer", pinned)
+    monkeypatch.setattr(host_memory, "pinned_buffer", pinned)
     return asked
 
 
@@ -50,11 +50,14 @@ def test_a_state_that_grew_gets_more_room(monkeypatch):
 )
 def test_places_have_the_shape_asked_for_and_do_not_overlap(shapes, dtype):
     tensors = [torch.zeros(shape, dtype=dtype) for shape in shapes]
-    before, store.pinned_buffer = store.pinned_buffer, lambda size: torch.zeros(size, dtype=torch.uint8)
+    before, host_memory.pinned_buffer = (
+        host_memory.pinned_buffer,
+        lambda size: torch.zeros(size, dtype=torch.uint8),
+    )
     try:
         room = HostCopies()._allocate(tensors)
     finally:
-        store.pinned_buffer = before
+        host_memory.pinned_buffer = before
     for number, place in enumerate(room):
         place.fill_(number)
     found = [place for place in room if place.numel()]

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from graftwork.files.disk import file_digest
 from graftwork.files.safetensors import TYPE_NAMES
 from graftwork.records.errors import Damaged
-from graftwork.train.checkpoints import checkpoint as checkpoints
-from graftwork.train.checkpoints.checkpoint import (
+from graftwork.train import checkpoints
+from graftwork.train.checkpoints import (
     JOURNAL,
     MANIFEST,
     STATE,

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.train.checkpoints.checkpoint import SavedCheckpoint, best_of, is_better, steps_to_keep
+from graftwork.train.checkpoints import SavedCheckpoint, best_of, is_better, steps_to_keep
 
 scores = st.none() | st.floats(-10, 10) | st.just(math.nan)
 saved = st.builds(SavedCheckpoint, st.integers(1, 60), scores)

@@ -15,9 +15,9 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.blocks import has_onednn_products
 from graftwork.model.shape import shape_of
-from graftwork.train.cpu.layers import HiddenStateCache
-from graftwork.train.cpu.step import (
+from graftwork.train.cpu import (
     CpuStep,
+    HiddenStateCache,
     first_trained_block,
     layout_tokens,
     make_cpu_step,

@@ -8,7 +8,8 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.train.callbacks import TrainingCallback
-from graftwork.train.cpu.layers import (
+from graftwork.train.cpu import (
+    CpuStep,
     FileCache,
     FrozenLayers,
     HiddenStateCache,
@@ -16,7 +17,6 @@ from graftwork.train.cpu.layers import (
     number_rows,
     shared_prefix,
 )
-from graftwork.train.cpu.step import CpuStep
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.objectives.epochs import EpochOrder

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graftwork.records.errors import StoppedInOrder
-from graftwork.train.callbacks.guards import (
+from graftwork.train.callbacks import (
     SAVE_ALLOWANCE,
     STEP_ALLOWANCE,
     UNKNOWN_SAVE_SECONDS,
@@ -24,7 +24,7 @@ class Place:
         self.now = 0.0
         self.saved_in = None
         self.deadline = DeadlineCallback(
-            at, save_seconds=lambda: self.saved_in, margin=margin, clock=lambda: self.now
+            at, save_seconds=lambda: self.saved_in, margin=margin, now=lambda: self.now
         )
         self._step_times, self._save_times = step_times, save_times
 
@@ -95,7 +95,7 @@ def test_a_look_is_allowed_for_before_the_first_one_was_taken():
         save_seconds=lambda: 1.0,
         evaluation_seconds=lambda number: 50.0 if number == 3 else 0.0,
         margin=1.0,
-        clock=lambda: now[0],
+        now=lambda: now[0],
     )
     for number in (1, 2):
         deadline.on_step_begin(number, 10)
@@ -114,7 +114,7 @@ def test_the_longest_of_many_steps_is_the_measure_and_not_the_last():
 def test_measured_times_survive_a_restart():
     first = Place(1000.0, margin=1.0, step_times=lambda: 7.0, save_times=lambda: 3.0)
     first.run()
-    second = DeadlineCallback(20.0, save_seconds=lambda: None, margin=1.0, clock=lambda: 0.0)
+    second = DeadlineCallback(20.0, save_seconds=lambda: None, margin=1.0, now=lambda: 0.0)
     second.restore(first.deadline.state())
     assert second.seconds_needed(1) == pytest.approx(7.0 * STEP_ALLOWANCE + 3.0 * SAVE_ALLOWANCE + 1.0)
     assert not second.wants_checkpoint(None)

@@ -41,7 +41,7 @@ def alone(tiny_base, folder):
 def together(tiny_base, folder, alone):
     """All strategies in one start of two processes."""
     child = Path(__file__).with_name("distributed_child.py")
-    torchrun = ["graftwork.train.distributed.torchrun", "--standalone", "--nproc-per-node", "2"]
+    torchrun = ["graftwork.train.distributed.launch", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [sys.executable, "-m", *torchrun, str(child), str(tiny_base), str(folder)],
         capture_output=True,

@@ -10,11 +10,11 @@ import pytest
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.run import TrainStep
-from graftwork.train.callbacks.guards import Diverged, DivergenceCallback, name_rows
-from graftwork.train.checkpoints.store import CheckpointStore
+from graftwork.train.callbacks import Diverged, DivergenceCallback, name_rows
+from graftwork.train.checkpoints import CheckpointStore
 from graftwork.train.engine import StepResult
-from graftwork.train.run_setup import guard_callbacks
 from graftwork.train.settings import TrainSettings, WatchSettings
+from graftwork.train.worker import guard_callbacks
 
 
 def row(line):

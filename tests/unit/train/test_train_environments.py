@@ -12,14 +12,13 @@ from graftwork.model.chat.template import ChatTemplate
 from graftwork.process.sandbox import SandboxSettings
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
-from graftwork.train.objective_settings import EnvironmentSettings, PolicySettings, RolloutSettings
 from graftwork.train.objectives.policy import PolicyGradient
 from graftwork.train.objectives.samples import TrainingSample, scale_policy
-from graftwork.train.rollouts.environment import Environment, EnvironmentAnswer
 from graftwork.train.rollouts.episodes import EpisodeJournal
-from graftwork.train.rollouts.multi_turn import EpisodeSampler, add_opening
+from graftwork.train.rollouts.multi_turn import Environment, EnvironmentAnswer, EpisodeSampler, add_opening
 from graftwork.train.rollouts.sampling import AskedPrompt, RolloutSampler, WrittenReply
 from graftwork.train.run_folder import read_steps
+from graftwork.train.settings import EnvironmentSettings, PolicySettings, RolloutSettings
 from time_limits import check_with_limits
 
 ENVIRONMENT = '''

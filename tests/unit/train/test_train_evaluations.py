@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.records.run import TrainingEvaluation, TrainStep
-from graftwork.train.callbacks.evaluation import (
+from graftwork.train.callbacks import (
     EvaluationHistory,
     count_comparable_cases,
     find_best_step,

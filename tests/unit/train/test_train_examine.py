@@ -10,7 +10,7 @@ from graftwork.files.disk import Journal
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
-from graftwork.train.callbacks.evaluation import EvaluationCallback, choose_evaluation_rows, read_evaluations
+from graftwork.train.callbacks import EvaluationCallback, choose_evaluation_rows, read_evaluations
 from graftwork.train.distributed.strategies import SingleProcess
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.loop import RunContext, TrainingLoop

@@ -31,8 +31,7 @@ from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.engine_choice import why_plain_step
 from graftwork.train.gpu.engine import GpuEngine, PackSizes, pack
-from graftwork.train.gpu.load import load_quantized
-from graftwork.train.gpu.quantized import (
+from graftwork.train.gpu.linear import (
     EightBitLinear,
     FourBitWeight,
     dequantize_four,
@@ -40,6 +39,7 @@ from graftwork.train.gpu.quantized import (
     quantize_eight,
     transposed_product,
 )
+from graftwork.train.gpu.load import load_quantized
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 SETTINGS = TrainSettings(rank=4, alpha=8, max_grad_norm=1e9)

@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.objectives.kto import JudgedOrder
+from graftwork.train.objectives.preference import JudgedOrder
 from graftwork.train.objectives.samples import TrainingSample
 from graftwork.train.settings import TrainSettings
 

@@ -18,10 +18,8 @@ from graftwork.train.distributed.launch import (
     parse_address,
     torchrun_arguments,
 )
-from graftwork.train.distributed.strategies import balance_rows, split_into_micro_batches
-from graftwork.train.distributed.zero import zero_config
-from graftwork.train.objective_settings import USED_BY
-from graftwork.train.settings import TrainSettings
+from graftwork.train.distributed.strategies import balance_rows, split_into_micro_batches, zero_config
+from graftwork.train.settings import USED_BY, TrainSettings
 from graftwork.train.worker import job_settings
 
 ROWS = make_rows(16)

@@ -18,18 +18,21 @@ from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
-from graftwork.train.callbacks import EarlyStop, TrainingCallback
-from graftwork.train.callbacks.guards import Diverged, DivergenceCallback
-from graftwork.train.callbacks.reporting import HeartbeatCallback
-from graftwork.train.checkpoints import checkpoint as checkpoint_tensors
-from graftwork.train.checkpoints.checkpoint import CheckpointMismatch, latest_good
-from graftwork.train.checkpoints.store import CheckpointStore
+from graftwork.train import checkpoints as checkpoint_tensors
+from graftwork.train.callbacks import (
+    Diverged,
+    DivergenceCallback,
+    EarlyStop,
+    HeartbeatCallback,
+    TrainingCallback,
+)
+from graftwork.train.checkpoints import CheckpointMismatch, CheckpointStore, latest_good
 from graftwork.train.loop import RunContext, StepInterrupted, TrainingLoop
 from graftwork.train.loss import TokenBatch, summed_loss
 from graftwork.train.objectives.epochs import EpochOrder, shared_tokens
 from graftwork.train.run_folder import StepLog, read_journal, read_steps
-from graftwork.train.run_setup import stoppable_progress
 from graftwork.train.settings import ExamineSettings
+from graftwork.train.worker import stoppable_progress
 
 
 class Killed(BaseException):

@@ -11,10 +11,13 @@ import torch
 
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.engine import StepOptions, TrainingEngine
-from graftwork.train.objective_settings import MixSettings, PolicySettings, PreferenceSettings
-from graftwork.train.objectives.kto import JudgedOrder, KahnemanTversky
 from graftwork.train.objectives.policy import PolicyGradient, kl_to_reference
-from graftwork.train.objectives.preference import DirectPreference, OddsRatioPreference
+from graftwork.train.objectives.preference import (
+    DirectPreference,
+    JudgedOrder,
+    KahnemanTversky,
+    OddsRatioPreference,
+)
 from graftwork.train.objectives.samples import (
     TrainingSample,
     join_units,
@@ -23,7 +26,7 @@ from graftwork.train.objectives.samples import (
     scale_supervised,
     split_units,
 )
-from graftwork.train.settings import TrainSettings
+from graftwork.train.settings import MixSettings, PolicySettings, PreferenceSettings, TrainSettings
 from trl_batch import (
     ADVANTAGES,
     ANSWERS,

@@ -9,17 +9,15 @@ from train_samples import SHAPE, make_rows
 
 from graftwork.model.adapters.peft import attach
 from graftwork.records.plan import ModelShape
-from graftwork.train.cpu.layers import HiddenStateCache
-from graftwork.train.cpu.step import CpuStep
+from graftwork.train.cpu import CpuStep, HiddenStateCache
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.gpu.engine import GpuEngine
 from graftwork.train.gpu.load import load_quantized
 from graftwork.train.loss import TokenBatch, loss_and_gradient, token_losses, weighted_loss
-from graftwork.train.objective_settings import PolicySettings
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.policy import PolicyGradient
 from graftwork.train.objectives.samples import SupervisedFineTuning, count_trained, make_sample
-from graftwork.train.settings import TrainSettings
+from graftwork.train.settings import PolicySettings, TrainSettings
 
 SETTINGS = TrainSettings(rank=4, alpha=8, batch_size=4, max_grad_norm=1e9)
 MODEL_SHAPE = ModelShape(

@@ -12,13 +12,12 @@ from graftwork.files.disk import Journal
 from graftwork.model.chat.renderer import CannotProve
 from graftwork.records.errors import UserMistake
 from graftwork.train import run_source, worker
-from graftwork.train.objective_settings import PreferenceSettings
 from graftwork.train.objectives.pairs import PairOrder, make_pairs
 from graftwork.train.objectives.preference import OddsRatioPreference
 from graftwork.train.objectives.samples import LOSS_MEASURE, scale_pairs
 from graftwork.train.run_folder import read_steps
 from graftwork.train.run_source import REFERENCE, add_reference
-from graftwork.train.settings import TrainSettings
+from graftwork.train.settings import PreferenceSettings, TrainSettings
 
 DPO = {"objective": "dpo", "learning_rate": 1e-2, "epochs": 3, "preferences": {"beta": 0.5, "sft": 0.2}}
 

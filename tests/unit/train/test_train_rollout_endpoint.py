@@ -11,13 +11,11 @@ from pydantic import ValidationError
 from test_train_rollouts import local_grader, make_grpo_job, run_training  # noqa: F401
 
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.train.objective_settings import RolloutSettings
 from graftwork.train.objectives.samples import TrainingSample
-from graftwork.train.rollouts.endpoint import EndpointSampler, correct_mismatch, read_choice
 from graftwork.train.rollouts.episodes import EpisodeJournal
-from graftwork.train.rollouts.sampling import AskedPrompt
+from graftwork.train.rollouts.sampling import AskedPrompt, EndpointSampler, correct_mismatch, read_choice
 from graftwork.train.run_folder import read_steps
-from graftwork.train.settings import TrainSettings
+from graftwork.train.settings import RolloutSettings, TrainSettings
 from graftwork.train.worker import job_settings
 
 END = 2

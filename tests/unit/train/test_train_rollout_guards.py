@@ -10,7 +10,7 @@ from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train.rollouts.episodes import EpisodeJournal, EpisodeTurn, SampledAnswer
-from graftwork.train.rollouts.preflight import (
+from graftwork.train.rollouts.measures import (
     advise,
     are_apart,
     describe_signal,

@@ -4,10 +4,10 @@ import pytest
 
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
-from graftwork.train.objective_settings import RewardSettings
 from graftwork.train.rollouts.episodes import AnswerVerdict, SampledAnswer
 from graftwork.train.rollouts.measures import describe_extremes, find_extremes, measure_groups
 from graftwork.train.rollouts.source import GroupRanking
+from graftwork.train.settings import RewardSettings
 
 JUDGE = RewardSettings(metric="rank:rewards/own.py:order")
 OTHER = RewardSettings(metric="task_success")

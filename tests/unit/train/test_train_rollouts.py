@@ -13,19 +13,18 @@ from graftwork.grading.rewards import GradedParts, grade_part
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train import worker
-from graftwork.train.objective_settings import RolloutSettings
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
-from graftwork.train.rollouts.groups import (
+from graftwork.train.rollouts.measures import (
     PromptRecord,
     choose_prompts,
     group_advantages,
     is_dead,
+    measure_groups,
     pass_rates,
 )
-from graftwork.train.rollouts.measures import measure_groups
 from graftwork.train.run_folder import read_steps
 from graftwork.train.run_source import with_prompts_at_once
-from graftwork.train.settings import TrainSettings
+from graftwork.train.settings import RolloutSettings, TrainSettings
 
 REWARD = """
 import json
@@ -283,8 +282,8 @@ def make_sampler(base, *, recorded):
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.peft import make_trainable
     from graftwork.model.load import load_base
-    from graftwork.train.objective_settings import RolloutSettings
     from graftwork.train.rollouts.sampling import RolloutSampler
+    from graftwork.train.settings import RolloutSettings
 
     model = load_base(base)
     shape = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))

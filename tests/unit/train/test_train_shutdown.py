@@ -15,9 +15,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from free_ports import free_port
 from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.errors import EXIT_RESUME_ME
-from graftwork.train.distributed import torchrun
-from graftwork.train.distributed.launch import NodeGroup, torchrun_arguments
-from graftwork.train.distributed.torchrun import main_node_leaves_last
+from graftwork.train.distributed import launch
+from graftwork.train.distributed.launch import NodeGroup, main_node_leaves_last, torchrun_arguments
 
 CHILD = Path(__file__).with_name("shutdown_child.py")
 
@@ -47,7 +46,7 @@ def test_a_machine_that_hears_late_that_all_is_done_reports_no_broken_connection
 
 
 def test_the_first_waits_until_every_other_has_left(monkeypatch):
-    port, goodbye = free_port(), torchrun._report_departure
+    port, goodbye = free_port(), launch._report_departure
     output: list[int] = []
     one_left = threading.Event()
 
@@ -62,7 +61,7 @@ def test_the_first_waits_until_every_other_has_left(monkeypatch):
         with main_node_leaves_last(NodeGroup(count=3, rank=rank, port=port)):
             pass
 
-    monkeypatch.setattr(torchrun, "_report_departure", say)
+    monkeypatch.setattr(launch, "_report_departure", say)
     others = [threading.Thread(target=work, args=(rank,)) for rank in (1, 2)]
     with main_node_leaves_last(NodeGroup(count=3, port=port)):
         for thread in others:
@@ -83,9 +82,9 @@ def test_a_process_that_never_leaves_is_not_waited_for_for_ever(monkeypatch):
     def sleep(seconds):
         passed[0] += seconds
 
-    monkeypatch.setattr(torchrun, "time", SimpleNamespace(monotonic=lambda: passed[0], sleep=sleep))
-    torchrun._wait_for_the_others(Deserted(), 3)
-    assert passed[0] == pytest.approx(torchrun.LEAVE_SECONDS, abs=2 * torchrun.POLL_SECONDS)
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: passed[0], sleep=sleep))
+    launch._wait_for_the_others(Deserted(), 3)
+    assert passed[0] == pytest.approx(launch.LEAVE_SECONDS, abs=2 * launch.POLL_SECONDS)
     assert len(asked) > 1
     assert len(set(asked[0])) == 2
 
@@ -95,18 +94,18 @@ def test_a_store_that_is_gone_is_not_waited_for():
         def check(self, _):
             raise DistStoreError("gone")
 
-    torchrun._wait_for_the_others(Gone(), 2)
+    launch._wait_for_the_others(Gone(), 2)
 
 
 def test_waiting_for_the_others_writes_nothing(monkeypatch, capfd):
-    monkeypatch.setattr(torchrun, "LEAVE_SECONDS", 1.2)
+    monkeypatch.setattr(launch, "LEAVE_SECONDS", 1.2)
     with main_node_leaves_last(NodeGroup(count=2, port=free_port())):
         capfd.readouterr()
     assert capfd.readouterr() == ("", "")
 
 
 def test_to_a_first_machine_that_is_gone_nobody_says_goodbye(monkeypatch, capfd):
-    monkeypatch.setattr(torchrun, "_store", lambda *_, **__: pytest.fail("it looked for the store"))
+    monkeypatch.setattr(launch, "_store", lambda *_, **__: pytest.fail("it looked for the store"))
     with main_node_leaves_last(NodeGroup(count=2, rank=1, port=free_port())):
         pass
     assert capfd.readouterr() == ("", "")
@@ -117,25 +116,25 @@ def test_a_signal_after_the_work_is_a_good_end_and_one_within_it_is_not(monkeypa
     def signalled(*_):
         raise SignalException("asked to stop", signal.SIGTERM)
 
-    monkeypatch.setattr(torchrun, "stop_with_parent", lambda: None)
+    monkeypatch.setattr(launch, "stop_with_parent", lambda: None)
     monkeypatch.setenv(PARENT_VARIABLE, "")
     monkeypatch.setattr("torch.distributed.run.run", signalled if in_the_work else lambda _: None)
-    monkeypatch.setattr(torchrun, "_wait_for_the_others", signalled)
+    monkeypatch.setattr(launch, "_wait_for_the_others", signalled)
     machines = NodeGroup(count=2, port=free_port())
     arguments = torchrun_arguments(processes=1, machines=machines, module="__future__", job_file="none")
-    assert torchrun.main([*arguments]) == code
+    assert launch.main([*arguments]) == code
 
 
 def test_a_failing_process_exits_at_once_with_its_own_error(monkeypatch):
     def never(*_):
         raise AssertionError("it waited")
 
-    monkeypatch.setattr(torchrun, "_wait_for_the_others", never)
+    monkeypatch.setattr(launch, "_wait_for_the_others", never)
     with pytest.raises(ZeroDivisionError), main_node_leaves_last(NodeGroup(count=2, port=free_port())):
         raise ZeroDivisionError
 
 
 def test_a_single_machine_opens_no_port(monkeypatch):
-    monkeypatch.setattr(torchrun, "_store", lambda *_, **__: pytest.fail("it opened one"))
+    monkeypatch.setattr(launch, "_store", lambda *_, **__: pytest.fail("it opened one"))
     with main_node_leaves_last(NodeGroup()):
         pass

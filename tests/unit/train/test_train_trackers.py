@@ -12,9 +12,8 @@ from test_train_evaluations import make_step
 from graftwork.process import extensions
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainingEvaluation
-from graftwork.train.callbacks.reporting import TrackerCallback
 from graftwork.train.settings import RunSettings, TrainSettings
-from graftwork.train.trackers import require_installed
+from graftwork.train.trackers import TrackerCallback, require_installed
 
 
 class Tape:
@@ -170,7 +169,7 @@ def test_a_tracker_without_open_run_is_refused_before_the_run(declare):
 
 
 def test_a_missing_tracker_is_reported_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
-    from graftwork.train.run_setup import reporting_callbacks
+    from graftwork.train.worker import reporting_callbacks
 
     monkeypatch.setattr("graftwork.train.trackers.WeightsAndBiases.PACKAGE", "surely_not_installed")
     job = types.SimpleNamespace(run_id="run-1", folder=str(tmp_path), dataset_folder=str(tmp_path / "none"))

@@ -32,10 +32,10 @@ from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, Stopp
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.redact import publish_text, publishable
+from graftwork.train.checkpoints import pass_mirrors
 from graftwork.train.distributed.multi_node import launch_of
 from graftwork.train.rewards import find_case_file, find_examined_file, keep_reward_seconds
 from graftwork.train.run_folder import MESSAGES, OUTCOME, REPLANNED
-from graftwork.train.run_setup import pass_mirrors
 from graftwork.train.runs import read_parts, write_training_page
 
 

@@ -36,7 +36,7 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import MIB
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
-from graftwork.train.checkpoints.checkpoint import verify_checkpoint
+from graftwork.train.checkpoints import verify_checkpoint
 from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings
 

@@ -204,9 +204,9 @@ def _attend_packed(
 
 @_attend_packed.register_kernel("cuda")
 def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, rule: list[float]) -> tuple[Tensor, Tensor]:
-    from graftwork.train.gpu import flash
+    from graftwork.train.gpu import kernels
 
-    return flash.attend(q, k, v, starts, _Reach.of(rule).flash)
+    return kernels.attend(q, k, v, starts, _Reach.of(rule).flash)
 
 
 @torch.library.custom_op("graftwork::attend_packed_backward", mutates_args=())
@@ -236,6 +236,6 @@ def _attend_packed_backward(
 
 @_attend_packed_backward.register_kernel("cuda")
 def _(saved: list[Tensor], d_mixed: Tensor, rule: list[float]) -> tuple[Tensor, Tensor, Tensor]:
-    from graftwork.train.gpu import flash
+    from graftwork.train.gpu import kernels
 
-    return flash.attend_backward(saved, d_mixed, _Reach.of(rule).flash)
+    return kernels.attend_backward(saved, d_mixed, _Reach.of(rule).flash)

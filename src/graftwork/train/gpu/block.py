@@ -13,7 +13,9 @@ from torch import Tensor
 from graftwork.model.blocks import Activation, AttentionRule, pairs_to_halves
 from graftwork.train.gpu import fused
 from graftwork.train.gpu.fused import NormWeights
-from graftwork.train.gpu.lora import (
+from graftwork.train.gpu.linear import (
+    EightBitWeight,
+    FrozenWeight,
     LoraGradient,
     LoraGroup,
     input_gradient,
@@ -21,10 +23,6 @@ from graftwork.train.gpu.lora import (
     lora_product,
     stacked_a,
     stacked_b,
-)
-from graftwork.train.gpu.quantized import (
-    EightBitWeight,
-    FrozenWeight,
     transposed_product_of_codes,
 )
 

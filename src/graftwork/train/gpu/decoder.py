@@ -1,8 +1,8 @@
 """A decoder that learns by its written-out blocks: one forward, one backward, no graph around them.
 
 In: the blocks' weights, how much each keeps, packed tokens. Out: the summed loss and gradients in the
-adapters' `.grad`. What a block keeps is a level: `keep` everything, `lean` without the MLP's widest
-tensor, `again` nothing but its input. Does not know where weights came from or what a step is.
+adapters' `.grad`, or for sampling the logits of one new token of each row. What a block keeps is a level:
+`keep` everything, `lean` without the MLP's widest tensor, `again` nothing but its input.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,18 +13,24 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from graftwork.model.blocks import AttentionRule
+from graftwork.model.blocks import AttentionRule, attend_to_slots
+from graftwork.model.generate.cache import SlotCache
 from graftwork.model.generate.recorded import record
 from graftwork.model.parts import LogitsEnding
 from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu import fused
 from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
 from graftwork.train.gpu.block import BlockShape, BlockWeights, SavedActivations
-from graftwork.train.gpu.cross_entropy import replace_by_gradient, target_losses
-from graftwork.train.gpu.fused import NormWeights
-from graftwork.train.gpu.lora import LoraGradient, LoraGroup, LoraStacks
+from graftwork.train.gpu.fused import NormWeights, replace_by_gradient, target_losses
+from graftwork.train.gpu.linear import (
+    FrozenWeight,
+    LoraGradient,
+    LoraGroup,
+    LoraStacks,
+    product,
+    transposed_product,
+)
 from graftwork.train.gpu.packing import PackedLayout
-from graftwork.train.gpu.quantized import FrozenWeight, product, transposed_product
 
 
 def chunk_loss(
@@ -442,3 +448,34 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         found = found.__context__
     return False
+
+
+class CardTokenPass:
+    """Call `update` after the adapters changed, and `run` for each token."""
+
+    def __init__(self, decoder: GpuDecoder) -> None:
+        self._decoder = decoder
+
+    @classmethod
+    def of(cls, decoder: GpuDecoder) -> "CardTokenPass | None":
+        """None where keys of earlier tokens, which the model itself wrote, have another order or a window."""
+        plain = all(
+            not shape.interleaved and shape.attention.window is None and shape.attention.cap is None
+            for shape in decoder.shapes
+        )
+        return cls(decoder) if plain else None
+
+    def update(self) -> None:
+        self._decoder.refresh_adapters()
+
+    def run(self, tokens: Tensor, positions: Tensor, cache: SlotCache, columns: int) -> Tensor:
+        """Logits behind a token of each of the first slots. `tokens` and `positions` are [rows]."""
+        seen = torch.arange(columns, device=positions.device) <= positions[:, None]
+        bias = torch.zeros(seen.shape, dtype=cache.dtype, device=seen.device)
+        bias.masked_fill_(~seen, float("-inf"))
+
+        def attend(block: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
+            keys, values = cache.write_tokens(block, k, v, positions, columns)
+            return attend_to_slots(q, keys, values, bias, on_card=True, scale=rule.scale)
+
+        return self._decoder.advance(tokens, positions, attend)

@@ -21,10 +21,9 @@ from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.distributed.strategies import BatchLoss, OptimizerState, SingleProcess
 from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine, limit_gpu_memory
-from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, is_out_of_memory
+from graftwork.train.gpu.decoder import CardTokenPass, CudaGraphDecoder, GpuDecoder, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
 from graftwork.train.gpu.packing import PackedLayout, PackSizes, pack, pack_rows
-from graftwork.train.gpu.token_pass import CardTokenPass
 from graftwork.train.objectives.samples import (
     LOSS_MEASURE,
     SupervisedFineTuning,

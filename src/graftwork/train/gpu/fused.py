@@ -1,4 +1,4 @@
-"""Fused pieces of a training step: each is one launch where plain PyTorch takes five to fifteen.
+"""Fused pieces of a training step, the loss too: each is one launch where PyTorch takes five to fifteen.
 
 In: tensors. Out: the same numbers as the plain functions, which run on a CPU and are the reference in the
 tests; on a GPU a Triton kernel runs instead. Each piece is a custom operator, so that on both devices a
@@ -17,6 +17,8 @@ from torch.nn.functional import silu
 
 from graftwork.model import blocks
 from graftwork.model.blocks import Activation
+from graftwork.model.parts import LogitsEnding
+from graftwork.train.loss import loss_and_gradient, token_losses
 
 
 class NormWeights(NamedTuple):
@@ -178,3 +180,53 @@ def gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
     slope = sigmoid * (1 + left.float() * (1 - sigmoid))
     d_left = (d_gated.float() * right.float() * slope).to(gate_up.dtype)
     return lit * right, torch.cat((d_left, d_gated * lit), dim=1)
+
+
+def replace_by_gradient(
+    logits: Tensor, targets: Tensor, weights: Tensor | None, ending: LogitsEnding
+) -> Tensor:
+    """-log p of each target, not weighted; the logits are replaced by the gradient of the weighted sum."""
+    losses: Tensor = _cross_entropy_(logits, targets, weights, ending.multiplier / ending.divisor, ending.cap)
+    return losses
+
+
+def target_losses(logits: Tensor, targets: Tensor, ending: LogitsEnding) -> Tensor:
+    """-log p of each target; of places without one, of token 0."""
+    losses: Tensor = _cross_entropy(logits, targets, ending.multiplier / ending.divisor, ending.cap)
+    return losses
+
+
+@torch.library.custom_op("graftwork::cross_entropy_", mutates_args={"logits"})
+def _cross_entropy_(
+    logits: Tensor, targets: Tensor, weights: Tensor | None, factor: float, cap: float | None
+) -> Tensor:
+    ending = LogitsEnding(multiplier=factor, cap=cap)
+    wide = ending.apply_(logits.float() if logits.dtype != torch.float32 else logits.clone())
+    losses = token_losses(wide, targets.clamp(min=0))
+    _, d = loss_and_gradient(wide, targets, weights)
+    logits.copy_(ending.backward_(d, wide))
+    return losses
+
+
+@_cross_entropy_.register_kernel("cuda")
+def _(logits: Tensor, targets: Tensor, weights: Tensor | None, factor: float, cap: float | None) -> Tensor:
+    from graftwork.train.gpu import kernels
+
+    return kernels.cross_entropy(
+        logits, targets, weights, LogitsEnding(multiplier=factor, cap=cap), gradient=True
+    )
+
+
+@torch.library.custom_op("graftwork::cross_entropy", mutates_args=())
+def _cross_entropy(logits: Tensor, targets: Tensor, factor: float, cap: float | None) -> Tensor:
+    ending = LogitsEnding(multiplier=factor, cap=cap)
+    return token_losses(ending.of(logits.float()), targets.clamp(min=0))
+
+
+@_cross_entropy.register_kernel("cuda")
+def _(logits: Tensor, targets: Tensor, factor: float, cap: float | None) -> Tensor:
+    from graftwork.train.gpu import kernels
+
+    return kernels.cross_entropy(
+        logits, targets, None, LogitsEnding(multiplier=factor, cap=cap), gradient=False
+    )

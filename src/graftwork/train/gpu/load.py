@@ -29,15 +29,15 @@ from graftwork.records.plan import Tuning
 from graftwork.train.gpu.block import BlockShape, BlockWeights
 from graftwork.train.gpu.decoder import EmbeddingAndHead, GpuDecoder, KeepLevel, MemoryPolicy
 from graftwork.train.gpu.fused import NormWeights
-from graftwork.train.gpu.lora import LoraGroup
-from graftwork.train.gpu.quantized import (
+from graftwork.train.gpu.linear import (
     EightBitLinear,
     FourBitWeight,
     FrozenWeight,
+    LoraGroup,
     WholeWeight,
     quantize_eight,
 )
-from graftwork.train.pinned_memory import host_buffer
+from graftwork.train.host_memory import host_buffer
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ Engines, checkpoints, strategies and callbacks stay as they are: every engine mi
     sum over trained tokens of weight · -log p(token) / normalizer
 
 so an objective is a pure function of rows and log-probabilities. `samples.py` has supervised fine-tuning
-and `epochs.py` its batch source; `preference.py` is DPO and ORPO, `kto.py` KTO, `policy.py` the losses over
-sampled answers.
+and `epochs.py` its batch source; `preference.py` is DPO, ORPO and KTO, `policy.py` the losses over sampled
+answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ def make_objective(settings: TrainSettings | None = None) -> Objective:
 
         return PolicyGradient(settings.policy)
     if settings.objective == "kto":
-        from graftwork.train.objectives.kto import KahnemanTversky
+        from graftwork.train.objectives.preference import KahnemanTversky
 
         return KahnemanTversky(settings.preferences)
     from graftwork.train.objectives.preference import DirectPreference, OddsRatioPreference

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from graftwork.records.dataset import Row
-from graftwork.train.objective_settings import PolicySettings
 from graftwork.train.objectives.samples import TrainingSample
+from graftwork.train.settings import PolicySettings
 
 
 class PolicyGradient:
@@ -27,7 +27,7 @@ class PolicyGradient:
         return 1.0
 
     def weights(self, rows: Sequence[Row], log_probabilities: Callable[[], list[Tensor]]) -> list[Tensor]:
-        samples = cast(Sequence[TrainingSample], rows)
+        samples = cast("Sequence[TrainingSample]", rows)
         with_kl = self._settings.kl > 0
         compared = any(row.sampled is not None or (with_kl and row.reference is not None) for row in samples)
         now: Sequence[Tensor | None] = log_probabilities() if compared else [None] * len(samples)
@@ -57,7 +57,7 @@ class PolicyGradient:
     def measure(self, rows: Sequence[Row], log_probabilities: Sequence[Tensor]) -> dict[str, Tensor]:
         """KL to the start, mean log-probability and ratio to the sampler, for each token."""
         found: dict[str, list[Tensor]] = {}
-        for row, now in zip(cast(Sequence[TrainingSample], rows), log_probabilities, strict=True):
+        for row, now in zip(cast("Sequence[TrainingSample]", rows), log_probabilities, strict=True):
             values = now.detach().float().cpu()
             if row.part == "sft":
                 found.setdefault("sft_loss", []).append(-values)

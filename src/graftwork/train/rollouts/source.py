@@ -18,38 +18,32 @@ from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT
 from graftwork.train.callbacks import TrainingCallback
-from graftwork.train.objective_settings import RewardSettings
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.samples import TrainingSample, scale_policy, scale_supervised
-from graftwork.train.rollouts.endpoint import MOST_APART, correct_mismatch
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
-from graftwork.train.rollouts.groups import (
-    SOLVED,
-    PromptRecord,
-    choose_prompts,
-    group_advantages,
-    is_dead,
-)
 from graftwork.train.rollouts.measures import (
-    MOST_NAMED,
-    SAMPLING_SECONDS,
-    FailureMessages,
-    compare_with_audit,
-    describe_extremes,
-    measure_groups,
-)
-from graftwork.train.rollouts.preflight import (
     APART_BATCHES,
     CANARY,
     CAUGHT,
     ENOUGH_PROMPTS,
+    MOST_PROMPTS_NAMED,
+    SAMPLING_SECONDS,
+    SOLVED,
+    FailureMessages,
+    PromptRecord,
     SignalSearch,
     advise,
     are_apart,
+    choose_prompts,
+    compare_with_audit,
+    describe_extremes,
     describe_signal,
+    group_advantages,
+    is_dead,
+    measure_groups,
 )
-from graftwork.train.rollouts.sampling import AskedPrompt
-from graftwork.train.settings import TrainSettings
+from graftwork.train.rollouts.sampling import MOST_APART, AskedPrompt, correct_mismatch
+from graftwork.train.settings import RewardSettings, TrainSettings
 
 
 class RewardGrader(Protocol):
@@ -240,7 +234,7 @@ class RolloutSource(TrainingCallback):
             for metric, why in verdict.failed.items()
         )
         names = ", ".join(reward.metric for reward in self._settings.rewards)
-        prompts = ", ".join(group[0][0].prompt for group in groups[:MOST_NAMED])
+        prompts = ", ".join(group[0][0].prompt for group in groups[:MOST_PROMPTS_NAMED])
         raise AnswerIsNo(
             f"no answer of batch {number} could be graded",
             why=next(failed, f"{names} gave no grade to any answer to {prompts}"),

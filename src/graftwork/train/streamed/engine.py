@@ -25,14 +25,12 @@ from graftwork.train.engine import (
     limit_gpu_memory,
     random_states,
 )
+from graftwork.train.host_memory import DeviceBytes
 from graftwork.train.loss import TokenBatch
 from graftwork.train.objectives.samples import count_trained
 from graftwork.train.settings import TrainSettings
-from graftwork.train.streamed.memory import DeviceBytes
-from graftwork.train.streamed.passes import StreamedPasses
-from graftwork.train.streamed.shell import DecoderShell
-from graftwork.train.streamed.transfers import Placement
-from graftwork.train.streamed.units import HostUnit, ModelUnits, cut_up, gradient_norm
+from graftwork.train.streamed.passes import DecoderShell, StreamedPasses
+from graftwork.train.streamed.transfers import HostUnit, ModelUnits, Placement, cut_up, gradient_norm
 
 # Adam over units in host memory: on the host in slices, or on the card with slices streamed through it.
 # In: units with gradients, the factor that clips them, a learning rate. Out: updated weights, moments and

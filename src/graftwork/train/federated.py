@@ -46,7 +46,7 @@ from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.report import Decision, Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.export import MergeRequest, merge_adapters
-from graftwork.train.many.all_models import with_train
+from graftwork.train.all_models import with_train
 from graftwork.train.objectives.epochs import choose_rows
 from graftwork.train.run_folder import ADAPTER, OUTCOME, read_steps
 from graftwork.train.settings import TrainSettings

@@ -1,1 +1,0 @@
-"""Checkpoints: the format on disk, the store that writes them during training, and their mirror."""

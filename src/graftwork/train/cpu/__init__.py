@@ -1,1 +1,0 @@
-"""The CPU step: a faster forward pass for known decoders."""

@@ -1,1 +1,0 @@
-"""Many runs as one: all models of a project, sweeps, federated rounds."""
