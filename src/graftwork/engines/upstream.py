@@ -41,7 +41,6 @@ from graftwork.engines.upstream_messages import (
     DIALECTS,
     Dialect,
     RequestForm,
-    TokenPrompt,
     UpstreamReply,
     explain_refusal,
     read_embeddings,
@@ -246,16 +245,20 @@ class UpstreamBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in (BASE, *self._adapters.names):
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        opening, prompt = "", None
+        prompt, response_format, opening = None, None, ""
         if self._dialect.takes_tokens:
-            prompt, opening = await self._render(request)
-            room = self._prompts.room_after(prompt.tokens)
+            prompt, response_format, opening = await self._render(request)
+            room = self._prompts.room_after(prompt)
             request = request.model_copy(update={"max_tokens": min(request.max_tokens, room)})
         template = self._prompts.template
         form = template.tool_form if prompt is not None and request.tools else None
         with self._adapters.using(None if request.model == BASE else request.model) as adapter:
             async with self._room.take(1):
-                reply = await self._ask(request, prompt, adapter)
+                model = self._dialect.name_model(self._base_name, adapter)
+                body = self._dialect.encode(
+                    request, model=model, prompt=prompt, end=template.eos, response_format=response_format
+                )
+                reply = await self._ask(request, body, adapter)
                 answer = UpstreamReply(
                     request,
                     ReplyText(request, form, opening=opening),
@@ -282,21 +285,19 @@ class UpstreamBackend:
             raise self._explain(reply.status, answer)
         return read_embeddings(answer)
 
-    async def _render(self, request: GenerateRequest) -> tuple[TokenPrompt, str]:
-        """The prompt, and the beginning of a call in it that the answer goes on with."""
+    async def _render(self, request: GenerateRequest) -> tuple[list[int], dict[str, Any] | None, str]:
+        """The prompt, what its answer must follow, and the beginning of a call in it that the answer goes on
+        with.
+        """
         template = self._prompts.template
         tokens = await self._prompts.render(request)
         is_bound = bool(request.tools) and (request.tool_choice != "auto" or request.strict_tools)
-        wanted, opening = write_format(request, require_call_form(template) if is_bound else None)
+        response_format, opening = write_format(request, require_call_form(template) if is_bound else None)
         if opening:
             tokens += template.encode_text(opening)
-        return TokenPrompt(tokens, template.eos, wanted), opening
+        return tokens, response_format, opening
 
-    async def _ask(
-        self, request: GenerateRequest, prompt: TokenPrompt | None, adapter: str | None
-    ) -> ClientReply:
-        model = self._dialect.name_model(self._base_name, adapter)
-        body = self._dialect.encode(request, model=model, prompt=prompt)
+    async def _ask(self, request: GenerateRequest, body: dict[str, Any], adapter: str | None) -> ClientReply:
         path, seconds = self._dialect.path(request), request.timeout_seconds
         allowed = () if seconds is None else ((TIMEOUT_HEADER, f"{max(seconds * 1000, 1):.0f}"),)
         sent = self._form.apply(body)
@@ -330,10 +331,10 @@ class UpstreamBackend:
             await asyncio.to_thread(self._server.stop)
 
 
-def count_prompt(request: GenerateRequest, prompt: TokenPrompt | None) -> int:
+def count_prompt(request: GenerateRequest, prompt: list[int] | None) -> int:
     """For the usage where the server states none; an estimate where it renders the prompt itself."""
     if prompt is not None:
-        return len(prompt.tokens)
+        return len(prompt)
     return estimate_tokens(sum(len(message.content) for message in request.messages))
 
 

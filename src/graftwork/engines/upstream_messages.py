@@ -32,16 +32,6 @@ from graftwork.text.messages import hide
 _ANY_OBJECT = {"type": "object"}
 
 
-class TokenPrompt(NamedTuple):
-    """A prompt of our own template, with what the answer must follow."""
-
-    tokens: list[int]
-    end: int
-    """The token that ends a turn."""
-    format: dict[str, Any] | None = None
-    """`response_format` for the server."""
-
-
 class Dialect(NamedTuple):
     """`load_path` is None where no adapters can be loaded."""
 
@@ -63,8 +53,18 @@ class Dialect(NamedTuple):
             return base
         return f"{base}:{adapter}" if self.joins_names else adapter
 
-    def encode(self, request: GenerateRequest, *, model: str, prompt: TokenPrompt | None) -> dict[str, Any]:
-        """The body of a streamed request. `prompt` is None for servers that take messages."""
+    def encode(
+        self,
+        request: GenerateRequest,
+        *,
+        model: str,
+        prompt: list[int] | None = None,
+        end: int = 0,
+        response_format: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The body of a streamed request. `prompt` is None for servers that take messages; `end` is the token
+        that ends a turn, and `response_format` what the answer to a prompt of tokens must follow.
+        """
         body: dict[str, Any] = {
             "model": model,
             "max_tokens": request.max_tokens,
@@ -83,11 +83,9 @@ class Dialect(NamedTuple):
             return body | {"prompt": request.prompt}
         if request.logprobs is not None and self.names_tokens:
             body["return_tokens_as_token_ids"] = True
-        if prompt.format is not None:
-            body["response_format"] = prompt.format
-        return body | {
-            "prompt": prompt.tokens, "stop_token_ids": [prompt.end], "skip_special_tokens": True
-        }  # fmt: skip
+        if response_format is not None:
+            body["response_format"] = response_format
+        return body | {"prompt": prompt, "stop_token_ids": [end], "skip_special_tokens": True}
 
 
 class RequestForm:
