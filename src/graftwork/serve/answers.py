@@ -21,15 +21,13 @@ from graftwork.http.messages import (
     Response,
     StreamResponse,
 )
-from graftwork.serve.api.call import AnswerHead, ChatCall, describe_choice
-from graftwork.serve.captures import CaptureWriter, EscalatedAnswer
+from graftwork.serve.api.call import AnswerHead, ChatCall, add_usage, describe_choice
+from graftwork.serve.captures import CaptureWriter, ChainMark
 from graftwork.serve.chains import (
     AnsweredStep,
     ChainFailed,
-    ChainMark,
     ChainRun,
     StepCheck,
-    add_usage,
     read_trace,
     require_chainable,
 )
@@ -117,12 +115,12 @@ class AnswerService:
         notes: dict[str, str] = {}
         if routes.family is not None and call.model == routes.family.name:
             loaded = {*routes.aliases, *self.fallbacks.ready_endpoints()}
-            member = routes.family.choose(call, headers, loaded=loaded)
-            self.metrics.routed[member.model, member.by] += 1
-            notes["x-graft-route"] = f"{member.model} ({member.why})"
-            call = replace(call, model=member.alias)
-            if member.endpoint is not None:
-                direct = self.fallbacks.resolve(member.endpoint, routes)
+            member, by, why = routes.family.choose(call, headers, loaded=loaded)
+            self.metrics.routed[member, by] += 1
+            notes["x-graft-route"] = f"{member} ({why})"
+            call = replace(call, model=routes.family.aliases[member])
+            if (endpoint := routes.family.settings.remote.get(member)) is not None:
+                direct = self.fallbacks.resolve(endpoint, routes)
         unique, session = make_id(), headers.get("x-session-id") or call.user or None
         target, why, assignment = direct, "", None
         release = "" if direct is None else direct.release
@@ -241,7 +239,7 @@ class AnswerService:
                     raise
                 mark = ChainMark(name, "fallback", run.trace)
                 last = await self._ask_step(replace(call, model=chain.fallback), mark, client)
-                run.outcomes.append((mark.name, last.release))
+                run.outcomes.append((mark.name, last[0].head.release))
                 outcome = "fallback"
         except TimeoutError as error:
             message = f"the fallback of the chain {name} did not answer"
@@ -254,25 +252,23 @@ class AnswerService:
         finally:
             self.metrics.chained[name, outcome] += 1
             for step in run.answered:
-                if step is not last and isinstance(step.reply, dict):
-                    step.exchange.replica = step.reply.get("replica")
-                    step.exchange.note(step.reply)
-                    self._expect_capture(step.exchange)
-                    self._finish(step.exchange)
+                exchange, reply = step
+                if step is not last and isinstance(reply, dict):
+                    exchange.replica = reply.get("replica")
+                    exchange.note(reply)
+                    self._expect_capture(exchange)
+                    self._finish(exchange)
             if last is None:
                 self._end_one()
-        running = last.exchange
+        running, reply = last
         running.reservation = client.reservation
         running.call = replace(running.call, stream=call.stream)
         running.head = replace(running.head, model=name)
         running.notes |= dict(run.headers(name))
-        running.earlier_usage = add_usage(*(step.exchange.usage for step in run.answered if step is not last))
-        result = [last.reply] if isinstance(last.reply, dict) else last.reply
-        return self._send(result, running)
+        running.earlier_usage = add_usage(*(step[0].usage for step in run.answered if step is not last))
+        return self._send([reply] if isinstance(reply, dict) else reply, running)
 
-    async def _ask_step(
-        self, call: ChatCall, mark: ChainMark, client: ClientRequest
-    ) -> AnsweredStep[RunningExchange]:
+    async def _ask_step(self, call: ChatCall, mark: ChainMark, client: ClientRequest) -> AnsweredStep:
         direct = None
         if self.fallbacks.has_endpoint(call.model):
             direct = self.fallbacks.resolve(call.model, self.routes())
@@ -290,8 +286,7 @@ class AnswerService:
             if isinstance(error, OSError) or (isinstance(error, ApiError) and error.status >= 500):
                 self.note_failure(replace(running, finish_reason="error"))
             raise
-        reply = result[0] if isinstance(result, list) else result
-        return AnsweredStep(running, running.head.release, reply)
+        return running, result[0] if isinstance(result, list) else result
 
     def _seconds_left(self, running: RunningExchange) -> float:
         longest, deadline = self.settings.request_timeout_seconds, running.call.deadline
@@ -364,6 +359,7 @@ class AnswerService:
         `text` is the small one's whole answer, None where it still streams.
         """
         escalator, outcome = check.escalator, "over budget"
+        check.failed = found.check
         target, large = None, None
         result: list[PieceData] | PrefixReader | None = None
         if found.allowed:
@@ -376,7 +372,7 @@ class AnswerService:
             small, was_prefixed = (running.head, running.engine, running.model), check.is_prefixed
             check.wants_logprobs = check.is_prefixed = False
             # The small one's answer is kept, and counts in an experiment.
-            check.escalated = EscalatedAnswer(running.head.release, found.check, text)
+            check.escalated_from, check.rejected = running.head.release, text
             running.head = replace(running.head, release=target.release)
             running.engine, running.model = target.engine, target.model
             try:
@@ -393,7 +389,8 @@ class AnswerService:
             except (OSError, ApiError):
                 if large is not None:
                     large.close()
-                result, check.escalated, check.is_prefixed = None, None, was_prefixed
+                result, check.is_prefixed = None, was_prefixed
+                check.escalated_from = check.rejected = None
                 running.head, running.engine, running.model = small
                 outcome = "failed"
             except BaseException:
@@ -402,8 +399,6 @@ class AnswerService:
                     large.close()
                 raise
         self.metrics.escalated[found.check, outcome] += 1
-        if check.escalated is None:
-            check.failed = found.check
         note = f"{found.check} failed, {escalator.settings.to} {OUTCOMES[outcome]}"
         running.notes["x-graft-escalation"] = note
         return result
@@ -481,10 +476,10 @@ class AnswerService:
     async def _finish_checked(self, running: RunningExchange, check: CheckedReply) -> None:
         elapsed = time.perf_counter() - running.started
         try:
-            if check.small is not None and check.escalated is not None and not running.disconnected:
+            if check.small is not None and not running.disconnected:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.settings.request_timeout_seconds):
-                        check.escalated = check.escalated._replace(reply=await check.small.read_rest())
+                        check.rejected = await check.small.read_rest()
             elif check.is_prefixed and running.ended and check.failed is None:
                 text = "".join(running.texts)
                 check.failed = await check.escalator.find_failing(running.call.messages, text)

@@ -27,7 +27,6 @@ from graftwork.files.disk import make_folder, require_lock
 from graftwork.records.base import MIB, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Capture
-from graftwork.serve.chains import ChainMark
 from graftwork.serve.routing import ArmAssignment
 from graftwork.text.patterns import may_name_secret
 from graftwork.text.redact import CleanTexts, Redactor
@@ -65,13 +64,16 @@ _OFFSETS = {field: len(_MAGIC) + _NUMBER.size * place for place, field in enumer
 _SIZE = len(_MAGIC) + _NUMBER.size * len(_COUNTED)
 
 
-class EscalatedAnswer(NamedTuple):
-    """The small model's answer that failed a check, so that a large model answered."""
+class ChainMark(NamedTuple):
+    """Where in a chain an exchange belongs."""
 
-    release: str
-    check: str
-    reply: str | None
-    """None where only its beginning is known: half an answer is no fair half of a pair."""
+    chain: str
+    step: str
+    trace: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.chain}/{self.step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,43 +100,40 @@ class ServedExchange:
     user: str | None = None
     size: int = 0
     """About how many bytes it takes in memory."""
-    escalated: EscalatedAnswer | None = None
     failed_check: str | None = None
-    """The check that the answer failed although it was sent."""
+    """The check that the answer failed, although it was sent or so that a large model answered."""
+    escalated_from: str | None = None
+    """The small model whose answer failed the check, where a large one answered."""
+    rejected: str | None = None
+    """Its answer; None where only the beginning is known: half an answer is no fair half of a pair."""
     chain: ChainMark | None = None
     shadow_of: str | None = None
 
     @property
     def asked_release(self) -> str:
         """The release that was asked, also where a large model answered in its place."""
-        return self.release if self.escalated is None else self.escalated.release
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptureLimits:
-    queue: int = 1024
-    """Exchanges that may wait to be kept; beyond it the newest are dropped and counted."""
-    queue_bytes: int = 64 * MIB
-    journal_bytes: int = 64 * MIB
-    """Of the file that keeps captures while the database is slow or fails; beyond it they are lost."""
+        return self.escalated_from or self.release
 
 
 class CaptureWriter:
     """Start it, `offer` exchanges, close it: what was offered is with the sink or in the journal then.
 
     `folder` is where journal and counts are kept; without one, both end with the process. `prune` deletes
-    what is too old; it is called now and then by the thread that writes.
+    what is too old; it is called now and then by the thread that writes. Of exchanges that wait to be kept,
+    those beyond `queue` or `queue_bytes` are dropped and counted; what the journal has no room for is lost.
     """
 
     def __init__(
         self,
         sink: CaptureSink,
         *,
-        limits: CaptureLimits = CaptureLimits(),  # noqa: B008
+        queue: int = 1024,
+        queue_bytes: int = 64 * MIB,
+        journal_bytes: int = 64 * MIB,
         folder: Path | None = None,
         prune: Callable[[], object] | None = None,
     ) -> None:
-        self._limits = limits
+        self._queue, self._queue_bytes = queue, queue_bytes
         self._prune = prune
         self._waiting: deque[tuple[ServedExchange, float]] = deque()
         """With the time of arrival on the clock of `time.perf_counter`."""
@@ -147,7 +146,7 @@ class CaptureWriter:
         if folder is not None:
             try:
                 self.counts = CaptureCounts(folder)
-                self._journal = CaptureJournal(folder, most_bytes=limits.journal_bytes)
+                self._journal = CaptureJournal(folder, most_bytes=journal_bytes)
             except OSError as error:
                 # A full disk, or a second endpoint of the project: answers and captures go on without.
                 log.warning("captures: no journal, captures end with the process (%s)", error.strerror)
@@ -188,7 +187,7 @@ class CaptureWriter:
             self.counts.add("expected")
         self.counts.add("offered")
         waiting_bytes = self._bytes_in - self._bytes_out + exchange.size
-        if len(self._waiting) >= self._limits.queue or waiting_bytes > self._limits.queue_bytes:
+        if len(self._waiting) >= self._queue or waiting_bytes > self._queue_bytes:
             self.counts.add("dropped")
             self._warn("%d exchanges were dropped so far: the queue is full", self.dropped)
             return False
@@ -421,7 +420,7 @@ class _SinkThread:
 def make_capture(exchange: ServedExchange, clean: CleanTexts | None = None) -> Capture:
     """The exchange with every text redacted: the request, the reply and the session's name."""
     redactor = Redactor(clean)  # one an exchange: placeholders agree inside it, and nothing grows
-    assignment, escalated = exchange.assignment, exchange.escalated
+    assignment = exchange.assignment
     return Capture(
         id=exchange.id,
         at=datetime.fromtimestamp(exchange.at, UTC).isoformat(timespec="milliseconds"),
@@ -444,11 +443,9 @@ def make_capture(exchange: ServedExchange, clean: CleanTexts | None = None) -> C
         cost=exchange.cost,
         cached_tokens=exchange.cached_tokens,
         user=redact_name(exchange.user, redactor, kind="user"),
-        escalated_from=None if escalated is None else escalated.release,
-        failed_check=exchange.failed_check if escalated is None else escalated.check,
-        rejected=None
-        if escalated is None or escalated.reply is None
-        else redactor.redact(escalated.reply).text,
+        escalated_from=exchange.escalated_from,
+        failed_check=exchange.failed_check,
+        rejected=None if exchange.rejected is None else redactor.redact(exchange.rejected).text,
         chain=None if exchange.chain is None else exchange.chain.name,
         chain_trace=None if exchange.chain is None else exchange.chain.trace,
         shadow_of=exchange.shadow_of,

@@ -8,12 +8,13 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
 
 from graftwork.engines.protocol import PieceData, estimate_tokens
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.call import ChatCall, TokenUsage
+from graftwork.serve.api.call import ChatCall
+from graftwork.serve.captures import ChainMark
+from graftwork.serve.exchange import RunningExchange
 from graftwork.serve.family import last_user_turn
 from graftwork.serve.serving_engine import ReplyStream
 from graftwork.serve.settings import (
@@ -26,8 +27,6 @@ from graftwork.serve.settings import (
     ChainStep,
 )
 
-E = TypeVar("E")
-
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _KEPT = ("response_format", "logprobs", "top_logprobs")
 """Fields of the request that the last step gets as the client sent them."""
@@ -35,30 +34,10 @@ SKIPPED = "skipped"
 FAILED = "failed"
 
 
-class ChainMark(NamedTuple):
-    """Where in a chain an exchange belongs."""
-
-    chain: str
-    step: str
-    trace: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.chain}/{self.step}"
-
-
-class AnsweredStep(NamedTuple, Generic[E]):
-    """One model's answer; a stream where it is the last one and the client streams."""
-
-    exchange: E
-    release: str
-    reply: PieceData | ReplyStream
-
-
-AskStep = Callable[[ChatCall, ChainMark], Awaitable[AnsweredStep[E]]]
+AnsweredStep = tuple[RunningExchange, PieceData | ReplyStream]
+"""One model's answer; a stream where it is the last one and the client streams."""
+AskStep = Callable[[ChatCall, ChainMark], Awaitable[AnsweredStep]]
 """Asks the model of a call. Raises ApiError or OSError."""
-
-
 StepCheck = Callable[[Sequence[Mapping[str, str]], str], Awaitable[str | None]]
 """One check of the project, with the messages and the answer: the name of what fails, or None."""
 
@@ -104,28 +83,31 @@ class _Budget:
         return self.deadline if self.outer is None else min(self.deadline, self.outer.ends_at())
 
 
-@dataclass(slots=True)
-class ChainRun(Generic[E]):
+class ChainRun:
     """One request on its way through a chain."""
 
-    chains: Mapping[str, ChainSettings]
-    ask: AskStep[E]
-    checks: Mapping[str, StepCheck] = field(default_factory=dict)
-    clock: Callable[[], float] = time.monotonic
-    trace: str = field(default_factory=lambda: uuid.uuid4().hex)
-    answered: list[AnsweredStep[E]] = field(default_factory=list)
-    """Steps that were answered, in their order, of nested chains too."""
-    outcomes: list[tuple[str, str]] = field(default_factory=list)
-    """Each step with the release that answered, `skipped` or `failed`; for the response headers."""
+    def __init__(
+        self,
+        chains: Mapping[str, ChainSettings],
+        ask: AskStep,
+        *,
+        checks: Mapping[str, StepCheck] = {},
+        trace: str,
+    ) -> None:
+        self.chains, self.ask, self.checks, self.trace = chains, ask, checks, trace
+        self.answered: list[AnsweredStep] = []
+        """Steps that were answered, in their order, of nested chains too."""
+        self.outcomes: list[tuple[str, str]] = []
+        """Each step with the release that answered, `skipped` or `failed`; for the response headers."""
 
-    async def run(self, name: str, call: ChatCall) -> AnsweredStep[E]:
+    async def run(self, name: str, call: ChatCall) -> AnsweredStep:
         """The answer of the last step. Raises ChainFailed with the step's name."""
         await self._run(name, call, outer=None, final=True)
         return self.answered[-1]
 
     async def _run(self, name: str, call: ChatCall, *, outer: _Budget | None, final: bool) -> str:
         chain = self.chains[name]
-        deadline = self.clock() + chain.max_seconds
+        deadline = time.monotonic() + chain.max_seconds
         if call.deadline is not None:
             deadline = min(deadline, call.deadline)
         budget = _Budget(name, chain.max_tokens, deadline, outer)
@@ -161,20 +143,20 @@ class ChainRun(Generic[E]):
                 continue
             call = self._limit(replace(call, model=model), mark, budget)
             try:
-                found = await self.ask(call, mark)
+                exchange, reply = await self.ask(call, mark)
             except (OSError, ApiError) as failure:
                 error = error or failure
                 continue
-            self.answered.append(found)
+            self.answered.append((exchange, reply))
             instead = " (fallback)" if error is not None else ""
-            self.outcomes.append((mark.name, found.release + instead))
-            if not isinstance(found.reply, dict):
+            self.outcomes.append((mark.name, exchange.head.release + instead))
+            if not isinstance(reply, dict):
                 return ""
-            budget.add(found.reply["prompt_tokens"] + found.reply["reply_tokens"])
-            return found.reply["text"]
+            budget.add(reply["prompt_tokens"] + reply["reply_tokens"])
+            return reply["text"]
         assert error is not None
         self.outcomes.append((mark.name, FAILED))
-        if self.clock() >= budget.ends_at():
+        if time.monotonic() >= budget.ends_at():
             raise _too_slow(mark, budget) from error
         why = str(error) or type(error).__name__
         status = error.status if isinstance(error, ApiError) else 503
@@ -185,7 +167,7 @@ class ChainRun(Generic[E]):
 
     def _limit(self, call: ChatCall, mark: ChainMark, budget: _Budget) -> ChatCall:
         """The call with what is left of tokens and time. Raises where nothing is."""
-        if self.clock() >= budget.ends_at():
+        if time.monotonic() >= budget.ends_at():
             raise _too_slow(mark, budget)
         prompt = estimate_tokens(sum(len(message["content"]) for message in call.messages))
         left = budget.left() - prompt
@@ -250,7 +232,3 @@ def _make_call(step: ChainStep, call: ChatCall, values: Mapping[str, str]) -> Ch
 def _fill(template: str, values: Mapping[str, str]) -> str:
     """Answers are put in as they are: a placeholder within an answer stays text."""
     return PLACEHOLDER.sub(lambda found: values[found[1]], template)
-
-
-def add_usage(*parts: TokenUsage) -> TokenUsage:
-    return TokenUsage(sum(part.prompt for part in parts), sum(part.reply for part in parts))

@@ -20,7 +20,6 @@ from graftwork.engines.protocol import BASE, PieceData
 from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.budgets import RequestBudget
-from graftwork.serve.captures import EscalatedAnswer
 from graftwork.serve.serving_engine import ReplyStream
 from graftwork.serve.settings import EscalateSettings
 
@@ -272,11 +271,13 @@ class CheckedReply:
     wants_logprobs: bool
     """The check of the answer needs log-probabilities, whether or not the client asked for them."""
     failed: str | None = None
-    """The check that the answer failed although it is sent."""
+    """The check that the answer failed, although it is sent or so that the large model answers."""
+    escalated_from: str | None = None
+    """The release of the small model, where the large one answers instead."""
+    rejected: str | None = None
+    """The small model's whole answer, where the large one answers instead."""
     small: PrefixReader | None = None
     """The small model's stream, where the large one's is sent instead."""
-    escalated: EscalatedAnswer | None = None
-    """The small model's answer, where the large one answers instead."""
 
 
 class Escalator:

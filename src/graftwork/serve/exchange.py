@@ -19,11 +19,11 @@ from graftwork.serve.api.call import (
     ChatCall,
     GenerationOptions,
     TokenUsage,
+    add_usage,
     describe_reply,
 )
 from graftwork.serve.budgets import Reservation
-from graftwork.serve.captures import ServedExchange
-from graftwork.serve.chains import ChainMark, add_usage
+from graftwork.serve.captures import ChainMark, ServedExchange
 from graftwork.serve.escalation import CheckedReply
 from graftwork.serve.keys import KeyHolder
 from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
@@ -188,9 +188,8 @@ class RunningExchange:
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
         first, check = self.first_token_at, self.check
-        escalated = None if check is None else check.escalated
-        small = "" if escalated is None else escalated.reply or ""
-        texts_size = sum(map(len, self.texts)) + len(small)
+        rejected = None if check is None else check.rejected
+        texts_size = sum(map(len, self.texts)) + len(rejected or "")
         return ServedExchange(
             id=self.capture_id,
             at=self.at,
@@ -208,8 +207,9 @@ class RunningExchange:
             assignment=self.assignment,
             user=self.call.user,
             size=len(self.client.request.body) + texts_size,
-            escalated=escalated,
             failed_check=None if check is None else check.failed,
+            escalated_from=None if check is None else check.escalated_from,
+            rejected=rejected,
             chain=self.chain,
         )
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.settings import FamilySettings, RouteRule
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 ROLE_HEADER = "x-graft-role"
 
 
-class MemberChoice(NamedTuple):
-    model: str
-    alias: str
-    by: Literal["rule", "router", "default"]
-    why: str
-    """For the response header: `rule 2`, `router 0.97`, `router unsure 0.41` or `default`."""
-    endpoint: str | None = None
-    """The server that answers for the member; None for the engine here."""
+ChosenBy = Literal["rule", "router", "default"]
 
 
 @dataclass(frozen=True)
@@ -43,31 +36,32 @@ class Family:
     def name(self) -> str:
         return self.settings.name
 
-    def choose(self, call: ChatCall, headers: Mapping[str, str], *, loaded: Collection[str]) -> MemberChoice:
-        """The member for a call. The main model answers for one that has no release or server now."""
-        chosen = self._choose(call, headers)
-        endpoint = self.settings.remote.get(chosen.model)
-        if endpoint is not None and endpoint in loaded:
-            return chosen._replace(endpoint=endpoint)
-        if endpoint is not None:
-            return self._member(self.main, chosen.by, f"{chosen.why}, {chosen.model} is not ready")
-        if chosen.alias in loaded or chosen.model == self.main:
-            return chosen
-        return self._member(self.main, chosen.by, f"{chosen.why}, {chosen.model} is not loaded")
+    def choose(
+        self, call: ChatCall, headers: Mapping[str, str], *, loaded: Collection[str]
+    ) -> tuple[str, ChosenBy, str]:
+        """The member for a call, what chose it, and why as in the response header: `rule 2`, `router 0.97`,
+        `router unsure 0.41` or `default`.
 
-    def _choose(self, call: ChatCall, headers: Mapping[str, str]) -> MemberChoice:
+        The main model answers for one that has no release or server now.
+        """
+        model, by, why = self._choose(call, headers)
+        endpoint = self.settings.remote.get(model)
+        if endpoint is not None and endpoint not in loaded:
+            return self.main, by, f"{why}, {model} is not ready"
+        if endpoint is None and model != self.main and self.aliases[model] not in loaded:
+            return self.main, by, f"{why}, {model} is not loaded"
+        return model, by, why
+
+    def _choose(self, call: ChatCall, headers: Mapping[str, str]) -> tuple[str, ChosenBy, str]:
         for number, (rule, keywords) in enumerate(self._rules, 1):
             if matches(rule, call, headers, keywords=keywords):
-                return self._member(rule.to, "rule", f"rule {number}")
+                return rule.to, "rule", f"rule {number}"
         if self.router is None:
-            return self._member(self.main, "default", "default")
-        found = self.router.predict(user_text(call.messages))
-        if found.label is None:
-            return self._member(self.main, "router", f"router unsure {found.probability:.2f}")
-        return self._member(found.label, "router", f"router {found.probability:.2f}")
-
-    def _member(self, model: str, by: Literal["rule", "router", "default"], why: str) -> MemberChoice:
-        return MemberChoice(model, self.aliases[model], by, why)
+            return self.main, "default", "default"
+        prediction = self.router.predict(user_text(call.messages))
+        if prediction.label is None:
+            return self.main, "router", f"router unsure {prediction.probability:.2f}"
+        return prediction.label, "router", f"router {prediction.probability:.2f}"
 
     @cached_property
     def _rules(self) -> list[tuple[RouteRule, Callable[[str], object]]]:

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 from graftwork.serve.serving_engine import EngineStatus, ReplicaStatus
 
@@ -35,30 +34,30 @@ class Histogram:
         yield f"{name}_count {total}"
 
 
-@dataclass(slots=True)
 class Metrics:
-    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
-    assigned: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Requests by experiment and arm."""
-    assigned_failures: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Those of them that got no answer."""
-    routed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Requests to the family by member and by what chose it."""
-    escalated: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Answers that failed a check, by check and by what became of them."""
-    chained: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Requests to chains by chain and by what became of them."""
-    fell_back: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Requests by the model that was asked for, the release that answered instead, and why."""
-    disconnects: int = 0
-    in_flight: int = 0
-    answer_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
-    first_token_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
-    queue_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
-    """How long requests waited in the engine, where it says so."""
-    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
-    reply_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.tokens: Counter[tuple[str, str]] = Counter()
+        self.assigned: Counter[tuple[str, str]] = Counter()
+        """Requests by experiment and arm."""
+        self.assigned_failures: Counter[tuple[str, str]] = Counter()
+        """Those of them that got no answer."""
+        self.routed: Counter[tuple[str, str]] = Counter()
+        """Requests to the family by member and by what chose it."""
+        self.escalated: Counter[tuple[str, str]] = Counter()
+        """Answers that failed a check, by check and by what became of them."""
+        self.chained: Counter[tuple[str, str]] = Counter()
+        """Requests to chains by chain and by what became of them."""
+        self.fell_back: Counter[tuple[str, str, str]] = Counter()
+        """Requests by the model that was asked for, the release that answered instead, and why."""
+        self.disconnects = 0
+        self.in_flight = 0
+        self.answer_seconds = Histogram(_SECONDS)
+        self.first_token_seconds = Histogram(_SECONDS)
+        self.queue_seconds = Histogram(_SECONDS)
+        """How long requests waited in the engine, where it says so."""
+        self.prompt_tokens = Histogram(_TOKENS)
+        self.reply_tokens = Histogram(_TOKENS)
 
     def count_request(self, model: str, status: int) -> None:
         """`model` must be a known name: clients must not be able to create labels."""

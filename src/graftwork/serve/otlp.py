@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -34,12 +34,8 @@ _MOST_FIELDS = 1 << 19
 """Of one protobuf request. An attribute has four; 512 spans, the usual batch, have some ten thousand."""
 
 
-class TracedCalls(NamedTuple):
-    """What a request holds: calls of models, and spans that cannot be read, with the first reason."""
-
-    exchanges: list[ServedExchange]
-    unreadable: int = 0
-    why: str = ""
+TracedCalls = tuple[list[ServedExchange], list[str]]
+"""What a request holds: calls of models, and why each span cannot be read that cannot."""
 
 
 class BadTrace(ValueError):
@@ -82,15 +78,15 @@ class TraceIntake:
         # A client that leaves does not end the thread: it counts until it is done.
         decoding.add_done_callback(end_one)
         try:
-            taken = await asyncio.shield(decoding)
+            exchanges, faults = await asyncio.shield(decoding)
         except BadTrace as error:
             raise ApiError(400, str(error), code="bad_trace") from None
-        usage.add_tokens(sum(estimate_tokens(exchange.size) for exchange in taken.exchanges))
-        dropped = sum(not self._captures.offer(exchange) for exchange in taken.exchanges)
-        self.calls += len(taken.exchanges) - dropped
-        self.rejected += taken.unreadable + dropped
-        why = taken.why or ("the queue of captures is full" if dropped else "")
-        return _answer(kind, rejected=taken.unreadable + dropped, why=why)
+        usage.add_tokens(sum(estimate_tokens(exchange.size) for exchange in exchanges))
+        dropped = sum(not self._captures.offer(exchange) for exchange in exchanges)
+        self.calls += len(exchanges) - dropped
+        self.rejected += len(faults) + dropped
+        why = faults[0] if faults else "the queue of captures is full" if dropped else ""
+        return _answer(kind, rejected=len(faults) + dropped, why=why)
 
     def _decode(self, body: bytes, kind: str, packed: bool) -> TracedCalls:
         data = unpack(body, most=MOST_UNPACKED_BYTES) if packed else body

@@ -603,7 +603,7 @@ def read_traces(row: dict[str, Any]) -> TracedCalls:
         found = read_otlp(row, _ORIGIN)
     except (BadRow, RecursionError) as error:
         raise BadTrace(str(error) or "the request is nested too deeply") from None
-    faults = [result for result in found if isinstance(result, ReadFault)]
+    faults = [result.message for result in found if isinstance(result, ReadFault)]
     exchanges = []
     for call in found:
         if not isinstance(call, Interaction) or not call.reply:
@@ -633,7 +633,7 @@ def read_traces(row: dict[str, Any]) -> TracedCalls:
                 size=sum(len(turn.content) for turn in call.messages) + len(call.reply),
             )
         )
-    return TracedCalls(exchanges, len(faults), faults[0].message if faults else "")
+    return exchanges, faults
 
 
 class FileCopies(Record):

@@ -132,16 +132,14 @@ def open_tls(certificate: str, key: str) -> ssl.SSLContext:
     return context
 
 
-class ReloadPlan(NamedTuple):
-    settings: ServeSettings
-    changed: tuple[str, ...]
-    """Settings that take effect now."""
-    restart: tuple[str, ...]
-    """Settings that differ and keep their old value until the endpoint is started again."""
+def plan_reload(
+    old: ServeSettings, new: ServeSettings
+) -> tuple[ServeSettings, tuple[str, ...], tuple[str, ...]]:
+    """The settings to go on with, the names of those that take effect now, and of those that differ and keep
+    their old value until the endpoint is started again.
 
-
-def plan_reload(old: ServeSettings, new: ServeSettings) -> ReloadPlan:
-    """An engine may change its replicas; everything else about it needs a restart, and the gate."""
+    An engine may change its replicas; everything else about it needs a restart, and the gate.
+    """
     names = [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
     update = {name: getattr(new, name) for name in names if name in RELOADED}
     changed, restart = sorted(update), sorted(set(names) - RELOADED)
@@ -155,7 +153,7 @@ def plan_reload(old: ServeSettings, new: ServeSettings) -> ReloadPlan:
         update["failover"] = new.failover.model_copy(update=kept)
         if update["failover"] == old.failover:
             changed.remove("failover")
-    return ReloadPlan(old.model_copy(update=update), tuple(changed), tuple(restart))
+    return old.model_copy(update=update), tuple(changed), tuple(restart)
 
 
 class SettingsReloader:
@@ -193,22 +191,22 @@ class SettingsReloader:
         self.number += 1
         try:
             new = self.settings if self._read is None else await asyncio.to_thread(self._read)
-            plan = plan_reload(self.settings, new)
-            self._engines.revise(plan.settings)
+            settings, changed, restart = plan_reload(self.settings, new)
+            self._engines.revise(settings)
         except (GraftError, OSError) as error:
             log.warning("reload: nothing changed: %s", error)
             return ReloadResult(number=self.number, error=str(error))
-        self.settings = plan.settings
-        self._gateway.revise(plan.settings)
-        self._watcher.revise(plan.settings.split, seconds=plan.settings.alias_refresh_seconds)
+        self.settings = settings
+        self._gateway.revise(settings)
+        self._watcher.revise(settings.split, seconds=settings.alias_refresh_seconds)
         try:
             await self._watcher.refresh()
         except Exception:
             log.exception("reload: cannot read the aliases; they are read again soon")
-        log.info("reload: changed %s", ", ".join(plan.changed) or "nothing")
-        if plan.restart:
-            log.warning("reload: these need a restart: %s", ", ".join(plan.restart))
-        return ReloadResult(number=self.number, changed=plan.changed, restart=plan.restart)
+        log.info("reload: changed %s", ", ".join(changed) or "nothing")
+        if restart:
+            log.warning("reload: these need a restart: %s", ", ".join(restart))
+        return ReloadResult(number=self.number, changed=changed, restart=restart)
 
 
 @dataclass(frozen=True, kw_only=True)

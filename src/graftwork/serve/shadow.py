@@ -133,8 +133,9 @@ class Shadow:
                 first_token_ms=None,
                 total_ms=took * 1000,
                 assignment=None,
-                escalated=None,
                 failed_check=None,
+                escalated_from=None,
+                rejected=None,
                 shadow_of=exchange.id,
             )
         )

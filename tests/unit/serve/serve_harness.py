@@ -12,7 +12,7 @@ from stub_engine import StubEngine
 from graftwork.engines.process import PromptReleases, make_handler
 from graftwork.http.server import Server
 from graftwork.serve.answers import AnswerService
-from graftwork.serve.captures import CaptureLimits, CaptureWriter
+from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.keys import KeyRing
 from graftwork.serve.routing import Routes
@@ -111,7 +111,7 @@ async def open_house(
         engine = FixedEngine(EngineClient(path=path))
         captures = None
         if sink is not None:
-            captures = CaptureWriter(sink, limits=CaptureLimits(queue=queue_size), folder=capture_folder)
+            captures = CaptureWriter(sink, queue=queue_size, folder=capture_folder)
             captures.start()
         answers = AnswerService(engine, settings=settings, routes=lambda: routes, captures=captures)
         gateway = Gateway(answers, feedback=feedback, read_traces=read_traces, keys=keys or KeyRing(api_key))

@@ -24,7 +24,6 @@ from graftwork.serve.captures import (
     JOURNAL_FILE,
     CaptureCounts,
     CaptureJournal,
-    CaptureLimits,
     CaptureWriter,
     ServedExchange,
     make_capture,
@@ -167,7 +166,7 @@ def test_on_a_full_disk_answers_go_on_and_losses_are_counted(run, tmp_path):
 
 
 def test_the_journal_is_bounded(tmp_path):
-    writer = CaptureWriter(Switch(), limits=CaptureLimits(journal_bytes=2000), folder=tmp_path)
+    writer = CaptureWriter(Switch(), journal_bytes=2000, folder=tmp_path)
     writer.start()
     for number in range(10):
         writer.offer(exchange(number))
@@ -180,7 +179,7 @@ def test_the_journal_is_bounded(tmp_path):
 
 
 def test_the_queue_is_bounded_by_bytes_too():
-    writer = CaptureWriter(ListSink(), limits=CaptureLimits(queue_bytes=1000))
+    writer = CaptureWriter(ListSink(), queue_bytes=1000)
     assert [writer.offer(exchange(n, size=400)) for n in range(4)] == [True, True, False, False]
     writer.start()
     writer.close()

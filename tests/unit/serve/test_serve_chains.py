@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI
@@ -13,7 +14,7 @@ from graftwork.data.ingest.log_formats import read_captured
 from graftwork.records.interaction import Origin
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.budgets import KeyBudget
-from graftwork.serve.chains import AnsweredStep, ChainRun, read_trace
+from graftwork.serve.chains import ChainRun, read_trace
 from graftwork.serve.family import Family
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.routing import Fallbacks, Routes
@@ -358,11 +359,12 @@ def test_an_answer_with_a_placeholder_in_it_stays_text():
     async def ask_step(call, mark):
         asked.append(call.messages[-1]["content"])
         text = "{{question}} {{secret}}"
-        return AnsweredStep(None, "x", {"text": text, "prompt_tokens": 1, "reply_tokens": 1})
+        exchange = SimpleNamespace(head=SimpleNamespace(release="x"))
+        return exchange, {"text": text, "prompt_tokens": 1, "reply_tokens": 1}
 
     call = parse_chat_body({"messages": [{"role": "user", "content": "q"}]}, ServeSettings())
     chains = settings_of(THREE).chains
-    asyncio.run(ChainRun(chains, ask_step).run("trio", call))
+    asyncio.run(ChainRun(chains, ask_step, trace="").run("trio", call))
     assert asked[1] == "Check: {{question}} {{secret}} (asked: q)"
 
 

@@ -218,10 +218,10 @@ def test_only_settings_that_a_running_endpoint_can_take_over_are_reloaded():
     new = ServeSettings.model_validate(
         {"port": 9000, "engine": "llamacpp", "default_model": "base", "failover": {"retries": 3}}
     )
-    plan = plan_reload(old, new)
-    assert plan.changed == ("default_model", "failover")
-    assert plan.restart == ("engine", "port")
-    assert plan.settings == old.model_copy(update={"default_model": "base", "failover": new.failover})
+    settings, changed, restart = plan_reload(old, new)
+    assert changed == ("default_model", "failover")
+    assert restart == ("engine", "port")
+    assert settings == old.model_copy(update={"default_model": "base", "failover": new.failover})
     assert plan_reload(old, old)[1:] == ((), ())
 
 
@@ -230,9 +230,11 @@ def test_times_that_an_engine_gets_at_its_start_need_a_restart():
     times = {"probe_seconds": 1.0, "restart_seconds": 40.0}
     plan = plan_reload(old, ServeSettings.model_validate({"failover": times}))
     assert plan == (old, (), ("failover.probe_seconds", "failover.restart_seconds"))
-    plan = plan_reload(old, ServeSettings.model_validate({"failover": {**times, "retries": 3}}))
-    assert plan.changed == ("failover",)
-    assert plan.settings.failover == old.failover.model_copy(update={"retries": 3})
+    settings, changed, _ = plan_reload(
+        old, ServeSettings.model_validate({"failover": {**times, "retries": 3}})
+    )
+    assert changed == ("failover",)
+    assert settings.failover == old.failover.model_copy(update={"retries": 3})
 
 
 class Part:

@@ -21,7 +21,7 @@ from graftwork.http.messages import ApiError
 from graftwork.records.interaction import Origin
 from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
-from graftwork.serve.otlp import BadTrace, TracedCalls, parse_json, parse_protobuf, unpack
+from graftwork.serve.otlp import BadTrace, parse_json, parse_protobuf, unpack
 from graftwork.serve.project import read_traces
 from graftwork.serve.settings import ServeSettings
 
@@ -234,7 +234,7 @@ def test_chat_is_answered_while_traces_are_being_read_and_more_traces_are_refuse
 
     def slow(_row):
         assert release.wait(DEADLINE)
-        return TracedCalls([])
+        return [], []
 
     async def main():
         async with open_house(ListSink(), read_traces=slow) as open_:
@@ -281,7 +281,7 @@ def test_traces_of_clients_that_left_count_until_they_are_read(run):
     def slow(_row):
         started.release()
         assert release.wait(DEADLINE)
-        return TracedCalls([])
+        return [], []
 
     async def main():
         async with open_house(ListSink(), read_traces=slow) as open_:

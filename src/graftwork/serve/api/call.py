@@ -172,6 +172,10 @@ class TokenUsage(NamedTuple):
 NO_TOKENS = TokenUsage(0, 0)
 
 
+def add_usage(*parts: TokenUsage) -> TokenUsage:
+    return TokenUsage(sum(part.prompt for part in parts), sum(part.reply for part in parts))
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
     """What every part of one answer repeats. `unique` is the part of its id without a prefix."""

@@ -6,7 +6,8 @@ a shorter way: this is the hot path. Calls of tools are in turns in tags, the fo
 """
 
 import re
-from typing import Any, NamedTuple, cast
+from dataclasses import replace
+from typing import Any, cast
 
 import orjson
 
@@ -401,19 +402,16 @@ CHAT = ApiFormat(parse_chat, encode_completion, open_chunks, encode_error)
 
 def parse_options(body: dict[str, Any], limits: ServeSettings) -> GenerationOptions | None:
     """The options of a chat request; None if it has none that change the answer."""
-    used = parse_tools(body)
+    options = parse_tools(body)
     n = take_integer(body, "n", default=1, low=1, high=MOST_CHOICES) or 1
     wants_logprobs = take(body, "logprobs", bool, False)
     most_logprobs = take_integer(body, "top_logprobs", default=0, low=0, high=MOST_LOGPROBS) or 0
     if most_logprobs and not wants_logprobs:
         raise wrong("top_logprobs", "needs logprobs: true")
-    options = GenerationOptions(
+    options = replace(
+        options,
         n=n,
         logprobs=most_logprobs if wants_logprobs else None,
-        tools=used.tools,
-        tool_choice=used.choice,
-        parallel_tool_calls=used.parallel,
-        strict_tools=used.strict,
         schema=_parse_format(body, limits),
     )
     return None if options == GenerationOptions() else options
@@ -445,14 +443,7 @@ def check_schema(named: Any, where: str, limits: ServeSettings) -> dict[str, Any
 # -- tools -------------------------------------------------------------------------------------
 
 
-class ToolUse(NamedTuple):
-    tools: tuple[dict[str, Any], ...] = ()
-    choice: str = "auto"
-    parallel: bool = True
-    strict: bool = False
-
-
-def parse_tools(body: dict[str, Any]) -> ToolUse:
+def parse_tools(body: dict[str, Any]) -> GenerationOptions:
     """The tools of a chat request; none of them if `tool_choice` is `none`."""
     parallel = take(body, "parallel_tool_calls", bool, True)
     listed = take(body, "tools", list, [])
@@ -466,9 +457,11 @@ def parse_tools(body: dict[str, Any]) -> ToolUse:
             raise wrong(f"tools[{place}].function.name", f"repeats {name!r}")
     choice = _parse_choice(body.get("tool_choice", "auto"), names)
     if choice == "none" or not tools:
-        return ToolUse()
+        return GenerationOptions()
     strict = any(tool["function"].get("strict") is True for tool in listed)
-    return ToolUse(tuple(tools), choice, parallel, strict)
+    return GenerationOptions(
+        tools=tuple(tools), tool_choice=choice, parallel_tool_calls=parallel, strict_tools=strict
+    )
 
 
 def require_small(value: Any, param: str) -> None:
