@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.text.messages import redact_login
+from graftwork.text.redact import redact_login
 from graftwork.train.checkpoints import (
     MANIFEST,
     TENSORS,

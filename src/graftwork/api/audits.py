@@ -18,7 +18,7 @@ from graftwork.project.load import ProjectFolder
 from graftwork.project.reporter import NullReporter, Reporter, progress_listener
 from graftwork.records.dataset import Audit
 from graftwork.records.errors import Busy, UserMistake
-from graftwork.text.validation import explain_error
+from graftwork.text.wording import explain_error
 
 if TYPE_CHECKING:
     from graftwork.data.audit.lengths import CountTokens

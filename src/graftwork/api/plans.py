@@ -25,7 +25,7 @@ from graftwork.plan.fit.project import FitRequest, answer_fit, named_machine, qu
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import FitAnswer, FitQuestion
-from graftwork.text.validation import explain_error
+from graftwork.text.wording import explain_error
 
 if TYPE_CHECKING:
     from graftwork.plan.cost import PlaceComparison

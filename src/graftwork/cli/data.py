@@ -392,7 +392,7 @@ def _revise(
 
     from graftwork.data.settings import RepairSettings
     from graftwork.evaluate.subjects import parse_subject
-    from graftwork.text.validation import explain_error
+    from graftwork.text.wording import explain_error
 
     given = {name: value for name, value in options.items() if value is not None}
     values = settings.model_dump(mode="json")
@@ -720,7 +720,7 @@ def export_captures(
 def _revise_captures(settings: "CaptureSettings", **options: object) -> "CaptureSettings":
     from pydantic import ValidationError
 
-    from graftwork.text.validation import explain_error
+    from graftwork.text.wording import explain_error
 
     given = {name: value for name, value in options.items() if value}
     try:

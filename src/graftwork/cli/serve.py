@@ -153,7 +153,7 @@ def revise_engine(settings: "ServeSettings", kind: str) -> "ServeSettings":
 def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSettings":
     from pydantic import ValidationError
 
-    from graftwork.text.validation import explain_error
+    from graftwork.text.wording import explain_error
 
     try:
         return type(settings).model_validate({**settings.model_dump(), **changes})

@@ -10,7 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from graftwork.records.interaction import Interaction
-from graftwork.text.numbers import take_figure, take_score
+from graftwork.text.wording import take_figure, take_score
 
 GRAMMAR = "FIELD >= NUMBER (also <=, >, <), FIELD == VALUE (also !=), FIELD missing, joined by `and` and `or`"
 NO_NUMBER = "no number"

@@ -29,7 +29,7 @@ from graftwork.records.base import MIB, fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
-from graftwork.text.messages import hide, redact_message
+from graftwork.text.redact import hide, redact_message
 
 LONGEST_REASON = 300
 LONGEST_REFUSAL = 64 * 2**10

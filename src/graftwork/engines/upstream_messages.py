@@ -27,7 +27,7 @@ from graftwork.engines.settings import EngineKind
 from graftwork.http.client import ClientReply
 from graftwork.http.messages import ApiError
 from graftwork.records.base import MIB
-from graftwork.text.messages import hide
+from graftwork.text.redact import hide
 
 _ANY_OBJECT = {"type": "object"}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from graftwork.records.base import hide_login
 from graftwork.records.errors import EnvironmentLacks, UserMistake, needs_extra, pip_install
-from graftwork.text.messages import redact_login
+from graftwork.text.redact import redact_login
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
 """Protocols whose first name is a bucket, which must exist, and which need no folders."""

@@ -68,7 +68,7 @@ from graftwork.grading.rules import (
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
-from graftwork.text.validation import explain_error
+from graftwork.text.wording import explain_error
 
 NAME = r"^[a-z0-9][a-z0-9_.-]{0,63}$"
 

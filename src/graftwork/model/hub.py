@@ -23,7 +23,7 @@ from graftwork.files.disk import explain_os_error, file_digest, make_folder, wri
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
-from graftwork.text.messages import redact_variables
+from graftwork.text.redact import redact_variables
 
 ENDPOINT, TOKEN, OFFLINE = "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"
 MANIFEST = "graftwork.json"

@@ -35,7 +35,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Interaction
 from graftwork.records.plan import DeviceFacts
-from graftwork.text.numbers import take_figure, take_score
+from graftwork.text.wording import take_figure, take_score
 
 if TYPE_CHECKING:
     from graftwork.data.prepare import CleanLog

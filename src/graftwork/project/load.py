@@ -21,7 +21,7 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import marks_of
 from graftwork.records.errors import UserMistake
 from graftwork.text.redact import publish_text
-from graftwork.text.validation import explain_error
+from graftwork.text.wording import explain_error
 
 
 def list_single_texts(content: dict[Any, Any], owner: type[BaseModel]) -> dict[Any, Any]:

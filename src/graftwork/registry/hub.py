@@ -46,7 +46,7 @@ from graftwork.registry.store import (
     ReleaseStore,
     staging_folder,
 )
-from graftwork.text.messages import redact_variables
+from graftwork.text.redact import redact_variables
 
 
 def matches_content(info: Any, content: bytes) -> bool:

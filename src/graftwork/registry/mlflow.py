@@ -25,7 +25,7 @@ from graftwork.records.release import Release
 from graftwork.records.report import Report
 from graftwork.registry.folder import MINISIGN, SIGSTORE
 from graftwork.registry.store import ReleaseStore
-from graftwork.text.messages import redact_variables
+from graftwork.text.redact import redact_variables
 
 REPORT = "report.json"
 RELEASE = "graftwork.release"

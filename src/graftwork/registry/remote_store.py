@@ -32,7 +32,7 @@ from graftwork.registry.folder import (
 )
 from graftwork.registry.manifest import NAME, require_name
 from graftwork.registry.store import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease, ReleaseStore
-from graftwork.text.messages import redact_login
+from graftwork.text.redact import redact_login
 
 _PIECE = MIB
 

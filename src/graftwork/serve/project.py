@@ -53,8 +53,7 @@ from graftwork.serve.routing import set_up_experiment
 from graftwork.serve.settings import OperationSettings, ServeSettings, require_upstream_keys
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.redact import Redactor
-from graftwork.text.validation import explain_error
-from graftwork.text.wording import parse_time
+from graftwork.text.wording import explain_error, parse_time
 from graftwork.text.words import words
 
 if TYPE_CHECKING:

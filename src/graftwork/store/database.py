@@ -39,7 +39,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, Progra
 from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.store.schema import metadata, schema_migrations
-from graftwork.text.messages import hide
+from graftwork.text.redact import hide
 from graftwork.version import __version__
 
 # The first word behind SQLITE_; extended codes such as SQLITE_READONLY_DIRECTORY share it.

@@ -1,27 +1,28 @@
 """Redacts secrets and personal data in text and in settings.
 
-In: text, or a record. Out: text with placeholders such as `<REDACTED:email:1>` and their counts; a record
-as JSON without secrets (`publishable`). The same value gets the same placeholder from the same `Redactor`,
-which stores only hashes of values. Existing placeholders stay, and new ones are numbered after them.
-Everything that writes settings uses this module.
+In: text, a record, or the message of a library and the secrets in it that are known. Out: text with
+placeholders such as `<REDACTED:email:1>` and their counts; a record as JSON without secrets (`publishable`);
+the message on one line. The same value gets the same placeholder from the same `Redactor`, which stores only
+hashes of values. Existing placeholders stay, and new ones are numbered after them. Everything that writes
+settings uses this module.
 """
 
 import hashlib
+import json
 import os
 import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 from pydantic import AfterValidator, Field
 
-from graftwork.records.base import NotSecret, Record, Secret, secret_of
+from graftwork.records.base import HIDDEN, NotSecret, Record, Secret, secret_of
 from graftwork.text.detectors import TEXT_GAP, find_secret_keys, has_access_key, looks_random
-from graftwork.text.messages import hide
 from graftwork.text.patterns import (
     PATTERNS,
     Pattern,
@@ -257,3 +258,63 @@ EndpointUrl = Annotated[
     str, AfterValidator(_require_address), NotSecret("a login or a query in it is refused")
 ]
 """The address of an OpenAI-compatible endpoint, up to /v1."""
+
+
+LONGEST = 300
+SHORTEST = 4
+_LOGIN = re.compile(r"(?<=://)[^\s/@]+(?::[^\s@]*)?@")
+_QUERY = re.compile(r"\?[^\s'\"]+")
+
+
+def redact_message(message: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
+    """Return the message on one line without these secrets. Shortened last: the beginning of a secret must
+    not remain.
+    """
+    # Control characters could move the cursor of a terminal.
+    joined = " ".join("".join(c if c.isprintable() else " " for c in hide(message, secrets)).split())
+    joined = _QUERY.sub("?…", _LOGIN.sub("…@", joined))
+    return joined if len(joined) <= longest else f"{joined[:longest]}…"
+
+
+def redact_variables(message: str, *, environment: Mapping[str, str], variables: Iterable[str]) -> str:
+    """Redact the secrets in these environment variables."""
+    values = (environment.get(name, "") for name in variables)
+    return redact_message(message, {secret for value in values for secret in _secrets_in(value)})
+
+
+def redact_login(error: object, address: str) -> str:
+    """Redact the login and the query of a URL in a message about it."""
+    parts = [part for part in address.split("::") if "://" in part]
+    found = {secret for part in parts for secret in _secrets_in(part)}
+    # A shorter one is only replaced in its URL; elsewhere it may be part of any word.
+    return redact_message(
+        str(error) or type(error).__name__, {item for item in found if len(item) >= SHORTEST}
+    )
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """Replace these secrets in every form in which they may be written."""
+    forms: set[str] = set()
+    for secret in filter(None, secrets):
+        forms |= {secret, json.dumps(secret)[1:-1], quote(secret, safe=""), quote(secret), quote_plus(secret)}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, HIDDEN)
+    return text
+
+
+def _secrets_in(value: str) -> Iterator[str]:
+    if "://" not in value:
+        yield from (value, value.strip())
+        return
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        # Not a URL after all, so nothing in it is known to be harmless.
+        yield value
+        return
+    login = parts.netloc.rpartition("@")[0]
+    for secret in (login, login.partition(":")[2]):
+        yield from (secret, unquote(secret))
+    yield parts.query
+    for _, secret in parse_qsl(parts.query):
+        yield secret

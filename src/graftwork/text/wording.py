@@ -1,8 +1,15 @@
-"""Counts, times, shares and amounts as people read them. Pure."""
+"""Numbers, times, amounts and errors of settings as people read and write them.
 
+Counts, times, shares and amounts are written for people; times and the numbers of logs are read from text;
+errors of pydantic are put in plain words. Pure.
+"""
+
+import math
 import re
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 
 def plural(count: float, noun: str) -> str:
@@ -129,3 +136,73 @@ def usd(amount: float | None) -> str:
     if amount is None:
         return "–"
     return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"
+
+
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+
+
+def take_figure(value: Any) -> float | None:
+    """Return a number, also from text (tables only have text); None for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def take_score(value: Any) -> float | None:
+    """Return a score: a number, or 1 for true and 0 for false."""
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().casefold(), value)
+    return float(value) if isinstance(value, bool) else take_figure(value)
+
+
+_ERROR_WORDS = {
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "set_type": "must be a list",
+    "frozen_set_type": "must be a list",
+    "dict_type": "must be keys and values",
+    "mapping_type": "must be keys and values",
+    "model_type": "must be keys and values",
+    "model_attributes_type": "must be keys and values",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "extra_forbidden": "unknown key",
+    "missing": "is missing",
+}
+
+
+def explain_error(error: Mapping[str, Any]) -> str:
+    """What is wrong with a value, in words of ours."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in ("string_too_short", "too_short") and context.get("min_length") == 1:
+        return "must not be empty"
+    if kind in _ERROR_WORDS:
+        # Limits as one writes them: 1 and not 1.0.
+        limits = {
+            key: f"{limit:.15g}" if isinstance(limit, float) else limit for key, limit in context.items()
+        }
+        return _ERROR_WORDS[kind].format(**limits)
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return re.sub(r"^(Input|String|Value|Tuple|List|Dictionary) should\b", "must", message)

@@ -44,7 +44,7 @@ from graftwork.records.errors import (
 )
 from graftwork.records.fleet import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob, TrainOutcome
-from graftwork.text.validation import explain_error
+from graftwork.text.wording import explain_error
 from graftwork.train.checkpoints import pass_mirrors
 from graftwork.train.multi_run import choose_side_by_side
 from graftwork.train.run_folder import ATTEMPTS, OUTCOME, failure_of, is_settled

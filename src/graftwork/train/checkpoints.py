@@ -31,7 +31,7 @@ from graftwork.process import clock
 from graftwork.records.base import HIDDEN, hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.run import TrainJob
-from graftwork.text.messages import redact_login
+from graftwork.text.redact import redact_login
 from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.settings import TrainSettings
 

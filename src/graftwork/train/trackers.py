@@ -20,7 +20,7 @@ from graftwork.process.extensions import load_extension
 from graftwork.process.pool import CallThread
 from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.run import TrainingEvaluation, TrainStep
-from graftwork.text.messages import redact_variables
+from graftwork.text.redact import redact_variables
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.run_folder import TRACKED
 from graftwork.train.settings import BUILT_IN_TRACKERS

@@ -31,7 +31,7 @@ from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
 from graftwork.records.report import Verdict
 from graftwork.records.week import ShownSession, WeekSchedule
-from graftwork.text.validation import explain_error
+from graftwork.text.wording import explain_error
 from graftwork.week.problem import Effort
 from graftwork.week.project import WeekRequest, plan_project_week, read_schedule, write_schedule
 from graftwork.week.replan import WeekEvent

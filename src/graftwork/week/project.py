@@ -45,7 +45,7 @@ from graftwork.records.week import (
     parse_window,
 )
 from graftwork.store.runs import RunEntry
-from graftwork.text.validation import explain_error
+from graftwork.text.wording import explain_error
 from graftwork.train.run_folder import read_steps
 from graftwork.views.html import page
 from graftwork.views.week import view_week

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.text.messages import LONGEST, redact_variables
+from graftwork.text.redact import LONGEST, redact_variables
 
 SECRET = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=6, max_size=40)
 WORDS = st.text(st.sampled_from("ab \n"), max_size=LONGEST)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from graftwork.text.validation import explain_error
+from graftwork.text.wording import explain_error
 
 
 class Settings(BaseModel):

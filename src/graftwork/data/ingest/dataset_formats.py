@@ -43,7 +43,7 @@ from graftwork.data.ingest.turns import (
 )
 from graftwork.data.settings import Mapping
 from graftwork.records.interaction import Interaction, Origin
-from graftwork.text.numbers import take_score
+from graftwork.text.wording import take_score
 
 
 def fits_chat(row: dict[str, Any]) -> bool:

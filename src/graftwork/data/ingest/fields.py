@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from graftwork.data.ingest.blocks import ReadFault
 from graftwork.records.interaction import Origin
-from graftwork.text.numbers import take_figure, take_score
 from graftwork.text.redact import redact
 from graftwork.text.shape import has_too_many_values
+from graftwork.text.wording import take_figure, take_score
 
 Result = TypeVar("Result")
 

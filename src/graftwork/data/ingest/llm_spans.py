@@ -47,8 +47,8 @@ from graftwork.data.ingest.turns import (
     write_reply,
 )
 from graftwork.records.interaction import Interaction, Origin
-from graftwork.text.numbers import take_figure
 from graftwork.text.tool_calls import define_tool
+from graftwork.text.wording import take_figure
 
 OTHER_SPAN = "other_span"
 NO_CONTENT = "no_content"

@@ -69,7 +69,7 @@ from graftwork.records.interaction import (
     Message,
     Origin,
 )
-from graftwork.text.numbers import take_figure
+from graftwork.text.wording import take_figure
 
 
 def fits_openai_log(row: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from graftwork.data.ingest.fields import (
     take_list,
     take_object,
 )
-from graftwork.text.numbers import take_figure
+from graftwork.text.wording import take_figure
 
 DEEPEST_VALUE = 64
 _SCALARS = ("stringValue", "boolValue", "doubleValue", "bytesValue")

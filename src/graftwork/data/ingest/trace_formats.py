@@ -45,7 +45,7 @@ from graftwork.data.ingest.spans import (
     to_nanoseconds,
 )
 from graftwork.records.interaction import Interaction, Origin
-from graftwork.text.numbers import take_figure
+from graftwork.text.wording import take_figure
 
 
 def fits_otlp(row: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graftwork.process.http_client import HttpClient, NoAnswer, Retries, may_pass, retry_after
 from graftwork.process.memory import is_exhaustion, release_free_memory
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.text.messages import hide
+from graftwork.text.redact import hide
 from graftwork.train.objectives.samples import TrainingSample
 from graftwork.train.rollouts.episodes import SampledAnswer
 from graftwork.train.rollouts.measures import seed_of
