@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from graftwork.data.audit.row_checks import find_fault, is_dropped
-from graftwork.data.audit.usage import TIME_FIELDS, read_day
-from graftwork.data.ingest.fields import say_status
+from graftwork.data.ingest.fields import TIME_FIELDS, read_day, say_status
 from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings

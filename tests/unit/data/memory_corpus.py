@@ -8,7 +8,7 @@ import numpy as np
 
 from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import AuditContext, check_row, find_fault, is_dropped, redact_row
-from graftwork.data.audit.usage import day_of
+from graftwork.data.ingest.fields import day_of
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import InputFile
 from graftwork.records.interaction import Origin

@@ -1,10 +1,11 @@
-"""The audit of a corpus: all findings, and counts, histograms and examples next to them.
+"""The audit of a corpus: all findings, and counts, histograms, usage by day and examples next to them.
 
 In: the corpus, its repeats and its split assignment. Out: an `Audit`. Examples are chosen by the hash of
-their content: the same rows every time.
+their content: the same rows every time. Usage counts dropped rows too, since they cost as well.
 """
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from graftwork.data.audit.corpus_findings import (
@@ -53,8 +54,9 @@ from graftwork.data.audit.row_findings import (
     find_unconfirmed_captures,
     find_unreadable,
 )
-from graftwork.data.audit.usage import count_usage
+from graftwork.data.ingest.fields import FIRST_DAY
 from graftwork.records.dataset import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
+from graftwork.records.interaction import UsageDay
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,6 +163,59 @@ def find_not_looked_for(facts: AuditFacts) -> Iterator[NotLookedFor]:
     trained, held_out = (bool(side.any()) for side in find_sides(facts))
     if trained != held_out:
         yield NotLookedFor(code="split_leak", why=say_missing_side(trained=trained))
+
+
+def count_usage(facts: AuditFacts) -> tuple[UsageDay, ...]:
+    """One record for each day, role and model, in that order."""
+    import numpy as np
+
+    corpus = facts.corpus
+    if not corpus.rows:
+        return ()
+    days = corpus.column("day").astype(np.int64)
+    groups, models = facts.labels("group"), facts.labels("model")
+    keys = np.stack([days, groups[0].astype(np.int64), models[0].astype(np.int64)])
+    found, where = np.unique(keys, axis=1, return_inverse=True)
+    where = where.reshape(-1)
+
+    def total(values: "NDArray[Any]", chosen: "NDArray[Any]") -> "NDArray[Any]":
+        weights = np.where(chosen, values, 0).astype(np.float64)
+        return np.bincount(where, weights=weights, minlength=found.shape[1])
+
+    prompt, reply = corpus.column("prompt_tokens"), corpus.column("reply_tokens")
+    cached, cost = corpus.column("cached_tokens"), corpus.column("cost")
+    counted, costed = (prompt >= 0) & (reply >= 0), cost >= 0
+    everything = np.ones(corpus.rows, dtype=bool)
+    unpriced = counted & ~costed
+    chars, reply_characters = corpus.column("prompt_chars"), corpus.column("reply_chars")
+    sums = {
+        "calls": total(np.ones(corpus.rows), everything),
+        "prompt_characters": total(chars, everything),
+        "reply_characters": total(reply_characters, everything),
+        "counted": total(np.ones(corpus.rows), counted),
+        "prompt_tokens": total(prompt, counted),
+        "cached_tokens": total(np.maximum(cached, 0), counted),
+        "reply_tokens": total(reply, counted),
+        "uncounted_prompt_characters": total(chars, ~counted & ~costed),
+        "uncounted_reply_characters": total(reply_characters, ~counted & ~costed),
+        "costed": total(np.ones(corpus.rows), costed),
+        "cost": total(cost, costed),
+        "unpriced_prompt_tokens": total(prompt, unpriced),
+        "unpriced_cached_tokens": total(np.maximum(cached, 0), unpriced),
+        "unpriced_reply_tokens": total(reply, unpriced),
+    }
+    records = []
+    for place, (day, group, model) in enumerate(found.T.tolist()):
+        figures = {name: float(values[place]) for name, values in sums.items()}
+        records.append(
+            UsageDay(
+                day=None if day < 0 else FIRST_DAY + timedelta(days=day),
+                group=groups[1][group] if group >= 0 else None,
+                model=models[1][model] if model >= 0 else None,
+                **{name: value if name == "cost" else round(value) for name, value in figures.items()},
+            )
+        )
+    return tuple(records)
 
 
 RULES = (

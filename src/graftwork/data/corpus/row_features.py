@@ -21,11 +21,10 @@ from graftwork.data.audit.row_checks import (
     is_dropped,
     redact_row,
 )
-from graftwork.data.audit.usage import UNKNOWN, day_of
 from graftwork.data.corpus.store import encode_row
 from graftwork.data.dedup.fingerprints import compute_fingerprints
 from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
-from graftwork.data.ingest.fields import SCORES
+from graftwork.data.ingest.fields import SCORES, day_of
 from graftwork.data.ingest.read import read_block, settings_of_file
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, write_atomic
@@ -62,6 +61,9 @@ LATER_SETTINGS = frozenset(
     }
 )
 """Settings that do not affect row features."""
+
+UNKNOWN = -1
+"""Of a number of tokens, which is never negative. An unknown cost is negative too."""
 
 NOT_A_NUMBER = -math.inf
 """The score of a row whose log has text in its place."""

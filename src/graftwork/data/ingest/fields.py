@@ -8,6 +8,7 @@ cannot be used is None: no row is lost over its model's name. Short values under
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, date, datetime
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
@@ -15,7 +16,7 @@ import orjson
 from pydantic import ValidationError
 
 from graftwork.data.ingest.blocks import ReadFault
-from graftwork.records.interaction import Origin
+from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
 from graftwork.text.shape import has_too_many_values
 from graftwork.text.wording import take_figure, take_score
@@ -449,3 +450,44 @@ def _take_name(value: Any) -> str | None:
     if isinstance(value, str) and value and len(value) <= _LONGEST_EXTRA and "\0" not in value:
         return value
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+NO_DAY = -1
+FIRST_DAY = date(1970, 1, 1)
+TIME_FIELDS = (
+    "timestamp",
+    "ts",
+    "created_at",
+    "created",
+    "start_time",
+    "startTime",
+    "started_at",
+    "time",
+    "date",
+)
+_LATEST = 4102444800.0
+"""The year 2100: a larger number of seconds is one of milli-, micro- or nanoseconds."""
+
+
+def day_of(row: Interaction) -> int:
+    """Days since 1970 in UTC; NO_DAY where the log does not state when the call was made."""
+    given = [row.capture.at] if row.capture is not None else []
+    given += [row.extra[name] for name in TIME_FIELDS if name in row.extra]
+    return next((day for value in given if (day := read_day(value)) is not None), NO_DAY)
+
+
+def read_day(value: Any) -> int | None:
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value.strip())
+        except ValueError:
+            return None
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        days = (moment.date() - FIRST_DAY).days
+        return days if days >= 0 else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e8 < value < 1e20:
+        return None
+    seconds = float(value)
+    while seconds > _LATEST:
+        seconds /= 1000
+    return int(seconds // 86400)
