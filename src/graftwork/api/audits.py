@@ -21,7 +21,7 @@ from graftwork.records.errors import Busy, UserMistake
 from graftwork.text.wording import explain_error
 
 if TYPE_CHECKING:
-    from graftwork.data.audit.lengths import CountTokens
+    from graftwork.data.audit.findings import CountTokens
 
 
 def audit_files(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from graftwork.data.audit.lengths import CountTokens
+from graftwork.data.audit.findings import CountTokens
 from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import SERVED, TAUGHT, AuditContext
 from graftwork.data.corpus.build import Progress, build_corpus

@@ -27,7 +27,7 @@ from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Interaction
 
 if TYPE_CHECKING:
-    from graftwork.data.audit.lengths import CountTokens
+    from graftwork.data.audit.findings import CountTokens
     from graftwork.data.inspect.rows import TokenDecoder
     from graftwork.model.chat.template import ChatTemplate
 

@@ -29,13 +29,13 @@ from graftwork.data.audit.findings import (
     REPLY_FINGERPRINT,
     AuditedCorpus,
     AuditFacts,
+    CountTokens,
     NoteCounts,
     RepeatColumns,
     SplitColumns,
     show_row,
 )
 from graftwork.data.audit.labels import estimate_noise, find_wrong_labels
-from graftwork.data.audit.lengths import CountTokens
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.audit.row_findings import (
     NO_BASE,
