@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus import build, row_features
-from graftwork.data.corpus.prefix_cache import PrefixCache
+from graftwork.data.corpus.store import PrefixCache
 from graftwork.data.dedup import repeats
 from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
 from graftwork.data.settings import DataSettings

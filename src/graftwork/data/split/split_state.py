@@ -13,8 +13,7 @@ import numpy as np
 
 from graftwork.data.corpus import row_features
 from graftwork.data.corpus.build import Keys, find_places
-from graftwork.data.corpus.prefix_cache import read_arrays, write_arrays
-from graftwork.data.corpus.store import Corpus
+from graftwork.data.corpus.store import Corpus, read_arrays, write_arrays
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment
 from graftwork.records.base import fingerprint
