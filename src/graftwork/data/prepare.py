@@ -19,8 +19,7 @@ import orjson
 from graftwork.data.audit.findings import CountTokens
 from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import SERVED, TAUGHT, AuditContext
-from graftwork.data.corpus.build import Progress, build_corpus
-from graftwork.data.corpus.scores import weigh_rows
+from graftwork.data.corpus.build import Progress, build_corpus, weigh_rows
 from graftwork.data.corpus.store import Corpus, JoinedFacts
 from graftwork.data.dedup.paraphrases import find_embedder
 from graftwork.data.dedup.repeats import find_repeats

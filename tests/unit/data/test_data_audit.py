@@ -7,7 +7,7 @@ import pytest
 from data_rows import SECRET, THINGS, make_row
 from memory_corpus import Dealing, Fault, MemoryCorpus, audit_rows, find_equal, group_equal
 
-from graftwork.data.audit import lengths
+from graftwork.data.audit import findings
 from graftwork.data.audit.findings import MOST_REASONS, MOST_ROWS, OTHER_REASONS
 from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import AuditContext
@@ -249,7 +249,7 @@ def test_tokens_are_counted_where_a_tokenizer_is_given():
 
 def test_rows_of_a_large_log_are_counted_next_to_the_limit_and_the_others_by_them(monkeypatch):
     rows = [make_row("word " * size, f"Reply {size}.") for size in range(10, 110)]
-    monkeypatch.setattr(lengths, "MOST_COUNTED", 3000)
+    monkeypatch.setattr(findings, "MOST_COUNTED", 3000)
     counted = []
 
     def count(some):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.data.audit.row_checks import AuditContext
-from graftwork.data.corpus import build, row_features
+from graftwork.data.corpus import build
 from graftwork.data.corpus.store import PrefixCache
 from graftwork.data.dedup import repeats
 from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
@@ -156,7 +156,7 @@ def test_arrays_grow_from_those_of_the_last_run(tmp_path):
 def count_work(monkeypatch):
     """The rows whose features are extracted, and the conversations that are tokenized."""
     seen = {"extracted": 0, "rendered": 0}
-    extract, render = row_features._extract_row, WordRenderer.render_batch
+    extract, render = build._extract_row, WordRenderer.render_batch
 
     def count_extracted(*given, **more):
         seen["extracted"] += 1
@@ -166,7 +166,7 @@ def count_work(monkeypatch):
         seen["rendered"] += len(conversations)
         return render(self, conversations)
 
-    monkeypatch.setattr(row_features, "_extract_row", count_extracted)
+    monkeypatch.setattr(build, "_extract_row", count_extracted)
     monkeypatch.setattr(WordRenderer, "render_batch", count_rendered)
     return seen
 

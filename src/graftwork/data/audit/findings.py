@@ -1,8 +1,8 @@
-"""Building blocks of audit rules: note counts, corpus facts, and the findings made of them.
+"""Building blocks of audit rules: note counts, corpus facts, lengths of rows, and the findings made of them.
 
 In: notes in row order, the corpus as columns, its repeats and split assignment (as protocols). Out:
 findings with an exact count, the first rows by name, and a few excerpts. Memory does not grow with the
-rows.
+rows. Tokens are counted where the base's tokenizer is at hand, else estimated from characters.
 """
 
 from collections import Counter
@@ -19,8 +19,6 @@ from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -35,11 +33,6 @@ _MOST_CHARACTERS_PER_TOKEN = 100
 _ROWS_AT_ONCE = 2000
 
 
-class LengthColumns(Protocol):
-    def column(self, name: str) -> "NDArray[Any]": ...
-    def rows_at(self, places: Sequence[int]) -> "Iterator[tuple[int, Interaction]]": ...
-
-
 class RowLengths(NamedTuple):
     """Tokens of whole rows and of their prompts."""
 
@@ -50,7 +43,7 @@ class RowLengths(NamedTuple):
 
 
 def measure_lengths(
-    corpus: LengthColumns, *, settings: DataSettings, wanted: "NDArray[Any]", count: CountTokens | None
+    corpus: "AuditedCorpus", *, settings: DataSettings, wanted: "NDArray[Any]", count: CountTokens | None
 ) -> RowLengths:
     """Measure the rows, exactly where that decides whether they have more than `max_tokens`.
 

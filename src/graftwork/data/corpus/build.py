@@ -1,5 +1,10 @@
 """Builds the corpus: extracts the features of new blocks on all cores and puts all rows in row order.
 
+The features of a block are everything that can be computed from one row alone: an Arrow file with, for each
+readable row, the row itself (redacted), whether it passed the checks, its notes and its fingerprints, the
+same bytes on this machine and on another node. The file is named by the content of the block and the settings
+it depends on, and never computed again. Scores of rows then weigh rows and pair replies.
+
 Row order is the order in which rows were first seen, by the hash of their lines: known rows first, new ones
 after them, whatever file they are in. A log that grows or is rotated, or a new file that sorts first, moves
 no known row. An interrupted run loses only the blocks in progress.
@@ -7,12 +12,16 @@ no known row. An interrupted run loses only the blocks in progress.
 
 import hashlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
 
 from graftwork.data.audit.findings import PROMPT_FINGERPRINT
 from graftwork.data.audit.row_checks import (
@@ -22,29 +31,285 @@ from graftwork.data.audit.row_checks import (
     RETRIED,
     REVIEWED,
     AuditContext,
+    check_row,
+    find_verdict,
     is_bad_score,
+    is_dropped,
     is_rated_bad,
+    redact_row,
     say_bad_score,
 )
 from graftwork.data.condition import NO_NUMBER, list_fields
-from graftwork.data.corpus.row_features import (
-    FeatureTask,
-    digest_file,
-    extract_features,
-    has_features,
-    list_feature_inputs,
-    name_features,
-    remote_features,
-)
-from graftwork.data.corpus.scores import find_low_rated, find_scored_pairs, require_scores
-from graftwork.data.corpus.store import Corpus, JoinedFacts, Segment, read_head, read_table
+from graftwork.data.corpus.store import Corpus, JoinedFacts, Segment, encode_row, read_head, read_table
+from graftwork.data.dedup.fingerprints import compute_fingerprints
+from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
+from graftwork.data.ingest.dataset_formats import NO_SCORE
+from graftwork.data.ingest.fields import SCORES, day_of
 from graftwork.data.ingest.files import cut_blocks, find_sources
+from graftwork.data.ingest.read import read_block, settings_of_file
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, make_folder, write_atomic
-from graftwork.process.cluster.pieces import MapEngine, MapWork
+from graftwork.process.cluster.pieces import MapEngine, MapWork, RemoteWork, pack
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.shape import main_script
+from graftwork.text.tool_calls import OPEN
+from graftwork.version import __version__
+
+FEATURES_FORM = 15
+"""Incremented when the columns or the faults of a row change: older files are then computed again."""
+
+LATER_SETTINGS = frozenset(
+    {
+        "logs",
+        "system_prompt",
+        "system_prompts",
+        "logged_system_prompt",
+        "near_duplicate",
+        "keep_duplicate",
+        "conflicts",
+        "score_weights",
+        "score_pairs",
+        "stratify",
+        "question_similarity",
+        "paraphrases",
+        "validation",
+        "test",
+        "pack_tokens",
+        "train_on",
+        "seed",
+        "repair",
+    }
+)
+"""Settings that do not affect row features."""
+
+UNKNOWN = -1
+"""Of a number of tokens, which is never negative. An unknown cost is negative too."""
+
+NOT_A_NUMBER = -math.inf
+"""The score of a row whose log has text in its place."""
+
+
+class FeatureTask(NamedTuple):
+    block: LogBlock
+    out: Path
+    context: AuditContext
+
+
+def list_feature_inputs(context: AuditContext) -> list[Any]:
+    """Return everything besides the block that row features depend on."""
+    settings = context.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
+    known = [context.base, context.control_tokens, context.base_reasons]
+    return [settings, known, __version__, FEATURES_FORM]
+
+
+def name_features(block: LogBlock, *, inputs: list[Any], settings: DataSettings) -> str:
+    """Return the name of the feature file of this block."""
+    if settings.formats:
+        own = settings_of_file(settings, block.file)
+        inputs = [*inputs, own.format, own.mapping and own.mapping.model_dump(mode="json")]
+    return f"{fingerprint([block.key, *inputs])[:40]}.arrow"
+
+
+def digest_file(features: Path) -> Path:
+    """The file with the hash of a feature file, written after it."""
+    return features.with_suffix(".sha256")
+
+
+def has_features(features: Path) -> bool:
+    """Whether the features of this block exist and are intact."""
+    try:
+        return file_digest(features) == digest_file(features).read_text()
+    except FileNotFoundError:
+        return False
+
+
+def extract_features(task: FeatureTask) -> int:
+    """Write the feature file. Returns the size of the block, for progress."""
+    table = _extract(task.block, task.context)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    encoded = sink.getvalue().to_pybytes()
+    write_atomic(task.out, encoded)
+    write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
+    return len(task.block.data)
+
+
+def _extract(block: LogBlock, context: AuditContext) -> "pa.Table":
+    """The features of a block, with lines counted from its first; `store.read_head` reads what stands apart
+    from the rows.
+    """
+    rows: list[tuple[Interaction, dict[str, Any]]] = []
+    faults: list[tuple[int, str, str, str]] = []
+    left_out: list[tuple[int, str, int, int, int]] = []
+    scores: list[tuple[int, int, float]] = []
+    for read in read_block(block, settings=context.settings):
+        result = read.result
+        line = read.line - block.first_line
+        if isinstance(result, Interaction):
+            rows.append(_extract_row(result, line, read.input_hash, context=context))
+        elif isinstance(result, ReadFault):
+            faults.append((line, read.input_hash, result.code, result.message))
+        elif isinstance(result, SkippedPart):
+            trace = 0 if result.trace is None else hash_name(result.trace)
+            call = 0 if result.call is None else hash_name(result.call)
+            left_out.append((line, result.rule, result.count, trace, call))
+        else:
+            call = 0 if result.call is None else hash_name(result.call)
+            scores.append((hash_name(result.trace), call, result.value))
+    # A line may contain several rows, and an array has all of its records on one line.
+    lines = {(row["line"], row["input_hash"]) for _, row in rows}
+    head = {
+        "faults": orjson.dumps(faults),
+        "left_out": orjson.dumps(left_out),
+        "scores": orjson.dumps(scores),
+        "records": str(len(lines) + sum((line, key) not in lines for line, key, *_ in faults)),
+    }
+    columns = {name: pa.array([row[name] for _, row in rows], kind) for name, kind in _COLUMNS.items()}
+    # Including rows that are filtered out: the audit reports what they would have done.
+    fixed, ragged = compute_fingerprints([row for row, _ in rows], settings=context.settings)
+    columns |= {name: pa.array(values) for name, values in fixed.items()}
+    for name, (values, offsets) in ragged.items():
+        columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
+    return pa.table(columns).replace_schema_metadata(head)
+
+
+def hash_name(name: str) -> int:
+    """A number for the id of a trace or a call; never 0."""
+    return int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:8], "big") | 1
+
+
+_COLUMNS = {
+    "line": pa.int64(),
+    "input_hash": pa.string(),
+    "line_key": pa.uint64(),
+    "passed": pa.bool_(),
+    "fault": pa.string(),
+    "reason": pa.string(),
+    "notes": pa.binary(),
+    "redactions": pa.binary(),
+    "interaction": pa.binary(),
+    "prompt_chars": pa.int32(),
+    "reply_chars": pa.int32(),
+    "script": pa.string(),
+    "stage": pa.int32(),
+    "trace": pa.uint64(),
+    "call": pa.uint64(),
+    "calls_tools": pa.bool_(),
+    "day": pa.int32(),
+    "score": pa.float64(),
+    "cost": pa.float64(),
+    **dict.fromkeys(("prompt_tokens", "cached_tokens", "reply_tokens"), pa.int64()),
+    **dict.fromkeys(("group", "domain", "model", "status", "split"), pa.string()),
+}
+_COUNTS = ("prompt_tokens", "cached_tokens", "reply_tokens", "cost")
+_NAMES = ("group", "domain", "model", "status", "split")
+
+
+def _extract_row(
+    raw: Interaction, line: int, input_hash: str, *, context: AuditContext
+) -> tuple[Interaction, dict[str, Any]]:
+    """The row as it is kept, and its value in each of the columns."""
+    settings = context.settings
+    redacted = redact_row(raw)
+    row = redacted.row if settings.redact else raw
+    notes = check_row(raw, redacted, context=context)
+    fault = find_verdict(notes)
+    written = (row.reply, *(turn.content for turn in row.messages if turn.role == "assistant"))
+    counts = {name: getattr(row, name) for name in _COUNTS}
+    return row, {
+        "line": line,
+        "input_hash": input_hash,
+        "line_key": int(input_hash[:16], 16),
+        "passed": not (fault and is_dropped(fault.code, settings)),
+        "fault": fault.code if fault else None,
+        "reason": fault.reason if fault else None,
+        "notes": orjson.dumps([tuple(note) for note in notes]) if notes else None,
+        "redactions": orjson.dumps(redacted.counts) if redacted.counts and settings.redact else None,
+        "interaction": encode_row(row),
+        "prompt_chars": sum(len(message.content) for message in row.messages),
+        "reply_chars": len(row.reply),
+        "script": main_script(row.question),
+        "stage": -1 if row.stage is None else row.stage,
+        # Before redaction, which may rename them: scores are joined by them.
+        "trace": 0 if raw.trace is None else hash_name(raw.trace),
+        "call": 0 if raw.trace is None else hash_name(raw.id),
+        "calls_tools": any(OPEN in text for text in written),
+        # Of the row as it was logged: redaction may take a time for a phone number.
+        "day": day_of(raw),
+        "score": _score_of(raw),
+        **{name: UNKNOWN if count is None else count for name, count in counts.items()},
+        **{name: getattr(row, name) for name in _NAMES},
+    }
+
+
+def _score_of(row: Interaction) -> float:
+    """The score; NaN for none. Feedback on captured rows is on a scale of its own."""
+    if row.capture is not None:
+        return math.nan
+    if row.reward is None:
+        return NOT_A_NUMBER if row.extra.keys() & SCORES else math.nan
+    return row.reward
+
+
+NOT_SENT = {"repair"}
+"""Settings of another command, which may name endpoints."""
+
+
+_BLOCK_FIELDS = ("file", "index", "key", "first_line", "offsets", "transcript")
+
+
+def remote_features(context: AuditContext) -> RemoteWork[FeatureTask, int]:
+    """The form for a cluster."""
+
+    def encode(task: FeatureTask) -> bytes:
+        head = {
+            **{name: getattr(task.block, name) for name in _BLOCK_FIELDS},
+            "faults": [fault.model_dump(mode="json") for fault in task.block.faults],
+            "out": str(task.out.absolute()),
+        }
+        return pack(head, task.block.data)
+
+    return RemoteWork(
+        entry="graftwork.data.corpus.build:extract_piece",
+        shared=pack(
+            {
+                "settings": context.settings.model_dump(mode="json", exclude=NOT_SENT),
+                "base": context.base,
+                "control_tokens": context.control_tokens,
+                "base_reasons": context.base_reasons,
+            }
+        ),
+        encode=encode,
+        collect=lambda task: len(task.block.data) if has_features(task.out) else None,
+    )
+
+
+def prepare_shared(head: Any, _blobs: list[bytes]) -> AuditContext:
+    return AuditContext(
+        settings=DataSettings.model_validate(head["settings"]),
+        base=head["base"],
+        control_tokens=tuple(head["control_tokens"]),
+        base_reasons=head["base_reasons"],
+    )
+
+
+def extract_piece(context: AuditContext, head: Any, blobs: list[bytes]) -> None:
+    """Work on one block, on a node."""
+    out = Path(head["out"])
+    block = LogBlock(
+        **{name: head[name] for name in _BLOCK_FIELDS if name != "offsets"},
+        data=blobs[0],
+        offsets=None if head["offsets"] is None else tuple(head["offsets"]),
+        faults=tuple(ReadFault.model_validate(fault) for fault in head["faults"]),
+    )
+    if not has_features(out):
+        extract_features(FeatureTask(block=block, out=out, context=context))
+
 
 Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -337,3 +602,91 @@ def _remove_stale(folder: Path, *, keep: set[str]) -> None:
     # Left over from a killed run.
     for path in folder.glob(".*.part"):
         path.unlink(missing_ok=True)
+
+
+Scores = npt.NDArray[np.float64]
+
+
+def read_scores(corpus: Corpus) -> Scores:
+    """The score of each row; NaN where it has none."""
+    scores: Scores = corpus.column("score").astype(np.float64)
+    joined = sorted(corpus.joined)
+    for place, row in corpus.rows_at(joined):
+        if row.capture is None and row.reward is not None:
+            scores[place] = row.reward
+    return scores
+
+
+def require_scores(corpus: Corpus, settings: DataSettings) -> None:
+    """Refuse `data.score_weights` and `data.score_pairs` without scores, or where one is no number."""
+    if not settings.score_weights and settings.score_pairs is None:
+        return
+    where = "data.score_weights" if settings.score_weights else "data.score_pairs"
+    scores = read_scores(corpus)
+    unreadable = np.flatnonzero(scores == NOT_A_NUMBER)
+    faults = (fault for _, fault in corpus.faults() if NO_SCORE in fault.message)
+    first: tuple[Origin, str] | None = next(((fault.origin, fault.message) for fault in faults), None)
+    if len(unreadable):
+        first = corpus.origin(int(unreadable[0])), "its score is text"
+    if first is not None:
+        raise UserMistake(
+            "a score is no number",
+            why=f"{first[0]}: {first[1]}",
+            fix="correct the row, or name another field under data.mapping.reward",
+            where=where,
+        )
+    if corpus.rows and np.isnan(scores).all():
+        [(_, row)] = corpus.rows_at([0])
+        named = settings.mapping.reward if settings.mapping else None
+        missing = f"`{named}`" if named else "`reward`, `score` or `label`"
+        raise UserMistake(
+            "no row has a score",
+            why=f"{row.origin} and all others lack {missing}",
+            fix="name the field with the score: `data.mapping: {reward: FIELD}`; rows have "
+            + (", ".join(sorted(list_fields(row))[:20]) or "no fields of their own"),
+            where=where,
+        )
+
+
+def find_low_rated(corpus: Corpus, settings: DataSettings) -> npt.NDArray[np.int64]:
+    """Rows that are no references for tests: those in the lower half of the scale of `score_weights`."""
+    if not settings.score_weights:
+        return np.zeros(0, dtype=np.int64)
+    middle = (min(settings.score_weights) + max(settings.score_weights)) / 2
+    return np.flatnonzero(read_scores(corpus) < middle)
+
+
+def weigh_rows(corpus: Corpus, settings: DataSettings) -> Scores | None:
+    """The weight of each row by its score, 1 for rows without one; None if scores weigh nothing."""
+    if not settings.score_weights:
+        return None
+    scores = read_scores(corpus)
+    named = sorted(settings.score_weights.items())
+    weights = np.interp(scores, [score for score, _ in named], [weight for _, weight in named])
+    return np.where(np.isnan(scores), 1.0, weights)
+
+
+def find_scored_pairs(corpus: Corpus, settings: DataSettings) -> dict[int, int]:
+    """The row with the best reply to a prompt, and the one with the worst: if their scores differ enough.
+
+    Replies that were dropped because they are rated bad take part as the worse ones.
+    """
+    if settings.score_pairs is None:
+        return {}
+    scores, passed = read_scores(corpus), corpus.column("passed").astype(bool)
+    faults = corpus.labels("fault")
+    bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == RATED_BAD])
+    bad[[place for place, reason in corpus.withdrawn.items() if reason.startswith(RATED_BAD)]] = True
+    places = np.flatnonzero((passed | bad) & ~np.isnan(scores))
+    prompt, reply = corpus.column("prompt"), corpus.column("reply")
+    order = places[np.lexsort((places, scores[places], passed[places], prompt[places]))]
+    starts = np.flatnonzero(np.concatenate(([True], prompt[order][1:] != prompt[order][:-1]))[: len(order)])
+    ends = np.append(starts, len(order))[1:]
+    pairs: dict[int, int] = {}
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        replies = order[start:end]
+        better, worse = int(replies[-1]), int(replies[np.argmin(scores[replies])])
+        gap = scores[better] - scores[worse]
+        if passed[better] and gap >= settings.score_pairs and reply[better] != reply[worse]:
+            pairs[better] = worse
+    return pairs

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graftwork.data.corpus.build import Progress
-from graftwork.data.corpus.row_features import NOT_SENT
+from graftwork.data.corpus.build import NOT_SENT, Progress
 from graftwork.data.corpus.store import Corpus, JoinedFacts
 from graftwork.data.dedup.repeats import Repeats
 from graftwork.data.render.rows import (

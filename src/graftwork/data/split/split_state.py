@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graftwork.data.corpus import row_features
-from graftwork.data.corpus.build import Keys, find_places
+from graftwork.data.corpus.build import FEATURES_FORM, Keys, find_places
 from graftwork.data.corpus.store import Corpus, read_arrays, write_arrays
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment
@@ -147,7 +146,7 @@ class SplitState:
         return self._settings.paraphrases != "off"
 
     def _identify(self, rows: int) -> str:
-        digest = hashlib.sha256(str(row_features.FEATURES_FORM).encode())
+        digest = hashlib.sha256(str(FEATURES_FORM).encode())
         digest.update(self._keys[:rows].tobytes())
         digest.update(self._passed[:rows].tobytes())
         return digest.hexdigest()
