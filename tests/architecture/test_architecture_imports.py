@@ -174,7 +174,7 @@ def test_modules_form_no_import_cycle(graph):
 
 @pytest.mark.parametrize("package", [*FOUNDATION, *FEATURES, "store", "project", "web"])
 def test_pure_members_of_a_package_form_no_import_cycle(package, graph):
-    """A member is a module or sub-package of the package: `data.split` of `graftwork.data.split.groups`."""
+    """A member is a module or sub-package of the package: `data.split` of `graftwork.data.split.leakage`."""
     working = on_a_project(graph)
     members: Graph = defaultdict(set)
     for module, imported in graph.items():

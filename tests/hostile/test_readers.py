@@ -14,8 +14,7 @@ from measured import each, measure
 
 from graftwork.data.ingest import parquet_child as child
 from graftwork.data.ingest.blocks import MOST_LINES, Entry, ReadFault
-from graftwork.data.ingest.containers import _read_frames
-from graftwork.data.ingest.files import cut_blocks
+from graftwork.data.ingest.files import _read_frames, cut_blocks
 from graftwork.data.ingest.read import read_file
 from graftwork.files.config_text import MOST_LEVELS, parse_json, parse_yaml
 from graftwork.plan.lint.configuration import read_written
@@ -143,7 +142,7 @@ import os, resource
 from pathlib import Path
 from graftwork.data.ingest.read import read_file
 from graftwork.data.ingest.files import cut_blocks
-from graftwork.data.ingest.containers import split_parquet
+from graftwork.data.ingest.files import split_parquet
 M = 1 << 20
 def show(results):
     found = [f"{r.origin.line} {getattr(r, 'message', 'read')}" for r in results]
@@ -356,7 +355,7 @@ def write_parquet(table, **how):
 def one_list(values):
     return pa.table({"prompt": pa.ListArray.from_arrays([0, len(values)], values)})
 """
-LITTLE_MEMORY = "import graftwork.data.ingest.containers as p\np._LEAST_MEMORY, p._MEMORY_A_BYTE = 128 * M, 0"
+LITTLE_MEMORY = "import graftwork.data.ingest.files as p\np._LEAST_MEMORY, p._MEMORY_A_BYTE = 128 * M, 0"
 PARQUET_BOMBS = {
     "one text a thousand times": (
         "write_parquet(pa.table({'prompt': pa.DictionaryArray.from_arrays("

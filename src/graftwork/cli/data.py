@@ -267,7 +267,7 @@ def export(
 
     Example:  graft data export openai --out exports/openai
     """
-    from graftwork.data.export.run import export_dataset
+    from graftwork.data.export.formats import export_dataset
     from graftwork.data.export.sink import ExportOptions
     from graftwork.records.dataset import SPLITS
     from graftwork.views.dataset import view_export

@@ -21,7 +21,7 @@ from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import SERVED, TAUGHT, AuditContext
 from graftwork.data.corpus.build import Progress, build_corpus, weigh_rows
 from graftwork.data.corpus.store import Corpus, JoinedFacts
-from graftwork.data.dedup.paraphrases import find_embedder
+from graftwork.data.dedup.questions import find_embedder
 from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.render.dataset import (
     PlacedShard,
@@ -42,7 +42,13 @@ from graftwork.data.render.rows import (
     needs_reasoning_dropped,
 )
 from graftwork.data.settings import DataSettings, ModelSettings, names_file
-from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment, assign_splits, find_unfit_references
+from graftwork.data.split.assignment import (
+    UNASSIGNED,
+    SplitAssignment,
+    SplitState,
+    assign_splits,
+    find_unfit_references,
+)
 from graftwork.data.split.leakage import require_no_leak
 from graftwork.data.split.model_subsets import (
     NOT_SELECTED,
@@ -52,7 +58,6 @@ from graftwork.data.split.model_subsets import (
     select_subsets,
     summarize_subsets,
 )
-from graftwork.data.split.split_state import SplitState
 from graftwork.files.dataset import DROPS, drops_table
 from graftwork.process.cluster.pieces import MapEngine
 from graftwork.records.dataset import SPLITS, Audit, Dataset, SubsetSummary

@@ -20,7 +20,7 @@ from graftwork.data.ingest.fields import BadRow
 from graftwork.data.ingest.turns import take_turns, to_messages
 from graftwork.data.project import PreparedData
 from graftwork.data.repair.project import default_out
-from graftwork.data.repair.targets import hash_prompt
+from graftwork.data.repair.run import hash_prompt
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import choose_cases, clusters_of
 from graftwork.evaluate.judge.calibration import (

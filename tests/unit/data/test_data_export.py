@@ -10,8 +10,8 @@ from dataset_samples import row, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.export import sink, trainers
-from graftwork.data.export.run import EXPORTERS, export_dataset
+from graftwork.data.export import formats, sink
+from graftwork.data.export.formats import EXPORTERS, export_dataset
 from graftwork.data.export.sink import EXPORT_FILE, ExportOptions, ExportRecord, split_calls
 from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, UserMistake
@@ -288,7 +288,7 @@ def test_kaggle_metadata_keeps_its_rules(folder, tmp_path):
     assert 3 <= len(metadata["id"].partition("/")[2]) <= 50
     assert 6 <= len(metadata["title"]) <= 50
     assert 20 <= len(metadata["subtitle"]) <= 80
-    assert [license_["name"] in trainers.LICENSES for license_ in metadata["licenses"]] == [True]
+    assert [license_["name"] in formats.LICENSES for license_ in metadata["licenses"]] == [True]
     assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
     for resource in metadata["resources"]:
         assert (tmp_path / "out" / resource["path"]).is_file()

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus.build import FeatureTask, extract_features
-from graftwork.data.export.run import load_exporter
+from graftwork.data.export.formats import load_exporter
 from graftwork.data.ingest import read
 from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.read import read_file

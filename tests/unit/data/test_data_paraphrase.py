@@ -3,8 +3,8 @@ import pytest
 from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 
-from graftwork.data.dedup import paraphrases
-from graftwork.data.dedup.paraphrases import SAME_MEANING, find_embedder
+from graftwork.data.dedup import questions
+from graftwork.data.dedup.questions import SAME_MEANING, find_embedder
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.leakage import find_leaks
@@ -66,8 +66,8 @@ def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
 @pytest.mark.parametrize("most", [5, 30, 100])
 @pytest.mark.parametrize("cut", [0, 20, 40])
 def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeypatch, most, cut):
-    for module in ("dedup.paraphrases", "split.assignment", "split.leakage"):
-        monkeypatch.setattr(f"graftwork.data.{module}.MOST_ROWS", most)
+    for module in ("dedup.questions", "split.assignment", "split.leakage"):
+        monkeypatch.setattr(f"graftwork.data.{module}.MOST_EMBEDDED", most)
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
     columns, again = assign_group(*asked, embedder=BySubject())
     _, before = assign_group(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
@@ -89,7 +89,7 @@ def test_no_embedder_is_taken_that_was_not_asked_for():
 
 
 def test_an_embedder_that_is_asked_for_and_not_there_is_named_with_what_installs_it(monkeypatch):
-    monkeypatch.setattr(paraphrases, "PACKAGE", "no_such_package_as_this")
+    monkeypatch.setattr(questions, "PACKAGE", "no_such_package_as_this")
     with pytest.raises(EnvironmentLacks) as caught:
         find_embedder(ASKED_FOR)
     assert "no_such_package_as_this" in caught.value.what

@@ -11,9 +11,16 @@ from stand_in_teacher import StandInTeacher, answer_to, failing
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus.build import build_corpus
-from graftwork.data.repair.run import AcceptanceRules, plan_repair, run_repair
-from graftwork.data.repair.targets import ANSWERED, find_targets
-from graftwork.data.repair.teacher import JOURNAL_FILE, RateLimit, Teacher
+from graftwork.data.repair.run import (
+    ANSWERED,
+    JOURNAL_FILE,
+    AcceptanceRules,
+    RateLimit,
+    Teacher,
+    find_targets,
+    plan_repair,
+    run_repair,
+)
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.grading.checks import GradeCheck

@@ -10,9 +10,8 @@ from test_data_split import CHOSEN, PASSAGES, WORDS, logs
 
 from graftwork.data.dedup import lsh, questions
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import UNASSIGNED, assign_splits
+from graftwork.data.split.assignment import UNASSIGNED, assign_splits, read_assignment, write_assignment
 from graftwork.data.split.leakage import find_leaks
-from graftwork.data.split.split_state import read_assignment, write_assignment
 from graftwork.records.dataset import SPLITS
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
@@ -182,5 +181,5 @@ def test_a_damaged_file_counts_as_none(tmp_path, at):
 def test_another_form_counts_as_none(tmp_path, monkeypatch):
     path = tmp_path / "decided.npz"
     keep(path, decide(ROWS, chosen=SETTINGS))
-    monkeypatch.setattr("graftwork.data.split.split_state.ASSIGNMENT_FORM", 0)
+    monkeypatch.setattr("graftwork.data.split.assignment.ASSIGNMENT_FORM", 0)
     assert read(path) is None

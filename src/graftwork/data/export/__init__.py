@@ -1,1 +1,1 @@
-"""Exports datasets in the formats of other tools. `run.Exporter` says what a format provides."""
+"""Exports datasets in the formats of other tools. `formats.Exporter` says what a format provides."""

@@ -1,37 +1,52 @@
 """Finds log files and cuts each into blocks of JSON lines, whatever its container.
 
 In: files, folders, globs or `-` as the user named them. Out: file names in order, and blocks; a damaged
-container is a fault of the block where it broke. Does not parse rows.
+container is a fault of the block where it broke. JSON arrays, CSV and TSV, and Parquet files are split into
+rows, each as JSON on one line, with the line (in Parquet, the row number) it begins on. Never holds a whole
+file; Parquet is decoded in a process of its own with bounded memory (`parquet_child`). Does not parse rows.
 """
 
+import csv
 import errno
 import logging
 import os
 import re
 import stat
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import chain, takewhile
 from pathlib import Path
+from typing import IO
 
+import orjson
+
+from graftwork.data.ingest import parquet_child as child
 from graftwork.data.ingest.blocks import (
+    ALWAYS_UNPACKED,
     BLOCK_SIZE,
     MAX_LINE,
+    MOST_GROWTH,
     ByteStream,
+    Entry,
+    FaultCode,
+    Flaw,
     LogBlock,
     cut_lines,
     gather_blocks,
+    name_size,
+    split_lines,
+    too_long,
 )
-from graftwork.data.ingest.containers import (
-    MAGIC,
-    guess_delimiter,
-    split_array,
-    split_parquet,
-    split_table,
-)
+from graftwork.data.ingest.parquet_child import TEXT_COLUMNS, open_cell
 from graftwork.data.ingest.transcripts import cut_transcript, find_transcript
 from graftwork.files.disk import explain_os_error
+from graftwork.process.memory import machine_memory
+from graftwork.process.worker import PARENT_VARIABLE
+from graftwork.records.base import GIB
 from graftwork.records.errors import UserMistake
+from graftwork.text.shape import MOST_VALUES
 
 log = logging.getLogger(__name__)
 
@@ -246,3 +261,437 @@ def _cut_stream(
         yield from gather_blocks(rows, file=file, size=size)
     else:
         yield from cut_lines(stream, file=file, size=size, longest=longest)
+
+
+_SEPARATORS = re.compile(rb"[ \t\r\n,]*+")
+_STRING = rb'"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"'
+# Everything up to the next bracket, with strings as a whole; then the bracket, or a string that is not closed
+# here.
+_TO_BRACKET = re.compile(rb"(?:[^\"\[\]{}]++|" + _STRING + rb')*+(["\[\]{}]?)')
+_SCALAR = re.compile(_STRING + rb"|[^,\]\n]++")
+_CLOSER = {ord("{"): ord("}"), ord("["): ord("]")}
+_ENDS_THERE = -1  # the stream ends inside the element
+_BROKEN = -2
+_DEEPEST = 1024
+"""The parser's limit; a row that is nested deeper is rejected."""
+
+
+def split_array(stream: ByteStream, *, longest: int, has_brackets: bool = True) -> Iterator[Entry | Flaw]:
+    """Yield the elements; where the stream is damaged, those before the damage and then its flaw."""
+    held = _Buffer(iter(stream), longest=longest)
+    held.drop(held.data.index(b"[") + 1 if has_brackets else 0)
+    line = held.line
+    for record in _split(held, stream, is_closed=has_brackets):
+        line = record.line
+        yield record
+    if stream.damage:
+        yield Flaw(max(line, held.line), "parse_error", f"{stream.damage}; the rows before are read")
+
+
+def _split(held: "_Buffer", stream: ByteStream, *, is_closed: bool) -> Iterator[Entry | Flaw]:
+    longest = held.longest
+    wasted = 0
+    indent: bytes | None = None  # of the first element that begins a line, and so of all
+    while True:
+        margin = held.skip_separators()
+        if not held.left:
+            if is_closed and not stream.damage:
+                yield Flaw(held.line, "parse_error", _UNCLOSED)
+            return
+        if held.data[held.start] == ord("]"):
+            held.drop(1)
+            yield from _rest_by_line(held)
+            return
+        end = held.find_end()
+        line = held.line
+        if end == _ENDS_THERE and stream.damage:
+            return
+        if end > longest:
+            held.drop(end)
+            yield too_long(line, end, longest=longest)
+            continue
+        indent = margin if indent is None else indent
+        if end >= 0 and held.is_one_element(end, indent or b""):
+            # A line end inside an element is white space, and so is \r; in a string both are invalid.
+            yield Entry(line, held.take(end).replace(b"\n", b"\r"))
+            continue
+        wasted += held.scanned
+        yield held.take_broken()
+        if wasted > 4 * longest:
+            # With too many broken places, only lines count that are objects by themselves.
+            for record in _rest_by_line(held):
+                if isinstance(record, Entry) and record.data.startswith(b"{") and record.data.endswith(b"}"):
+                    yield record
+            return
+        if not held.find_next_line(indent or b""):
+            return
+
+
+_UNCLOSED = "the array is not closed; the file may still be being written"
+
+
+class _Buffer:
+    """A part of the stream in memory. `start` is the position in it, `line` the line of that position."""
+
+    def __init__(self, chunks: Iterator[bytes], *, longest: int) -> None:
+        self.chunks = chunks
+        self.longest = longest
+        self.data = next(chunks, b"")
+        self.start = 0
+        self.line = 1
+        self.scanned = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.start
+
+    def grow(self) -> bool:
+        """Read one more chunk, and drop what is done."""
+        chunk = next(self.chunks, b"")
+        if not chunk:
+            return False
+        self.data = self.data[self.start :] + chunk
+        self.start = 0
+        return True
+
+    def drop(self, count: int) -> None:
+        end = self.start + count
+        self.line += self.data.count(b"\n", self.start, end)
+        self.start = end
+
+    def take(self, count: int) -> bytes:
+        taken = self.data[self.start : self.start + count]
+        self.drop(count)
+        return taken
+
+    def skip_separators(self) -> bytes | None:
+        """Skip to the next element, or to the end. Returns the indentation if the element begins its line."""
+        seen = b""
+        while True:
+            match = _SEPARATORS.match(self.data, self.start)
+            gap = match.group() if match else b""
+            # Only the last line and the line end before it matter.
+            seen = b"".join((seen + gap).rpartition(b"\n")[1:])
+            self.drop(len(gap))
+            if self.left or not self.grow():
+                begins_line = seen.startswith(b"\n") and b"," not in seen
+                return seen[1:] if begins_line else None
+
+    def find_end(self) -> int:
+        """Return the length of the element that begins here, or why it has none."""
+        if self.data[self.start] not in _CLOSER:
+            match = _SCALAR.match(self.data, self.start)
+            while match and match.end() == len(self.data) and self.left <= self.longest and self.grow():
+                match = _SCALAR.match(self.data, self.start)
+            return match.end() - self.start if match else _BROKEN
+        closers = bytearray()
+        place = brackets = 0
+        while True:
+            match = _TO_BRACKET.match(self.data, self.start + place)
+            token = match.group(1) if match else b""
+            place = self.scanned = (match.start(1) if match else 0) - self.start
+            if not token or token == b'"':
+                if token and self.data.find(b"\n", self.start + place) >= 0:
+                    return _BROKEN
+                if self.left > self.longest:
+                    return _BROKEN
+                if not self.grow():
+                    return _ENDS_THERE
+                continue
+            place += 1
+            brackets += 1
+            fits = True
+            if token[0] in _CLOSER:
+                closers.append(_CLOSER[token[0]])
+            else:
+                fits = token[0] == closers.pop()
+            if not fits or len(closers) > _DEEPEST or brackets > 2 * MOST_VALUES:
+                return _BROKEN
+            if not closers:
+                return place
+
+    def is_one_element(self, count: int, indent: bytes) -> bool:
+        """Whether this is one element, and not several broken ones whose brackets happen to match."""
+        if self.data.find(b"\n" + indent + b"{", self.start, self.start + count) < 0:
+            return True
+        try:
+            orjson.loads(self.data[self.start : self.start + count])
+        except orjson.JSONDecodeError:
+            return False
+        return True
+
+    def take_broken(self) -> Entry | Flaw:
+        """Take the line of a broken element, without its line end; an overlong one is only measured."""
+        line, size, kept = self.line, 0, b""
+        while True:
+            end = self.data.find(b"\n", self.start)
+            part = self.take((end if end >= 0 else len(self.data)) - self.start)
+            size += len(part)
+            kept = kept + part if size <= self.longest else b""
+            if end >= 0 or not self.grow():
+                break
+        if size > self.longest:
+            return too_long(line, size, longest=self.longest)
+        return Entry(line, kept.rstrip(b" \t\r,") or b"{")
+
+    def find_next_line(self, indent: bytes) -> bool:
+        """Skip to the next line that begins like the elements of this file."""
+        begin = b"\n" + indent + b"{"
+        while True:
+            found = self.data.find(begin, self.start)
+            if found >= 0:
+                self.drop(found + 1 - self.start)
+                return True
+            self.drop(max(self.left - len(begin), 0))
+            if not self.grow():
+                return False
+
+
+def _rest_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
+    """What looked like an array may have been the first line of a file of lines."""
+    rest = chain((held.data[held.start :],), held.chunks)
+    for record in split_lines(rest, line=held.line, longest=held.longest):
+        if isinstance(record, Flaw):
+            yield record
+        elif record.data.strip():
+            yield Entry(record.line, record.data.strip().removesuffix(b","))
+
+
+_KNOWN_COLUMNS = TEXT_COLUMNS | {"messages", "conversations"}
+_LONGEST_NAME = 200
+
+
+def guess_delimiter(head: bytes) -> str | None:
+    """Return the delimiter if the first line is a header with a known column."""
+    first = head.partition(b"\n")[0].decode("utf-8", errors="replace").strip()
+    for delimiter in ("\t", ",", ";"):
+        names = {name.strip(' "') for name in first.split(delimiter)}
+        if len(names) > 1 and names & _KNOWN_COLUMNS and not first.startswith(("{", "[")):
+            return delimiter
+    return None
+
+
+def split_table(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[Entry | Flaw]:
+    first_line = stream.head.partition(b"\n")[0]
+    if delimiter == "," and b"," not in first_line and b";" in first_line:
+        delimiter = ";"  # as spreadsheets write it where the comma is the decimal mark
+    names: list[str] | None = None
+    for record in _read_rows(stream, delimiter=delimiter, longest=longest):
+        if isinstance(record, Flaw):
+            yield record
+        elif names is None:
+            line, names = record
+            wrong = _explain_bad_header(names)
+            if wrong:
+                yield Flaw(line, "schema", wrong)
+                return
+        else:
+            line, cells = record
+            row = {name: open_cell(name, cell) for name, cell in zip(names, cells, strict=True)}
+            yield Entry(line, orjson.dumps(row))
+
+
+def _explain_bad_header(names: list[str]) -> str | None:
+    if any(not name.strip() for name in names):
+        nameless = [bool(name.strip()) for name in names].index(False)
+        return f"the header leaves column {nameless + 1} without a name"
+    if any(len(name) > _LONGEST_NAME or "\n" in name or name[0] in "{[" for name in names):
+        return "the first line is no header: it holds texts, not names of columns"
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if name in seen:
+            return f"the header names column {place + 1} like one before it"
+        seen.add(name)
+    return None
+
+
+class _BeyondLimit(Exception):
+    """A line, or the lines of one row together, exceed the limit."""
+
+    def __init__(self, flaw: Flaw, *, is_held: bool) -> None:
+        super().__init__(flaw.message)
+        self.flaw = flaw
+        self.is_held = is_held
+
+
+class _Feed:
+    """Lines of text for the csv module, which can take back a bad row.
+
+    The lines of the current row are one piece of bytes: an open quote makes millions of lines one row, and
+    as strings they would take fifty times as much memory.
+    """
+
+    def __init__(self, records: Iterator[Entry | Flaw], *, delimiter: str, longest: int) -> None:
+        self.line = 0
+        self.is_utf8 = True
+        self._records = records
+        self._delimiter = delimiter
+        self._longest = longest
+        self._patience = 4 * longest
+        self._held = bytearray()
+        self._place = 0
+        self._first_line = 0
+        self._second_begins = 0
+        self._cells = 0
+
+    def __iter__(self) -> "_Feed":
+        return self
+
+    def __next__(self) -> str:
+        if self._place == len(self._held):
+            record = next(self._records)
+            if isinstance(record, Flaw):
+                self.line += 1
+                raise _BeyondLimit(record, is_held=False)
+            self._held += record.data
+        end = self._held.find(b"\n", self._place) + 1 or len(self._held)
+        text = self._held[self._place : end].decode("utf-8", errors="surrogateescape")
+        self._place = end
+        self.line += 1
+        self._second_begins = self._second_begins or end
+        self._cells += text.count(self._delimiter)
+        if self._place > self._longest:
+            flaw = too_long(self._first_line, self._place, longest=self._longest)
+            raise _BeyondLimit(flaw, is_held=True)
+        if self._cells >= MOST_VALUES:
+            reason = f"the row has {MOST_VALUES:,} cells or more"
+            raise _BeyondLimit(Flaw(self._first_line, "parse_error", reason), is_held=True)
+        self.is_utf8 = self.is_utf8 and (text.isascii() or _NO_UTF8.search(text) is None)
+        return text
+
+    def begin_row(self) -> None:
+        del self._held[: self._place]
+        self._place = self._second_begins = self._cells = 0
+        self._first_line = self.line + 1
+        self.is_utf8 = True
+
+    def take_back(self) -> None:
+        """Return to the line after the first of a bad row: a stray quote swallows good rows."""
+        self._patience -= self._place
+        if self._patience > 0 and self._second_begins:
+            self._place = self._second_begins
+            self.line = self._first_line
+
+
+_NO_UTF8 = re.compile("[\ud800-\udfff]")
+"""What bytes that are not UTF-8 become."""
+
+
+def _read_rows(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[tuple[int, list[str]] | Flaw]:
+    """Yield the cells of each row with the line that it begins on."""
+    csv.field_size_limit(longest)
+    # If the stream is damaged, without the line it broke in.
+    lines = takewhile(
+        lambda record: isinstance(record, Flaw) or not stream.damage or record.data.endswith(b"\n"),
+        split_lines(stream, line=1, longest=longest),
+    )
+    feed = _Feed(lines, delimiter=delimiter, longest=longest)
+    reader = csv.reader(feed, delimiter=delimiter, strict=True)
+    width = 0  # the header's, once it is read
+    while True:
+        feed.begin_row()
+        line = feed.line + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            if not (stream.damage and "end of data" in str(error)):
+                yield Flaw(line, "parse_error", f"the row is not CSV: {error}")
+            feed.take_back()
+        except _BeyondLimit as error:
+            yield error.flaw
+            if error.is_held:
+                feed.take_back()
+        else:
+            if cells is None:
+                break
+            if not feed.is_utf8:
+                yield Flaw(line, "encoding", "the row is not UTF-8")
+            elif cells and len(cells) == (width or len(cells)):
+                width = len(cells)
+                yield line, cells
+            elif cells:
+                text = f"the row has {len(cells)} cells, and the header names {width} columns"
+                yield Flaw(line, "schema", text)
+                feed.take_back()
+            continue
+        # The csv module keeps half a row after an error.
+        reader = csv.reader(feed, delimiter=delimiter, strict=True)
+    if stream.damage:
+        yield Flaw(line, "parse_error", f"{stream.damage}; the rows before are read")
+
+
+MAGIC = b"PAR1"
+_LEAST_MEMORY = 512 << 20
+_MEMORY_A_BYTE = 64
+"""Decoding may take this many times the file size in addition, and at most half of the machine's memory: a
+page must be decoded whole, and writers put up to a thousand rows into one.
+"""
+
+_SAID: dict[bytes, tuple[FaultCode, str]] = {
+    child.BAD_TEXT: ("encoding", "a value of the row is no UTF-8, or beyond what can be read"),
+    child.BAD_VALUE: ("schema", "the row holds a value that is neither text, number, list nor object"),
+    child.TOO_MUCH: ("parse_error", f"the file unpacks to more than {MOST_GROWTH:,} times its size"),
+    child.DAMAGED: ("parse_error", "the file is no sound Parquet from here on"),
+}
+
+
+def split_parquet(path: Path, *, longest: int) -> Iterator[Entry | Flaw]:
+    size = path.stat().st_size
+    memory = _LEAST_MEMORY + _MEMORY_A_BYTE * size
+    machine = machine_memory().get("limit")
+    if machine is not None:
+        memory = min(memory, max(_LEAST_MEMORY, int(machine * GIB / 2)))
+    figures = (longest, memory, ALWAYS_UNPACKED + MOST_GROWTH * size)
+    # -P: do not import a module of that name from the working folder.
+    command = [sys.executable, "-P", "-m", child.__name__, str(path), *map(str, figures)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={
+            **os.environ,
+            PARENT_VARIABLE: str(os.getpid()),
+            # Other allocators reserve more addresses than they use, and addresses are limited.
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "MALLOC_ARENA_MAX": "1",
+            # Large blocks are returned to the system when they are freed.
+            "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+            "OMP_NUM_THREADS": "1",
+        },
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield from _read_frames(process.stdout, memory=memory, longest=longest)
+        finally:
+            process.kill()
+
+
+def _read_frames(source: IO[bytes], *, memory: int, longest: int) -> Iterator[Entry | Flaw]:
+    number = 0
+    while len(head := source.read(child.HEAD.size)) == child.HEAD.size:
+        kind, number, length = child.HEAD.unpack(head)
+        if kind == child.END:
+            return
+        data = source.read(length)
+        if kind == child.ROW and len(data) == length:
+            yield Entry(number, data)
+        elif len(data) == length:
+            yield _explain_exit(kind, number, data, memory=memory, longest=longest)
+    yield Flaw(
+        number + 1,
+        "parse_error",
+        f"the file cannot be decoded from here on: it is damaged, or takes more than {name_size(memory)}",
+    )
+
+
+def _explain_exit(kind: bytes, number: int, data: bytes, *, memory: int, longest: int) -> Flaw:
+    if kind in _SAID:
+        return Flaw(number, *_SAID[kind])
+    if kind == child.LONG_ROW:
+        return too_long(number, int(data), longest=longest)
+    if kind == child.TOO_MANY_ROWS:
+        return Flaw(number, "parse_error", f"the file claims {int(data):,} rows, more than its size can hold")
+    what = "row" if kind == child.LARGE_ROW else "file from here on"
+    text = f"decoding the {what} takes more than {name_size(memory)}"
+    return Flaw(number, "parse_error", f"{text}; write it with smaller rows, pages and row groups")

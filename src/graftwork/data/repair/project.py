@@ -15,16 +15,24 @@ from typing import NamedTuple
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus.build import build_corpus
 from graftwork.data.corpus.store import Corpus
-from graftwork.data.dedup.paraphrases import find_embedder
+from graftwork.data.dedup.questions import find_embedder
 from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.ingest.files import find_sources
 from graftwork.data.project import audit_context_here
-from graftwork.data.repair.run import AcceptanceRules, longest_row, plan_repair, run_repair
-from graftwork.data.repair.targets import RepairTargets, find_targets
-from graftwork.data.repair.teacher import JOURNAL_FILE, Teacher, TeacherClient, open_client
+from graftwork.data.repair.run import (
+    JOURNAL_FILE,
+    AcceptanceRules,
+    RepairTargets,
+    Teacher,
+    TeacherClient,
+    find_targets,
+    longest_row,
+    open_client,
+    plan_repair,
+    run_repair,
+)
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
-from graftwork.data.split.assignment import assign_splits
-from graftwork.data.split.split_state import SPLITS_FILE, read_previous_splits
+from graftwork.data.split.assignment import SPLITS_FILE, assign_splits, read_previous_splits
 from graftwork.engines.embedded import EMBEDDED
 from graftwork.engines.interface import EngineSource
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP, serving_threads

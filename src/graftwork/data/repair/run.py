@@ -1,40 +1,389 @@
-"""Runs a repair: plans it with its cost, asks the teacher, and writes the accepted rows as a log.
+"""Runs a repair: finds the prompts to ask, plans the cost, asks the teacher, writes accepted rows as a log.
 
-In: targets, a teacher, rules. Out: a `RepairPlan`, or a `RepairOutcome` and a JSONL file in which each prompt
+In: the corpus, its split assignment, a teacher, rules. Asked are rows that are dropped for a fault, and new
+rows for small roles, within a budget and a rate; prompts are redacted whatever the settings say, since they
+leave the machine. Out: a `RepairPlan`, or a `RepairOutcome` and a JSONL file in which each prompt
 occurs once. The file is written from the journal of answers: a killed run loses and repeats nothing. An
 answer is accepted by the row's own checks, the project's, agreement and a judge; checks that compare with
 the logged reply are left out: that reply is what is wrong.
 """
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import orjson
 
-from graftwork.data.audit.row_checks import CHARACTERS_PER_TOKEN, UNMATCHED_CALL, find_fault
-from graftwork.data.repair.targets import RepairQuestion, RepairTargets, to_row
-from graftwork.data.repair.teacher import (
-    Teacher,
-    count_spending,
-    estimate_tokens,
-    key_of,
-    price,
-)
+from graftwork.data.audit.corpus_findings import RARE
+from graftwork.data.audit.row_checks import CHARACTERS_PER_TOKEN, UNMATCHED_CALL, find_fault, redact_row
+from graftwork.data.corpus.store import Corpus
+from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
+from graftwork.data.split.assignment import TRAIN, UNASSIGNED, SplitAssignment, draw
+from graftwork.engines.endpoint import EndpointEngine, EndpointPolicy, EndpointRole, TryAgain
+from graftwork.engines.interface import DecodingSettings, EngineReply
 from graftwork.files.disk import write_atomic
 from graftwork.grading.checks import right_or_wrong
 from graftwork.grading.interface import CannotGrade, GradeContext, Rater
-from graftwork.process.asking import BudgetSpent, KeptReply, NoReply, ReplyJournal, ask_many
-from graftwork.records.dataset import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow, RepairState
-from graftwork.records.interaction import AnswerOrigin
-from graftwork.records.report import Case
+from graftwork.process.asking import Asker, BudgetSpent, KeptReply, NoReply, ReplyJournal, ask_many
+from graftwork.process.http_client import FIRST_PAUSE, Retries
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import (
+    AUGMENT,
+    CUT_OFF,
+    RepairOutcome,
+    RepairPlan,
+    RepairRow,
+    RepairState,
+    TeacherSpending,
+)
+from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.interaction import AnswerOrigin, Interaction, Message, Origin
+from graftwork.records.report import Case, Endpoint
 from graftwork.text.shape import find_garble
 from graftwork.text.words import words
+
+JOURNAL_FILE = "answers.jsonl"
+LONGEST_PAUSE = 30.0
+WARM = 0.7
+"""The temperature of further samples: at 0 they would all be the same."""
+ANSWER_SECONDS = 120.0
+"""The longest time for one request."""
+TOKENS_PER_MESSAGE = 4
+TEACHER = EndpointRole(
+    name="the teacher",
+    key_fix="check the key, or name its variable as data.repair.teacher.api_key_env",
+    fix="check data.repair.teacher.url and data.repair.teacher.model",
+    refusal=EnvironmentLacks,
+)
+
+
+class TeacherClient(Protocol):
+    """One attempt at one request. Raises `TryAgain` where another attempt makes sense."""
+
+    def ask_once(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply: ...
+
+
+def estimate_tokens(messages: Sequence[Message]) -> int:
+    """Estimate the tokens of a prompt by its characters: the teacher's tokenizer is not known."""
+    characters = sum(len(message.content) for message in messages)
+    return round(characters / CHARACTERS_PER_TOKEN) + TOKENS_PER_MESSAGE * len(messages)
+
+
+def price(settings: TeacherSettings | None, tokens_in: int, tokens_out: int) -> float | None:
+    """Return the cost in dollars; None without prices."""
+    if settings is None or settings.price_in is None or settings.price_out is None:
+        return None
+    return (tokens_in * settings.price_in + tokens_out * settings.price_out) / 1e6
+
+
+def decoding_of(settings: TeacherSettings, sample: int) -> DecodingSettings:
+    # The first sample is greedy.
+    warm = WARM if sample else 0.0
+    return DecodingSettings(settings.max_tokens, temperature=warm, seed=sample)
+
+
+def key_of(settings: TeacherSettings, prompt_hash: str, sample: int) -> str:
+    """A hash of all that decides the answer."""
+    decoding = decoding_of(settings, sample)
+    return fingerprint([settings.address, settings.model, prompt_hash, *decoding])
+
+
+class RateLimit:
+    """Spaces requests evenly. `wait` passes a pause; a true result means: stop."""
+
+    def __init__(
+        self,
+        per_minute: float | None,
+        *,
+        wait: Callable[[float], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gap = 60 / per_minute if per_minute else 0.0
+        self._wait, self._clock = wait, clock
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Wait for the next slot; False where everything is being stopped."""
+        with self._lock:
+            now = self._clock()
+            slot = max(self._next, now)
+            self._next = slot + self._gap
+        return not (slot > now and self._wait(slot - now))
+
+
+class Teacher:
+    """Asks each prompt and sample once. Threads may share one."""
+
+    def __init__(
+        self,
+        settings: TeacherSettings,
+        *,
+        client: TeacherClient,
+        journal: ReplyJournal,
+        wait: Callable[[float], object] = time.sleep,
+        first_pause: float = FIRST_PAUSE,
+    ) -> None:
+        self.settings = settings
+        self._client, self._wait = client, wait
+        self._first_pause = first_pause
+        self._limit = RateLimit(settings.requests_per_minute, wait=wait)
+        self._asker = Asker(journal, refuse=self._find_exceeded)
+
+    def _find_exceeded(self, tokens_in: int, tokens_out: int) -> str | None:
+        settings = self.settings
+        limit, cost = settings.max_total_tokens, price(settings, tokens_in, tokens_out)
+        if limit is not None and tokens_in + tokens_out > limit:
+            return f"max_total_tokens {limit:,} would be exceeded"
+        if settings.max_cost is not None and cost is not None and cost > settings.max_cost:
+            return f"max_cost ${settings.max_cost:g} would be exceeded"
+        return None
+
+    def answer(self, messages: Sequence[Message], prompt_hash: str, sample: int) -> KeptReply:
+        """Raise NoReply, BudgetSpent, or a GraftError that no retry fixes."""
+        return self._asker.ask(
+            key_of(self.settings, prompt_hash, sample),
+            lambda: self._ask(messages, decoding_of(self.settings, sample)),
+            most_in=estimate_tokens(messages),
+            most_out=self.settings.max_tokens,
+        )
+
+    def give_up(self) -> None:
+        """End requests that cost nothing but time: those to an engine on this machine."""
+        stop = getattr(self._client, "stop", None)
+        if stop is not None:
+            stop()
+
+    def spent(self) -> TeacherSpending:
+        return count_spending(self._asker.journal, self.settings)
+
+    def _ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> KeptReply:
+        retries = Retries(
+            attempts=self.settings.attempts, first_pause=self._first_pause, longest_pause=LONGEST_PAUSE
+        )
+        # Tool results as user turns: endpoints refuse the role `tool` without the id of a call.
+        sent = tuple(
+            Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
+            if message.role == "tool"
+            else message
+            for message in messages
+        )
+        while True:
+            if not self._limit.take():
+                raise NoReply("the run is being stopped")
+            try:
+                reply = self._client.ask_once(sent, decoding)
+            except TryAgain as trouble:
+                pause = 0.0 if trouble.adapted else retries.after_failure(asked=trouble.wait)
+                if pause is None:
+                    why = f"no answer in {retries.failed} attempts: {trouble}"
+                    raise NoReply(why) from trouble
+                if pause and self._wait(pause):
+                    raise NoReply("the run is being stopped") from trouble
+            else:
+                tokens_in = reply.prompt_tokens or estimate_tokens(messages)
+                tokens_out = reply.tokens or round(len(reply.text) / CHARACTERS_PER_TOKEN)
+                return KeptReply(reply.text, tokens_in, tokens_out, reply.finish_reason)
+
+
+def count_spending(journal: ReplyJournal, settings: TeacherSettings | None) -> TeacherSpending:
+    return TeacherSpending(
+        requests=journal.requests,
+        tokens_in=journal.tokens_in,
+        tokens_out=journal.tokens_out,
+        lost=journal.lost,
+        cost=price(settings, journal.tokens_in, journal.tokens_out),
+    )
+
+
+def open_client(settings: TeacherSettings) -> TeacherClient:
+    """Return the client of a teacher behind an endpoint."""
+    assert settings.url is not None
+    endpoint = Endpoint(
+        url=settings.url,
+        model=settings.model,
+        api_key_env=settings.api_key_env,
+        concurrency=settings.concurrency,
+        attempts=settings.attempts,
+        timeout_seconds=ANSWER_SECONDS,
+    )
+    return EndpointEngine(endpoint, EndpointPolicy(role=TEACHER, streamed=False))
+
+
+ANSWERED = "a usable row of the log answers the same prompt"
+HELD_OUT = "it asks what a held-out row asks: the answer could be neither trained on nor tested against"
+
+
+class TargetRow(NamedTuple):
+    """A row that is replaced; `input_hash` is that of its log line."""
+
+    origin: Origin
+    input_hash: str
+    group: str | None
+    fault: str
+    reason: str
+
+
+class RepairQuestion(NamedTuple):
+    """A prompt to ask once. `rows` share it, the first of them is replaced; an added row has none."""
+
+    prompt_hash: str
+    row: Interaction
+    rows: tuple[TargetRow, ...]
+
+
+class RepairTargets(NamedTuple):
+    questions: list[RepairQuestion]
+    skipped: list[RepairRow]
+    usable: int
+    small_groups: dict[str, int]
+    typical_reply: int
+    """The median length of a usable reply, in characters."""
+
+
+def hash_prompt(messages: Sequence[Message]) -> str:
+    return fingerprint([[message.role, message.content] for message in messages])
+
+
+def find_targets(corpus: Corpus, assignment: SplitAssignment, *, settings: DataSettings) -> RepairTargets:
+    repeats = find_repeats(corpus, settings=settings)
+    passed = corpus.column("passed").astype(bool)
+    usable = passed & (repeats.step == 0)
+    questions: dict[str, RepairQuestion] = {}
+    skipped: list[RepairRow] = []
+    for row, target, why in _list_faulty(corpus, assignment, passed, settings.repair):
+        if why:
+            skipped.append(to_row(target, state="skipped", why=why))
+            continue
+        clean = redact_row(row).row
+        key = hash_prompt(clean.messages)
+        found = questions.get(key)
+        rows = (target,) if found is None else (*found.rows, target)
+        questions[key] = RepairQuestion(key, clean if found is None else found.row, rows)
+    added = _augment(corpus, assignment, usable, settings=settings, taken=set(questions))
+    replies = corpus.column("reply_chars")[usable]
+    roles = corpus.labels("group")
+    counts = np.bincount(roles.numbers[usable & (roles.numbers >= 0)], minlength=len(roles.names))
+    by_role = sorted(zip(roles.names, counts.tolist(), strict=True)) if len(roles.names) > 1 else []
+    small = {name: count for name, count in by_role if count < RARE}
+    return RepairTargets(
+        [*questions.values(), *added],
+        skipped,
+        usable=int(usable.sum()),
+        small_groups=small,
+        typical_reply=int(np.median(replies)) if len(replies) else 0,
+    )
+
+
+def to_row(target: TargetRow, **fields: Any) -> RepairRow:
+    named = {"origin": target.origin, "group": target.group, "fault": target.fault, "reason": target.reason}
+    return RepairRow(**{**named, **fields})
+
+
+def _list_faulty(
+    corpus: Corpus, assignment: SplitAssignment, passed: "np.ndarray[Any, Any]", settings: RepairSettings
+) -> Iterator[tuple[Interaction, TargetRow, str]]:
+    faults, reasons = corpus.labels("fault"), corpus.labels("reason")
+    wanted = [number for number, name in enumerate(faults.names) if name in settings.faults]
+    places = np.flatnonzero(np.isin(faults.numbers, wanted) & ~passed)
+    prompts, turns = corpus.column("prompt"), corpus.column("turn")
+    held_out = passed & (assignment.split != TRAIN) & (assignment.split != UNASSIGNED)
+    answered = np.isin(prompts[places], prompts[passed])
+    held = np.isin(turns[places], turns[held_out])
+    hashes: dict[int, str] = {}
+    for first, segment in corpus.by_segment():
+        inside = places[(places >= first) & (places < first + segment.stop - segment.start)]
+        if len(inside):
+            block = corpus.read_columns(segment, ["input_hash"])["input_hash"]
+            hashes |= {place: block[place - first] for place in inside.tolist()}
+    for at, (place, row) in enumerate(corpus.rows_at(places.tolist())):
+        if not row.question.strip():
+            continue  # nothing is asked: no teacher can answer it
+        target = TargetRow(
+            origin=row.origin,
+            input_hash=hashes[place],
+            group=row.group,
+            fault=faults.names[faults.numbers[place]],
+            reason=reasons.names[reasons.numbers[place]],
+        )
+        yield row, target, ANSWERED if answered[at] else HELD_OUT if held[at] else ""
+
+
+def _augment(
+    corpus: Corpus,
+    assignment: SplitAssignment,
+    usable: "np.ndarray[Any, Any]",
+    *,
+    settings: DataSettings,
+    taken: set[str],
+) -> list[RepairQuestion]:
+    """Ask prompts of other roles in a small role, up to the share that settings allow."""
+    repair = settings.repair
+    if not repair.augment:
+        return []
+    roles = corpus.labels("group")
+    # The share is that of all usable rows, the added ones included.
+    room = int(usable.sum() * repair.augment_share / (1 - repair.augment_share))
+    made: list[RepairQuestion] = []
+    turns = corpus.column("turn")
+    for role in repair.augment:
+        if role not in roles.names:
+            raise UserMistake(
+                f"no row has the role {role!r}",
+                why=f"the roles of the log are: {', '.join(sorted(roles.names)[:20]) or 'none'}",
+                fix="name one of these: --augment role=NAME",
+                where="--augment",
+            )
+        own = roles.numbers == roles.names.index(role)
+        # The system prompt that most of the role's rows have.
+        prompts = Counter(
+            "\n\n".join(message.content for message in row.messages if message.role == "system")
+            for _, row in corpus.rows_at(np.flatnonzero(own)[:1000].tolist())
+        )
+        system = max(sorted(prompts), key=lambda text: prompts[text]) if prompts else None
+        trained = usable & (assignment.split == TRAIN) & ~own & ~np.isin(turns, turns[own])
+        places = np.flatnonzero(trained)
+        order = places[np.argsort(draw(turns[places], seed=settings.seed), kind="stable")]
+        lacking = min(repair.augment_to - int((usable & own).sum()), room - len(made))
+        for question in _ask_as(role, system, corpus, order, reason=f"{AUGMENT}: role {role}"):
+            if lacking <= 0:
+                break
+            if question.prompt_hash not in taken:
+                taken.add(question.prompt_hash)
+                made.append(question)
+                lacking -= 1
+    return made
+
+
+def _ask_as(
+    role: str, system: str | None, corpus: Corpus, order: "np.ndarray[Any, Any]", *, reason: str
+) -> Iterator[RepairQuestion]:
+    for place in order.tolist():
+        (_, row), *_ = corpus.rows_at([place])
+        clean = redact_row(row).row
+        turns = tuple(message for message in clean.messages if message.role != "system")
+        messages = ((Message(role="system", content=system),) if system else ()) + turns
+        key = hash_prompt(messages)
+        new = clean.model_copy(
+            update={
+                "id": f"{AUGMENT}-{key[:16]}",
+                "messages": messages,
+                "group": role,
+                "session": None,
+                "reply": "",
+                "rejected": None,
+                "finish_reason": None,
+                "max_tokens": None,
+            }
+        )
+        yield RepairQuestion(key, new, (TargetRow(row.origin, "", role, AUGMENT, reason),))
 
 
 class RepairDecision(NamedTuple):

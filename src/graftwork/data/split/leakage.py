@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 
 from graftwork.data.dedup.lsh import CorpusColumns, find_first, unpack
-from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
-from graftwork.data.dedup.questions import find_questions
+from graftwork.data.dedup.questions import MOST_EMBEDDED, Embedder, Paraphrases, find_questions
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment
-from graftwork.data.split.groups import (
+from graftwork.data.split.assignment import (
+    UNASSIGNED,
+    SplitAssignment,
     pair_long_replies,
     pair_rare_grams,
     pair_rare_questions,
@@ -77,7 +77,7 @@ def find_leaks(
         moved[before] = assignment.split[before] != known.split
         moved[before] |= (kept & passed)[before] & ~known.kept
     since = int(np.argmax(moved)) if moved.any() else corpus.rows
-    if embedder is not None and known is not None and since < 2 * MOST_ROWS:
+    if embedder is not None and known is not None and since < 2 * MOST_EMBEDDED:
         # Embeddings are not stored. All windows with embedded rows end before this row.
         known, since = None, 0
     # Rows for reinforcement learning are trained on too; their split comes after SPLITS.
