@@ -511,7 +511,7 @@ CHARACTERS_PER_TOKEN = 3.6
 
 
 def check_length(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
-    """Note rows that are too long by their characters; `measure_lengths` counts tokens where that is possible."""
+    """Note rows that are too long by their characters; `measure_lengths` counts tokens where possible."""
     prompt = sum(len(message.content) for message in raw.messages) / CHARACTERS_PER_TOKEN
     total = round(prompt + len(raw.reply) / CHARACTERS_PER_TOKEN)
     if total > context.settings.max_tokens:

@@ -31,8 +31,11 @@ from graftwork.data.ingest.turns import (
     ROLES,
     LogTurn,
     cut_after_reply,
+    lead_by,
+    open_system,
     require_user,
     take_message,
+    take_prompt,
     take_turns,
     take_weight,
     to_exchange,
@@ -170,29 +173,6 @@ def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
     return Interaction(
         messages=to_messages(turns, tools=tools), reply=write_reply(answer), **take_facts(row, origin)
     )
-
-
-def take_prompt(value: Any, key: str, *, system: Any = None) -> list[LogTurn]:
-    """Return what was asked: non-empty text, or the turns so far, after the system prompt."""
-    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
-        turns = take_turns(value, key)
-    else:
-        text = take_text(value, key)
-        if not text.strip():
-            raise BadRow(f"`{key}` is empty")
-        turns = [LogTurn("user", text)]
-    return lead_by(system, turns)
-
-
-def open_system(system: Any) -> Any:
-    """Return the system prompt; Gemini's is a message."""
-    return open_json(system.get("parts")) if isinstance(system, dict) else system
-
-
-def lead_by(system: Any, turns: list[LogTurn], *, key: str = "system") -> list[LogTurn]:
-    """Insert the system prompt of a row before its turns, unless they begin with one."""
-    text = take_optional_text(system, key)
-    return [LogTurn("system", text), *turns] if text and turns and turns[0].role != "system" else turns
 
 
 def fits_alpaca(row: dict[str, Any]) -> bool:

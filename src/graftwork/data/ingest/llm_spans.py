@@ -10,15 +10,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from graftwork.data.ingest.api_bodies import (
-    FINISH_REASONS,
-    has_answer,
-    take_answer,
-    take_limit,
-    take_question,
-    take_tools,
-    unwrap,
-)
 from graftwork.data.ingest.blocks import SkippedPart
 from graftwork.data.ingest.fields import (
     BadRow,
@@ -35,15 +26,22 @@ from graftwork.data.ingest.fields import (
 )
 from graftwork.data.ingest.spans import Span, SpanEvent, to_nanoseconds, unflatten
 from graftwork.data.ingest.turns import (
+    FINISH_REASONS,
     ROLES,
     LogTurn,
     cut_after_reply,
+    has_answer,
     is_item,
     require_user,
+    take_answer,
+    take_limit,
     take_message,
+    take_question,
     take_spoken,
+    take_tools,
     take_turns,
     to_messages,
+    unwrap,
     write_reply,
 )
 from graftwork.records.interaction import Interaction, Origin

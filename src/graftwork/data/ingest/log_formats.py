@@ -12,14 +12,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graftwork.data.ingest.api_bodies import (
-    ModelAnswer,
-    take_answer,
-    take_limit,
-    take_question,
-    take_tools,
-    unwrap,
-)
 from graftwork.data.ingest.blocks import RowResult, SkippedPart
 from graftwork.data.ingest.dataset_formats import (
     fits_alpaca,
@@ -55,10 +47,16 @@ from graftwork.data.ingest.fields import (
 from graftwork.data.ingest.llm_spans import INCOMPLETE, read_bodies, to_row
 from graftwork.data.ingest.turns import (
     LogTurn,
+    ModelAnswer,
     require_user,
+    take_answer,
     take_assistant_parts,
+    take_limit,
+    take_question,
+    take_tools,
     take_turns,
     to_messages,
+    unwrap,
     write_reply,
 )
 from graftwork.records.interaction import (

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graftwork.data.ingest.api_bodies import take_limit
 from graftwork.data.ingest.blocks import ReadFault, RowResult, SkippedPart, TraceScore
 from graftwork.data.ingest.fields import (
     BadRow,
@@ -44,6 +43,7 @@ from graftwork.data.ingest.spans import (
     read_span,
     to_nanoseconds,
 )
+from graftwork.data.ingest.turns import take_limit
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.wording import take_figure
 

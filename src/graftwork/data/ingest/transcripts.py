@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from graftwork.data.ingest.api_bodies import FINISH_REASONS
 from graftwork.data.ingest.blocks import (
     ByteStream,
     Flaw,
@@ -36,6 +35,7 @@ from graftwork.data.ingest.fields import (
     write_json,
 )
 from graftwork.data.ingest.turns import (
+    FINISH_REASONS,
     ROLES,
     LogTurn,
     drop_reasoning,
