@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import get_args
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, cut_page
-from graftwork.data.inspect.diff import DatasetDiff, diff_datasets
-from graftwork.data.inspect.rows import ShownRow, find_row_id, show_row
-from graftwork.data.inspect.trace import Trace, names_token, read_log_line, trace
+from graftwork.data.inspect import (
+    DatasetDiff,
+    ShownRow,
+    Trace,
+    diff_datasets,
+    find_row_id,
+    names_token,
+    read_log_line,
+    show_row,
+    trace,
+)
 from graftwork.data.project import (
     find_dataset_by_hash,
     find_latest_dataset,

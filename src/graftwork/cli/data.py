@@ -180,8 +180,8 @@ def trace(
 
     Example:  graft data trace logs/interactions.jsonl:17   ·   graft data trace train:17:203
     """
-    from graftwork.data.inspect.trace import names_token
-    from graftwork.data.inspect.trace import trace as trace_in
+    from graftwork.data.inspect import names_token
+    from graftwork.data.inspect import trace as trace_in
     from graftwork.data.project import open_decoder_if_there
 
     folder, root = _find_dataset(dataset, project)
@@ -207,7 +207,7 @@ def show(
 
     Example:  graft data show --split test --rows 5
     """
-    from graftwork.data.inspect.rows import show_rows
+    from graftwork.data.inspect import show_rows
     from graftwork.data.project import open_decoder
     from graftwork.files.dataset import read_manifest
     from graftwork.views.dataset import view_rows
@@ -234,7 +234,7 @@ def diff(
 
     Example:  graft data diff 3f2a 91bc
     """
-    from graftwork.data.inspect.diff import diff_datasets
+    from graftwork.data.inspect import diff_datasets
 
     found = diff_datasets(_find_dataset(before, project)[0], _find_dataset(after, project)[0])
     print_record(found, as_json=json)

@@ -28,7 +28,7 @@ from graftwork.records.interaction import Interaction
 
 if TYPE_CHECKING:
     from graftwork.data.audit.findings import CountTokens
-    from graftwork.data.inspect.rows import TokenDecoder
+    from graftwork.data.inspect import TokenDecoder
     from graftwork.model.chat.template import ChatTemplate
 
 
@@ -173,7 +173,7 @@ def open_decoder(folder: Path, root: Path) -> "TokenDecoder":
 @lru_cache(maxsize=1)
 def _load_decoder(file: Path, _changed: int) -> "TokenDecoder":
     """The last tokenizer stays loaded: a page shows one row after another."""
-    from graftwork.data.inspect.rows import TokenizerDecoder
+    from graftwork.data.inspect import TokenizerDecoder
 
     decoder = TokenizerDecoder(file)
     decoder.load()

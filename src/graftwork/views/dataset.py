@@ -11,9 +11,15 @@ from graftwork.views.document import Cell, Document, Table, quote, safe
 
 if TYPE_CHECKING:
     from graftwork.data.export.sink import ExportRecord
-    from graftwork.data.inspect.diff import DatasetDiff
-    from graftwork.data.inspect.rows import ShownRow, TextPiece
-    from graftwork.data.inspect.trace import LogCheck, Trace, TracedDrop, TracedRow
+    from graftwork.data.inspect import (
+        DatasetDiff,
+        LogCheck,
+        ShownRow,
+        TextPiece,
+        Trace,
+        TracedDrop,
+        TracedRow,
+    )
     from graftwork.data.project import PreparedData
     from graftwork.records.dataset import Dataset, Drop, SubsetSummary
 

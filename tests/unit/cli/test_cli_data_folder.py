@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.data import app
-from graftwork.data.inspect.rows import TokenizerDecoder, show_rows
+from graftwork.data.inspect import TokenizerDecoder, show_rows
 from graftwork.model.base import find_base
 from graftwork.records.dataset import Drop
 from graftwork.records.errors import EnvironmentLacks, UserMistake

@@ -4,7 +4,7 @@ import pytest
 from data_rows import THINGS, WordRenderer, chat, write_log
 
 from graftwork.data.audit.row_checks import AuditContext, find_refusal, is_confirmed
-from graftwork.data.inspect.trace import trace
+from graftwork.data.inspect import trace
 from graftwork.data.prepare import PrepareJob, RenderTarget, audit_files, prepare
 from graftwork.data.settings import CaptureSettings, DataSettings
 from graftwork.files.dataset import iterate_drops, read_manifest, read_rows

@@ -5,7 +5,7 @@ from dataset_samples import row, write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.inspect.diff import diff_datasets
+from graftwork.data.inspect import diff_datasets
 from graftwork.records.dataset import Drop, InputFile
 from graftwork.records.interaction import Origin
 

@@ -5,11 +5,10 @@ from data_rows import chat, make_row, write_log
 from pydantic import ValidationError
 from test_data_prepare import ASKS, THINGS, all_rows, run
 
-from graftwork.data.condition import find_objection
 from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.read import read_file
 from graftwork.data.prepare import audit_files
-from graftwork.data.settings import DataSettings
+from graftwork.data.settings import DataSettings, find_objection
 from graftwork.files.dataset import iterate_drops, read_rows
 from graftwork.project.init import find_own_fields
 from graftwork.records.dataset import SPLITS

@@ -5,7 +5,7 @@ from dataset_samples import CONTROL, ByteDecoder, row, write_dataset, write_toke
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.inspect.rows import TokenizerDecoder, cut_pieces, join_pieces, show_rows
+from graftwork.data.inspect import TokenizerDecoder, cut_pieces, join_pieces, show_rows
 from graftwork.records.errors import UserMistake
 
 

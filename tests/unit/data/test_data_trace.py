@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.data.ingest.read import hash_line
-from graftwork.data.inspect.trace import check_line, trace
+from graftwork.data.inspect import check_line, trace
 from graftwork.records.dataset import Drop
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Origin

@@ -16,8 +16,7 @@ from datetime import datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
-from graftwork.data.condition import find_objection
-from graftwork.data.settings import CaptureSettings, DataSettings
+from graftwork.data.settings import CaptureSettings, DataSettings, find_objection
 from graftwork.grading.matching import PatternTooSlow
 from graftwork.grading.tool_calls import find_call_fault
 from graftwork.records.interaction import TRY_OUT_SESSION, CaptureOrigin, Interaction, Message

@@ -39,7 +39,6 @@ from graftwork.data.audit.row_checks import (
     redact_row,
     say_bad_score,
 )
-from graftwork.data.condition import NO_NUMBER, list_fields
 from graftwork.data.corpus.store import Corpus, JoinedFacts, Segment, encode_row, read_head, read_table
 from graftwork.data.dedup.fingerprints import compute_fingerprints
 from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
@@ -47,7 +46,7 @@ from graftwork.data.ingest.dataset_formats import NO_SCORE
 from graftwork.data.ingest.fields import SCORES, day_of
 from graftwork.data.ingest.files import cut_blocks, find_sources
 from graftwork.data.ingest.read import read_block, settings_of_file
-from graftwork.data.settings import DataSettings
+from graftwork.data.settings import NO_NUMBER, DataSettings, list_fields
 from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.process.cluster.pieces import MapEngine, MapWork, RemoteWork, pack
 from graftwork.records.base import fingerprint

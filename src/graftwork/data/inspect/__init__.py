@@ -1,1 +1,0 @@
-"""Show, trace and compare datasets."""
