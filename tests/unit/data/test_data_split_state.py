@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data_split import CHOSEN, PASSAGES, WORDS, logs
 
-from graftwork.data.dedup import lsh, questions
+from graftwork.data.dedup import fingerprints, questions
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import UNASSIGNED, assign_splits, read_assignment, write_assignment
 from graftwork.data.split.leakage import find_leaks
@@ -70,7 +70,7 @@ def test_long_logs_go_on_in_several_steps(looked_up, at_once, seed, chosen):
     rows = make_long_log(chance)
     known = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lsh, "MOST_LOOKED_UP", looked_up)
+        patch.setattr(fingerprints, "MOST_LOOKED_UP", looked_up)
         patch.setattr(questions, "_ENTRIES_AT_ONCE", at_once)
         for cut in sorted(chance.sample(range(len(rows)), 3)):
             _, assignment = assign_group(rows[:cut], chosen=chosen, known=known, block=40)
@@ -101,7 +101,7 @@ def test_a_wrong_assignment_of_a_new_or_changed_row_is_found_as_by_the_whole_che
 def test_a_few_numbers_are_found_among_many(few, many):
     numbers = np.unique(np.array(few, dtype=np.uint64))
     values = np.array([*many, *few[::2]], dtype=np.uint64)
-    there, which = lsh.ValueLookup(numbers).find(values)
+    there, which = fingerprints.ValueLookup(numbers).find(values)
     assert there.tolist() == np.flatnonzero(np.isin(values, numbers)).tolist()
     assert numbers[which].tolist() == values[there].tolist()
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graftwork.data.dedup.lsh import (
+from graftwork.data.dedup.fingerprints import (
     CANDIDATES_PER_ROW,
     NO_PAIRS,
     CorpusColumns,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.fingerprints import NEAR
-from graftwork.data.dedup.lsh import (
+from graftwork.data.dedup.fingerprints import (
+    NEAR,
     NO_PAIRS,
     Arrays,
     CorpusColumns,

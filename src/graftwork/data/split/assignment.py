@@ -22,9 +22,10 @@ import numpy as np
 
 from graftwork.data.corpus.build import FEATURES_FORM, Keys, find_places
 from graftwork.data.corpus.store import Corpus, read_arrays, write_arrays
-from graftwork.data.dedup.fingerprints import TURN, TURN_RUNS
-from graftwork.data.dedup.lsh import (
+from graftwork.data.dedup.fingerprints import (
     NO_PAIRS,
+    TURN,
+    TURN_RUNS,
     CorpusColumns,
     ExternalSort,
     ValueLookup,

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from graftwork.data.dedup.lsh import CorpusColumns, find_first, unpack
+from graftwork.data.dedup.fingerprints import CorpusColumns, find_first, unpack
 from graftwork.data.dedup.questions import MOST_EMBEDDED, Embedder, Paraphrases, find_questions
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import (
