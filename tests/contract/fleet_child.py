@@ -27,7 +27,7 @@ class ApiPlace(RunPodPlace):
     """Knows the end of a job by the pod's time alone: there is no SSH in this test."""
 
     def poll(self, job):
-        pod = self._client.get_pod(job.id)
+        pod = self._client.find(f"/v2/pods/{job.id}")
         if pod is None:
             return JobPoll(phase="gone")
         up = (pod["runtime"] or {}).get("uptime")

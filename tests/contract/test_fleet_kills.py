@@ -41,11 +41,14 @@ def run_to_the_end(tmp_path, *, kills, seed):
                 text=True,
                 env=os.environ,
             )
-            assert child.stdout.readline() == "ready\n"
-            if left:
-                threading.Event().wait(chance.uniform(0, 0.3))
+            try:
+                assert child.stdout.readline() == "ready\n"
+                if left:
+                    threading.Event().wait(chance.uniform(0, 0.3))
+                    child.kill()
+                output, _ = child.communicate(timeout=300)
+            finally:
                 child.kill()
-            output, _ = child.communicate(timeout=300)
             if not left:
                 assert output == "done\n"
                 break
