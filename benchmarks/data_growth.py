@@ -23,7 +23,7 @@ from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
 from graftwork.data.settings import DataSettings
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import ChatTemplate
-from graftwork.process.cluster.pieces import MapEngine
+from graftwork.process.pieces import MapEngine
 
 
 def used(who: int) -> float:

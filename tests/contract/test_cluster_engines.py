@@ -17,8 +17,8 @@ from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
 from graftwork.data.settings import DataSettings
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import ChatTemplate
-from graftwork.process.cluster.pieces import MapEngine, NodeRefused
-from graftwork.process.cluster.ray_tasks import RayTasks, ray_environment
+from graftwork.process.pieces import MapEngine, NodeRefused
+from graftwork.process.ray_cluster import RayTasks, ray_environment
 
 pytestmark = pytest.mark.slow
 ROWS = 500

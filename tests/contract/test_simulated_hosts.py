@@ -149,8 +149,8 @@ from pathlib import Path
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus import build
 from graftwork.data.settings import DataSettings
-from graftwork.process.cluster.pieces import MapEngine
-from graftwork.process.cluster.ray_tasks import RayTasks
+from graftwork.process.pieces import MapEngine
+from graftwork.process.ray_cluster import RayTasks
 root = Path(sys.argv[1])
 build.BLOCK_BYTES = 80_000
 engine = MapEngine(RayTasks("auto", {}), folder=root / "engine", processes=1, say=print)

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 
 from graftwork.api.stdio import protocol_schema
-from graftwork.process.framing import encode, read_messages
+from graftwork.process.stdio import encode, read_messages
 
 WORKER = [sys.executable, "-m", "graftwork.cli.main", "worker", "--stdio"]
 SCHEMA = jsonschema_rs.validator_for(protocol_schema())

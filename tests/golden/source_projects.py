@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import yaml
 from typed import type_json
 
-from graftwork.process.framing import encode, read_messages
+from graftwork.process.stdio import encode, read_messages
 
 REPOSITORY = Path(__file__).parents[2]
 

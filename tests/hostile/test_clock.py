@@ -204,7 +204,7 @@ def test_crashes_are_counted_in_their_order_whatever_the_clock_says(tmp_path, cl
 @pytest.mark.parametrize("jump", JUMPS)
 def test_vitals_are_taken_at_their_pace_and_their_rates_stay_true(tmp_path, clocks, jump, monkeypatch):
     pages = count(0, 512)
-    monkeypatch.setattr("graftwork.process.memory.swapped_pages", lambda: next(pages))
+    monkeypatch.setattr("graftwork.process.heartbeat.swapped_pages", lambda: next(pages))
     sampler = Sampler(tmp_path, probe=tuple, sample_seconds=5.0)
     taken = []
     for second in range(40):

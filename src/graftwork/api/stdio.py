@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.table import run_pipeline
-from graftwork.process.framing import Framing, FramingError, encode, read_messages
+from graftwork.process.stdio import Framing, FramingError, encode, read_messages
 from graftwork.process.worker import stoppable
 from graftwork.project.load import open_project
 from graftwork.project.open_project import OpenProject, name_entry, use_project

@@ -59,7 +59,7 @@ from graftwork.data.split.model_subsets import (
     summarize_subsets,
 )
 from graftwork.files.dataset import DROPS, drops_table
-from graftwork.process.cluster.pieces import MapEngine
+from graftwork.process.pieces import MapEngine
 from graftwork.records.dataset import SPLITS, Audit, Dataset, SubsetSummary
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.interaction import Interaction

@@ -19,7 +19,7 @@ from graftwork.engines.interface import (
     RenderedPrompt,
     Timing,
 )
-from graftwork.process.memory import peak_memory_gib
+from graftwork.process.machine import peak_memory_gib
 from graftwork.records.base import GIB
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message

@@ -24,8 +24,7 @@ from graftwork.engines.interface import (
     RenderedPrompt,
     Timing,
 )
-from graftwork.process.memory import peak_memory_gib
-from graftwork.process.pool import count_cores
+from graftwork.process.machine import count_cores, peak_memory_gib
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
 from graftwork.records.interaction import Message
 

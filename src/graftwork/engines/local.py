@@ -22,7 +22,7 @@ from graftwork.engines.interface import DecodingSettings, EngineReply, EngineSou
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngine, engine_version
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.process.extensions import load_extension
-from graftwork.process.line_process import LineProcess
+from graftwork.process.stdio import LineProcess
 from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.interaction import Message
 from graftwork.records.report import EvalJob

@@ -104,7 +104,7 @@ def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
 
 def find_device() -> str:
     """The card where there is one that this process may use; found without loading anything heavy."""
-    from graftwork.process.devices import list_gpus
+    from graftwork.process.machine import list_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible not in _cards_found and list_gpus():

@@ -20,9 +20,9 @@ from graftwork.fleet.places.ray import RayPlace
 from graftwork.fleet.places.slurm import SlurmPlace
 from graftwork.fleet.settings import FleetSettings, RaySettings, SlurmSettings
 from graftwork.plan.catalog.prices import list_offers
-from graftwork.process.cluster.pieces import MapEngine
-from graftwork.process.cluster.ray_tasks import RayTasks, ray_environment
 from graftwork.process.extensions import extension_names, load_extension
+from graftwork.process.pieces import MapEngine
+from graftwork.process.ray_cluster import RayTasks, ray_environment
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake

@@ -20,8 +20,8 @@ from graftwork.grading.checks import grade
 from graftwork.grading.custom import describe_error, is_own, load_own, name_line, plain_number
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
 from graftwork.grading.taskset import TasksetGrader, TasksetSpec
-from graftwork.process.line_process import LineProcess
-from graftwork.process.pool import count_cores
+from graftwork.process.machine import count_cores
+from graftwork.process.stdio import LineProcess
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT, TASKSET

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.grading import taskset_worker
-from graftwork.process.line_process import LineProcess
+from graftwork.process.stdio import LineProcess
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message, Origin

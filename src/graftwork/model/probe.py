@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from graftwork.model.shape import joined_sizes
-from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
+from graftwork.process.machine import COLD_DRIVER_SECONDS, ask_nvidia_smi
 from graftwork.process.preload import SHARED
 from graftwork.records.base import GIB, MIB
 from graftwork.records.plan import FREE_SHARE, DeviceFacts, DeviceName, ModelShape, ProductRate

@@ -20,10 +20,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from graftwork.files.disk import Journal, write_atomic
-from graftwork.process import clock, memory
+from graftwork.process import clock
 from graftwork.process import clock as steady_clock
-from graftwork.process.devices import Probe, busiest, find_probe
-from graftwork.process.pool import count_cores
+from graftwork.process.machine import (
+    Probe,
+    busiest,
+    count_cores,
+    find_probe,
+    machine_memory,
+    resident_gib,
+    swapped_pages,
+)
 from graftwork.records.base import MIB, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import Beat, Health, Vitals
@@ -67,13 +74,13 @@ class Sampler:
     def sample(self, *, data_share: float | None = None) -> Vitals:
         """Take them now; keep them in the file if it is time for a line."""
         now = self._taken = self._clock()
-        machine = memory.machine_memory()
-        resident = memory.resident_gib()
+        machine = machine_memory()
+        resident = resident_gib()
         self._resident.append((now, resident))
         while now - self._resident[0][0] > GROWTH_WINDOW_SECONDS:
             self._resident.popleft()
         # Cores kept busy and MiB swapped a second, since the sample before.
-        used, pages = time.process_time(), memory.swapped_pages()
+        used, pages = time.process_time(), swapped_pages()
         before, self._last = self._last, (now, used, pages)
         cores: float | None = None
         swapped: float | None = None

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from graftwork.files.disk import append_to, make_folder
 from graftwork.process.heartbeat import process_state
-from graftwork.process.memory import kernel_kills
+from graftwork.process.machine import kernel_kills
 from graftwork.process.preload import SHARED, ChildProcess, PreloadedWorker
 from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
 from graftwork.records.fleet import Job, JobHandle, JobStatus

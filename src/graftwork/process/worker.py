@@ -30,7 +30,7 @@ from graftwork.files.disk import (
     try_lock,
     write_atomic,
 )
-from graftwork.process.memory import explain_exhaustion, is_exhaustion
+from graftwork.process.machine import explain_exhaustion, is_exhaustion
 from graftwork.records.base import Record
 from graftwork.records.errors import (
     EXIT_DONE,

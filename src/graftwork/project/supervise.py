@@ -19,7 +19,7 @@ from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.heartbeat import Patience, assess_health, read_beat, remove_beat
 from graftwork.process.local_workers import LOG_FILE, LocalWorkers, WorkerHost, read_log_tail
-from graftwork.process.memory import killed_for_memory
+from graftwork.process.machine import killed_for_memory
 from graftwork.process.worker import ERROR_FILE, interruption_error
 from graftwork.project.reporter import Reporter
 from graftwork.records import errors

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.files.disk import file_digest
-from graftwork.process.pool import CallThread
+from graftwork.process.pieces import CallThread
 from graftwork.records.errors import (
     Damaged,
     EnvironmentLacks,

@@ -19,7 +19,7 @@ from graftwork.engines.protocol import ENGINE_MODULES, EngineJob, PieceData
 from graftwork.engines.settings import EngineSettings
 from graftwork.files.disk import make_folder
 from graftwork.http.messages import ApiError
-from graftwork.process.pool import count_cores
+from graftwork.process.machine import count_cores
 from graftwork.records.errors import GraftError, WorkerFailed
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.serving_engine import (

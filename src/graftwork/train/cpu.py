@@ -40,7 +40,7 @@ from graftwork.model.blocks import (
 )
 from graftwork.model.families import BlockLayout
 from graftwork.model.parts import decoder_parts, logits_ending
-from graftwork.process.memory import machine_memory
+from graftwork.process.machine import machine_memory
 from graftwork.records.base import GIB, MIB
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape

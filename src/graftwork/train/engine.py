@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from graftwork.model.adapters.peft import trained_digest, trained_tensors
 from graftwork.model.load import eval_mode, tensors_digest
 from graftwork.model.parts import decoder_parts
-from graftwork.process.memory import peak_memory_gib
+from graftwork.process.machine import peak_memory_gib
 from graftwork.records.base import GIB
 from graftwork.records.dataset import Row
 from graftwork.train.distributed.strategies import MicroBatch, SingleProcess

@@ -16,7 +16,7 @@ from typing import Any
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.process import clock
 from graftwork.process.clock import add_waited
-from graftwork.process.memory import explain_exhaustion, is_exhaustion
+from graftwork.process.machine import explain_exhaustion, is_exhaustion
 from graftwork.process.worker import ERROR_FILE, hold_lock, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
 from graftwork.records.fleet import Moment

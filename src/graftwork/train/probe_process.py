@@ -96,7 +96,7 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     import torch
 
     from graftwork.model.adapters.peft import attach
-    from graftwork.process.memory import peak_memory_gib
+    from graftwork.process.machine import peak_memory_gib
     from graftwork.train.cpu import make_cpu_step
     from graftwork.train.engine import StepOptions, TrainingEngine
     from graftwork.train.settings import TrainSettings

@@ -27,7 +27,7 @@ from graftwork.grading.taskset import (
     taskset_folder,
 )
 from graftwork.model.shape import read_shape
-from graftwork.process.pool import count_cores
+from graftwork.process.machine import count_cores
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake

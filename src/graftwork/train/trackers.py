@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from graftwork.files.disk import write_atomic
 from graftwork.process.extensions import load_extension
-from graftwork.process.pool import CallThread
+from graftwork.process.pieces import CallThread
 from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.text.redact import redact_variables

@@ -19,7 +19,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
-from graftwork.process.memory import peak_allocated_gib
+from graftwork.process.machine import peak_allocated_gib
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, UserMistake

@@ -12,7 +12,7 @@ from graftwork.api.project import open_project
 from graftwork.data.settings import RepairSettings
 from graftwork.engines.interface import DecodingSettings, EngineSource
 from graftwork.engines.local import EngineChild
-from graftwork.process import line_process
+from graftwork.process import stdio
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.interaction import Message
 
@@ -30,14 +30,14 @@ def make_engine(tmp_path, monkeypatch):
             on_start(process)
             return process
 
-        real = line_process.subprocess
+        real = stdio.subprocess
 
         class ShownSubprocess:
             PIPE = real.PIPE
             TimeoutExpired = real.TimeoutExpired
             Popen = staticmethod(start)
 
-        monkeypatch.setattr(line_process, "subprocess", ShownSubprocess)
+        monkeypatch.setattr(stdio, "subprocess", ShownSubprocess)
         source = EngineSource(base_folder=tmp_path, device="cpu", precision="q8_0", fingerprint="x")
         return EngineChild("silent", source, folder=tmp_path / "engine")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.process.cluster import pieces as module
-from graftwork.process.cluster.pieces import (
+from graftwork.process import pieces as module
+from graftwork.process.pieces import (
     EngineLost,
     MapEngine,
     MapWork,

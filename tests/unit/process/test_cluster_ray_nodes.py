@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.process.cluster import ray_driver
-from graftwork.process.cluster.ray_driver import check_nodes
+from graftwork.process import ray_cluster
+from graftwork.process.ray_cluster import check_nodes
 from graftwork.records.errors import EnvironmentLacks
 
 HERE = {"node": "a", "stamp": "1", "shared": True}
@@ -40,7 +40,7 @@ class FakeRay:
 def affinity(monkeypatch):
     module = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node_id, soft: node_id)
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", module)
-    monkeypatch.setattr(ray_driver.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(ray_cluster.time, "sleep", lambda _seconds: None)
 
 
 def test_a_node_that_dies_during_the_check_is_left_out():
@@ -48,6 +48,6 @@ def test_a_node_that_dies_during_the_check_is_left_out():
 
 
 def test_a_node_that_lives_and_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr(ray_driver, "NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(ray_cluster, "NOTICE_SECONDS", 0.0)
     with pytest.raises(EnvironmentLacks, match="the node b does not answer"):
         check_nodes(FakeRay(notices_after=10**9), "1", "/shared")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.process.framing import FramingError, encode, read_messages
+from graftwork.process.stdio import FramingError, encode, read_messages
 
 MESSAGES = st.lists(st.binary(min_size=1, max_size=50).map(lambda text: text.hex().encode()), max_size=8)
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from graftwork.process.pool import work_in_order
+from graftwork.process.pieces import work_in_order
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 
 _said: list[int] = []

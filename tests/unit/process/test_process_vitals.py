@@ -7,10 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.files.disk import Journal
-from graftwork.process import devices, memory
-from graftwork.process.devices import ask_nvml, find_probe, parse_smi
+from graftwork.process import machine
 from graftwork.process.heartbeat import Sampler, growth_per_minute, seconds_between_lines
-from graftwork.process.memory import is_exhaustion, killed_for_memory, requested_gib
+from graftwork.process.machine import (
+    ask_nvml,
+    find_probe,
+    is_exhaustion,
+    killed_for_memory,
+    parse_smi,
+    requested_gib,
+)
 from graftwork.records.fleet import DeviceVitals, Vitals
 
 # As printed by nvidia-smi 570 on an H200 and on a laptop's card that knows less of itself.
@@ -65,17 +71,17 @@ def test_a_real_command_is_asked_and_rests_after_it_failed_a_few_times(tmp_path,
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "_nvml_probe", lambda: None)
+    monkeypatch.setattr(machine, "_nvml_probe", lambda: None)
     probe = find_probe()
     assert [device.index for device in probe()] == [0, 1]
     broken.touch()
     assert [probe() for _ in range(10)] == [()] * 10
-    assert len(calls.read_text().splitlines()) == 1 + devices.FAILURES_BEFORE_REST
+    assert len(calls.read_text().splitlines()) == 1 + machine.FAILURES_BEFORE_REST
 
 
 def test_without_a_card_nothing_is_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(devices, "_nvml_probe", lambda: None)
+    monkeypatch.setattr(machine, "_nvml_probe", lambda: None)
     assert find_probe() is None
 
 
@@ -99,11 +105,11 @@ def test_the_library_of_the_driver_is_asked_where_it_is_there():
 
 
 def test_the_machines_memory_is_read():
-    found = memory.parse_meminfo(MEMINFO)
+    found = machine.parse_meminfo(MEMINFO)
     assert found["limit"] == pytest.approx(23.43, abs=0.01)
     assert found["free"] == pytest.approx(21.25, abs=0.01)
     assert found["swap_used"] == 1.0
-    assert memory.parse_meminfo("") == {}
+    assert machine.parse_meminfo("") == {}
 
 
 def test_a_containers_limit_counts_where_it_is_lower(tmp_path, monkeypatch):
@@ -117,12 +123,12 @@ def test_a_containers_limit_counts_where_it_is_lower(tmp_path, monkeypatch):
     (group / "memory.current").write_text(f"{2**30}\n")
     (group / "memory.stat").write_text(f"anon 5\ninactive_file {2**29}\n")
     (group / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
-    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
-    found = memory.machine_memory()
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+    found = machine.machine_memory()
     assert (found["limit"], found["free"]) == (2.0, 1.5)
-    assert memory.kernel_kills() == 1
-    assert memory.swapped_pages() == 7
+    assert machine.kernel_kills() == 1
+    assert machine.swapped_pages() == 7
 
 
 def test_samples_are_kept_at_a_bounded_rate(tmp_path):
@@ -188,4 +194,4 @@ def test_a_kill_is_put_down_to_memory_only_with_evidence():
 
 
 def test_tensors_of_a_process_without_a_device_use_nothing_there():
-    assert memory.peak_allocated_gib() is None
+    assert machine.peak_allocated_gib() is None

@@ -48,7 +48,7 @@ from graftwork.data.ingest.files import cut_blocks, find_sources
 from graftwork.data.ingest.read import read_block, settings_of_file
 from graftwork.data.settings import NO_NUMBER, DataSettings, list_fields
 from graftwork.files.disk import file_digest, make_folder, write_atomic
-from graftwork.process.cluster.pieces import MapEngine, MapWork, RemoteWork, pack
+from graftwork.process.pieces import MapEngine, MapWork, RemoteWork, pack
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import UserMistake

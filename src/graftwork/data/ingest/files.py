@@ -42,7 +42,7 @@ from graftwork.data.ingest.blocks import (
 from graftwork.data.ingest.parquet_child import TEXT_COLUMNS, open_cell
 from graftwork.data.ingest.transcripts import cut_transcript, find_transcript
 from graftwork.files.disk import explain_os_error
-from graftwork.process.memory import machine_memory
+from graftwork.process.machine import machine_memory
 from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.base import GIB
 from graftwork.records.errors import UserMistake

@@ -50,7 +50,7 @@ from graftwork.files.disk import (
     require_digest,
     write_atomic,
 )
-from graftwork.process.cluster.pieces import MapEngine, MapWork, RemoteWork, pack
+from graftwork.process.pieces import MapEngine, MapWork, RemoteWork, pack
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import SPLITS, Dataset, Drop, Packing, Shard, Split, SplitSummary
 from graftwork.records.errors import Damaged, GraftError

@@ -20,10 +20,10 @@ from graftwork.evaluate.ask.answers import AnswerBook, CaseBatch
 from graftwork.evaluate.ask.runner import Progress, stopped
 from graftwork.evaluate.cases import asked_messages
 from graftwork.files.disk import append_to, write_atomic
-from graftwork.process.cluster.pieces import MapEngine, MapWork, PieceRunner, RemoteWork, pack
-from graftwork.process.cluster.ray_tasks import RayTasks, to_error
 from graftwork.process.heartbeat import read_beat
-from graftwork.process.pool import count_cores
+from graftwork.process.machine import count_cores
+from graftwork.process.pieces import MapEngine, MapWork, PieceRunner, RemoteWork, pack
+from graftwork.process.ray_cluster import RayTasks, to_error
 from graftwork.process.worker import ERROR_FILE, PARENT_VARIABLE, lock_holder
 from graftwork.records.errors import EXIT_DONE, WorkerFailed
 from graftwork.records.report import Case, EvalJob

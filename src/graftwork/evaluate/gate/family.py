@@ -30,7 +30,7 @@ from graftwork.files.safetensors import read_router, router_path
 from graftwork.grading.checks import grade
 from graftwork.http.messages import Headers
 from graftwork.pipeline.table import run_pipeline
-from graftwork.process.memory import process_peak_gib
+from graftwork.process.machine import process_peak_gib
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake, WorkerFailed

@@ -21,8 +21,8 @@ from graftwork.files.disk import write_atomic
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.hosts import SharedFolderPlace
 from graftwork.fleet.settings import RaySettings
-from graftwork.process.cluster.ray_tasks import require_ray
 from graftwork.process.http_client import HttpClient, NoAnswer
+from graftwork.process.ray_cluster import require_ray
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer

@@ -30,7 +30,7 @@ from graftwork.plan.project import (
     plan_streamed,
     plan_tuning,
 )
-from graftwork.process.memory import machine_memory
+from graftwork.process.machine import machine_memory
 from graftwork.process.preload import is_supported
 from graftwork.project.open_project import OpenProject, load_template
 from graftwork.records.base import GIB, Figure, fingerprint

@@ -27,7 +27,7 @@ from graftwork.plan.catalog.models import CatalogModel, find_model
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.candidates import require_possible
 from graftwork.plan.fit.question import make_question, plain_setup
-from graftwork.process.devices import ask_nvidia_smi, is_visible
+from graftwork.process.machine import ask_nvidia_smi, is_visible
 from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.base import GIB, Record, fingerprint
 from graftwork.records.dataset import SplitSummary

@@ -121,7 +121,7 @@ for name in ("graftwork", "graftwork.process", "graftwork.process.sandbox"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []
 sys.modules[name].__path__ = [sys.argv.pop(1)]
-from graftwork.process.sandbox.inside.MODULE import main
+from graftwork.process.sandbox.inside.init import main
 main()
 """
 _FREE_UIDS = range(1_879_048_192, 1_879_048_192 + 2**28 - 2)
@@ -209,8 +209,7 @@ def _mapped_numbers(path: Path) -> list[range]:
 
 def _interpret(packages: str, described: dict[str, Any]) -> list[str]:
     """Isolated, without site-packages, in UTF-8 whatever the machine says."""
-    start = _START.replace("MODULE", "batch" if described["batch"] else "init")
-    return [interpreter(), "-I", "-S", "-X", "utf8", "-c", start, packages, marshal.dumps(described).hex()]
+    return [interpreter(), "-I", "-S", "-X", "utf8", "-c", _START, packages, marshal.dumps(described).hex()]
 
 
 def scrubbed_environment(folder: str) -> dict[str, str]:

@@ -33,7 +33,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from graftwork.files.disk import read_or_empty
-from graftwork.process.pool import count_cores
+from graftwork.process.machine import count_cores
 from graftwork.process.sandbox.command import (
     FOLDER,
     MOST_JOBS,
@@ -42,8 +42,8 @@ from graftwork.process.sandbox.command import (
     scrubbed_environment,
     uid_of,
 )
-from graftwork.process.sandbox.inside.folder import measure_deleted, measure_folder, remove_folder
 from graftwork.process.sandbox.inside.remote import UNSUPPORTED
+from graftwork.process.sandbox.inside.walls import measure_deleted, measure_folder, remove_folder
 from graftwork.process.sandbox.settings import Limits, Reason, SandboxKind, SandboxResult, SandboxSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 

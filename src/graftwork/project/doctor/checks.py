@@ -29,8 +29,7 @@ from graftwork.fleet.place import Login
 from graftwork.model.base import EMBEDDED, is_ready, models_folder
 from graftwork.model.hub import parse_hub_name
 from graftwork.model.probe import describe_device
-from graftwork.process.devices import ask_nvidia_smi, read_number
-from graftwork.process.memory import machine_memory
+from graftwork.process.machine import ask_nvidia_smi, machine_memory, read_number
 from graftwork.project.load import ProjectFolder
 from graftwork.records.base import GIB, Record
 from graftwork.records.errors import GraftError, pip_install

@@ -18,7 +18,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
-from graftwork.process.pool import count_cores
+from graftwork.process.machine import count_cores
 from graftwork.process.worker import PARENT_VARIABLE, stop_with_parent
 from graftwork.records.errors import EXIT_RESUME_ME, EnvironmentLacks, UserMistake, pip_install
 from graftwork.train.settings import TrainSettings

@@ -19,10 +19,9 @@ from pathlib import Path
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.project import FOLDER, ray_variables
 from graftwork.fleet.settings import RaySettings, SlurmSettings
-from graftwork.process.cluster.pieces import code_stamp
-from graftwork.process.cluster.ray_gang import LOST, machine_log
-from graftwork.process.cluster.ray_tasks import require_ray, to_error
 from graftwork.process.local_workers import LocalWorkers, WorkerHost
+from graftwork.process.pieces import code_stamp
+from graftwork.process.ray_cluster import DRIVER, LOST, machine_log, require_ray, to_error
 from graftwork.process.worker import interruption_error
 from graftwork.project.load import ProjectFolder
 from graftwork.project.open_project import OpenProject
@@ -237,7 +236,6 @@ def _read(file: Path) -> Call | None:
 
 
 QUEUE_SECONDS = 2.0
-GANG = "graftwork.process.cluster.ray_gang"
 
 
 def train_on_cluster(project: ProjectFolder, *, nodes: int, model: str | None, reporter: Reporter) -> None:
@@ -278,7 +276,7 @@ def _on_ray(project: ProjectFolder, *, nodes: int, model: str | None, folder: Pa
     }
     with (folder / "machines.log").open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", GANG, json.dumps(order)],
+            [sys.executable, "-m", DRIVER, json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

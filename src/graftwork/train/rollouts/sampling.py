@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftwork.process.http_client import HttpClient, NoAnswer, Retries, may_pass, retry_after
-from graftwork.process.memory import is_exhaustion, release_free_memory
+from graftwork.process.machine import is_exhaustion, release_free_memory
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.text.redact import hide
 from graftwork.train.objectives.samples import TrainingSample

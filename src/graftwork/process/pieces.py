@@ -1,31 +1,40 @@
-"""A map over pieces on this machine or on a cluster, with the results in the order of the pieces.
+"""The same work on many pieces, on all cores of this machine or on a cluster, in the order of the pieces.
 
-In: pieces, and the work on one of them. A cluster gets the name of a function, what all pieces have in
-common, and pieces as bytes; it leaves files in a folder that all nodes share, named by their content: a piece
-that is done twice gives the same files. Every node checks that it has the same code before its first piece. A
-cluster that is lost in the middle costs nothing but its time: this machine goes on with the pieces that are
-left. Nothing is pickled.
+In: pieces, and a function of the module level that works on one. A few pieces are worked on right here: small
+work does not wait for processes to start. A Ctrl-C reaches this process alone; the others end with it.
+
+A cluster gets the name of a function, what all pieces have in common, and pieces as bytes; it leaves files in
+a folder that all nodes share, named by their content: a piece that is done twice gives the same files. Every
+node checks that it has the same code before its first piece. A cluster that is lost in the middle costs
+nothing but its time: this machine goes on with the pieces that are left. Nothing is pickled for it.
 """
 
 import hashlib
 import importlib
 import json
 import logging
+import multiprocessing
 import os
 import shutil
+import signal
 import socket
+import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from graftwork.files.disk import Journal, make_folder
-from graftwork.process.pool import work_in_order
+from graftwork.process.machine import count_cores
+from graftwork.process.worker import tie_to_parent
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.version import __version__
 
@@ -33,7 +42,100 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 Context = Any
 
-PACKAGE = Path(__file__).parents[2]
+WAITING_PER_PROCESS = 2
+"""Enough that none is idle, and few enough that pieces do not pile up in memory."""
+FEW_PIECES = 4
+"""Fewer are done here: a new process takes as long for its imports as for a piece."""
+
+
+def work_in_order(
+    pieces: Iterable[Piece],
+    work: Callable[[Piece], Result],
+    *,
+    prepare: Callable[..., None] | None = None,
+    with_arguments: tuple[Any, ...] = (),
+    processes: int | None = None,
+) -> Iterator[Result]:
+    """`prepare(*with_arguments)` is called once in each process before its first piece."""
+    count = count_cores() if processes is None else processes
+    waiting = iter(pieces)
+    first = list(islice(waiting, FEW_PIECES))
+    if len(first) < FEW_PIECES or count < 2:
+        if prepare is not None and first:
+            prepare(*with_arguments)
+        yield from map(work, chain(first, waiting))
+        return
+    pool = ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(os.getpid(), prepare, with_arguments),
+    )
+    left = chain(first, waiting)
+    try:
+        running = deque(_submit(pool, work, piece) for piece in islice(left, count * WAITING_PER_PROCESS))
+        while running:
+            yield running.popleft().result()
+            running.extend(_submit(pool, work, piece) for piece in islice(left, 1))
+    except BrokenProcessPool as error:
+        raise EnvironmentLacks(
+            "a worker process was killed",
+            why="most often the machine ran out of memory",
+            fix="run the same command again: what was finished is kept; free some memory first",
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, work: Callable[[Piece], Result], piece: Piece) -> Future[Result]:
+    """Processes start here and ignore Ctrl-C from the first moment: `_begin` runs only after imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(work, piece)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    tie_to_parent(parent)
+    if prepare is not None:
+        prepare(*arguments)
+
+
+T = TypeVar("T")
+
+
+class CallThread:
+    """Calls one after the other, all in the same thread."""
+
+    def __init__(self, name: str) -> None:
+        self._left: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True, name=name)
+        self._thread.start()
+
+    def call(self, work: Callable[[], T], *, seconds: float) -> T:
+        future: Future[T] = Future()
+        self._left.put((work, future))
+        try:
+            return future.result(timeout=seconds)
+        except TimeoutError:
+            if future.done():
+                # It is the call's own.
+                raise
+            raise TimeoutError(f"no answer within {seconds:g} s") from None
+
+    def _work(self) -> None:
+        while True:
+            work, future = self._left.get()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+PACKAGE = Path(__file__).parents[1]
 JOURNALS = "journals"
 _LENGTH = 8
 LONGEST_PIECE = 2**32 - 1
