@@ -211,9 +211,9 @@ def _send(
 
     body: dict[str, Any]
     if mlflow is not None:
-        entered = deploy.push_to_mlflow_registry(work, name, registered=mlflow)
-        text = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", unchanged")
-        return {"mlflow": mlflow, "version": entered.version, "new": entered.new}, text
+        version, is_new = deploy.push_to_mlflow_registry(work, name, registered=mlflow)
+        text = f"{mlflow} version {version} in MLflow" + ("" if is_new else ", unchanged")
+        return {"mlflow": mlflow, "version": version, "new": is_new}, text
     if hub is not None:
         on_hub = deploy.push_to_hub(work, name, repository=hub)
         body = {"id": on_hub.release.id, "hub": hub, "commit": on_hub.commit, "tag": on_hub.tag}

@@ -48,7 +48,6 @@ from graftwork.records.plan import (
     Certainty,
     DeviceFacts,
     Drift,
-    LearnedMemory,
     Level,
     ModelShape,
     PlainStep,
@@ -220,7 +219,7 @@ class PlanInputs:
     train: dict[str, Any]
     dtype: str = "float32"
     learned: tuple[float, ...] = ()
-    learned_memory: LearnedMemory | None = None
+    learned_memory: Figure | None = None
     tuning: Tuning | None = None
     plain: PlainStep | None = None
     """How the plain step is taken where all rows of a step at once would be too many; on cards always."""
@@ -622,7 +621,7 @@ def find_biases(runs: Iterable[Sequence[Residual]]) -> tuple[Bias, ...]:
     return tuple(biases)
 
 
-def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> LearnedMemory | None:
+def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> Figure | None:
     """From the latest runs of the same kind, newest first: the factor on the computed peak.
 
     Where plans name the peak as it was before correction, that is what counts: else a corrected plan that
@@ -639,21 +638,16 @@ def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> LearnedM
         return None
     middle = median(ratios)
     room = LEAST_RANGE + (UNSURE_RANGE - LEAST_RANGE) / len(ratios)
-    return LearnedMemory(
-        factor=middle,
-        low=min(*ratios, middle * (1 - room)),
-        high=max(*ratios, middle * (1 + room)),
-        runs=len(ratios),
-    )
+    return Figure(value=middle, low=min(*ratios, middle * (1 - room)), high=max(*ratios, middle * (1 + room)))
 
 
-def correct_memory(figure: Figure, learned: LearnedMemory | None) -> Figure:
+def correct_memory(figure: Figure, learned: Figure | None) -> Figure:
     """The computed peak, corrected by earlier runs."""
     if learned is None:
         return figure
     value = figure.value
     return Figure(
-        value=value * learned.factor, low=value * learned.low, high=value * learned.high, unit=figure.unit
+        value=value * learned.value, low=value * learned.low, high=value * learned.high, unit=figure.unit
     )
 
 

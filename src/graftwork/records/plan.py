@@ -348,15 +348,6 @@ class Bias(Record):
     """Share of runs that came out within the stated range."""
 
 
-class LearnedMemory(Record):
-    """Measured over estimated memory of earlier runs of the same kind."""
-
-    factor: float
-    low: float
-    high: float
-    runs: int
-
-
 Method = Literal["lora", "qlora", "dora", "full"]
 Algorithm = Literal["sft", "dpo", "grpo"]
 Precision = Literal["bfloat16", "float16", "float32"]

@@ -30,13 +30,6 @@ class WeeklyWindow(NamedTuple):
     end: int
 
 
-class WeeklyMoment(NamedTuple):
-    """A time of day, on one day of the week or on each."""
-
-    day: int | None
-    minute: int
-
-
 def parse_window(text: str) -> WeeklyWindow:
     """An end that is not after the start is on the next day."""
     found = _WINDOW.match(text.strip().lower())
@@ -48,11 +41,12 @@ def parse_window(text: str) -> WeeklyWindow:
     return WeeklyWindow(_days(found["days"]), start, end if end > start else end + MINUTES_A_DAY)
 
 
-def parse_moment(text: str) -> WeeklyMoment:
+def parse_moment(text: str) -> tuple[int | None, int]:
+    """The day of the week, None for each, and the minute of that day."""
     found = _MOMENT.match(text.strip().lower())
     if found is None:
         raise ValueError(f"{text!r} is no time: write 00:00 or sat 00:00")
-    return WeeklyMoment(DAYS.index(found["day"]) if found["day"] else None, _minutes(found["clock"]))
+    return DAYS.index(found["day"]) if found["day"] else None, _minutes(found["clock"])
 
 
 def _minutes(clock: str) -> int:

@@ -39,7 +39,7 @@ from graftwork.registry.archive import ArchiveFile, read_archive, write_archive
 from graftwork.registry.hub import Hub, HubRelease
 from graftwork.registry.index import find_release, wrong_project_error
 from graftwork.registry.manifest import ReleaseContext
-from graftwork.registry.mlflow import MlflowVersion, push_to_mlflow
+from graftwork.registry.mlflow import push_to_mlflow
 from graftwork.registry.peft import import_peft_folder
 from graftwork.registry.project import full_alias, open_store, promote_release, roll_back_release
 from graftwork.registry.publish import find_licence
@@ -229,7 +229,7 @@ def push_to_machine(work: OpenProject, name: str, *, target: str, alias: str | N
     )
 
 
-def push_to_mlflow_registry(work: OpenProject, name: str, *, registered: str) -> MlflowVersion:
+def push_to_mlflow_registry(work: OpenProject, name: str, *, registered: str) -> tuple[str, bool]:
     """With the aliases that point at the release here."""
     release = find_release(work.releases, name)
     aliases = work.releases.entry(release.id).aliases

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.files.disk import file_digest
 from graftwork.records.errors import (
@@ -71,16 +71,13 @@ _RESERVED_ALIAS = re.compile(r"latest|v\d+", re.IGNORECASE)
 _NOT_IN_FIGURE = re.compile(r"[^\w\-. :/]")
 
 
-class MlflowVersion(NamedTuple):
-    name: str
-    version: str
-    new: bool
-
-
 def push_to_mlflow(
     store: ReleaseStore, release_id: str, *, name: str, aliases: Collection[str] = ()
-) -> MlflowVersion:
-    """Log the files, then enter the version, then point the aliases at it."""
+) -> tuple[str, bool]:
+    """Log the files, then enter the version, then point the aliases at it.
+
+    Returns the version, and whether it is a new one.
+    """
     with _explaining_mlflow(name):
         client = _client()
     with store.shared_lock():
@@ -105,7 +102,7 @@ def push_to_mlflow(
                 )
             for alias in sorted(aliases):
                 client.set_registered_model_alias(name, name_alias(alias), str(version.version))
-    return MlflowVersion(name, str(version.version), new)
+    return str(version.version), new
 
 
 def name_alias(alias: str) -> str:

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, get_args
 
 from graftwork.files.disk import (
     atomic_folder,
@@ -132,20 +132,13 @@ LockState = Literal["free", "held", "unseen", "unreadable"]
 _OWNER_WRITES, _WRITE = 0o200, 0o222
 
 
-class ManifestLocks(NamedTuple):
+def find_manifest_locks(root: Path, release_ids: Iterable[str]) -> dict[LockState, set[str]]:
     """Release ids by the state of their manifest lock."""
-
-    held: frozenset[str]
-    unseen: frozenset[str]
-    unreadable: frozenset[str]
-
-
-def find_manifest_locks(root: Path, release_ids: Iterable[str]) -> ManifestLocks:
-    found: dict[LockState, set[str]] = {"free": set(), "held": set(), "unseen": set(), "unreadable": set()}
+    by_state: dict[LockState, set[str]] = {state: set() for state in get_args(LockState)}
     for release_id in release_ids:
         with lock_manifest(root / release_id / MANIFEST) as state:
-            found[state].add(release_id)
-    return ManifestLocks(*(frozenset(found[state]) for state in ("held", "unseen", "unreadable")))
+            by_state[state].add(release_id)
+    return by_state
 
 
 @contextmanager
@@ -496,11 +489,11 @@ class ReleaseStore:
         """
         with exclusive_lock(self.root):
             ids = self.ids()
-            manifests = find_manifest_locks(self.root, ids)
+            locks = find_manifest_locks(self.root, ids)
             contents = StoreContents(
                 ids,
-                leased_releases(self.root, tidy=not dry_run) | manifests.held,
-                manifests.unseen | manifests.unreadable,
+                leased_releases(self.root, tidy=not dry_run) | locks["held"],
+                frozenset(locks["unseen"] | locks["unreadable"]),
             )
             wanted = in_use(contents) if callable(in_use) else in_use
             kept = (set(wanted) | contents.leased | contents.doubtful) & set(ids)
@@ -509,7 +502,7 @@ class ReleaseStore:
             locked = frozenset() if dry_run else self._remove_releases(unused)
             kept |= locked
             removed = tuple(id_ for id_ in unused if id_ not in locked)
-            linked, unreadable = self._linked_hashes(kept, manifests.unreadable)
+            linked, unreadable = self._linked_hashes(kept, frozenset(locks["unreadable"]))
             blobs = () if unreadable else [path for digest, path in self.blobs.all() if digest not in linked]
             # Temporary files of killed processes.
             leftovers = [
@@ -527,7 +520,7 @@ class ReleaseStore:
                 kept=len(kept),
                 leased=tuple(sorted(contents.leased | locked)),
                 unreadable=unreadable,
-                readers_unseen=tuple(sorted(manifests.unseen)),
+                readers_unseen=tuple(sorted(locks["unseen"])),
                 dry_run=dry_run,
             )
             if not dry_run:

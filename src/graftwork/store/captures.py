@@ -34,15 +34,6 @@ from graftwork.store.schema import captures, feedback, json_text, reviews
 _PAGE = 500
 
 
-class ExperimentCaptures(NamedTuple):
-    """An experiment as the captures show it."""
-
-    experiment: str
-    exchanges: int
-    last: int
-    """The position of its newest capture among all."""
-
-
 class DeletedCaptures(NamedTuple):
     captures: int
     feedback: int
@@ -199,16 +190,15 @@ class CaptureStore(ProjectTable):
                 if found.asked_release in releases and (not copies_only or found.shadow_of is not None):
                     yield place, found
 
-    def experiments(self) -> tuple[ExperimentCaptures, ...]:
-        """The newest last."""
-        newest = func.max(captures.c.seq)
+    def experiments(self) -> tuple[str, ...]:
+        """Ids of the experiments that captures belong to, the one with the newest capture last."""
         query = (
-            select(captures.c.dealt, func.count(), newest)
+            select(captures.c.dealt)
             .where(captures.c.project == self._project, captures.c.dealt.is_not(None))
             .group_by(captures.c.dealt)
-            .order_by(newest)
+            .order_by(func.max(captures.c.seq))
         )
-        return tuple(ExperimentCaptures(*row) for row in self._database.rows(query))
+        return tuple(self._database.scalars(query))
 
     def _pages(
         self, *which: ColumnElement[bool], after: int = 0

@@ -15,7 +15,6 @@ from zoneinfo import ZoneInfo
 from graftwork.records.week import (
     MINUTES_A_DAY,
     ShownSession,
-    WeeklyMoment,
     WeeklyWindow,
     WeekSchedule,
     parse_moment,
@@ -54,9 +53,9 @@ def local_moment(day: date, minute: int, zone: ZoneInfo) -> datetime:
 
 def week_start(day: date, zone: str, moment: str = "mon 00:00") -> datetime:
     """The last such moment of the week at or before the end of this day."""
-    when = parse_moment(moment)
-    back = (day.weekday() - (when.day or 0)) % 7
-    return local_moment(day - timedelta(days=back), when.minute, ZoneInfo(zone))
+    weekday, minute = parse_moment(moment)
+    back = (day.weekday() - (weekday or 0)) % 7
+    return local_moment(day - timedelta(days=back), minute, ZoneInfo(zone))
 
 
 def week_end(start: datetime, zone: str) -> datetime:
@@ -80,13 +79,18 @@ def spans_of(windows: Iterable[WeeklyWindow], *, start: datetime, length: int, z
     return clip(union(found), (0, length))
 
 
-def periods_of(reset: WeeklyMoment, *, start: datetime, length: int, zone: str) -> tuple[Span, ...]:
-    """The periods of a quota, each from one reset to the next; the first begins at or before the week."""
+def periods_of(
+    weekday: int | None, minute: int, *, start: datetime, length: int, zone: str
+) -> tuple[Span, ...]:
+    """The periods of a quota, each from one reset to the next; the first begins at or before the week.
+
+    It is reset at this minute of one weekday, or of each day.
+    """
     place = ZoneInfo(zone)
     resets = [
-        minutes_since(start, local_moment(day, reset.minute, place))
+        minutes_since(start, local_moment(day, minute, place))
         for day in _days_around(start, length, place)
-        if reset.day is None or day.weekday() == reset.day
+        if weekday is None or day.weekday() == weekday
     ]
     resets = sorted(set(resets))
     return tuple((a, b) for a, b in itertools.pairwise(resets) if b > 0 and a < length)

@@ -504,11 +504,11 @@ def _catalog_quotas(terms: PlaceTerms | None) -> tuple[QuotaSettings, ...]:
 
 
 def _periods(quota: QuotaSettings, frame: tuple[datetime, int], zone: str) -> tuple[QuotaPeriod, ...]:
-    moment = parse_moment(quota.resets or ("mon 00:00" if quota.per == "week" else "00:00"))
-    if quota.per == "week" and moment.day is None:
-        moment = moment._replace(day=0)
+    weekday, minute = parse_moment(quota.resets or ("mon 00:00" if quota.per == "week" else "00:00"))
+    if quota.per == "week" and weekday is None:
+        weekday = 0
     start, length = frame
-    spans = periods_of(moment, start=start, length=length, zone=zone)
+    spans = periods_of(weekday, minute, start=start, length=length, zone=zone)
     return tuple(QuotaPeriod(start=a, end=b, minutes=round(quota.hours * 60)) for a, b in spans)
 
 
@@ -724,13 +724,13 @@ def _session(problem: WeekProblem, proposed: ProposedSession) -> Session:
     place = problem.place(proposed.place)
     problem.model(proposed.model)
     try:
-        moment = parse_moment(proposed.start)
+        weekday, minute = parse_moment(proposed.start)
     except ValueError as error:
         raise UserMistake(str(error), fix="write it as `mon 08:00`", where="--compare") from error
     zone = ZoneInfo(problem.timezone)
     first = problem.start.astimezone(zone)
-    day = first.date() + timedelta(days=((moment.day or 0) - first.weekday()) % len(DAYS))
-    local = datetime.combine(day, datetime.min.time(), tzinfo=zone) + timedelta(minutes=moment.minute)
+    day = first.date() + timedelta(days=((weekday or 0) - first.weekday()) % len(DAYS))
+    local = datetime.combine(day, datetime.min.time(), tzinfo=zone) + timedelta(minutes=minute)
     start = minutes_since(problem.start, local)
     length = round(proposed.hours * 60)
     return Session(

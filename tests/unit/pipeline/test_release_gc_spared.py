@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ from graftwork.project.open_project import OpenProject, use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError
 from graftwork.registry.project import DOUBTFUL, HELD_LATE, collect_garbage, open_store, promote_release
-from graftwork.registry.store import ManifestLocks
+from graftwork.registry.store import LockState
 from graftwork.store.releases import ReleaseTable
 
 
@@ -55,7 +56,7 @@ def read_locked(path: Path) -> Iterator[None]:
 
 
 def look_too_early(monkeypatch) -> None:
-    nobody = ManifestLocks(frozenset(), frozenset(), frozenset())
+    nobody = {state: set() for state in get_args(LockState)}
     monkeypatch.setattr("graftwork.registry.store.find_manifest_locks", lambda _root, _ids: nobody)
 
 

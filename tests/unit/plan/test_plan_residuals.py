@@ -110,12 +110,11 @@ def test_memory_is_not_split_without_a_reading_before_the_peak():
 @given(st.lists(st.floats(0.7, 1.5), min_size=1, max_size=12))
 def test_the_learned_range_contains_every_run_it_came_from(ratios):
     learned = learned_memory([memory(10 * ratio) for ratio in ratios], most=12)
-    assert learned.runs == len(ratios)
     assert learned.low <= min(ratios) + 1e-9
     assert learned.high >= max(ratios) - 1e-9
     corrected = correct_memory(about(20.0), learned)
     assert corrected.low <= corrected.value <= corrected.high
-    assert corrected.value == pytest.approx(20 * learned.factor)
+    assert corrected.value == pytest.approx(20 * learned.value)
 
 
 def test_a_corrected_plan_that_came_true_does_not_unlearn_its_correction():
@@ -126,7 +125,7 @@ def test_a_corrected_plan_that_came_true_does_not_unlearn_its_correction():
         memory(12.0, planned=10.0),
         memory(12.0, planned=10.0, name=COMPUTED),
     ]
-    assert learned_memory(residuals).factor == pytest.approx(1.2)
+    assert learned_memory(residuals).value == pytest.approx(1.2)
 
 
 def test_runs_of_another_kind_teach_nothing():

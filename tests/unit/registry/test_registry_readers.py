@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from in_memory_index import InMemoryReleaseIndex
@@ -16,13 +17,13 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.registry import store as locks
-from graftwork.registry.store import ManifestLocks, ReleaseStore
+from graftwork.registry.store import LockState, ReleaseStore
 
 NOBODY = 65534
 
 
 def look_too_early(monkeypatch) -> None:
-    nobody = ManifestLocks(frozenset(), frozenset(), frozenset())
+    nobody = {state: set() for state in get_args(LockState)}
     monkeypatch.setattr("graftwork.registry.store.find_manifest_locks", lambda _root, _ids: nobody)
 
 

@@ -112,7 +112,7 @@ def mlflow(monkeypatch):
 def test_mlflow_gets_files_figures_and_facts_before_the_version_and_the_aliases(made, mlflow):
     store, release = made
     done = push_to_mlflow(store, release.id, name="answers", aliases=["champion", "tagger/champion"])
-    assert done == ("answers", "1", True)
+    assert done == ("1", True)
     assert [call[0] for call in mlflow.calls] == ["experiment", "run", "artifacts", "ended", "version"]
     assert mlflow.calls[2] == ("artifacts", "r1", str(store.folder(release.id)), "release")
     assert mlflow.calls[4][1] == "mlflow-artifacts:/7/r1/artifacts/release"
@@ -125,7 +125,7 @@ def test_mlflow_is_not_notified_twice(made, mlflow):
     store, release = made
     push_to_mlflow(store, release.id, name="answers")
     again = push_to_mlflow(store, release.id, name="answers", aliases=["champion"])
-    assert again == ("answers", "1", False)
+    assert again == ("1", False)
     assert len(mlflow.versions) == 1
 
 
@@ -134,7 +134,7 @@ def test_a_signature_that_came_later_is_brought_to_the_version_that_mlflow_has(m
     push_to_mlflow(store, release.id, name="answers")
     store.sign(release.id, b"signed\n")
     for _ in range(2):
-        assert push_to_mlflow(store, release.id, name="answers") == ("answers", "1", False)
+        assert push_to_mlflow(store, release.id, name="answers") == ("1", False)
     assert mlflow.files["manifest.json.minisig"] == b"signed\n"
     sent = [call[1:] for call in mlflow.calls if call[0] == "artifact"]
     assert sent == [("r1", "manifest.json.minisig", "release")]
@@ -162,7 +162,7 @@ def test_a_store_that_cannot_be_written_can_be_pushed_to_mlflow(made, mlflow, mo
         return real(self, *given, **named)
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    assert push_to_mlflow(store, release.id, name="answers").new
+    assert push_to_mlflow(store, release.id, name="answers")[1]
     assert mlflow.versions
 
 
@@ -175,7 +175,7 @@ def test_mlflow_goes_on_in_the_run_that_broke_off(made, mlflow):
     mlflow.files["report.json"] = b"half"
     mlflow.calls = [("experiment", "cited-answers")]
     mlflow.create_model_version = whole
-    assert push_to_mlflow(store, release.id, name="answers").new
+    assert push_to_mlflow(store, release.id, name="answers")[1]
     sent = [call[2] for call in mlflow.calls if call[0] == "artifact"]
     assert sent == ["plan.json", "report.json"]
     assert len(mlflow.runs) == 1

@@ -353,7 +353,7 @@ class LiveComparison:
         else:
             a, b = (release.id for release in self._pair)
             known = self._work.captures.experiments()
-            others = sum(is_experiment_between(e.experiment, a, b) for e in known) - 1
+            others = sum(is_experiment_between(name, a, b) for name in known) - 1
             if others > 0:
                 remarks.append(
                     f"this pair was assigned in {others + 1} experiments, only {self.experiment} counts: "
@@ -376,7 +376,7 @@ class LiveComparison:
 def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
-    known = [e.experiment for e in work.captures.experiments() if is_experiment_between(e.experiment, *ids)]
+    known = [name for name in work.captures.experiments() if is_experiment_between(name, *ids)]
     if asked is None:
         return known[-1] if known else None
     found = [name for name in known if asked in name]

@@ -62,13 +62,13 @@ def test_a_time_that_occurs_twice_is_the_first():
 
 def test_a_quota_resets_by_its_own_clock_whatever_the_zone_of_the_week():
     start, length = length_of(date(2026, 11, 16))
-    periods = periods_of(parse_moment("sat 00:00"), start=start, length=length, zone="UTC")
+    periods = periods_of(*parse_moment("sat 00:00"), start=start, length=length, zone="UTC")
     assert periods == ((60 - 2 * 1440, 5 * 1440 + 60), (5 * 1440 + 60, 12 * 1440 + 60))
 
 
 def test_daily_periods_cover_the_week_without_gaps():
     start, length = length_of(AUTUMN)
-    periods = periods_of(parse_moment("00:00"), start=start, length=length, zone=BERLIN)
+    periods = periods_of(*parse_moment("00:00"), start=start, length=length, zone=BERLIN)
     assert periods[0][0] <= 0
     assert periods[-1][1] >= length
     assert all(a[1] == b[0] for a, b in pairwise(periods))
