@@ -192,10 +192,10 @@ def _set(text: str, path: Sequence[str], value: Plain, *, where: str) -> str:
         return f"{text}{_block(path, value, 0)}"
     node = root
     for depth, key in enumerate(path):
-        found = next((below for name, below in node.value if name.value == key), None)
-        if found is None:
+        child = next((below for name, below in node.value if name.value == key), None)
+        if child is None:
             return _add(text, node, path[depth:], value)
-        if not _is_within(found, node):
+        if not _is_within(child, node):
             raise UserMistake(
                 f"{'.'.join(path[: depth + 1])} is an alias",
                 why="a change would also change the other places that use it",
@@ -203,14 +203,14 @@ def _set(text: str, path: Sequence[str], value: Plain, *, where: str) -> str:
                 where=where,
             )
         if depth == len(path) - 1:
-            return _replace(text, found, _write(value))
-        if not isinstance(found, yaml.MappingNode):
+            return _replace(text, child, _write(value))
+        if not isinstance(child, yaml.MappingNode):
             # `train:` without a value.
             inner = _flow(path[depth + 1 :], value)
             return _replace(
-                text, found, inner if found.start_mark.index < found.end_mark.index else f" {inner}"
+                text, child, inner if child.start_mark.index < child.end_mark.index else f" {inner}"
             )
-        node = found
+        node = child
     return text
 
 
@@ -228,9 +228,9 @@ def _replace(text: str, node: yaml.Node, written: str) -> str:
 def _add(text: str, node: yaml.MappingNode, path: Sequence[str], value: Plain) -> str:
     """A new key at the end of a mapping; of the document's own, after its last line."""
     if node.flow_style:
-        begin = node.start_mark.index + 1
+        start = node.start_mark.index + 1
         comma = ", " if node.value else ""
-        return f"{text[:begin]}{path[0]}: {_flow(path[1:], value)}{comma}{text[begin:]}"
+        return f"{text[:start]}{path[0]}: {_flow(path[1:], value)}{comma}{text[start:]}"
     column = node.value[0][0].start_mark.column
     last: yaml.Node = node.value[-1][1]
     while isinstance(last, yaml.CollectionNode) and not last.flow_style and last.value:

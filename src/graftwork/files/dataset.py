@@ -192,9 +192,9 @@ def _iterate_values(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
 
 def row_from_values(values: dict[str, Any]) -> Row:
     """A row of the table as the record that it was made of."""
-    given = {name: values.pop(name, None) for name in OPTIONAL}
+    optional = {name: values.pop(name, None) for name in OPTIONAL}
     return Row.model_validate(
-        {name: None if text is None else OPTIONAL[name].from_json(text) for name, text in given.items()}
+        {name: None if text is None else OPTIONAL[name].from_json(text) for name, text in optional.items()}
         | {
             "origin": Origin(file=values.pop("file"), line=values.pop("line")),
             "messages": tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
@@ -236,15 +236,15 @@ def fetch_rows(
     folder: Path, dataset: Dataset, *, places: Mapping[Split, Collection[int]]
 ) -> dict[tuple[Split, int], Row]:
     """The rows at these places. Only the parts of the shards that hold them are read."""
-    found: dict[tuple[Split, int], Row] = {}
+    rows: dict[tuple[Split, int], Row] = {}
     for split, numbers in places.items():
         first = 0
         for shard in dataset.splits[split].shards if split in dataset.splits else ():
             inside = sorted({number - first for number in numbers if first <= number < first + shard.rows})
             for number, row in _fetch_from_shard(folder, shard, numbers=inside):
-                found[split, first + number] = row
+                rows[split, first + number] = row
             first += shard.rows
-    return found
+    return rows
 
 
 def _scan_shard(folder: Path, shard: Shard, *, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
@@ -263,8 +263,8 @@ def _fetch_from_shard(folder: Path, shard: Shard, *, numbers: Sequence[int]) -> 
             size = file.metadata.row_group(group).num_rows
             inside = [number for number in numbers if first <= number < first + size]
             if inside:
-                wanted = pa.array([number - first for number in inside])
-                values: list[dict[str, Any]] = file.read_row_group(group).take(wanted).to_pylist()
+                indices = pa.array([number - first for number in inside])
+                values: list[dict[str, Any]] = file.read_row_group(group).take(indices).to_pylist()
                 for number, value in zip(inside, values, strict=True):
                     yield number, row_from_values(value)
             first += size

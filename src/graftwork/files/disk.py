@@ -88,9 +88,9 @@ def close_to_others(folder: Path) -> None:
 
 def _close(path: Path, *, follow: bool = False) -> None:
     try:
-        found = path.stat(follow_symlinks=follow)
-        if not stat.S_ISLNK(found.st_mode) and found.st_mode & _OTHERS:
-            path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+        status = path.stat(follow_symlinks=follow)
+        if not stat.S_ISLNK(status.st_mode) and status.st_mode & _OTHERS:
+            path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
     except OSError:
         # It belongs to another user, or it is gone: only its owner can close it.
         return

@@ -57,11 +57,11 @@ def in_file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
 def encode_header(ordered: Iterable[TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
     """The beginning of a file that holds these tensors in this order."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    at = 0
+    start = 0
     for entry in ordered:
-        end = at + entry.size
-        header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [at, end]}
-        at = end
+        end = start + entry.size
+        header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

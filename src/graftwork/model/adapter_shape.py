@@ -127,7 +127,7 @@ def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], wher
             fix="merge the adapter into its base and serve that",
             where=where,
         )
-    chosen = config.get("layers_to_transform")
+    indices = config.get("layers_to_transform")
     try:
         targets = config["target_modules"] or ()
         if isinstance(targets, str) or config.get("exclude_modules"):
@@ -138,7 +138,7 @@ def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], wher
             alpha=config["lora_alpha"],
             targets=tuple(targets),
             layers=tuple(
-                range(layers) if chosen is None else [chosen] if isinstance(chosen, int) else chosen
+                range(layers) if indices is None else [indices] if isinstance(indices, int) else indices
             ),
             ranks=config.get("rank_pattern") or {},
             alphas=config.get("alpha_pattern") or {},

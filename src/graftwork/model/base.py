@@ -215,9 +215,9 @@ def _describe(name: str, folder: Path) -> BaseFolder:
     # Hashed once, and again only when a size or a time of change differs.
     stamp = {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in _files(folder)}
     remembered = folder / FINGERPRINT_FILE
-    known: dict[str, Any] = json.loads(remembered.read_text()) if remembered.exists() else {"stamp": None}
-    if known["stamp"] == stamp:
-        files: dict[str, str] = known["files"]
+    cached: dict[str, Any] = json.loads(remembered.read_text()) if remembered.exists() else {"stamp": None}
+    if cached["stamp"] == stamp:
+        files: dict[str, str] = cached["files"]
     else:
         files = _hash_files(folder)
         if os.access(folder, os.W_OK):
@@ -345,7 +345,7 @@ def list_models(*, project_folder: Path, bases: tuple[str, ...] = ()) -> LocalMo
     """List what is on this machine; `bases` are the names that the project uses."""
     names = [hub for name in bases if (hub := parse_hub_name(name)) is not None]
     pins = {(name.repository, find_pin(name, project_folder)) for name in names}
-    found = [
+    models = [
         LocalModel(
             name=model.repository,
             commit=model.commit,
@@ -360,7 +360,7 @@ def list_models(*, project_folder: Path, bases: tuple[str, ...] = ()) -> LocalMo
     ]
     embedded = models_folder() / EMBEDDED
     if (embedded / "config.json").exists():
-        found.insert(
+        models.insert(
             0,
             LocalModel(
                 name=EMBEDDED,
@@ -371,24 +371,24 @@ def list_models(*, project_folder: Path, bases: tuple[str, ...] = ()) -> LocalMo
                 folder=str(embedded),
             ),
         )
-    return LocalModels(models=tuple(found))
+    return LocalModels(models=tuple(models))
 
 
 def remove_model(name: str) -> RemovedModels:
     """Remove a model: one commit if it is named, else all of them."""
     hub_name = _require_hub_name(name)
-    chosen = [
+    models = [
         model
         for model in list_local(hub_place())
         if model.repository == hub_name.repository
         and (hub_name.revision is None or model.commit.startswith(hub_name.revision))
     ]
-    if not chosen:
+    if not models:
         raise UserMistake(
             f"{name} is not on this machine", fix="`graft model list` shows the models that are"
         )
-    freed = sum(remove_local(model) for model in chosen)
-    return RemovedModels(removed=tuple(model.name for model in chosen), freed_bytes=freed)
+    freed = sum(remove_local(model) for model in models)
+    return RemovedModels(removed=tuple(model.name for model in models), freed_bytes=freed)
 
 
 def _require_hub_name(name: str) -> HubName:

@@ -49,8 +49,8 @@ def attention_rule(layer: Any) -> AttentionRule:
     if hasattr(attention, "sliding_window"):
         window = attention.sliding_window
     else:
-        chosen = getattr(config, "use_sliding_window", True)
-        window = getattr(config, "sliding_window", None) if chosen else None
+        is_sliding = getattr(config, "use_sliding_window", True)
+        window = getattr(config, "sliding_window", None) if is_sliding else None
     return AttentionRule(
         scale=None if attention.scaling == attention.head_dim**-0.5 else float(attention.scaling),
         window=window,
@@ -67,10 +67,10 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 def find_activation(layer: Any) -> Activation:
     """By what the block's own function does: families name it in different ways."""
     mlp = layer.mlp
-    own = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name))
+    activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name))
     probe = torch.linspace(-4, 4, 64)
     names: tuple[Activation, ...] = get_args(Activation)
-    return next(name for name in names if torch.allclose(activate(probe, name), own(probe), atol=1e-6))
+    return next(name for name in names if torch.allclose(activate(probe, name), activation(probe), atol=1e-6))
 
 
 PACKED_FOR = 64
@@ -179,8 +179,8 @@ class RotaryPositions:
         """[tokens, width] each, of hidden states [tokens, hidden]."""
         pairs = []
         for name in self._kinds:
-            more = (name,) if name not in ("", self.NONE) else ()
-            cos, sin = (turn[0] for turn in self._rotary(x[None], positions[None], *more))
+            layer_types = (name,) if name not in ("", self.NONE) else ()
+            cos, sin = (turn[0] for turn in self._rotary(x[None], positions[None], *layer_types))
             if self._interleaved:
                 cos, sin = (torch.cat((pair[:, ::2], pair[:, ::2]), dim=1) for pair in (cos, sin))
             # Without rotary positions: turned by nothing.

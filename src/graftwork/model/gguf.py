@@ -91,7 +91,7 @@ class GgufArchitecture:
     def metadata(self) -> dict[str, int | float | str]:
         """Keys and values of the file, without `general.*` and the tokenizer."""
         config, rope = self.config, self._rope
-        found: dict[str, int | float | str] = {
+        fields: dict[str, int | float | str] = {
             "block_count": self.layers,
             "context_length": int(config["max_position_embeddings"]),
             "embedding_length": int(config["hidden_size"]),
@@ -107,12 +107,12 @@ class GgufArchitecture:
         }
         kind = rope.get("rope_type", "default")
         if kind == "linear":
-            found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+            fields |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
         elif kind not in ("default", "llama3"):
             raise self._unknown(f"rotary positions of the kind {kind!r}")
         if config.get("use_sliding_window"):
             raise self._unknown("sliding window attention")
-        return {f"{self.name}.{key}": value for key, value in found.items()}
+        return {f"{self.name}.{key}": value for key, value in fields.items()}
 
     def rope_factors(self) -> Array | None:
         """What llama.cpp divides the frequencies by, for positions scaled as in Llama 3; else None."""
@@ -129,10 +129,10 @@ class GgufArchitecture:
     def tensor_name(self, name: str) -> str:
         """The name of a weight of transformers in the file."""
         path, _, suffix = name.rpartition(".")
-        found: str | None = self._names.get_name(path)
-        if found is None or suffix not in ("weight", "bias"):
+        block_name: str | None = self._names.get_name(path)
+        if block_name is None or suffix not in ("weight", "bias"):
             raise self._unknown(f"the weight {name}")
-        return f"{found}.{suffix}"
+        return f"{block_name}.{suffix}"
 
     def arrange(self, path: str, rows: Array) -> Array:
         """The rows, which are outputs of the layer at `path`, in the order that llama.cpp expects."""
@@ -213,7 +213,7 @@ def read_vocabulary(folder: Path, *, size: int) -> dict[str, Any]:
 def _special_tokens(folder: Path, numbers: dict[str, int]) -> dict[str, Any]:
     template = ChatTemplate.from_folder(folder)
     # The end of turn, not the configured end of text: programs that read the file stop there.
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "tokenizer.ggml.eos_token_id": template.eos,
         "tokenizer.chat_template": template.source,
     }
@@ -222,8 +222,8 @@ def _special_tokens(folder: Path, numbers: dict[str, int]) -> dict[str, Any]:
         value = config.get(key)
         text = value.get("content") if isinstance(value, dict) else value
         if text in numbers:
-            found[f"tokenizer.ggml.{name}_token_id"] = numbers[text]
-    return found
+            fields[f"tokenizer.ggml.{name}_token_id"] = numbers[text]
+    return fields
 
 
 def _known_split(pre: Any) -> str | None:
@@ -398,7 +398,7 @@ def _write(target: Path, architecture: str, metadata: dict[str, Any], tensors: l
 
 def stored_tensors(folder: Path) -> list[StoredTensor]:
     """Every tensor of the folder's safetensors files, by name."""
-    found = []
+    tensors = []
     for path in sorted(folder.glob("*.safetensors")):
         header: dict[str, Any] = read_header(path, fix="fetch the weights again")
         start = 8 + header_length(path)
@@ -413,8 +413,8 @@ def stored_tensors(folder: Path) -> list[StoredTensor]:
                     where=str(path),
                 )
             shape, offset = tuple(entry["shape"]), start + int(entry["data_offsets"][0])
-            found.append(StoredTensor(name, path, entry["dtype"], shape, offset))
-    return sorted(found, key=lambda tensor: tensor.name)
+            tensors.append(StoredTensor(name, path, entry["dtype"], shape, offset))
+    return sorted(tensors, key=lambda tensor: tensor.name)
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -487,13 +487,13 @@ def remove_unused(folder: Path, *, most_bytes: float, now: float | None = None) 
     A server that has a file open keeps reading it.
     """
     now = time.time() if now is None else now
-    found = []
+    files = []
     for path in folder.glob("*.gguf"):
         with suppress(OSError):  # another process removed it
             status = path.stat()
-            found.append((status.st_mtime, status.st_size, path))
-    total, removed = sum(size for _, size, _ in found), []
-    for used, size, path in sorted(found):
+            files.append((status.st_mtime, status.st_size, path))
+    total, removed = sum(size for _, size, _ in files), []
+    for used, size, path in sorted(files):
         unfinished = path.name.startswith(".")
         if now - used < _IN_USE_SECONDS or (total <= most_bytes and not unfinished):
             continue
@@ -512,11 +512,11 @@ EXTRA_SHARE = 0.001
 
 def find_converter(folder: Path = Path()) -> Path:
     """The script that the user named, has on the path, or keeps in a checkout next to the project."""
-    named = os.environ.get(CONVERTER_VARIABLE)
-    if named:
-        if Path(named).is_file():
-            return Path(named)
-        raise _lacks(f"{CONVERTER_VARIABLE} names {named}, and there is no such file")
+    configured = os.environ.get(CONVERTER_VARIABLE)
+    if configured:
+        if Path(configured).is_file():
+            return Path(configured)
+        raise _lacks(f"{CONVERTER_VARIABLE} names {configured}, and there is no such file")
     on_path = shutil.which(CONVERTER)
     for candidate in (*([Path(on_path)] if on_path else []), folder / "llama.cpp" / CONVERTER):
         if candidate.is_file():
@@ -528,8 +528,10 @@ def convert(folder: Path, target: Path, *, converter: Path) -> None:
     """Run the converter; its output type follows the weights' own."""
     command = [sys.executable, str(converter), str(folder), "--outfile", str(target), "--outtype", "auto"]
     # Some checkouts bring the reader and writer that fits them.
-    own = converter.parent / "gguf-py"
-    path = os.pathsep.join(filter(None, [str(own) if own.is_dir() else "", os.environ.get("PYTHONPATH", "")]))
+    bundled = converter.parent / "gguf-py"
+    path = os.pathsep.join(
+        filter(None, [str(bundled) if bundled.is_dir() else "", os.environ.get("PYTHONPATH", "")])
+    )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0 or not target.is_file():
@@ -558,7 +560,7 @@ def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
     sizes = read_sizes(folder)
     weights, layers = sum(map(math.prod, sizes.values())), count_layers(folder)
     blocks = int(_field(reader, f"{architecture}.block_count") or 0)
-    found: dict[str, str | int | float] = {
+    facts: dict[str, str | int | float] = {
         "architecture": architecture,
         "tensors": len(reader.tensors),
         "elements": elements,
@@ -576,7 +578,7 @@ def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
             fix="use a converter that knows this kind of model",
             where=str(target),
         )
-    return found
+    return facts
 
 
 def _field(reader: Any, name: str) -> Any:
@@ -610,11 +612,11 @@ class TurnTexts(NamedTuple):
     def write(self, messages: Sequence[Message]) -> str:
         """The prompt, as the Ollama template below gives it."""
         text = ""
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if message.role == "system":
                 text += f"{self.before_system}{message.content}{self.after_system}"
             elif message.role == "user":
-                text += f"{'' if place else self.opening}{message.content}{self.after_question}"
+                text += f"{'' if index else self.opening}{message.content}{self.after_question}"
             else:
                 text += f"{message.content}{self.after_reply}"
         return text
@@ -640,14 +642,14 @@ def find_turn_texts(template: ChatTemplate) -> TurnTexts | None:
     directed = _split(template, Message(role="system", content=_SYSTEM), _user(_FIRST))
     if plain is None or directed is None:
         return None
-    found = TurnTexts(plain[0], directed[0], directed[1], plain[1], plain[2])
+    texts = TurnTexts(plain[0], directed[0], directed[1], plain[1], plain[2])
     tries = (
         (_user("one"),),
         (Message(role="system", content="be brief"), _user("one"), _reply("two"), _user("three")),
         (_user("one"), _reply("two"), _user("three"), _reply("four"), _user("five")),
     )
-    same = all(found.write(messages) == template.prompt_text(messages) for messages in tries)
-    return found if same else None
+    same = all(texts.write(messages) == template.prompt_text(messages) for messages in tries)
+    return texts if same else None
 
 
 def write_modelfile(template: ChatTemplate, *, gguf: str) -> str:
@@ -665,13 +667,13 @@ def write_modelfile(template: ChatTemplate, *, gguf: str) -> str:
 
 def _split(template: ChatTemplate, *messages: Message) -> list[str] | None:
     """The texts around the contents; None where a content is missing or changed."""
-    rest, parts = template.prompt_text(messages), []
+    remaining, parts = template.prompt_text(messages), []
     for message in messages:
-        before, found, rest = rest.partition(message.content)
-        if not found:
+        before, separator, remaining = remaining.partition(message.content)
+        if not separator:
             return None
         parts.append(before)
-    return [*parts, rest]
+    return [*parts, remaining]
 
 
 def _user(text: str) -> Message:

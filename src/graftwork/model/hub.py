@@ -126,8 +126,8 @@ def _read_pins(project_folder: Path) -> dict[str, str]:
             fix="remove it; `graft model pull` writes it again",
             where=str(file),
         ) from None
-    known = pins.items() if isinstance(pins, dict) else ()
-    return {name: commit for name, commit in known if isinstance(commit, str) and _COMMIT.fullmatch(commit)}
+    entries = pins.items() if isinstance(pins, dict) else ()
+    return {name: commit for name, commit in entries if isinstance(commit, str) and _COMMIT.fullmatch(commit)}
 
 
 def find_local(name: HubName, commit: str, place: HubPlace) -> HubModel | None:
@@ -138,10 +138,10 @@ def find_local(name: HubName, commit: str, place: HubPlace) -> HubModel | None:
     except (FileNotFoundError, ValidationError):
         return None
     # A cache may be emptied behind our back: the folder has links only.
-    there = {file for file in model.files if (folder / file).exists()}
-    if not all(file in there for file in model.files if not _is_weight(file)):
+    present = {file for file in model.files if (folder / file).exists()}
+    if not all(file in present for file in model.files if not _is_weight(file)):
         return None
-    return model.model_copy(update={"has_weights": there == set(model.files), "folder": str(folder)})
+    return model.model_copy(update={"has_weights": present == set(model.files), "folder": str(folder)})
 
 
 def resolve(name: HubName, place: HubPlace) -> str:
@@ -153,22 +153,22 @@ def resolve(name: HubName, place: HubPlace) -> str:
 
 def fetch(name: HubName, commit: str, place: HubPlace, *, weights: bool) -> HubModel:
     """Fetch what is missing at a commit: the config and tokenizer, and the weights if they are wanted."""
-    known = find_local(name, commit, place)
-    if known is not None and (known.has_weights or not weights):
-        return known
+    local = find_local(name, commit, place)
+    if local is not None and (local.has_weights or not weights):
+        return local
     with _explained(name):
         _require_online(name)
         folder = _folder_of(name, commit, place)
         make_folder(folder)
         with hold_lock(folder.parent / f".{commit}.lock"):
-            files = known.files if known is not None else _list_files(name, commit, place)
+            files = local.files if local is not None else _list_files(name, commit, place)
             # The fingerprint of a base needs the hash of every file.
-            wanted = {
+            missing = {
                 file: about
                 for file, about in files.items()
                 if weights or not _is_weight(file) or about.sha256 is None
             }
-            checked = _fetch_files(name, commit, wanted, place)
+            checked = _fetch_files(name, commit, missing, place)
             model = HubModel(
                 repository=name.repository,
                 commit=commit,
@@ -182,13 +182,13 @@ def fetch(name: HubName, commit: str, place: HubPlace, *, weights: bool) -> HubM
 
 def list_local(place: HubPlace) -> tuple[HubModel, ...]:
     """Return every model of the Hub on this machine."""
-    found = []
+    models = []
     for manifest in sorted(place.folder.glob(f"*/*/{MANIFEST}")):
         repository = manifest.parent.parent.name.replace("--", "/", 1)
         model = find_local(HubName(repository, None), manifest.parent.name, place)
         if model is not None:
-            found.append(model)
-    return tuple(found)
+            models.append(model)
+    return tuple(models)
 
 
 def remove_local(model: HubModel) -> int:
@@ -238,11 +238,11 @@ def _list_files(name: HubName, commit: str, place: HubPlace) -> dict[str, HubFil
     missing = [file for file in _LISTED if file not in small]
     weights = {file for file in listed if _is_weight(file)}
     if missing or not weights:
-        others = sorted(file for file in listed if file.endswith((".bin", ".pt", ".pth", ".gguf", ".h5")))
+        unsafe = sorted(file for file in listed if file.endswith((".bin", ".pt", ".pth", ".gguf", ".h5")))
         raise UserMistake(
             f"{name} cannot be a base: it has no {missing[0] if missing else '*.safetensors'}",
-            why=f"its weights are {others[0]}, and such files can run code when they are read"
-            if others and not weights
+            why=f"its weights are {unsafe[0]}, and such files can run code when they are read"
+            if unsafe and not weights
             else "a base needs its config, its tokenizer and its weights as safetensors",
             fix="name a repository with safetensors, or convert it: `save_pretrained` writes them",
             where=f"{name.repository}@{commit[:12]}",
@@ -251,15 +251,15 @@ def _list_files(name: HubName, commit: str, place: HubPlace) -> dict[str, HubFil
         # The shards that the index names: repositories may hold the same weights twice.
         _fetch_files(name, commit, {_INDEX: listed[_INDEX]}, place._replace(announce=lambda _text: None))
         index = json.loads((_folder_of(name, commit, place) / _INDEX).read_text())
-        named = set(index.get("weight_map", {}).values()) if isinstance(index, dict) else set()
-        if not named or not named <= weights:
+        shards = set(index.get("weight_map", {}).values()) if isinstance(index, dict) else set()
+        if not shards or not shards <= weights:
             raise Damaged(
                 f"the index of the weights of {name} names files that are not there",
                 why=f"{_INDEX} and the files of the commit disagree",
                 fix="name another revision",
                 where=f"{name.repository}@{commit[:12]}",
             )
-        weights = named
+        weights = shards
     elif _SINGLE in weights:
         weights = {_SINGLE}
     return small | {file: listed[file] for file in sorted(weights)}

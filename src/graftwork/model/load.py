@@ -100,8 +100,8 @@ def tensors_digest(
 
 def base_digest(model: Any, *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None) -> str:
     """The weights in memory that no training may change, codes of quantised ones included."""
-    kept = model.state_dict().keys()
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    persistent = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     # An adapter wraps a layer and so lengthens its name; the weights are the same.
     tensors = {
         name.replace(".base_layer", ""): tensor
@@ -114,8 +114,8 @@ def base_digest(model: Any, *, whole: "Callable[[torch.Tensor], torch.Tensor] | 
 
     # Gathering a sharded tensor is a collective of the main thread; otherwise threads share the work.
     with ThreadPoolExecutor(DIGEST_THREADS) as threads:
-        each = map if whole is not None else threads.map
-        return hashlib.sha256("\n".join(each(digest, sorted(tensors))).encode()).hexdigest()
+        apply = map if whole is not None else threads.map
+        return hashlib.sha256("\n".join(apply(digest, sorted(tensors))).encode()).hexdigest()
 
 
 def base_files_digest(folder: Path) -> str:

@@ -64,14 +64,14 @@ def quantize(weight: Tensor) -> Nf4Weight:
     codes = torch.empty(outputs, inputs // 2, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(outputs, inputs // BLOCK, device=weight.device)
     rows = max(1, ROWS_AT_ONCE // inputs)
-    for at in range(0, outputs, rows):
-        blocks = weight[at : at + rows].float().reshape(-1, inputs // BLOCK, BLOCK)
+    for row in range(0, outputs, rows):
+        blocks = weight[row : row + rows].float().reshape(-1, inputs // BLOCK, BLOCK)
         largest = blocks.abs().amax(dim=-1)
-        scales[at : at + rows] = largest
+        scales[row : row + rows] = largest
         # A block of zeros has no scale; its elements get the level zero.
         unit = blocks / largest.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
         nearest = torch.bucketize(unit, middles, out_int32=True).to(torch.uint8).reshape(-1, inputs)
-        codes[at : at + rows] = nearest[:, ::2] << 4 | nearest[:, 1::2]
+        codes[row : row + rows] = nearest[:, ::2] << 4 | nearest[:, 1::2]
     return Nf4Weight(codes, *_quantize_scales(scales))
 
 
@@ -86,8 +86,8 @@ def dequantize(weight: Nf4Weight, dtype: torch.dtype) -> Tensor:
     levels = _levels(weight.codes.device)
     pairs = torch.stack([levels[:, None].expand(16, 16), levels[None].expand(16, 16)], dim=-1)
     table = pairs.contiguous().view(torch.int64).reshape(-1)
-    found = table.index_select(0, weight.codes.reshape(-1).int())
-    elements = found.view(torch.float32).reshape(outputs, -1, BLOCK)
+    decoded = table.index_select(0, weight.codes.reshape(-1).int())
+    elements = decoded.view(torch.float32).reshape(outputs, -1, BLOCK)
     return elements.mul_(scales_of(weight)[..., None]).to(dtype).reshape(outputs, 2 * half)
 
 

@@ -15,9 +15,9 @@ def _dequantize_nf4(words, scale_codes, chunk_scales, offset, levels, out, count
     word = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     inside = word < count
     codes = tl.load(words + word, mask=inside, other=0)
-    place = word * 8 // block
-    scale = tl.load(scale_codes + place, mask=inside, other=0).to(tl.float32)
-    scale *= tl.load(chunk_scales + place // chunk, mask=inside, other=0.0)
+    block_index = word * 8 // block
+    scale = tl.load(scale_codes + block_index, mask=inside, other=0).to(tl.float32)
+    scale *= tl.load(chunk_scales + block_index // chunk, mask=inside, other=0.0)
     scale += tl.load(offset)
     column = tl.arange(0, 8)[None]
     # Two codes a byte, the even column in the high nibble.
@@ -29,10 +29,10 @@ def _dequantize_nf4(words, scale_codes, chunk_scales, offset, levels, out, count
 def dequantize_into(parts: Sequence[Tensor], levels: Tensor, out: Tensor, *, block: int, chunk: int) -> None:
     """`parts`: codes, codes of scales, scales of chunks, offset. `out` lies row behind row."""
     codes, scale_codes, chunk_scales, offset = parts
-    words = codes.view(torch.int32)
-    count, tile = words.numel(), 1024
+    packed = codes.view(torch.int32)
+    count, tile = packed.numel(), 1024
     _dequantize_nf4[(triton.cdiv(count, tile),)](
-        words, scale_codes, chunk_scales, offset, levels, out, count, block, chunk, tile,
+        packed, scale_codes, chunk_scales, offset, levels, out, count, block, chunk, tile,
         # To the last bit as operation by operation, which is how the model's own layers open.
         num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip

@@ -45,12 +45,12 @@ def decoder_parts(model: Any) -> DecoderParts:
     decoder, head = _decoder_and_head(model)
     lists = [(path, part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
     inside = {id(part) for part in decoder.modules()}
-    found = [(path, part) for path, part in lists if id(part) in inside and len(part)]
-    if not found:
+    candidates = [(path, part) for path, part in lists if id(part) in inside and len(part)]
+    if not candidates:
         raise _no_decoder(model, "it has no list of blocks")
     # Of lists within lists (experts of a block), the outer one comes first and wins a tie.
-    path, blocks = max(found, key=lambda entry: len(entry[1]))
-    outer = next((entry for entry in found if path.startswith(f"{entry[0]}.")), (path, blocks))
+    path, blocks = max(candidates, key=lambda entry: len(entry[1]))
+    outer = next((entry for entry in candidates if path.startswith(f"{entry[0]}.")), (path, blocks))
     return DecoderParts(decoder=decoder, head=head, blocks=outer[1], blocks_path=outer[0])
 
 
@@ -121,24 +121,24 @@ def head_is_followed(model: Any) -> bool:
     decoder, head = _decoder_and_head(model)
     ending = logits_ending(model.config)
     tokens = torch.tensor([[1, 2, 3]], device=next(model.parameters()).device)
-    seen: list[Tensor] = []
+    head_inputs: list[Tensor] = []
     ramps: list[Tensor] = []
 
     def answer_a_ramp(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        seen.append(inputs[0])
+        head_inputs.append(inputs[0])
         ramp = torch.linspace(-100, 100, output.shape[-1], device=output.device).to(output.dtype)
         ramps.append(ramp.expand_as(output))
         return ramps[-1]
 
     hook = head.register_forward_hook(answer_a_ramp)
     try:
-        own = model(input_ids=tokens, use_cache=False).logits
+        logits = model(input_ids=tokens, use_cache=False).logits
         hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
     finally:
         hook.remove()
-    if len(seen) != 1 or seen[0].shape != hidden.shape or own.shape != ramps[0].shape:
+    if len(head_inputs) != 1 or head_inputs[0].shape != hidden.shape or logits.shape != ramps[0].shape:
         return False
-    return _close(seen[0], hidden) and _close(own, ending.of(ramps[0]))
+    return _close(head_inputs[0], hidden) and _close(logits, ending.of(ramps[0]))
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

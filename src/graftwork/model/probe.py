@@ -42,8 +42,8 @@ def probe_device(*, threads: int | None = None) -> DeviceFacts:
     Without it where torch is not installed. `CUDA_VISIBLE_DEVICES=` hides a card from everybody.
     """
     facts = describe_device(threads=threads)
-    found = _probe(facts.threads)
-    return facts if found is None else facts.model_copy(update={**found, "certainty": "probed"})
+    measured = _probe(facts.threads)
+    return facts if measured is None else facts.model_copy(update={**measured, "certainty": "probed"})
 
 
 @cache
@@ -63,9 +63,9 @@ def read_facts(printed: str) -> dict[str, Any] | None:
     """The last line that is an object: libraries print warnings too, also at the end of the process."""
     for line in reversed(printed.splitlines()):
         with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found
+            facts = json.loads(line)
+            if isinstance(facts, dict):
+                return facts
     return None
 
 
@@ -77,7 +77,7 @@ def measure(threads: int) -> dict[str, Any]:
         return _measure_processor(threads)
     card = torch.cuda.get_device_properties(0)
     # Several cards share one run: the oldest decides.
-    ages = [torch.cuda.get_device_capability(at) for at in range(torch.cuda.device_count())]
+    ages = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
     return {
         "kind": "cuda",
         "name": card.name,
@@ -95,11 +95,11 @@ def _measure_card() -> float:
     rates: list[float] = []
     for _ in range(20):
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(8):
             torch.mm(x, w)
         torch.cuda.synchronize()
-        rates.append(8 * 2 * 4096**3 / (time.perf_counter() - begun) / 1e9)
+        rates.append(8 * 2 * 4096**3 / (time.perf_counter() - started_at) / 1e9)
     return sorted(rates)[len(rates) // 2]
 
 
@@ -152,10 +152,10 @@ def _median_rate(
     rates: list[float] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or not rates:
-        begun = clock()
+        started_at = clock()
         for _ in range(CALLS_TOGETHER):
             work()
-        rates.append(CALLS_TOGETHER / max(clock() - begun, 1e-9))
+        rates.append(CALLS_TOGETHER / max(clock() - started_at, 1e-9))
     return sorted(rates)[len(rates) // 2]
 
 
@@ -194,8 +194,8 @@ def torch_version() -> str:
 
 def _card() -> tuple[str, str] | None:
     """Name and driver: from the driver's own files, else from its tool."""
-    found = sorted(CARDS.glob("*/information")) if CARDS.is_dir() else []
-    names = [read_model(file.read_text(errors="replace")) for file in found]
+    files = sorted(CARDS.glob("*/information")) if CARDS.is_dir() else []
+    names = [read_model(file.read_text(errors="replace")) for file in files]
     if names and names[0] and DRIVER.exists():
         return names[0], read_driver(DRIVER.read_text(errors="replace"))
     if not Path("/dev/nvidiactl").exists():
@@ -207,14 +207,14 @@ def _card() -> tuple[str, str] | None:
 
 def read_model(information: str) -> str:
     """The card's name in the driver's file about it."""
-    found = re.search(r"^Model:\s*(.+?)\s*$", information, re.M)
-    return found.group(1) if found else ""
+    match = re.search(r"^Model:\s*(.+?)\s*$", information, re.M)
+    return match.group(1) if match else ""
 
 
 def read_driver(text: str) -> str:
     """The number in "NVRM version: NVIDIA UNIX … Kernel Module  580.95.05  Release …"."""
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
-    return found.group(1) if found else ""
+    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return match.group(1) if match else ""
 
 
 if __name__ == "__main__":
@@ -285,34 +285,34 @@ def measure_launch(*, device: str) -> float:
     import torch
 
     x = torch.zeros(8, device=device)
-    found = []
+    durations = []
     for _ in range(GOES):
         wait(device)
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(LAUNCHES):
             x.add_(1)
         wait(device)
-        found.append((time.perf_counter() - begun) / LAUNCHES)
-    return median(found)
+        durations.append((time.perf_counter() - started_at) / LAUNCHES)
+    return median(durations)
 
 
 def time_go(work: Callable[[], Any], *, device: str, least: float) -> float:
     """Median seconds of one call, where a go is as many calls as take `least` seconds."""
     work()
     wait(device)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     work()
     wait(device)
-    calls = max(1, min(200, round(least / max(time.perf_counter() - begun, 1e-6))))
-    found = []
+    calls = max(1, min(200, round(least / max(time.perf_counter() - started_at, 1e-6))))
+    durations = []
     for _ in range(GOES):
         wait(device)
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(calls):
             work()
         wait(device)
-        found.append((time.perf_counter() - begun) / calls)
-    return median(found)
+        durations.append((time.perf_counter() - started_at) / calls)
+    return median(durations)
 
 
 def wait(device: str) -> None:
@@ -345,8 +345,8 @@ def measure_context(before: float | None) -> float | None:
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
-    held = total - free - before - torch.cuda.memory_reserved()
-    return float(held) if held > 0 else None
+    size = total - free - before - torch.cuda.memory_reserved()
+    return float(size) if size > 0 else None
 
 
 def measure_transfers() -> tuple[float, float]:
@@ -355,9 +355,9 @@ def measure_transfers() -> tuple[float, float]:
 
     host = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, pin_memory=True)
     card = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, device="cuda")
-    there = time_go(lambda: card.copy_(host, non_blocking=True), device="cuda", least=0.02)
+    to_device = time_go(lambda: card.copy_(host, non_blocking=True), device="cuda", least=0.02)
     back = time_go(lambda: host.copy_(card, non_blocking=True), device="cuda", least=0.02)
-    return TRANSFERRED_BYTES / there, TRANSFERRED_BYTES / back
+    return TRANSFERRED_BYTES / to_device, TRANSFERRED_BYTES / back
 
 
 def measure_disk(folder: Path) -> tuple[float, float | None] | None:
@@ -368,19 +368,19 @@ def measure_disk(folder: Path) -> tuple[float, float | None] | None:
     file = folder / f".probe-{uuid.uuid4().hex[:8]}.part"
     piece = os.urandom(DISK_PIECE)
     try:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         with file.open("wb", buffering=0) as handle:
             for _ in range(DISK_BYTES // DISK_PIECE):
                 handle.write(piece)
             os.fsync(handle.fileno())
-        written = DISK_BYTES / (time.perf_counter() - begun)
+        write_rate = DISK_BYTES / (time.perf_counter() - started_at)
         if not hasattr(os, "posix_fadvise"):
-            return written, None
+            return write_rate, None
         with file.open("rb", buffering=0) as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             while handle.read(DISK_PIECE):
                 pass
-        return written, DISK_BYTES / (time.perf_counter() - begun)
+        return write_rate, DISK_BYTES / (time.perf_counter() - started_at)
     finally:
         file.unlink(missing_ok=True)

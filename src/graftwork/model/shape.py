@@ -36,16 +36,16 @@ def count_layers(folder: Path) -> int:
 
 def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the folder."""
-    found: dict[str, tuple[int, ...]] = {}
+    sizes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         entries = read_header(path, fix="fetch the model again")
         try:
-            found |= {name: tuple(entry["shape"]) for name, entry in entries.items() if "shape" in entry}
+            sizes |= {name: tuple(entry["shape"]) for name, entry in entries.items() if "shape" in entry}
         except TypeError as error:
             raise Damaged(
                 f"{path.name} states no shapes", fix="fetch the model again", where=str(path)
             ) from error
-    return found
+    return sizes
 
 
 def count_tensors(
@@ -102,13 +102,13 @@ def remembered_positions(config: Mapping[str, Any], *, layers: int, position_val
     """
     types = config.get("layer_types") or _types_of_windows(config, layers)
     sizes = {FULL: 0, SLIDING: config.get("sliding_window"), CHUNKED: config.get("attention_chunk_size")}
-    found = []
+    positions = []
     for kind in types:
         size = sizes.get(kind)
         if size is None:
             size = 1 if kind in EMPTY else math.ceil(_state_values(config) / position_values)
-        found.append(size)
-    return tuple(found) if any(found) else ()
+        positions.append(size)
+    return tuple(positions) if any(positions) else ()
 
 
 def _types_of_windows(config: Mapping[str, Any], layers: int) -> Sequence[str]:
@@ -118,7 +118,7 @@ def _types_of_windows(config: Mapping[str, Any], layers: int) -> Sequence[str]:
         return [kind] * layers
     every = config.get("sliding_window_pattern") or layers + 1
     first = config.get("max_window_layers", 0) if "use_sliding_window" in config else 0
-    return [SLIDING if at >= first and (at + 1) % every else FULL for at in range(layers)]
+    return [SLIDING if layer >= first and (layer + 1) % every else FULL for layer in range(layers)]
 
 
 def _state_values(config: Mapping[str, Any]) -> int:
@@ -370,14 +370,14 @@ def joined_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of the products as our step does them: queries, keys and values at once, gate and
     up at once."""
     sizes = dict(linear_sizes(shape))
-    found: dict[str, tuple[int, int]] = {}
+    joined: dict[str, tuple[int, int]] = {}
     layout = layout_of_shape(shape)
     for name, paths in (("qkv", layout.qkv), ("gate_up", layout.gate_up)):
         members = [path.rsplit(".", 1)[-1] for path in paths]
         if all(member in sizes for member in members):
-            taken = [sizes.pop(member) for member in members]
-            found[name] = (taken[0][0], sum(outputs for _, outputs in taken))
-    return {**found, **sizes}
+            parts = [sizes.pop(member) for member in members]
+            joined[name] = (parts[0][0], sum(outputs for _, outputs in parts))
+    return {**joined, **sizes}
 
 
 def layout_of_shape(shape: ModelShape) -> BlockLayout:

@@ -114,20 +114,20 @@ class Alarm:
 def split_command(command: str) -> list[str]:
     """The words of the command. No shell sees it."""
     try:
-        words = shlex.split(command)
+        parts = shlex.split(command)
     except ValueError as error:
-        words = []
+        parts = []
         reason = str(error)
     else:
         reason = "it is empty"
-    if not words:
+    if not parts:
         raise UserMistake(
             "the alert command cannot be read",
             why=reason,
             fix="write it as in a shell; quotes must be closed. It is run without a shell",
             where="train.run.alerts.command",
         )
-    return words
+    return parts
 
 
 def check_webhook(address: str) -> str:

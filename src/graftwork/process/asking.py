@@ -42,12 +42,12 @@ def ask_many(
     is paid for: `on_reply` gets it where it arrives.
     """
     replies: dict[int, Reply] = {}
-    left = iter(enumerate(questions))
+    remaining = iter(enumerate(questions))
     running: dict[Future[Reply], int] = {}
     with ThreadPoolExecutor(max_workers=together) as pool:
         try:
             while True:
-                for number, question in islice(left, together - len(running)):
+                for number, question in islice(remaining, together - len(running)):
                     running[pool.submit(ask, question)] = number
                 if not running:
                     return [replies[number] for number in range(len(questions))]
@@ -168,9 +168,9 @@ class Asker:
         with self._settled:
             # Another thread may be asking the same.
             self._settled.wait_for(lambda: key not in self._asking)
-            known = self.journal.get(key)
-            if known is not None:
-                return known
+            earlier_reply = self.journal.get(key)
+            if earlier_reply is not None:
+                return earlier_reply
             self._asking.add(key)
         try:
             if self._unanswered >= GIVE_UP_AFTER:

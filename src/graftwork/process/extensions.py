@@ -32,23 +32,23 @@ def load_extension(group: Group, name: str, *, attributes: Iterable[str] = ()) -
     Raises UserMistake if no installed package declares the name or two of them do, and EnvironmentLacks
     if its package cannot be imported or does not provide what the group requires.
     """
-    found = list(metadata.entry_points(group=group, name=name))
+    entries = list(metadata.entry_points(group=group, name=name))
     kind = group.removeprefix("graftwork.").removesuffix("s")
-    if not found:
-        known = ", ".join(extension_names(group)) or "none"
+    if not entries:
+        installed = ", ".join(extension_names(group)) or "none"
         raise UserMistake(
             f"unknown {kind}: {name!r}",
-            why=f"no installed package adds it (entry points in {group}: {known})",
+            why=f"no installed package adds it (entry points in {group}: {installed})",
             fix="check the spelling, or install the package that provides it",
         )
-    packages = sorted({entry.dist.name if entry.dist else entry.value for entry in found})
-    if len(found) > 1:
+    packages = sorted({entry.dist.name if entry.dist else entry.value for entry in entries})
+    if len(entries) > 1:
         raise UserMistake(
             f"{kind} {name!r} is provided by several packages: {', '.join(packages)}",
             why="each name must belong to one package",
             fix="uninstall all but one of them",
         )
-    entry = found[0]
+    entry = entries[0]
     try:
         extension = entry.load()
     except Exception as error:  # code of another package: whatever it raises, the fix is the same

@@ -334,8 +334,8 @@ def assess_health(
         frozen = FROZEN.get(process_state.upper(), "the process is frozen or starved")
         why = f"no heartbeat for {age:.0f} s: {frozen}"
         return HealthReport(health="stuck", reason=why, **times)
-    found = evidence(beat)
-    because = "; ".join(found) or "nothing in the machine's figures explains it"
+    observations = evidence(beat)
+    because = "; ".join(observations) or "nothing in the machine's figures explains it"
     still = _number(beat, "seconds_since_move") or 0.0
     # How long what is being done now should take at most before it moves.
     settled = (_number(beat, "steps_here") or 0.0) >= FEW_STEPS
@@ -348,58 +348,60 @@ def assess_health(
         if still > max(factor * expected, least):
             planned = format_seconds(expected)
             why = f"{_what(beat)} has not moved for {still:.0f} s (expected {planned}): {because}"
-            return HealthReport(health=health, reason=why, evidence=found, **times)
+            return HealthReport(health=health, reason=why, evidence=observations, **times)
     if measured is not None and measured > SLOW_FACTOR * expected:
         planned = format_seconds(expected_seconds)
         why = f"a step takes {format_seconds(measured)}, the plan expected {planned}: {because}"
-        return HealthReport(health="slow", reason=why, evidence=found, **times)
+        return HealthReport(health="slow", reason=why, evidence=observations, **times)
     how_far = f"{beat.phase} {beat.done:.0f} of {beat.total:.0f}" if beat.total > 1 else beat.phase
     well: Health = "starting" if beat.phase == "starting" else "working"
-    return HealthReport(health=well, reason="; ".join((how_far, *found)), evidence=found, **times)
+    return HealthReport(
+        health=well, reason="; ".join((how_far, *observations)), evidence=observations, **times
+    )
 
 
 def evidence(beat: Beat) -> tuple[str, ...]:
     """What in the machine's figures is out of the ordinary, the gravest first."""
     vitals = beat.vitals
-    found: list[str] = []
+    observations: list[str] = []
     if vitals is not None:
-        found += _of_memory(vitals)
+        observations += _of_memory(vitals)
     if beat.doing == WAITING_FOR_DATA or (vitals and (vitals.data_share or 0.0) > DATA_SHARE):
         share = f" ({100 * vitals.data_share:.0f} % of the time)" if vitals and vitals.data_share else ""
-        found.append(f"it waits for data{share}")
+        observations.append(f"it waits for data{share}")
     if vitals is not None and beat.phase == "training":
-        found += _of_devices(vitals) if vitals.devices else _of_cores(vitals)
-    return tuple(found)
+        observations += _of_devices(vitals) if vitals.devices else _of_cores(vitals)
+    return tuple(observations)
 
 
 def _of_memory(vitals: Vitals) -> list[str]:
-    found = []
+    observations = []
     if (vitals.swapped_mib_per_second or 0.0) >= SWAPPING_MIB_PER_SECOND:
-        found.append(f"the machine is swapping ({vitals.swapped_mib_per_second:.0f} MiB/s)")
+        observations.append(f"the machine is swapping ({vitals.swapped_mib_per_second:.0f} MiB/s)")
     free, limit = vitals.memory_free_gib, vitals.memory_limit_gib
     if free is None or limit is None:
-        return found
+        return observations
     if free < LITTLE_FREE * limit:
-        found.append(f"only {free:.1f} GiB of {limit:.1f} GiB memory are free")
+        observations.append(f"only {free:.1f} GiB of {limit:.1f} GiB memory are free")
     growth = vitals.memory_growth_gib_per_minute
     if growth > 0 and free / growth < SOON_MINUTES:
-        found.append(
+        observations.append(
             f"memory grows by {growth:.2f} GiB a minute: the limit is reached in {free / growth:.0f} min"
         )
-    return found
+    return observations
 
 
 def _of_devices(vitals: Vitals) -> list[str]:
-    found = []
+    observations = []
     device = busiest(vitals.devices)
     if device is not None and (device.use_percent or 0.0) < IDLE_PERCENT:
-        found.append(f"the device is idle ({device.use_percent:.0f} % use)")
+        observations.append(f"the device is idle ({device.use_percent:.0f} % use)")
     hot = [device for device in vitals.devices if (device.temperature_c or 0.0) >= HOT_C]
-    found += [
+    observations += [
         f"device {device.index} is at {device.temperature_c:.0f} °C and may slow itself down"
         for device in hot
     ]
-    return found
+    return observations
 
 
 def _of_cores(vitals: Vitals) -> list[str]:

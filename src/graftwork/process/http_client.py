@@ -88,14 +88,14 @@ class HttpAnswer:
 
     def lines(self) -> Iterator[bytes]:
         """The lines of the body as they arrive."""
-        begun: list[bytes] = []
+        partial: list[bytes] = []
         for piece in self._pieces():
-            first, *more = piece.split(b"\n")
-            begun.append(first)
-            for line in more:
-                yield b"".join(begun)
-                begun = [line]
-        if last := b"".join(begun):
+            first, *following = piece.split(b"\n")
+            partial.append(first)
+            for line in following:
+                yield b"".join(partial)
+                partial = [line]
+        if last := b"".join(partial):
             yield last
 
     def _pieces(self) -> Iterator[bytes]:
@@ -116,8 +116,8 @@ def _explained() -> Iterator[None]:
         raise
     except OSError as error:
         reason = getattr(error, "reason", None) or error
-        words = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise NoAnswer(words) from None
+        reason_text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        raise NoAnswer(reason_text) from None
     except (http.client.HTTPException, ValueError, ArithmeticError) as error:
         raise NoAnswer(f"this is no answer in HTTP ({type(error).__name__})") from None
 
@@ -152,10 +152,10 @@ class _Limit:
         self._longest = self._bytes = longest
 
     def seconds_left(self) -> float:
-        left = self._until - time.monotonic()
-        if left <= 0:
+        remaining = self._until - time.monotonic()
+        if remaining <= 0:
             raise self.too_late()
-        return left
+        return remaining
 
     def count(self, received: int) -> None:
         self._bytes -= received
@@ -278,8 +278,8 @@ class Retries:
         self.failed += 1
         spread = 0.5 + 0.5 * self._chance.random()
         # The exponent is bounded too: a float has no room for 2 ** 2000.
-        own = self._first * 2.0 ** min(self.failed - 1, 30) * spread
-        pause = min(max(own, asked or 0.0), self._longest)
+        backoff = self._first * 2.0 ** min(self.failed - 1, 30) * spread
+        pause = min(max(backoff, asked or 0.0), self._longest)
         in_time = self._clock() - self._began + pause <= self._seconds
         return pause if self.failed < self._most and in_time else None
 

@@ -59,13 +59,13 @@ def release_free_memory() -> bool:
 
 def process_peak_gib(pid: int) -> float | None:
     """The high-water mark of another process; None where the system does not report it."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", read_or_empty(PROC / str(pid) / "status"), re.M)
-    return None if found is None else int(found[1]) * 1024 / GIB
+    match = re.search(r"^VmHWM:\s+(\d+) kB", read_or_empty(PROC / str(pid) / "status"), re.M)
+    return None if match is None else int(match[1]) * 1024 / GIB
 
 
 def machine_memory() -> dict[str, float]:
     """`limit`, `free` and `swap_used` as far as they are known; a container's limit where it is lower."""
-    found = parse_meminfo(read_or_empty(PROC / "meminfo"))
+    figures = parse_meminfo(read_or_empty(PROC / "meminfo"))
     # Limit and use of the control group, without the file cache that the kernel would give back.
     if group := _own_group():
         names = ("memory.max", "memory.current", "inactive_file")
@@ -74,24 +74,24 @@ def machine_memory() -> dict[str, float]:
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     most, used = _number(group / names[0]), _number(group / names[1])
     cache = parse_counts(read_or_empty(group / "memory.stat")).get(names[2], 0)
-    if most is not None and most < _NO_LIMIT and most / GIB < found.get("limit", _NO_LIMIT):
-        limit = found["limit"] = most / GIB
+    if most is not None and most < _NO_LIMIT and most / GIB < figures.get("limit", _NO_LIMIT):
+        limit = figures["limit"] = most / GIB
         if used is not None:
-            found["free"] = min(found.get("free", limit), max(limit - max(used - cache, 0) / GIB, 0.0))
-    return found
+            figures["free"] = min(figures.get("free", limit), max(limit - max(used - cache, 0) / GIB, 0.0))
+    return figures
 
 
 def parse_meminfo(text: str) -> dict[str, float]:
     """The lines of /proc/meminfo that matter, in GiB."""
     lines = {name: int(number) * 1024 / GIB for name, number in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
-    found = {}
+    figures = {}
     if "MemTotal" in lines:
-        found["limit"] = lines["MemTotal"]
+        figures["limit"] = lines["MemTotal"]
     if "MemAvailable" in lines:
-        found["free"] = lines["MemAvailable"]
+        figures["free"] = lines["MemAvailable"]
     if "SwapTotal" in lines and "SwapFree" in lines:
-        found["swap_used"] = lines["SwapTotal"] - lines["SwapFree"]
-    return found
+        figures["swap_used"] = lines["SwapTotal"] - lines["SwapFree"]
+    return figures
 
 
 def swapped_pages() -> int | None:
@@ -230,7 +230,7 @@ def find_probe() -> Probe | None:
 
 def parse_smi(printed: str, *, visible: str | None = None) -> tuple[DeviceVitals, ...]:
     """What `nvidia-smi --query-gpu=… --format=csv,noheader,nounits` printed. A line it garbled is skipped."""
-    found = []
+    devices = []
     for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
         if len(fields) != len(QUERY) or not fields[0].strip().isdigit():
             continue
@@ -238,7 +238,7 @@ def parse_smi(printed: str, *, visible: str | None = None) -> tuple[DeviceVitals
         if not is_visible(index, uuid, visible):
             continue
         use, used, total, temperature, power = (read_number(field) for field in fields[3:])
-        found.append(
+        devices.append(
             DeviceVitals(
                 index=index,
                 name=fields[2].strip(),
@@ -249,7 +249,7 @@ def parse_smi(printed: str, *, visible: str | None = None) -> tuple[DeviceVitals
                 power_watts=power,
             )
         )
-    return tuple(found)
+    return tuple(devices)
 
 
 def is_visible(index: int, uuid: str, visible: str | None) -> bool:
@@ -307,7 +307,7 @@ def _nvml_probe() -> Probe | None:
 
 def ask_nvml(nvml: Any, *, visible: str | None) -> tuple[DeviceVitals, ...]:
     """The same figures through NVML, which starts no process."""
-    found = []
+    devices = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if not is_visible(index, _text(nvml.nvmlDeviceGetUUID(handle)), visible):
@@ -315,7 +315,7 @@ def ask_nvml(nvml: Any, *, visible: str | None) -> tuple[DeviceVitals, ...]:
         memory = _or_none(nvml.nvmlDeviceGetMemoryInfo, handle)
         use = _or_none(nvml.nvmlDeviceGetUtilizationRates, handle)
         power = _or_none(nvml.nvmlDeviceGetPowerUsage, handle)
-        found.append(
+        devices.append(
             DeviceVitals(
                 index=index,
                 name=_text(_or_none(nvml.nvmlDeviceGetName, handle) or ""),
@@ -326,7 +326,7 @@ def ask_nvml(nvml: Any, *, visible: str | None) -> tuple[DeviceVitals, ...]:
                 power_watts=power / 1000 if power is not None else None,
             )
         )
-    return tuple(found)
+    return tuple(devices)
 
 
 def _or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
@@ -350,17 +350,17 @@ def _resting(probe: Probe) -> Probe:
         if failures >= FAILURES_BEFORE_REST:
             return ()
         try:
-            found = probe()
+            devices = probe()
         except Exception:
             failures += 1
             return ()
         failures = 0
-        return found
+        return devices
 
     return ask
 
 
 def busiest(devices: Sequence[DeviceVitals]) -> DeviceVitals | None:
     """The device that computes most, of those that say so."""
-    known = [device for device in devices if device.use_percent is not None]
-    return max(known, key=lambda device: device.use_percent or 0.0, default=None)
+    measured = [device for device in devices if device.use_percent is not None]
+    return max(measured, key=lambda device: device.use_percent or 0.0, default=None)

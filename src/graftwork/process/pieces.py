@@ -71,12 +71,14 @@ def work_in_order(
         initializer=_begin,
         initargs=(os.getpid(), prepare, with_arguments),
     )
-    left = chain(first, waiting)
+    remaining = chain(first, waiting)
     try:
-        running = deque(_submit(pool, work, piece) for piece in islice(left, count * WAITING_PER_PROCESS))
+        running = deque(
+            _submit(pool, work, piece) for piece in islice(remaining, count * WAITING_PER_PROCESS)
+        )
         while running:
             yield running.popleft().result()
-            running.extend(_submit(pool, work, piece) for piece in islice(left, 1))
+            running.extend(_submit(pool, work, piece) for piece in islice(remaining, 1))
     except BrokenProcessPool as error:
         raise EnvironmentLacks(
             "a worker process was killed",
@@ -174,11 +176,11 @@ def unpack(message: bytes) -> tuple[Any, list[bytes]]:
     view = memoryview(message)
     length = int.from_bytes(view[:_LENGTH], "big")
     body = json.loads(bytes(view[_LENGTH : _LENGTH + length]))
-    at, blobs = _LENGTH + length, []
+    offset, blobs = _LENGTH + length, []
     for size in body["sizes"]:
-        blobs.append(bytes(view[at : at + size]))
-        at += size
-    if at != len(view):
+        blobs.append(bytes(view[offset : offset + size]))
+        offset += size
+    if offset != len(view):
         raise ValueError("the message has another length than its head says")
     return body["head"], blobs
 
@@ -226,14 +228,14 @@ def _note(order: dict[str, str], node: str, state: str) -> None:
 def read_journals(folder: Path) -> tuple[dict[str, int], int]:
     """The pieces that each node finished, and how many pieces were begun more than once."""
     nodes: dict[str, int] = {}
-    begun: dict[str, int] = {}
+    starts: dict[str, int] = {}
     for path in sorted((folder / JOURNALS).glob("*.jsonl")):
         for line in Journal(path).read():
             if line["state"] == "done":
                 nodes[line["node"]] = nodes.get(line["node"], 0) + 1
             else:
-                begun[line["piece"]] = begun.get(line["piece"], 0) + 1
-    return nodes, sum(count > 1 for count in begun.values())
+                starts[line["piece"]] = starts.get(line["piece"], 0) + 1
+    return nodes, sum(count > 1 for count in starts.values())
 
 
 _prepared: dict[str, tuple[Callable[..., None], Context]] = {}
@@ -308,17 +310,17 @@ class MapEngine:
         """Yield the results in the order of the pieces."""
         waiting = iter(pieces)
         first = list(islice(waiting, 2))
-        left = chain(first, waiting)
+        remaining = chain(first, waiting)
         # A single piece does not wait for a cluster.
         remote = work.remote() if self.runner is not None and len(first) > 1 else None
         if self.runner is None or remote is None:
-            yield from self._here(left, work)
+            yield from self._here(remaining, work)
             return
-        taken: deque[Piece] = deque()
+        in_flight: deque[Piece] = deque()
 
         def feed() -> Iterator[bytes]:
-            for piece in left:
-                taken.append(piece)
+            for piece in remaining:
+                in_flight.append(piece)
                 yield remote.encode(piece)
 
         folder = self.folder / uuid.uuid4().hex[:12]
@@ -326,7 +328,7 @@ class MapEngine:
         done = self.runner.run(feed(), entry=remote.entry, shared=remote.shared, folder=folder)
         try:
             for _ in done:
-                result = remote.collect(taken[0])
+                result = remote.collect(in_flight[0])
                 if result is None:
                     raise EnvironmentLacks(
                         f"a node of {self.runner.name} finished a piece, and its file is not here",
@@ -334,11 +336,11 @@ class MapEngine:
                         fix="put the project on a file system that all nodes share, under the same path",
                         where=str(folder),
                     )
-                taken.popleft()
+                in_flight.popleft()
                 yield result
         except EngineLost as lost:
             self.say(f"{self.runner.name}: {lost}; this machine continues with the rest")
-            yield from self._here(chain(taken, left), work)
+            yield from self._here(chain(in_flight, remaining), work)
         finally:
             done.close()
             nodes, repeated = read_journals(folder)

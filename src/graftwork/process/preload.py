@@ -91,9 +91,9 @@ class PreloadedWorker:
             ready, _, _ = select.select([self._exits], [], [], timeout)
             if not ready:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            found = os.read(self._exits, _CODE.size)
+            report = os.read(self._exits, _CODE.size)
             # Without a code the process that started it is gone, and with it the worker.
-            self._code = _CODE.unpack(found)[0] if len(found) == _CODE.size else -int(signal.SIGTERM)
+            self._code = _CODE.unpack(report)[0] if len(report) == _CODE.size else -int(signal.SIGTERM)
             os.close(self._exits)
         return self._code
 
@@ -218,13 +218,13 @@ def _part_read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        piece = connection.recv(size - len(found))
+    received = b""
+    while len(received) < size:
+        piece = connection.recv(size - len(received))
         if not piece:
             raise ConnectionError
-        found += piece
-    return found
+        received += piece
+    return received
 
 
 # The process with the imports
@@ -233,12 +233,12 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 def serve(connection: socket.socket, modules: Sequence[str], further: Sequence[str]) -> None:
     """Fork a worker for each request, and report the exit code of each, until the other side is gone."""
     _import(modules)
-    left = list(further)
+    remaining = list(further)
     workers: dict[int, tuple[int, int]] = {}
     while True:
-        ready, _, _ = select.select([connection.fileno(), *workers], [], [], 0.0 if left else None)
+        ready, _, _ = select.select([connection.fileno(), *workers], [], [], 0.0 if remaining else None)
         if not ready:
-            _import([left.pop(0)])
+            _import([remaining.pop(0)])
             continue
         for ended in [descriptor for descriptor in ready if descriptor in workers]:
             pid, report = workers.pop(ended)
@@ -318,8 +318,8 @@ def _become(request: dict[str, Any], log: int, stdin: Sequence[int]) -> NoReturn
 
 
 def _set_up(request: dict[str, Any], log: int, stdin: Sequence[int]) -> None:
-    for given, number in (*((file, 0) for file in stdin), (log, 1), (log, 2)):
-        os.dup2(given, number)
+    for source, number in (*((file, 0) for file in stdin), (log, 1), (log, 2)):
+        os.dup2(source, number)
     for link in list(Path("/proc/self/fd").iterdir()):
         if int(link.name) > 2:
             with contextlib.suppress(OSError):

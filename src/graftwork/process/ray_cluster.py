@@ -53,11 +53,11 @@ QUIET = {
 
 def ray_environment(*, token: str = "", open_cluster: bool = False) -> dict[str, str]:
     """The environment of every process that talks to Ray. `token` is a file."""
-    chosen = dict(QUIET)
+    environment = dict(QUIET)
     if open_cluster:
-        return chosen | {"RAY_AUTH_MODE": "disabled"}
-    named = {"RAY_AUTH_TOKEN_PATH": str(Path(token).expanduser())} if token else {}
-    return chosen | AUTHENTICATION | named
+        return environment | {"RAY_AUTH_MODE": "disabled"}
+    token_path = {"RAY_AUTH_TOKEN_PATH": str(Path(token).expanduser())} if token else {}
+    return environment | AUTHENTICATION | token_path
 
 
 def require_ray() -> None:
@@ -87,13 +87,13 @@ class RayTasks:
         order |= {"address": self.address, "cpus": str(self.cpus), "gpus": str(self.gpus)}
         with _Driver(order, shared, folder, self.environment) as driver:
             self._driver = driver
-            sent, next_out, more = 0, 0, True
+            sent, next_out, has_more = 0, 0, True
             done: set[int] = set()
             with suppress(_Stopped):
                 while True:
-                    while more and sent - next_out < driver.room:
+                    while has_more and sent - next_out < driver.room:
                         piece = next(pieces, None)
-                        more = piece is not None
+                        has_more = piece is not None
                         if piece is not None:
                             driver.send({"piece": str(sent)}, piece)
                             sent += 1
@@ -199,8 +199,8 @@ def to_error(event: Mapping[str, Any]) -> GraftError:
     """The error of a node, as this process raises it."""
     kinds = {"NodeRefused": NodeRefused}
     kind = kinds.get(event["error"]) or getattr(errors, event["error"], None)
-    known = kind if isinstance(kind, type) and issubclass(kind, GraftError) else WorkerFailed
-    return known(event["what"], why=event["why"], fix=event["fix"], where=event["where"])
+    error_class = kind if isinstance(kind, type) and issubclass(kind, GraftError) else WorkerFailed
+    return error_class(event["what"], why=event["why"], fix=event["fix"], where=event["where"])
 
 
 WAIT_SECONDS = 0.2
@@ -274,16 +274,16 @@ def check_nodes(ray: Any, stamp: str, folder: str) -> None:
 
     probe = ray.remote(_describe_node)
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    asked = [
+    references = [
         probe.options(
             num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(folder)
         for node in nodes
     ]
-    for node, reference in zip(nodes, asked, strict=True):
+    for node, reference in zip(nodes, references, strict=True):
         name = node["NodeManagerHostname"]
         try:
-            found = ray.get(reference, timeout=PROBE_SECONDS)
+            facts = ray.get(reference, timeout=PROBE_SECONDS)
         except Exception as error:  # Ray raises many kinds
             if _is_lost(ray, node["NodeID"]):
                 continue
@@ -293,11 +293,11 @@ def check_nodes(ray: Any, stamp: str, folder: str) -> None:
                 fix="take it out of the cluster, or look at its logs",
                 where=name,
             ) from None
-        if found["stamp"] != stamp:
-            raise refuse_code(found["node"], found=found["stamp"], wanted=stamp)
-        if not found["shared"]:
+        if facts["stamp"] != stamp:
+            raise refuse_code(facts["node"], found=facts["stamp"], wanted=stamp)
+        if not facts["shared"]:
             raise EnvironmentLacks(
-                f"the node {found['node']} does not see the project's folder",
+                f"the node {facts['node']} does not see the project's folder",
                 why="pieces and their results are files that all nodes share",
                 fix="put the project on a file system that all nodes share, under the same path",
                 where=folder,
@@ -451,9 +451,9 @@ def _run(ray: Any, order: dict[str, Any], say: Any) -> int:
         return 1
 
     def at(function: Any, rank: int) -> Any:
-        chosen = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
         return ray.remote(function).options(
-            num_cpus=order["cpus"], num_gpus=order["gpus"], scheduling_strategy=chosen, max_retries=0
+            num_cpus=order["cpus"], num_gpus=order["gpus"], scheduling_strategy=strategy, max_retries=0
         )
 
     host = ray.get(at(_own_address, 0).remote())
@@ -488,10 +488,10 @@ def _own_address() -> str:
 
 def _run_command(command: list[str], rank: int, host: str, log: str) -> int:
     """Runs on a node. Its output goes to the shared folder: that of Ray's workers stays on the node."""
-    words = [word.replace("{rank}", str(rank)).replace("{host}", host) for word in command]
+    arguments = [word.replace("{rank}", str(rank)).replace("{host}", host) for word in command]
     with Path(log).open("ab") as output:
         return subprocess.run(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+            arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
         ).returncode
 
 

@@ -61,10 +61,10 @@ def read_messages(stream: BinaryIO, framing: Framing, *, longest: int = LONGEST_
 def _read_exactly(stream: BinaryIO, length: int) -> bytes:
     """So many bytes, or fewer at the end of the stream."""
     pieces: list[bytes] = []
-    left = length
-    while left and (piece := stream.read(left)):
+    remaining = length
+    while remaining and (piece := stream.read(remaining)):
         pieces.append(piece)
-        left -= len(piece)
+        remaining -= len(piece)
     return b"".join(pieces)
 
 
@@ -91,8 +91,8 @@ class LineProcess:
         self._command = list(command)
         self._hello = hello
         self._seconds, self._log = seconds, log
-        kept = {name: value for name, value in os.environ.items() if name not in without}
-        self._environment = {**kept, **environment}
+        inherited = {name: value for name, value in os.environ.items() if name not in without}
+        self._environment = {**inherited, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
 
@@ -190,8 +190,8 @@ class LineProcess:
             return None
         until = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._buffer:
-            left = None if until is None else max(until - time.monotonic(), 0)
-            ready, _, _ = select.select([process.stdout], [], [], left)
+            remaining = None if until is None else max(until - time.monotonic(), 0)
+            ready, _, _ = select.select([process.stdout], [], [], remaining)
             if not ready:
                 return None
             piece = os.read(process.stdout.fileno(), 65536)
@@ -201,7 +201,7 @@ class LineProcess:
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            found = json.loads(line)
+            reply = json.loads(line)
         except ValueError:
             return None
-        return found if isinstance(found, dict) else None
+        return reply if isinstance(reply, dict) else None

@@ -103,9 +103,9 @@ _PR_SET_PDEATHSIG = 1
 
 def stop_with_parent() -> None:
     """Tie this process to the parent that the environment names; without one, do nothing."""
-    named = os.environ.pop(PARENT_VARIABLE, "")
-    if named:
-        tie_to_parent(int(named))
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    if parent:
+        tie_to_parent(int(parent))
 
 
 def tie_to_parent(parent: int) -> None:

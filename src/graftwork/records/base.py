@@ -59,9 +59,9 @@ def hide_login(address: str) -> str:
 
 def hide_path(address: str) -> str:
     """Scheme and host: the path of a webhook is a secret."""
-    found = _SCHEME_AND_HOST.match(address)
+    match = _SCHEME_AND_HOST.match(address)
     # With an @ anywhere it is not certain which part is the host.
-    return HIDDEN if found is None or "@" in address else f"{found[0]}/{HIDDEN}"
+    return HIDDEN if match is None or "@" in address else f"{match[0]}/{HIDDEN}"
 
 
 SecretText = Annotated[str, Secret(hide_all)]
@@ -75,8 +75,8 @@ SecretAddress = Annotated[str, Secret(hide_login)]
 @cache
 def marks_of(kind: type[BaseModel]) -> dict[str, Secret | NotSecret]:
     """The mark of each field that has one."""
-    found = {name: _mark_in(field.annotation, field.metadata) for name, field in kind.model_fields.items()}
-    return {name: mark for name, mark in found.items() if mark is not None}
+    marks = {name: _mark_in(field.annotation, field.metadata) for name, field in kind.model_fields.items()}
+    return {name: mark for name, mark in marks.items() if mark is not None}
 
 
 def secret_of(kind: type[BaseModel], name: str) -> Secret | None:

@@ -400,7 +400,10 @@ class MemoryPeak(Record):
     def plus(self, parts: Mapping[str, float]) -> Self:
         """With bytes that are there besides, by what they are for."""
         size = sum(parts.values())
-        together = {**self.parts, **{name: self.parts.get(name, 0.0) + more for name, more in parts.items()}}
+        together = {
+            **self.parts,
+            **{name: self.parts.get(name, 0.0) + extra for name, extra in parts.items()},
+        }
         return self.model_copy(
             update={
                 "allocated": self.allocated + size,

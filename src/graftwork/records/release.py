@@ -29,7 +29,7 @@ class PromptVariant(Record):
     def apply(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         if self.instruction is not None:
             messages = replace_system(messages, self.instruction)
-        opening = next((at for at, turn in enumerate(messages) if turn.role != "system"), len(messages))
+        opening = next((index for index, turn in enumerate(messages) if turn.role != "system"), len(messages))
         return (*messages[:opening], *self.examples, *messages[opening:])
 
 
@@ -37,8 +37,8 @@ def replace_system(messages: Sequence[Message], instruction: str) -> tuple[Messa
     """The messages with this system prompt instead of their own; tool definitions stay behind it."""
     tools = [turn.content for turn in messages if turn.role == "system" and TOOLS in turn.content]
     text = "\n\n".join(part for part in (instruction, *tools) if part)
-    rest = tuple(turn for turn in messages if turn.role != "system")
-    return (Message(role="system", content=text), *rest) if text else rest
+    dialogue = tuple(turn for turn in messages if turn.role != "system")
+    return (Message(role="system", content=text), *dialogue) if text else dialogue
 
 
 class ReleaseFile(Record):

@@ -299,13 +299,13 @@ class Confusion(Record):
 
     def mistakes(self) -> list[tuple[int, str, str]]:
         """How often, which label, taken for what; the commonest first."""
-        found = [
-            (count, shown.label, column)
-            for shown, row in zip(self.classes, self.counts, strict=True)
+        cells = [
+            (count, figure.label, column)
+            for figure, row in zip(self.classes, self.counts, strict=True)
             for column, count in zip(self.columns, row, strict=True)
-            if count and column != shown.label
+            if count and column != figure.label
         ]
-        return sorted(found, key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))
+        return sorted(cells, key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))
 
 
 class Wear(Record):

@@ -32,21 +32,21 @@ class WeeklyWindow(NamedTuple):
 
 def parse_window(text: str) -> WeeklyWindow:
     """An end that is not after the start is on the next day."""
-    found = _WINDOW.match(text.strip().lower())
-    if found is None:
+    match = _WINDOW.match(text.strip().lower())
+    if match is None:
         raise ValueError(f"{text!r} is no window: write 22:00-08:00 or mon-fri 18:00-23:00")
-    start, end = _minutes(found["start"]), _minutes(found["end"])
+    start, end = _minutes(match["start"]), _minutes(match["end"])
     if start == end:
         raise ValueError(f"{text!r} is empty: write 00:00-24:00 for the whole day")
-    return WeeklyWindow(_days(found["days"]), start, end if end > start else end + MINUTES_A_DAY)
+    return WeeklyWindow(_days(match["days"]), start, end if end > start else end + MINUTES_A_DAY)
 
 
 def parse_moment(text: str) -> tuple[int | None, int]:
     """The day of the week, None for each, and the minute of that day."""
-    found = _MOMENT.match(text.strip().lower())
-    if found is None:
+    match = _MOMENT.match(text.strip().lower())
+    if match is None:
         raise ValueError(f"{text!r} is no time: write 00:00 or sat 00:00")
-    return DAYS.index(found["day"]) if found["day"] else None, _minutes(found["clock"])
+    return DAYS.index(match["day"]) if match["day"] else None, _minutes(match["clock"])
 
 
 def _minutes(clock: str) -> int:
@@ -58,15 +58,15 @@ def _days(text: str | None) -> tuple[int, ...]:
     """`fri-mon` goes round the end of the week."""
     if not text:
         return tuple(range(7))
-    found: set[int] = set()
+    days: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        at, end = DAYS.index(first), DAYS.index(last or first)
-        found.add(at)
-        while at != end:
-            at = (at + 1) % 7
-            found.add(at)
-    return tuple(sorted(found))
+        day, end = DAYS.index(first), DAYS.index(last or first)
+        days.add(day)
+        while day != end:
+            day = (day + 1) % 7
+            days.add(day)
+    return tuple(sorted(days))
 
 
 def _checked_window(text: str) -> str:
@@ -230,7 +230,7 @@ class WeekSchedule(Record):
     @property
     def best_bound(self) -> float:
         """No plan of any scenario that was compared is worth more."""
-        return max([self.bound, *(found.bound for found in self.scenarios)])
+        return max([self.bound, *(result.bound for result in self.scenarios)])
 
     @property
     def best_gap(self) -> float:

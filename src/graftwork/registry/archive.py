@@ -123,14 +123,14 @@ def _append(handle: IO[bytes], path: Path, name: str, counter: ProgressCounter) 
 
 def _require_same(archive: Path, release: Release, progress: ProgressCallback) -> str:
     """The hash of the archive. Raises if a file changed between verifying and writing it."""
-    wanted = {file.path: file.sha256 for file in release.files}
+    hashes = {file.path: file.sha256 for file in release.files}
     whole = hashlib.sha256()
     with archive.open("rb") as handle:
         counter = ProgressCounter(progress, "read back", 2 * os.fstat(handle.fileno()).st_size)
         for member in _members(handle, where=str(archive)):
             digest = _copy(handle, None, member.size, counter)
             name = member.name.partition("/")[2]
-            if name in wanted and wanted[name] != digest:
+            if name in hashes and hashes[name] != digest:
                 raise _refuse(f"{name} changed while it was exported", "it is not what was verified", archive)
         handle.seek(0)
         while piece := handle.read(_PIECE):
@@ -151,7 +151,7 @@ def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where:
     manifest = handle.read(first.size)
     _skip_padding(handle, first.size)
     release = parse_manifest(manifest, lambda what, why: _refuse(what, why, where), named=release_id)
-    wanted = {file.path: file for file in release.files}
+    files = {file.path: file for file in release.files}
     sources: dict[str, Path] = {}
     signatures: dict[str, bytes] = {}
     for member in members:
@@ -163,11 +163,11 @@ def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where:
         if name in (MINISIGN, SIGSTORE) and member.size <= LARGEST_SIGNATURE:
             signatures[name] = handle.read(member.size)
             _skip_padding(handle, member.size)
-        elif name in wanted:
-            sources[name] = _take(handle, member, wanted[name], folder / f"{len(sources)}", counter, where)
+        elif name in files:
+            sources[name] = _take(handle, member, files[name], folder / f"{len(sources)}", counter, where)
         else:
             raise _refuse(f"the archive holds {name[:80]!r}", "the manifest does not name it", where)
-    if missing := sorted(wanted.keys() - sources.keys()):
+    if missing := sorted(files.keys() - sources.keys()):
         raise _refuse(f"{missing[0]} is missing in the archive", "the manifest names it", where)
     return UnpackedArchive(release, sources, signatures)
 
@@ -219,15 +219,15 @@ def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
 
 
 def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, counter: ProgressCounter) -> str:
-    digest, left = hashlib.sha256(), size
-    while left:
-        piece = handle.read(min(_PIECE, left))
+    digest, remaining = hashlib.sha256(), size
+    while remaining:
+        piece = handle.read(min(_PIECE, remaining))
         if not piece:
             break
         digest.update(piece)
         if out is not None:
             out.write(piece)
-        left -= len(piece)
+        remaining -= len(piece)
         counter.add(len(piece))
     _skip_padding(handle, size)
     return digest.hexdigest()

@@ -70,13 +70,13 @@ def report_bytes(
         last_report = now
         seconds = now - began
         rate = done / seconds if seconds > 0 else 0.0
-        known = rate > 0 and seconds >= ENOUGH_SECONDS
+        is_steady = rate > 0 and seconds >= ENOUGH_SECONDS
         reporter.progress(
             phase,
             done / MIB,
             total / MIB,
-            seconds_left=(total - done) / rate if known else None,
-            detail={"MiB/s": round(rate / MIB, 1)} if known else {},
+            seconds_left=(total - done) / rate if is_steady else None,
+            detail={"MiB/s": round(rate / MIB, 1)} if is_steady else {},
         )
 
     return report
@@ -127,7 +127,7 @@ def import_release(work: OpenProject, path: Path) -> ImportedRelease:
             arrived = unpacked.put_into(store, progress=progress)
             return add_to_index(work, arrived.release, new=arrived.new)
     base, template = work.base, load_template(work)
-    taken = import_peft_folder(
+    imported = import_peft_folder(
         path,
         context=ReleaseContext(
             project=work.settings.project,
@@ -148,15 +148,15 @@ def import_release(work: OpenProject, path: Path) -> ImportedRelease:
         "nothing was measured: `graft eval --subject base --subject release:ID` compares it, and "
         "`graft release promote --force --reason …` takes it as it is"
     ]
-    if taken.release.decision != "not_enough_evidence":
-        remarks.insert(0, f"the same weights were judged here before: {taken.release.decision}")
-    if taken.named_base and taken.named_base not in (base.name, loadable_name(base.name)):
-        remarks.append(f"its config names the base {taken.named_base}; it is imported for {base.name}")
-    if taken.left:
-        remarks.append(f"left out: {', '.join(taken.left)}")
+    if imported.release.decision != "not_enough_evidence":
+        remarks.insert(0, f"the same weights were judged here before: {imported.release.decision}")
+    if imported.named_base and imported.named_base not in (base.name, loadable_name(base.name)):
+        remarks.append(f"its config names the base {imported.named_base}; it is imported for {base.name}")
+    if imported.left:
+        remarks.append(f"left out: {', '.join(imported.left)}")
     with store.shared_lock():
-        new = not store.has(taken.release.id)
-        release = store.put(taken.release, sources=taken.sources, progress=progress)
+        new = not store.has(imported.release.id)
+        release = store.put(imported.release, sources=imported.sources, progress=progress)
         return add_to_index(work, release, new=new, remarks=tuple(remarks))
 
 
@@ -176,17 +176,17 @@ def require_own_project(work: OpenProject, release: Release, *, where: str) -> N
 
 def push_to_url(work: OpenProject, name: str, *, url: str | None) -> Pushed:
     release = find_release(work.releases, name)
-    place = RemoteStore(_address(work, url))
-    return push_release(open_store(work), place, release.id, progress=report_bytes(work.reporter))
+    remote = RemoteStore(_address(work, url))
+    return push_release(open_store(work), remote, release.id, progress=report_bytes(work.reporter))
 
 
 def pull_from_url(work: OpenProject, id_or_prefix: str, *, url: str | None) -> ImportedRelease:
     """The id is looked up there: this project's index need not know it."""
-    place, store = RemoteStore(_address(work, url)), open_store(work)
-    release_id = place.find(id_or_prefix)
-    require_own_project(work, place.read(release_id), where=place.address)
+    remote, store = RemoteStore(_address(work, url)), open_store(work)
+    release_id = remote.find(id_or_prefix)
+    require_own_project(work, remote.read(release_id), where=remote.address)
     with store.shared_lock():
-        arrived = pull_release(store, place, release_id, progress=report_bytes(work.reporter))
+        arrived = pull_release(store, remote, release_id, progress=report_bytes(work.reporter))
         return add_to_index(work, arrived.release, new=arrived.new)
 
 
@@ -237,15 +237,15 @@ def push_to_mlflow_registry(work: OpenProject, name: str, *, registered: str) ->
 
 
 def _address(work: OpenProject, url: str | None) -> str:
-    found = url or getattr(work.settings.release, "store", None)
-    if not found:
+    address = url or getattr(work.settings.release, "store", None)
+    if not address:
         raise UserMistake(
             "no address for the other store",
             why="neither the command nor graft.yaml names one",
             fix="give --to or --from with a URL, or set release.store: s3://bucket/folder",
             where="release.store",
         )
-    return str(found)
+    return str(address)
 
 
 TAKEN_OVER_SECONDS = 180.0
@@ -296,16 +296,16 @@ def deploy_here(
     full = full_alias(work, alias, model=release.model)
     move = promote_release(work, release.id, alias=alias, reason="deployed").move
     previous = move.previous if move is not None else release.id
-    found = Deployed(release=release.id, alias=full, to=HERE, previous=previous, ok=True, asked=0)
+    outcome = Deployed(release=release.id, alias=full, to=HERE, previous=previous, ok=True, asked=0)
     if not requests:
-        return found
+        return outcome
     if (lock_holder(gateway_folder(work.project.serving)) or 0) <= 0:
-        return found.model_copy(update={"why": "no endpoint runs here: nothing was asked"})
-    asked = [*questions, *[GREETING] * requests][:requests]
+        return outcome.model_copy(update={"why": "no endpoint runs here: nothing was asked"})
+    prompts = [*questions, *[GREETING] * requests][:requests]
     endpoint = OwnEndpoint(work.settings.serve, root=work.project.root)
     deadline, answered, failure = time.monotonic() + wait_seconds, 0, ""
-    while answered < len(asked) and not failure:
-        by, failure = _ask(endpoint, full, asked[answered])
+    while answered < len(prompts) and not failure:
+        by, failure = _ask(endpoint, full, prompts[answered])
         if failure:
             continue
         if by == release.id:
@@ -314,14 +314,14 @@ def deploy_here(
             failure = f"after {wait_seconds:.0f} s {full} is still answered by {by[:12] or 'another'}"
         else:
             time.sleep(POLL_SECONDS)
-    found = found.model_copy(update={"asked": answered, "why": failure})
+    outcome = outcome.model_copy(update={"asked": answered, "why": failure})
     if not failure:
-        return found
+        return outcome
     reason = f"first requests failed: {failure}"
     moved = previous is not None and previous != release.id
     # A release that somebody promoted meanwhile stays.
     taken_back = moved and roll_back_release(work, release.id, alias=alias, reason=reason) is not None
-    return found.model_copy(update={"ok": False, "taken_back": taken_back})
+    return outcome.model_copy(update={"ok": False, "taken_back": taken_back})
 
 
 def _ask(endpoint: OwnEndpoint, alias: str, question: Question) -> tuple[str, str]:
@@ -368,12 +368,12 @@ def deploy(
         push_to_url(work, release.id, url=to)
         return Deployed(release=release.id, alias=full, to=to, previous=None, ok=True, asked=0)
     target = parse_target(to)
-    there = SshTarget(target.host, f"{target.folder.rstrip('/')}/.graft/releases")
-    push_over_ssh(open_store(work), release.id, target=there, progress=report_bytes(work.reporter))
-    words = (*shlex.split(graft), "release", "deploy", release.id, "--alias", full)
+    remote_store = SshTarget(target.host, f"{target.folder.rstrip('/')}/.graft/releases")
+    push_over_ssh(open_store(work), release.id, target=remote_store, progress=report_bytes(work.reporter))
+    command = (*shlex.split(graft), "release", "deploy", release.id, "--alias", full)
     options = ("--requests", str(requests), "--questions", "-", "--json")
-    found = _run_there(target, (*words, *options), json.dumps([list(question) for question in questions]))
-    return Deployed.model_validate(found).model_copy(update={"to": to})
+    report = _run_there(target, (*command, *options), json.dumps([list(question) for question in questions]))
+    return Deployed.model_validate(report).model_copy(update={"to": to})
 
 
 def _run_there(target: SshTarget, words: Sequence[str], given: str) -> dict[str, Any]:
@@ -392,12 +392,12 @@ def _run_there(target: SshTarget, words: Sequence[str], given: str) -> dict[str,
             "ssh cannot be started", why=str(error), fix="install an SSH client"
         ) from error
     try:
-        found: dict[str, Any] = json.loads(done.stdout)
+        report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        found = {}
-    if done.returncode in (EXIT_DONE, EXIT_ANSWER_IS_NO) and "release" in found:
-        return found
-    raise _explain(done.returncode, found, done.stderr.decode(errors="replace"), where)
+        report = {}
+    if done.returncode in (EXIT_DONE, EXIT_ANSWER_IS_NO) and "release" in report:
+        return report
+    raise _explain(done.returncode, report, done.stderr.decode(errors="replace"), where)
 
 
 def _explain(code: int, found: dict[str, Any], errors: str, where: str) -> GraftError:

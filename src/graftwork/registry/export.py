@@ -141,7 +141,7 @@ def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
         density=request.density,
         draw=mask_source(request.density, request.seed),
     )
-    made = MergedAdapter(
+    merged = MergedAdapter(
         folder=str(request.to),
         method=request.method,
         rank=rank,
@@ -165,8 +165,8 @@ def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
     with atomic_folder(request.to) as temporary:
         write_atomic(temporary / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
         write_atomic(temporary / CONFIG_FILE, json.dumps(config, indent=2))
-        write_atomic(temporary / MERGE_FILE, made.to_json())
-    return made
+        write_atomic(temporary / MERGE_FILE, merged.to_json())
+    return merged
 
 
 def _read_parent(work: OpenProject, name: str) -> _Parent:
@@ -205,10 +205,12 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
             fix="train it with `method: lora`, without `experts`",
             where=str(folder),
         )
-    if other := [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]:
+    if unmergeable := [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]:
         raise UserMistake(
             f"{name} has weights besides its LoRA factors",
-            why=f"{other[0]} and {len(other) - 1} more" if len(other) > 1 else other[0],
+            why=f"{unmergeable[0]} and {len(unmergeable) - 1} more"
+            if len(unmergeable) > 1
+            else unmergeable[0],
             fix="merge adapters without trained embeddings or other modules",
             where=str(folder),
         )
@@ -241,7 +243,7 @@ def _read_tensors(file: Path) -> dict[str, Any]:
             fix="get the adapter again from where it was made",
             where=str(file.parent),
         ) from error
-    found = {}
+    tensors = {}
     for key, entry in entries:
         data, kind = entry["data"], entry["dtype"]
         if kind == "BF16":
@@ -255,31 +257,31 @@ def _read_tensors(file: Path) -> dict[str, Any]:
                 fix="save the adapter in float32",
                 where=str(file),
             )
-        found[key] = numbers.reshape(entry["shape"])
-    return found
+        tensors[key] = numbers.reshape(entry["shape"])
+    return tensors
 
 
 def _require_alike(parents: Sequence[_Parent], method: MergeMethod) -> None:
     first = parents[0]
-    for other in parents[1:]:
-        if other.base != first.base:
+    for parent in parents[1:]:
+        if parent.base != first.base:
             raise UserMistake(
-                f"{other.name} belongs to the base {other.base}, {first.name} to {first.base}",
+                f"{parent.name} belongs to the base {parent.base}, {first.name} to {first.base}",
                 fix="merge adapters of one base",
             )
-        if other.pairs.keys() != first.pairs.keys():
-            only = sorted(other.pairs.keys() ^ first.pairs.keys())
+        if parent.pairs.keys() != first.pairs.keys():
+            only = sorted(parent.pairs.keys() ^ first.pairs.keys())
             raise UserMistake(
-                f"{other.name} and {first.name} adapt different layers",
+                f"{parent.name} and {first.name} adapt different layers",
                 why=f"only one of them has {only[0]} ({len(only)} differ)",
                 fix="merge adapters with the same train.targets and train.upper_layers",
             )
-    for other in parents:
-        ranks = {pair.a.shape[0] for pair in other.pairs.values()}
+    for parent in parents:
+        ranks = {pair.a.shape[0] for pair in parent.pairs.values()}
         if method != "average" and ranks != {first.shape.rank}:
-            shown = ", ".join(str(rank) for rank in sorted(ranks))
+            rank_list = ", ".join(str(rank) for rank in sorted(ranks))
             raise UserMistake(
-                f"layers of {other.name} have rank {shown}, {first.name} states rank {first.shape.rank}",
+                f"layers of {parent.name} have rank {rank_list}, {first.name} states rank {first.shape.rank}",
                 fix="use --method average, which takes any ranks",
             )
 
@@ -350,14 +352,14 @@ def export(job: ExportJob) -> None:
                 fix="serve the adapter with its base (`graft release export run --format adapter`), or merge "
                 "into a base in float32",
             )
-        seen = None
+        to_four_bits = None
         if job.four_bits:
             heart.beat("logits of the 4-bit base and adapter", 0, 1)
-            seen = compare_logits(
+            to_four_bits = compare_logits(
                 _logits(base, rows, dtype=dtype, adapter=adapter, four_bits=True), merged, dtype=dtype
             )
-        found = MergeProof(merged_weights=changed, agreement=agreement, to_four_bits=seen)
-        write_atomic(Path(job.folder) / MERGED_FILE, found.to_json())
+        proof = MergeProof(merged_weights=changed, agreement=agreement, to_four_bits=to_four_bits)
+        write_atomic(Path(job.folder) / MERGED_FILE, proof.to_json())
 
 
 def dtype_of(base: Path) -> str:
@@ -365,12 +367,12 @@ def dtype_of(base: Path) -> str:
     from safetensors import safe_open
 
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
-    found: set[str] = set()
+    dtypes: set[str] = set()
     for path in base.glob("*.safetensors"):
         handle: Any = safe_open(path, framework="pt")
         keys: list[str] = handle.keys()
-        found |= {names.get(handle.get_slice(key).get_dtype(), "") for key in keys if key.endswith("weight")}
-    return next((name for name in ("float32", "bfloat16", "float16") if name in found), "float32")
+        dtypes |= {names.get(handle.get_slice(key).get_dtype(), "") for key in keys if key.endswith("weight")}
+    return next((name for name in ("float32", "bfloat16", "float16") if name in dtypes), "float32")
 
 
 def _logits(
@@ -457,8 +459,8 @@ def export_run(
 
 def _find_source(work: OpenProject, run: str | None) -> _Source:
     if run is not None:
-        named = [entry for entry in work.runs.list() if entry.id.startswith(run)]
-        entry = named[0] if len(named) == 1 else None
+        matches = [entry for entry in work.runs.list() if entry.id.startswith(run)]
+        entry = matches[0] if len(matches) == 1 else None
     else:
         done = work.ledger.get(name_entry(work, "train"))
         entry = None if done is None else work.runs.get(str(done.output["run_id"]))

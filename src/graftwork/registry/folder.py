@@ -285,8 +285,8 @@ def verify_release(folder: Path, *, progress: ProgressCallback = no_progress) ->
         if (folder / file.path).is_symlink():
             raise _damaged(f"{file.path} is a link", "it could point anywhere", folder / file.path)
         _require_bytes(folder / file.path, file.sha256, counter)
-    named = METADATA_FILES | {file.path for file in release.files}
-    unexpected = sorted(path.name for path in folder.iterdir() if path.name not in named)
+    expected = METADATA_FILES | {file.path for file in release.files}
+    unexpected = sorted(path.name for path in folder.iterdir() if path.name not in expected)
     if unexpected:
         raise _damaged(f"{unexpected[0]} does not belong here", "the manifest does not name it", folder)
     if is_prompt({file.path for file in release.files}):
@@ -324,11 +324,11 @@ def _require_bytes(path: Path, sha256: str, counter: ProgressCounter) -> None:
     if not path.is_file():
         raise _damaged(f"{path.name} is missing", "its manifest names it", path)
     try:
-        found = digest_with_progress(path, counter)
+        actual = digest_with_progress(path, counter)
     except OSError as error:
         raise explain_os_error(error, path) from error
-    if found != sha256:
-        why = f"expected sha256 {sha256[:12]}…, found {found[:12]}…"
+    if actual != sha256:
+        why = f"expected sha256 {sha256[:12]}…, found {actual[:12]}…"
         raise _damaged(f"{path.name} does not match its hash in the manifest", why, path)
 
 

@@ -187,9 +187,9 @@ class Hub:
         """One commit with all files of the release and without the signatures of another one."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        other = [name for name in (MINISIGN, SIGSTORE) if name not in metadata]
+        absent = [name for name in (MINISIGN, SIGSTORE) if name not in metadata]
         operations: list[Any] = [
-            CommitOperationDelete(info.path) for info in (self._infos(other, "main") if other else ())
+            CommitOperationDelete(info.path) for info in (self._infos(absent, "main") if absent else ())
         ]
         operations += [CommitOperationAdd(name, content) for name, content in metadata.items()]
         with ExitStack() as open_files:
@@ -258,13 +258,13 @@ class Hub:
         self, release: Release, folder: Path, metadata: dict[str, bytes], *, commit: str
     ) -> None:
         """Check that the Hub has what the manifest names."""
-        wanted = {file.path: file.sha256 for file in release.files}
-        wanted |= {name: hashlib.sha256(content).hexdigest() for name, content in metadata.items()}
-        found = {info.path: info for info in self._infos(sorted({*wanted, *METADATA_FILES}), commit)}
-        if unexpected := sorted(found.keys() - wanted.keys()):
+        hashes = {file.path: file.sha256 for file in release.files}
+        hashes |= {name: hashlib.sha256(content).hexdigest() for name, content in metadata.items()}
+        infos = {info.path: info for info in self._infos(sorted({*hashes, *METADATA_FILES}), commit)}
+        if unexpected := sorted(infos.keys() - hashes.keys()):
             raise self._damaged(f"{unexpected[0]} is in the commit", "it belongs to another release")
-        for name, sha256 in wanted.items():
-            info = found.get(name)
+        for name, sha256 in hashes.items():
+            info = infos.get(name)
             if info is None:
                 raise self._damaged(f"{name} is not in the commit", "the Hub did not take it")
             if info.lfs is not None:
@@ -308,9 +308,9 @@ class Hub:
             raise
         except Exception as error:
             # The token that the client was made with, even if the environment changed since.
-            known = {TOKEN: self._token or "", ENDPOINT: self._endpoint or os.environ.get(ENDPOINT, "")}
+            environment = {TOKEN: self._token or "", ENDPOINT: self._endpoint or os.environ.get(ENDPOINT, "")}
             message = redact_variables(
-                str(error) or type(error).__name__, environment=known, variables=tuple(known)
+                str(error) or type(error).__name__, environment=environment, variables=tuple(environment)
             )
             raise EnvironmentLacks(
                 f"the request to the Hub failed: {message}",

@@ -92,10 +92,12 @@ def matches_rollback(log: Iterable[AliasMove], move: AliasMove) -> bool:
 
 
 def alias_moved_error(move: AliasMove, current: str | None, *, where: str) -> Busy:
-    expected, found = (f"release {at[:12]}" if at else "nothing" for at in (move.previous, current))
+    expected, actual = (
+        f"release {release_id[:12]}" if release_id else "nothing" for release_id in (move.previous, current)
+    )
     return Busy(
         f"the alias {move.alias} was moved by another process",
-        why=f"it pointed at {expected} when this move was decided, and points at {found} now",
+        why=f"it pointed at {expected} when this move was decided, and points at {actual} now",
         fix=f"run `graft release list`; if you still want the move, promote {move.release_id[:12]} again",
         where=where,
     )
@@ -159,9 +161,9 @@ def find_release(index: ReleaseIndex, name: str) -> Release:
     """Find a release by alias, version (`1.4.0`, `tagger@1.4.0`), id or unique prefix of an id."""
     release_id = index.aliases().get(name) if ALIAS.fullmatch(name) else None
     if release_id is None:
-        model, at, version = name.rpartition("@")
+        model, separator, version = name.rpartition("@")
         if VERSION.fullmatch(version):
-            release_id = index.find_version(version, model=model if at else None)
+            release_id = index.find_version(version, model=model if separator else None)
             if release_id is None:
                 raise UserMistake(
                     f"no release has the version {name}, or several models have it",
@@ -269,21 +271,21 @@ def select_retained(
 
     `entries` are sorted from newest to oldest. `young_since` is an ISO time.
     """
-    kept: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     counted: Counter[str] = Counter()
     for entry in entries:
         if entry.id in reachable:
-            kept[entry.id] = "an alias points at it or can be rolled back to it"
+            reasons[entry.id] = "an alias points at it or can be rolled back to it"
         elif entry.id in leased:
-            kept[entry.id] = "a running server uses it"
+            reasons[entry.id] = "a running server uses it"
         elif entry.collected_at is not None:
             # An earlier collection marked it and was stopped.
             continue
         elif PINNED in entry.tags:
-            kept[entry.id] = f"it is tagged {PINNED}"
+            reasons[entry.id] = f"it is tagged {PINNED}"
         elif counted[entry.model] < keep_last:
-            kept[entry.id] = f"it is one of the {keep_last} newest of {entry.model}"
+            reasons[entry.id] = f"it is one of the {keep_last} newest of {entry.model}"
         elif entry.created_at >= young_since:
-            kept[entry.id] = "it is younger than the retention period"
+            reasons[entry.id] = "it is younger than the retention period"
         counted[entry.model] += 1
-    return kept
+    return reasons

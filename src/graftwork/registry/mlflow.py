@@ -113,8 +113,8 @@ def name_alias(alias: str) -> str:
 
 def _find_version(client: Any, name: str, release: Release) -> Any | None:
     # By its tag: MLflow finds no name that has a quote or a backslash in it.
-    found = client.search_model_versions(f"tags.`{RELEASE}` = '{release.id}'")
-    return next((version for version in found if version.name == name), None)
+    versions = client.search_model_versions(f"tags.`{RELEASE}` = '{release.id}'")
+    return next((version for version in versions if version.name == name), None)
 
 
 def _send(client: Any, folder: Path, release: Release) -> Any:
@@ -122,28 +122,28 @@ def _send(client: Any, folder: Path, release: Release) -> Any:
     if client.get_experiment_by_name(release.project) is None:
         _found_or_made(lambda: None, lambda: client.create_experiment(release.project))
     experiment = str(client.get_experiment_by_name(release.project).experiment_id)
-    begun = client.search_runs([experiment], f"tags.`{RELEASE}` = '{release.id}'", max_results=1)
+    runs = client.search_runs([experiment], f"tags.`{RELEASE}` = '{release.id}'", max_results=1)
     run = (
-        begun[0]
-        if begun
+        runs[0]
+        if runs
         else client.create_run(experiment, tags=tracker_tags(release), run_name=f"release {release.id[:12]}")
     )
     run_id = run.info.run_id
     paths = sorted(folder.iterdir())
-    there = _read_back(client, run_id) if begun else {}
-    if there:
+    uploaded = _read_back(client, run_id) if runs else {}
+    if uploaded:
         for path in paths:
-            if there.get(path.name) != file_digest(path):
+            if uploaded.get(path.name) != file_digest(path):
                 client.log_artifact(run_id, str(path), ARTIFACTS)
     else:
         client.log_artifacts(run_id, str(folder), ARTIFACTS)
-    there = _read_back(client, run_id)
+    uploaded = _read_back(client, run_id)
     for path in paths:
-        if there.get(path.name) != file_digest(path):
+        if uploaded.get(path.name) != file_digest(path):
             raise _other_bytes(path.name, run_id)
-    known = run.data.metrics if begun else {}
+    logged = run.data.metrics if runs else {}
     figures = {_NOT_IN_FIGURE.sub("_", figure): value for figure, value in tracker_metrics(folder).items()}
-    for figure in figures.keys() - known.keys():
+    for figure in figures.keys() - logged.keys():
         client.log_metric(run_id, figure, figures[figure])
     client.set_terminated(run_id)
     return run
@@ -154,9 +154,9 @@ def _send_missing_signatures(client: Any, run_id: str | None, folder: Path) -> N
     ours = [folder / name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
     if not ours or not run_id:
         return
-    there = {str(artifact.path).rpartition("/")[2] for artifact in client.list_artifacts(run_id, ARTIFACTS)}
+    names = {str(artifact.path).rpartition("/")[2] for artifact in client.list_artifacts(run_id, ARTIFACTS)}
     for path in ours:
-        if path.name in there:
+        if path.name in names:
             continue
         client.log_artifact(run_id, str(path), ARTIFACTS)
         with tempfile.TemporaryDirectory() as scratch:
@@ -179,8 +179,8 @@ def _read_back(client: Any, run_id: str) -> dict[str, str]:
     if not client.list_artifacts(run_id, ARTIFACTS):
         return {}
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(client.download_artifacts(run_id, ARTIFACTS, folder))
-        return {path.name: file_digest(path) for path in found.iterdir() if path.is_file()}
+        downloaded = Path(client.download_artifacts(run_id, ARTIFACTS, folder))
+        return {path.name: file_digest(path) for path in downloaded.iterdir() if path.is_file()}
 
 
 def _found_or_made(find: Callable[[], Any], make: Callable[[], Any]) -> None:

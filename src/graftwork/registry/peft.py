@@ -113,12 +113,12 @@ def import_peft_folder(
     config = _read_config(folder / CONFIG, names)
     _require_weights(folder, names)
     files = tuple(describe_file(folder / name) for name in ADAPTER_FILES)
-    known = find_verdict(files[ADAPTER_FILES.index(WEIGHTS)].sha256)
+    earlier = find_verdict(files[ADAPTER_FILES.index(WEIGHTS)].sha256)
     decision: Decision = "not_enough_evidence"
     reason = "it was imported; nothing was measured here"
-    if known is not None and known.decision in ("abort", "iterate"):
-        decision = known.decision
-        reason = f"it was imported; the same weights were judged here before: {known.reason}"
+    if earlier is not None and earlier.decision in ("abort", "iterate"):
+        decision = earlier.decision
+        reason = f"it was imported; the same weights were judged here before: {earlier.reason}"
     verdict = Verdict(decision=decision, reason=reason, rules=(), report_hash="")
     named_base = str(config.get("base_model_name_or_path") or "")
     texts = {
@@ -178,8 +178,8 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
             fix="write the adapter again with `save_pretrained`",
             where=str(path),
         )
-    found: dict[str, Any] = config
-    return found
+    parsed: dict[str, Any] = config
+    return parsed
 
 
 def _require_weights(folder: Path, names: list[str]) -> None:

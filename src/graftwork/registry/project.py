@@ -40,18 +40,18 @@ class Promoted(NamedTuple):
 
 
 def open_store(work: OpenProject) -> ReleaseStore:
-    given = work.settings.release.public_key
-    key = load_public_key(given, root=work.project.root) if given else None
+    public_key = work.settings.release.public_key
+    key = load_public_key(public_key, root=work.project.root) if public_key else None
     return ReleaseStore.open(work.project.releases, public_key=key)
 
 
 def full_alias(work: OpenProject, alias: str | None = None, *, model: str | None = None) -> str:
     """The full name of an alias of this model, by default the one that is worked on."""
     settings = work.settings
-    chosen = model or work.model
+    name = model or work.model
     # What was released before the project had named models is the main one's.
-    known = chosen if chosen in settings.models else settings.main_model
-    return alias_of_model(alias or settings.release.alias, model=known, main=settings.main_model)
+    owner = name if name in settings.models else settings.main_model
+    return alias_of_model(alias or settings.release.alias, model=owner, main=settings.main_model)
 
 
 def promote_release(
@@ -172,8 +172,8 @@ def collect_garbage(
             )
         )
         reasons.update({id_: DOUBTFUL for id_ in contents.doubtful if id_ not in reasons})
-        known = {entry.id for entry in entries}
-        unused = {id_ for id_ in contents.ids if id_ in known and id_ not in reasons}
+        indexed = {entry.id for entry in entries}
+        unused = {id_ for id_ in contents.ids if id_ in indexed and id_ not in reasons}
         if not dry_run:
             # From here on no alias can be moved to them; one that was moved meanwhile spares its release.
             unused = set(work.releases.collect(unused, when=timestamp()))
@@ -186,8 +186,8 @@ def collect_garbage(
                 work.releases.add(work.releases.get(entry.id))
                 reasons.setdefault(entry.id, HELD_LATE)
 
-    found = open_store(work).collect_garbage(in_use, dry_run=dry_run, stays=stays)
-    return found.model_copy(
+    garbage = open_store(work).collect_garbage(in_use, dry_run=dry_run, stays=stays)
+    return garbage.model_copy(
         update={"adopted": tuple(adopted), "refused": tuple(refused), "why_kept": reasons}
     )
 
@@ -219,9 +219,9 @@ def _find_unindexed(work: OpenProject, ids: Iterable[str]) -> tuple[list[Release
     Every byte is read: one that counts among the newest may cost an older one its place.
     """
     store, whole, damaged = open_store(work), list[Release](), list[str]()
-    known = {entry.id for entry in work.releases.entries()}
+    indexed = {entry.id for entry in work.releases.entries()}
     for release_id in ids:
-        if release_id in known:
+        if release_id in indexed:
             continue
         try:
             release = store.verify_unsigned(release_id)
@@ -249,8 +249,8 @@ def read_verdict(work: OpenProject, release: Release) -> Verdict | None:
 
 def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None, limit: int) -> ReleaseQuery:
     """Add what has to be parsed. Asks for one more than `limit`, to find out whether there are more."""
-    chosen = next((known for known in get_args(Decision) if known == decision), None)
-    if decision is not None and chosen is None:
+    choice = next((option for option in get_args(Decision) if option == decision), None)
+    if decision is not None and choice is None:
         raise UserMistake(
             f"{decision!r} is not a decision",
             fix=f"choose one of {', '.join(get_args(Decision))}",
@@ -263,7 +263,7 @@ def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None
         )
     first = start.isoformat(timespec="seconds") if start is not None else None
     return filters.model_copy(
-        update={"decision": chosen, "since": first, "limit": limit + 1 if limit else None}
+        update={"decision": choice, "since": first, "limit": limit + 1 if limit else None}
     )
 
 
@@ -294,8 +294,8 @@ class LineageGraph(Record):
 
     def below(self, node_id: str) -> tuple[tuple[LineageEdge, LineageNode], ...]:
         """What a node was made of."""
-        known = {node.id: node for node in self.nodes}
-        return tuple((edge, known[edge.of]) for edge in self.edges if edge.made == node_id)
+        by_id = {node.id: node for node in self.nodes}
+        return tuple((edge, by_id[edge.of]) for edge in self.edges if edge.made == node_id)
 
 
 def to_dot(graph: LineageGraph) -> str:
@@ -355,19 +355,19 @@ def trace_release(work: OpenProject, release: Release, *, lines: bool = True) ->
     if store.has(release.id):
         dataset = _read_dataset(store.get(release.id) / "dataset.json")
     _draw_making(work, drawing, release, top, dataset, lines=lines)
-    child, made, seen = release, top, {release.id}
-    while child.parent is not None and child.parent not in seen and len(seen) < _LONGEST_WAY_BACK:
-        seen.add(child.parent)
+    child, child_node, visited = release, top, {release.id}
+    while child.parent is not None and child.parent not in visited and len(visited) < _LONGEST_WAY_BACK:
+        visited.add(child.parent)
         try:
             parent = work.releases.get(child.parent)
         except GraftError:
             lost = drawing.node("release", child.parent[:12], key=child.parent, state="not in this index")
-            drawing.edge(made, lost, "took the place of")
+            drawing.edge(child_node, lost, "took the place of")
             break
         below = _draw_release(work, drawing, parent)
-        drawing.edge(made, below, "took the place of")
+        drawing.edge(child_node, below, "took the place of")
         _draw_making(work, drawing, parent, below, None, lines=False)
-        child, made = parent, below
+        child, child_node = parent, below
     return LineageGraph(nodes=tuple(drawing.nodes.values()), edges=tuple(drawing.edges))
 
 
@@ -391,8 +391,8 @@ def _draw_release(work: OpenProject, drawing: _Drawing, release: Release) -> str
 def _draw_making(
     work: OpenProject, drawing: _Drawing, release: Release, top: str, dataset: Dataset | None, *, lines: bool
 ) -> None:
-    kept = work.runs.get(release.run_id)
-    run = drawing.node("run", release.run_id, state=kept.state if kept else "not in this index")
+    run_entry = work.runs.get(release.run_id)
+    run = drawing.node("run", release.run_id, state=run_entry.state if run_entry else "not in this index")
     drawing.edge(top, run, "trained by")
     drawing.edge(
         top, drawing.node("verdict", release.verdict_hash[:12], decision=release.decision), "judged by"
@@ -403,15 +403,15 @@ def _draw_making(
     base = drawing.node("base", release.base, revision=release.base_fingerprint[:12], **licence)
     drawing.edge(run, base, "on")
     folder = work.project.datasets / release.dataset_hash
-    there = "here" if folder.is_dir() else "its rows are no longer here"
+    data_state = "here" if folder.is_dir() else "its rows are no longer here"
     if dataset is None and lines:
-        there = "what it was read from is not known here"
-    data = drawing.node("dataset", release.dataset_hash[:12], key=release.dataset_hash, state=there)
+        data_state = "what it was read from is not known here"
+    data = drawing.node("dataset", release.dataset_hash[:12], key=release.dataset_hash, state=data_state)
     drawing.edge(run, data, "learned from")
     if dataset is not None:
-        found = _lines_of(folder, dataset) if lines and folder.is_dir() else {}
+        line_numbers = _lines_of(folder, dataset) if lines and folder.is_dir() else {}
         for file in dataset.inputs:
-            _draw_file(work, drawing, data, file, found.get(file.file, {}))
+            _draw_file(work, drawing, data, file, line_numbers.get(file.file, {}))
 
 
 def _draw_file(
@@ -434,9 +434,9 @@ def _lines_of(folder: Path, dataset: Dataset) -> dict[str, dict[str, list[int]]]
     """For each file and split the lines that rows were made of."""
     from graftwork.files.dataset import scan_columns
 
-    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    by_file: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for split, _, batch in scan_columns(folder, dataset, columns=("file", "line")):
         files, numbers = (batch.column(name).to_pylist() for name in ("file", "line"))
         for file, number in zip(files, numbers, strict=True):
-            found[file][split].append(number)
-    return found
+            by_file[file][split].append(number)
+    return by_file

@@ -138,14 +138,14 @@ def release_prompt(work: OpenProject) -> Release:
                 licence=find_licence(Path(work.base.folder)),
             ),
         )
-        written = store.put(release, sources=sources)
-        work.releases.add(written)
-        store.verify(written.id)
+        stored = store.put(release, sources=sources)
+        work.releases.add(stored)
+        store.verify(stored.id)
         promote(
             work.releases,
-            written,
+            stored,
             alias=alias,
             change=Change(current_user(), timestamp(), "the gate said deploy to the prompted base"),
             require_verdict=work.settings.release.require_verdict,
         )
-    return written
+    return stored

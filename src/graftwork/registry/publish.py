@@ -26,14 +26,14 @@ def write_card(lineage: Lineage, context: ReleaseContext) -> str:
     dropped, redacted = sum(dataset.dropped.values()), sum(dataset.redactions.values())
     # JSON strings are YAML strings, so a colon in a model name cannot break the header.
     stated = f"license: {json.dumps(licence)}\n" if licence else ""
-    named = json.dumps(loadable_name(base))
+    base_name = json.dumps(loadable_name(base))
     residuals = [
         f"| {_cell(figure.name)} | {figure.planned.value:.4g} "
         f"({figure.planned.low:.4g} to {figure.planned.high:.4g}) | {figure.actual:.4g} |"
         for figure in outcome.residuals
     ]
     sections = (
-        f"---\nbase_model: {named}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---",
+        f"---\nbase_model: {base_name}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---",
         f"# {context.project}: a LoRA adapter on {base}",
         "Made by Graftwork. `manifest.json` names every file with its hash, and the data, plan, run, "
         "report and verdict behind them.",
@@ -177,9 +177,9 @@ def publish(
     sources |= {name: text.encode() for name, text in texts.items()}
     # The lock covers both, so that garbage collection never sees the new folder without its index entry.
     with store.shared_lock():
-        written = store.put(release, sources=sources)
-        index.add(written, version=version)
-    return written
+        stored = store.put(release, sources=sources)
+        index.add(stored, version=version)
+    return stored
 
 
 _CARDS = ("README.md", "MODEL_CARD.md")
@@ -231,8 +231,8 @@ def _in_config(path: Path) -> str:
 def _in_text(path: Path) -> str:
     text = _read(path)
     beginning = " ".join(text[:2000].lower().split())
-    known = (licence for phrase, licence in _KNOWN if phrase in beginning)
-    return next(known, None) or next((line.strip() for line in text.splitlines() if line.strip()), "")
+    licences = (licence for phrase, licence in _KNOWN if phrase in beginning)
+    return next(licences, None) or next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def _plain(value: str) -> str:

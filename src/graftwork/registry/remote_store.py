@@ -60,8 +60,8 @@ class RemoteStore:
     def ids(self) -> tuple[str, ...]:
         """The ids of all releases with a manifest, unverified."""
         self._files.system.invalidate_cache()
-        found = self._call(lambda: self._files.system.glob(self._files.path(f"releases/*/{MANIFEST}")))
-        names = (str(path).rsplit("/", 2)[-2] for path in found)
+        manifests = self._call(lambda: self._files.system.glob(self._files.path(f"releases/*/{MANIFEST}")))
+        names = (str(path).rsplit("/", 2)[-2] for path in manifests)
         return tuple(sorted(name for name in names if NAME.fullmatch(name)))
 
     def has(self, release_id: str) -> bool:
@@ -70,15 +70,15 @@ class RemoteStore:
     def find(self, id_or_prefix: str) -> str:
         """The id of the only release that starts with this prefix."""
         require_name(id_or_prefix, kind="release id")
-        found = [known for known in self.ids() if known.startswith(id_or_prefix)]
-        if len(found) != 1:
+        matches = [release_id for release_id in self.ids() if release_id.startswith(id_or_prefix)]
+        if len(matches) != 1:
             raise UserMistake(
-                f"{'several releases start' if found else 'no release starts'} with {id_or_prefix} there",
+                f"{'several releases start' if matches else 'no release starts'} with {id_or_prefix} there",
                 why=f"{self.address} holds {len(self.ids())} releases",
                 fix="give more of the id, or push the release there first (`graft release push`)",
                 where=self.address,
             )
-        return found[0]
+        return matches[0]
 
     def put_blob(self, source: Path, file: ReleaseFile, *, count: ProgressCounter | None = None) -> bool:
         """Upload a blob and read it back. False if it was there already.
@@ -104,8 +104,8 @@ class RemoteStore:
         blob, counted = self._blob(file.sha256), count or ProgressCounter(no_progress, "", 0)
         size = self._size(blob)
         if size != file.size:
-            found = "is not there" if size is None else f"has {size:,} bytes, not {file.size:,}"
-            raise self.refuse(f"{file.path} {found}", "the manifest names it")
+            problem = "is not there" if size is None else f"has {size:,} bytes, not {file.size:,}"
+            raise self.refuse(f"{file.path} {problem}", "the manifest names it")
         fetch = partial(self._files.system.get_file, self._files.path(blob), str(target))
         self._transfer(fetch, size=file.size, count=counted)
         if digest_with_progress(target, ProgressCounter(no_progress, "", 0)) != file.sha256:
@@ -220,14 +220,14 @@ def push_release(
         release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
         count = ProgressCounter(progress, "send and read back", 2 * sum(file.size for file in release.files))
         sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file, count=count))
-        there = None  # missing, or damaged, so that it is written again
+        remote_release = None  # missing, or damaged, so that it is written again
         with suppress(Damaged, UserMistake):
-            there = place.read(release.id)
+            remote_release = place.read(release.id)
         for name in (MINISIGN, SIGSTORE):
             # A manifest with another time has other bytes and its own signatures.
-            if (folder / name).is_file() and there in (None, release):
+            if (folder / name).is_file() and remote_release in (None, release):
                 place.put_text(release.id, name, (folder / name).read_bytes())
-        if there is None:
+        if remote_release is None:
             place.put_text(release.id, MANIFEST, (folder / MANIFEST).read_bytes())
     return Pushed(release, tuple(file.path for file in sent), sum(file.size for file in sent))
 

@@ -104,8 +104,8 @@ def public_of(key: SecretKey) -> PublicKey:
 
 
 def write_public_key(key: PublicKey) -> str:
-    shown = key.number[::-1].hex().upper()
-    return f"{_UNTRUSTED}minisign public key {shown}\n{_encode(b'Ed' + key.number + key.key)}\n"
+    key_id = key.number[::-1].hex().upper()
+    return f"{_UNTRUSTED}minisign public key {key_id}\n{_encode(b'Ed' + key.number + key.key)}\n"
 
 
 def write_secret_key(key: SecretKey) -> str:
@@ -135,12 +135,12 @@ def read_secret_key(text: str, *, password: str | None, where: str) -> SecretKey
         )
         body = bytes(a ^ b for a, b in zip(body, stream, strict=True))
     secret, checksum = body[:72], body[72:]
-    found = hashlib.blake2b(kind + secret, digest_size=32).digest()
+    digest = hashlib.blake2b(kind + secret, digest_size=32).digest()
     if kdf == b"\0\0" and checksum == bytes(32):
         # minisign 0.11 leaves the checksum of a key without a password empty: compare its two halves instead.
         whole = public_bytes(secret[8:40]) == secret[40:]
     else:
-        whole = hmac.compare_digest(found, checksum)
+        whole = hmac.compare_digest(digest, checksum)
     if not whole:
         raise _unreadable("the secret key", "the password is wrong, or the file is damaged", where)
     return SecretKey(secret[:8], secret[8:40])
@@ -220,32 +220,32 @@ def require_signature(folder: Path, *, public_key: str) -> str:
             fix=f"sign it: `graft release edit {folder.name[:12]} --sign FILE`",
             where=str(path),
         )
-    found = read_signature(path.read_text(encoding="utf-8", errors="replace"), where=str(path))
-    if found.number != key.number:
+    signature = read_signature(path.read_text(encoding="utf-8", errors="replace"), where=str(path))
+    if signature.number != key.number:
         raise AnswerIsNo(
             f"release {folder.name[:12]} is signed with another key",
-            why=f"it is signed with key {_show(found.number)}; graft.yaml trusts {_show(key.number)}",
+            why=f"it is signed with key {_show(signature.number)}; graft.yaml trusts {_show(key.number)}",
             fix="sign it with the trusted key, import or pull a copy that is signed with it (its signature "
             "replaces this one), or change `release.public_key`",
             where=str(path),
         )
-    if not is_valid_signature(found, (folder / MANIFEST).read_bytes(), key=key):
+    if not is_valid_signature(signature, (folder / MANIFEST).read_bytes(), key=key):
         raise Damaged(
             f"the signature of release {folder.name[:12]} is not valid",
             why="the manifest or the signature was changed after signing",
             fix="import or pull the release again from where it was signed: that replaces this signature",
             where=str(path),
         )
-    return found.trusted_comment
+    return signature.trusted_comment
 
 
 def is_signed_by(public_key: str, *, manifest: bytes, signature: bytes) -> bool:
     """Whether this key made this signature of this manifest. An unreadable signature is not one."""
     try:
-        found = read_signature(signature.decode(errors="replace"), where=MINISIGN)
+        parsed = read_signature(signature.decode(errors="replace"), where=MINISIGN)
     except UserMistake:
         return False
-    return is_valid_signature(found, manifest, key=read_public_key(public_key))
+    return is_valid_signature(parsed, manifest, key=read_public_key(public_key))
 
 
 def sign_manifest(folder: Path, *, key: SecretKey, comment: str) -> bytes:

@@ -145,11 +145,11 @@ def push_over_ssh(
     with store.shared_lock():
         release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
         # The hashes in the manifest, not those of the folder, which may have changed since.
-        known = {file.path: file.sha256 for file in release.files}
+        hashes = {file.path: file.sha256 for file in release.files}
         names = [path.name for path in sorted(folder.iterdir())]
-        sums = "\n".join(f"{known.get(name) or file_digest(folder / name)}  {name}" for name in names)
-        given = (target.folder, release.id, alias or "", sums)
-        sent = _run(target, _HAVE, given) != "have"
+        sums = "\n".join(f"{hashes.get(name) or file_digest(folder / name)}  {name}" for name in names)
+        arguments = (target.folder, release.id, alias or "", sums)
+        sent = _run(target, _HAVE, arguments) != "have"
         if sent:
             with tempfile.TemporaryDirectory() as scratch:
                 packed = write_archive(
@@ -157,12 +157,12 @@ def push_over_ssh(
                 )
                 with packed.path.open("rb") as stream:
                     count = ProgressCounter(progress, "send", packed.bytes)
-                    _run(target, _TAKE, given, stream=stream, count=count)
+                    _run(target, _TAKE, arguments, stream=stream, count=count)
                     count.finish()
         previous = None
         if alias is not None:
-            found = _run(target, _POINT, given)
-            previous = None if found == "none" else found
+            pointed_at = _run(target, _POINT, arguments)
+            previous = None if pointed_at == "none" else pointed_at
     return SshDelivery(release, target, sent, alias, previous)
 
 

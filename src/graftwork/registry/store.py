@@ -205,15 +205,15 @@ class Lease:
 
     def add(self, *release_ids: str) -> None:
         """Keep these releases from garbage collection. Waits while it runs."""
-        wanted = {require_name(name, kind="release id") for name in release_ids} - self._ids
-        if not wanted:
+        new_ids = {require_name(name, kind="release id") for name in release_ids} - self._ids
+        if not new_ids:
             return
         with shared_lock(self._root):
             if self._file is not None:
-                self._ids |= wanted
+                self._ids |= new_ids
                 write_atomic(self._file, json.dumps(sorted(self._ids)))
             else:
-                self._ids |= {name for name in wanted if self._lock(self._root / name / MANIFEST)}
+                self._ids |= {name for name in new_ids if self._lock(self._root / name / MANIFEST)}
 
     def _lock(self, manifest: Path) -> bool:
         """Whether the manifest could be locked. False if the release is not there; loading it will report
@@ -267,21 +267,21 @@ def lease(root: Path) -> Iterator[Lease]:
 def leased_releases(root: Path, *, tidy: bool = False) -> frozenset[str]:
     """The releases that running processes lease. `tidy` removes the leases of dead processes; it needs the
     exclusive lock."""
-    found: set[str] = set()
+    leased: set[str] = set()
     for lock in sorted((root / LEASES).glob(f"*{_LOCK}")):
         ids = lock.with_name(lock.name.removesuffix(_LOCK) + _IDS)
-        held = False
+        is_leased = False
         with suppress(FileNotFoundError), lock.open("rb") as handle:
             try:
-                held = is_held(handle.fileno())
+                is_leased = is_held(handle.fileno())
             except OSError as error:
                 raise explain_os_error(error, lock) from error
-        if held:
-            found |= set(json.loads(ids.read_bytes())) if ids.exists() else set()
+        if is_leased:
+            leased |= set(json.loads(ids.read_bytes())) if ids.exists() else set()
         elif tidy:
             ids.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
-    return frozenset(found)
+    return frozenset(leased)
 
 
 TRASH = ".trash"
@@ -334,8 +334,8 @@ class ReleaseStore:
         """The ids of all release folders, unverified."""
         if not self.root.is_dir():
             return ()
-        found = (path.name for path in self.root.iterdir() if path.is_dir())
-        return tuple(sorted(name for name in found if NAME.fullmatch(name) and name != BLOBS))
+        names = (path.name for path in self.root.iterdir() if path.is_dir())
+        return tuple(sorted(name for name in names if NAME.fullmatch(name) and name != BLOBS))
 
     def put(
         self,
@@ -368,8 +368,8 @@ class ReleaseStore:
                     (folder / name).chmod(read_only_mode(folder))
                 # Before it gets its name: what is refused here never was a release of this store.
                 stored = verify_release(folder, progress=progress)
-                made = folder.stat().st_ino
-            if target.stat().st_ino == made:
+                inode = folder.stat().st_ino
+            if target.stat().st_ino == inode:
                 return stored
             # Another process stored it at the same time; our folder was discarded.
             return self.complete(release, signatures=signatures or {}, progress=progress)
@@ -386,20 +386,20 @@ class ReleaseStore:
         """
         target = self.folder(release.id)
         with self.shared_lock():
-            there = verify_release(target, progress=progress)
+            stored = verify_release(target, progress=progress)
             trusted = signatures.get(MINISIGN)
             if trusted is not None and self._is_better(target, release, trusted):
-                if there != release:
+                if stored != release:
                     # Only the time is another one; a manifest that a reader has locked stays.
                     with lock_manifest(target / MANIFEST) as state:
                         if state == "free":
                             write_metadata(self.root, target, MANIFEST, write_manifest(release).encode())
-                            there = release
-                if there == release:
+                            stored = release
+                if stored == release:
                     write_metadata(self.root, target, MINISIGN, trusted)
-            elif there == release:
+            elif stored == release:
                 add_missing_signatures(self.root, target, signatures)
-        return there
+        return stored
 
     def receive(
         self,
@@ -495,14 +495,14 @@ class ReleaseStore:
                 leased_releases(self.root, tidy=not dry_run) | locks["held"],
                 frozenset(locks["unseen"] | locks["unreadable"]),
             )
-            wanted = in_use(contents) if callable(in_use) else in_use
-            kept = (set(wanted) | contents.leased | contents.doubtful) & set(ids)
-            unused = tuple(id_ for id_ in ids if id_ not in kept)
+            used = in_use(contents) if callable(in_use) else in_use
+            retained = (set(used) | contents.leased | contents.doubtful) & set(ids)
+            unused = tuple(id_ for id_ in ids if id_ not in retained)
             sizes = {id_: _count_bytes(self.folder(id_).rglob("*")) for id_ in unused}
             locked = frozenset() if dry_run else self._remove_releases(unused)
-            kept |= locked
+            retained |= locked
             removed = tuple(id_ for id_ in unused if id_ not in locked)
-            linked, unreadable = self._linked_hashes(kept, frozenset(locks["unreadable"]))
+            linked, unreadable = self._linked_hashes(retained, frozenset(locks["unreadable"]))
             blobs = () if unreadable else [path for digest, path in self.blobs.all() if digest not in linked]
             # Temporary files of killed processes.
             leftovers = [
@@ -512,12 +512,12 @@ class ReleaseStore:
             ]
             inside = (path for folder in leftovers if _is_own_folder(folder) for path in folder.rglob("*"))
             freed = sum(sizes[id_] for id_ in removed) + sum(path.stat().st_size for path in blobs)
-            found = Garbage(
+            garbage = Garbage(
                 releases=removed,
                 blobs=len(blobs),
                 leftovers=len(leftovers),
                 bytes=freed + _count_bytes((*inside, *leftovers)),
-                kept=len(kept),
+                kept=len(retained),
                 leased=tuple(sorted(contents.leased | locked)),
                 unreadable=unreadable,
                 readers_unseen=tuple(sorted(locks["unseen"])),
@@ -532,8 +532,8 @@ class ReleaseStore:
                 except OSError as error:
                     raise explain_os_error(error, self.root) from error
                 if stays is not None:
-                    stays(frozenset(kept))
-            return found
+                    stays(frozenset(retained))
+            return garbage
 
     def _linked_hashes(
         self, kept: Collection[str], unreadable_ids: Collection[str]

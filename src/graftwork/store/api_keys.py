@@ -19,16 +19,16 @@ class ApiKeyStore(ProjectTable):
     def add(self, key: ApiKey) -> bool:
         """Keep a new key; False where a valid one has its name."""
         with self._database.write() as connection:
-            taken = select(api_keys.c.id).where(
+            same_name = select(api_keys.c.id).where(
                 api_keys.c.project == self._project,
                 api_keys.c.name == key.name,
                 api_keys.c.revoked_at.is_(None),
             )
-            if connection.scalar(taken) is not None:
+            if connection.scalar(same_name) is not None:
                 return False
             body = key.model_dump(mode="json", exclude=set(_OWN_COLUMNS))
-            own = {name: getattr(key, name) for name in _OWN_COLUMNS}
-            connection.execute(api_keys.insert(), [{"project": self._project, **own, "body": body}])
+            columns = {name: getattr(key, name) for name in _OWN_COLUMNS}
+            connection.execute(api_keys.insert(), [{"project": self._project, **columns, "body": body}])
         return True
 
     def revoke(self, key_id: str, *, at: str) -> bool:

@@ -50,22 +50,22 @@ class CaptureStore(ProjectTable):
             # Databases limit how many values one statement may name.
             for start in range(0, len(ids), _PAGE):
                 page = ids[start : start + _PAGE]
-                known = set(
+                stored = set(
                     connection.scalars(
                         select(captures.c.id).where(
                             captures.c.project == self._project, captures.c.id.in_(page)
                         )
                     )
                 )
-                rows = [self._row(by_id[id_]) for id_ in page if id_ not in known]
+                rows = [self._row(by_id[id_]) for id_ in page if id_ not in stored]
                 if rows:
                     connection.execute(captures.insert(), rows)
                 added += len(rows)
         return added
 
     def get(self, capture_id: str) -> Capture | None:
-        found = self._fetch(self._all().where(captures.c.id == capture_id))
-        return found[0] if found else None
+        matches = self._fetch(self._all().where(captures.c.id == capture_id))
+        return matches[0] if matches else None
 
     def page(
         self, *, limit: int = 20, offset: int = 0, text: str = "", release: str = ""
@@ -82,12 +82,12 @@ class CaptureStore(ProjectTable):
         return int(self._database.scalar(query.where(*self._selected(text, release))) or 0)
 
     def _selected(self, text: str, release: str) -> list[ColumnElement[bool]]:
-        found: list[ColumnElement[bool]] = []
+        conditions: list[ColumnElement[bool]] = []
         if text:
-            found.append(or_(captures.c.id == text, _holds(self._database, json_text(text)[1:-1])))
+            conditions.append(or_(captures.c.id == text, _holds(self._database, json_text(text)[1:-1])))
         if release:
-            found.append(captures.c.release.startswith(release, autoescape=True))
-        return found
+            conditions.append(captures.c.release.startswith(release, autoescape=True))
+        return conditions
 
     def count_by_release(self) -> dict[str, int]:
         query = select(captures.c.release, func.count()).where(captures.c.project == self._project)
@@ -100,11 +100,11 @@ class CaptureStore(ProjectTable):
 
     def delete(self, ids: Iterable[str]) -> DeletedCaptures:
         """Delete captures with their feedback and reviews, page by page, so that writers do not wait long."""
-        wanted = tuple(dict.fromkeys(ids))
+        unique = tuple(dict.fromkeys(ids))
         done = DeletedCaptures(0, 0, 0)
-        for start in range(0, len(wanted), _PAGE):
+        for start in range(0, len(unique), _PAGE):
             with self._database.write() as connection:
-                page = self._delete_page(connection, wanted[start : start + _PAGE])
+                page = self._delete_page(connection, unique[start : start + _PAGE])
             done = DeletedCaptures(*(a + b for a, b in zip(done, page, strict=True)))
         if done.captures:
             self._database.forget_log()
@@ -114,18 +114,18 @@ class CaptureStore(ProjectTable):
         if self._database.is_sqlite:
             # Deleted text is overwritten; otherwise it would stay in free pages of the file.
             connection.exec_driver_sql("PRAGMA secure_delete = ON")
-        found = select(reviews.c.seq, reviews.c.body).where(reviews.c.project == self._project)
-        about = [row.seq for row in connection.execute(found) if row.body["item"].get("capture") in ids]
+        query = select(reviews.c.seq, reviews.c.body).where(reviews.c.project == self._project)
+        about = [row.seq for row in connection.execute(query) if row.body["item"].get("capture") in ids]
         reviewed = (
             connection.execute(delete(reviews).where(reviews.c.seq.in_(about))).rowcount if about else 0
         )
-        given = connection.execute(
+        deleted_feedback = connection.execute(
             delete(feedback).where(feedback.c.project == self._project, feedback.c.capture_id.in_(ids))
         )
         gone = connection.execute(
             delete(captures).where(captures.c.project == self._project, captures.c.id.in_(ids))
         )
-        return DeletedCaptures(gone.rowcount, given.rowcount, reviewed)
+        return DeletedCaptures(gone.rowcount, deleted_feedback.rowcount, reviewed)
 
     def prune(self, *, before: str | None = None, most_bytes: int | None = None) -> DeletedCaptures:
         """Delete what was captured before a time, and the oldest until all take at most `most_bytes`."""
@@ -185,10 +185,10 @@ class CaptureStore(ProjectTable):
             which = [captures.c.release.in_(releases), _holds(self._database, '"shadow_of":"')]
         else:
             which = [_was_asked(self._database, releases, experiment)]
-        for places, page in self._pages(*which, after=after):
-            for place, found in zip(places, page, strict=True):
-                if found.asked_release in releases and (not copies_only or found.shadow_of is not None):
-                    yield place, found
+        for positions, page in self._pages(*which, after=after):
+            for position, capture in zip(positions, page, strict=True):
+                if capture.asked_release in releases and (not copies_only or capture.shadow_of is not None):
+                    yield position, capture
 
     def experiments(self) -> tuple[str, ...]:
         """Ids of the experiments that captures belong to, the one with the newest capture last."""
@@ -246,8 +246,8 @@ def _was_asked(database: Database, releases: Sequence[str], experiment: str | No
 def _holds(database: Database, text: str) -> ColumnElement[bool]:
     # SQLite's LIKE takes A for a and PostgreSQL's does not; a position is the same on both.
     position = func.instr if database.is_sqlite else func.strpos
-    found: ColumnElement[bool] = position(type_coerce(captures.c.body, Text), text) > 0
-    return found
+    condition: ColumnElement[bool] = position(type_coerce(captures.c.body, Text), text) > 0
+    return condition
 
 
 class FeedbackEntry(NamedTuple):
@@ -381,7 +381,7 @@ class ReviewStore(ProjectTable):
         None do if the decision was undone, or applied by another process, since the entry was read.
         """
         with self._database.write() as connection:
-            standing = {known.place: known for known in self._standing(connection)}
+            standing = {current.place: current for current in self._standing(connection)}
             if entry.place not in standing or standing[entry.place].applied:
                 return 0
             connection.execute(update(reviews).where(reviews.c.seq == entry.place).values(applied=True))
@@ -391,14 +391,14 @@ class ReviewStore(ProjectTable):
         query = select(reviews.c.seq, reviews.c.item, reviews.c.applied, reviews.c.body).where(
             reviews.c.project == self._project
         )
-        held: dict[str, ReviewEntry] = {}
+        by_item: dict[str, ReviewEntry] = {}
         for row in connection.execute(query.order_by(reviews.c.seq)):
             review = ReviewDecision.model_validate(row.body)
             if review.action == "undo":
-                held.pop(row.item, None)
+                by_item.pop(row.item, None)
             else:
-                held[row.item] = ReviewEntry(row.seq, review, bool(row.applied))
-        return sorted(held.values(), key=lambda entry: entry.place)
+                by_item[row.item] = ReviewEntry(row.seq, review, bool(row.applied))
+        return sorted(by_item.values(), key=lambda entry: entry.place)
 
     def _insert(self, connection: Connection, review: ReviewDecision) -> None:
         row = {

@@ -357,10 +357,10 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Which file it is, whatever its name; None where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _turn_on_wal(path: Path, wait_seconds: float) -> None:

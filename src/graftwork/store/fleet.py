@@ -22,15 +22,15 @@ class FleetLedger(ProjectTable):
     def key(self) -> str:
         """Made once for a project in a database. A copy of the project with its database has the same one."""
         query = select(fleet_keys.c.ledger).where(fleet_keys.c.project == self._project)
-        known: str | None = self._database.scalar(query)
-        if known is not None:
-            return known
+        stored_key: str | None = self._database.scalar(query)
+        if stored_key is not None:
+            return stored_key
         with self._database.write() as connection:
-            known = connection.scalar(query)
-            if known is None:
-                known = secrets.token_hex(4)
-                connection.execute(fleet_keys.insert().values(project=self._project, ledger=known))
-        return known
+            stored_key = connection.scalar(query)
+            if stored_key is None:
+                stored_key = secrets.token_hex(4)
+                connection.execute(fleet_keys.insert().values(project=self._project, ledger=stored_key))
+        return stored_key
 
     def reserve(self, job: FleetJob, caps: CapSettings) -> None:
         try:
@@ -41,18 +41,18 @@ class FleetLedger(ProjectTable):
             raise Busy(f"job {job.id} exists already", fix="run the command again") from error
 
     def update(self, job: FleetJob) -> FleetJob:
-        found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job.id)
+        is_job = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job.id)
         with self._database.write() as connection:
-            body = connection.scalar(select(fleet_jobs.c.body).where(found))
+            body = connection.scalar(select(fleet_jobs.c.body).where(is_job))
             if body is None:
                 raise UserMistake(f"there is no job {job.id}", fix="`graft fleet list` names the jobs")
             merged = merge_update(FleetJob.model_validate(body), job)
-            connection.execute(fleet_jobs.update().where(found).values(**_row(merged)))
+            connection.execute(fleet_jobs.update().where(is_job).values(**_row(merged)))
         return merged
 
     def get(self, job_id: str) -> FleetJob | None:
-        found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job_id)
-        body = self._database.scalar(select(fleet_jobs.c.body).where(found))
+        is_job = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job_id)
+        body = self._database.scalar(select(fleet_jobs.c.body).where(is_job))
         return None if body is None else FleetJob.model_validate(body)
 
     def list(self) -> tuple[FleetJob, ...]:

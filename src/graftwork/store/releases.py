@@ -61,7 +61,7 @@ def select_tags(connection: Connection, project: str, release_id: str) -> tuple[
 
 def _entries(connection: Connection, project: str, statement: Select[Any]) -> tuple[ReleaseEntry, ...]:
     tags, names = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    found = connection.execute(statement).mappings().all()
+    rows = connection.execute(statement).mappings().all()
     tagged = select(release_tags.c.release_id, release_tags.c.tag).where(release_tags.c.project == project)
     for row in connection.execute(tagged.order_by(release_tags.c.tag)):
         tags[row.release_id].append(row.tag)
@@ -70,34 +70,34 @@ def _entries(connection: Connection, project: str, statement: Select[Any]) -> tu
         names[row.release_id].append(row.name)
     return tuple(
         ReleaseEntry(**row, tags=tuple(tags.get(row["id"], ())), aliases=tuple(names.get(row["id"], ())))
-        for row in found
+        for row in rows
     )
 
 
 def _conditions(project: str, query: ReleaseQuery) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = []
-    for column, wanted in (
+    conditions: list[ColumnElement[bool]] = []
+    for column, value in (
         (releases.c.decision, query.decision),
         (releases.c.model, query.model),
         (releases.c.base, query.base),
     ):
-        if wanted is not None:
-            found.append(column == wanted)
+        if value is not None:
+            conditions.append(column == value)
     if query.since is not None:
-        found.append(releases.c.created_at >= query.since)
+        conditions.append(releases.c.created_at >= query.since)
     if not query.collected:
-        found.append(releases.c.collected_at.is_(None))
+        conditions.append(releases.c.collected_at.is_(None))
     if query.tag is not None:
-        found.append(releases.c.id.in_(_tagged(project).where(release_tags.c.tag == query.tag)))
+        conditions.append(releases.c.id.in_(_tagged(project).where(release_tags.c.tag == query.tag)))
     if query.search:
-        found.append(_says(project, query.search))
-    return found
+        conditions.append(_says(project, query.search))
+    return conditions
 
 
 def _says(project: str, text: str) -> ColumnElement[bool]:
     def holds(column: Any) -> ColumnElement[bool]:
-        found: ColumnElement[bool] = func.lower(column).contains(text.lower(), autoescape=True)
-        return found
+        condition: ColumnElement[bool] = func.lower(column).contains(text.lower(), autoescape=True)
+        return condition
 
     noted = select(release_notes.c.release_id).where(release_notes.c.project == project)
     columns = (releases.c.id, releases.c.version, releases.c.base, releases.c.run_id, releases.c.model)
@@ -120,8 +120,8 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
             raise wrong_project_error(release, self._project, where=self._database.name)
         require_name(release.id, kind="release id")
         with self._database.write() as connection:
-            known = connection.execute(select(releases.c.seq).where(self._is(release.id))).first()
-            if known is not None:
+            stored = connection.execute(select(releases.c.seq).where(self._is(release.id))).first()
+            if stored is not None:
                 connection.execute(releases.update().where(self._is(release.id)).values(collected_at=None))
                 return
             row = {
@@ -144,10 +144,10 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
             .order_by(releases.c.id)
             .limit(2)
         )
-        found = self._database.rows(query)
-        if len(found) == 1 or (found and found[0].id == id_or_prefix):
-            return Release.model_validate(found[0].body)
-        raise release_not_found_error(id_or_prefix, several=bool(found), where=self._database.name)
+        rows = self._database.rows(query)
+        if len(rows) == 1 or (rows and rows[0].id == id_or_prefix):
+            return Release.model_validate(rows[0].body)
+        raise release_not_found_error(id_or_prefix, several=bool(rows), where=self._database.name)
 
     def list(self) -> tuple[Release, ...]:
         query = (
@@ -161,10 +161,10 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
 
     def entry(self, release_id: str) -> ReleaseEntry:
         with self._database.read() as connection:
-            found = select_entry(connection, self._project, require_name(release_id, kind="release id"))
-        if found is None:
+            stored = select_entry(connection, self._project, require_name(release_id, kind="release id"))
+        if stored is None:
             raise release_not_found_error(release_id, several=False, where=self._database.name)
-        return found
+        return stored
 
     def find_version(self, version: str, *, model: str | None = None) -> str | None:
         query = select(releases.c.id).where(
@@ -172,8 +172,8 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
         )
         if model is not None:
             query = query.where(releases.c.model == model)
-        found = self._database.scalars(query.limit(2))
-        return str(found[0]) if len(found) == 1 else None
+        ids = self._database.scalars(query.limit(2))
+        return str(ids[0]) if len(ids) == 1 else None
 
     def set_version(self, release_id: str, version: str) -> None:
         with self._database.write() as connection:
@@ -182,15 +182,15 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
             connection.execute(releases.update().where(self._is(release_id)).values(version=version))
 
     def tag(self, release_id: str, tags: Collection[str], *, remove: bool = False) -> tuple[str, ...]:
-        wanted = {require_name(tag, kind="tag") for tag in tags}
+        names = {require_name(tag, kind="tag") for tag in tags}
         with self._database.write() as connection:
             self._require(connection, release_id)
             has = set(select_tags(connection, self._project, release_id))
             if remove:
                 here = (release_tags.c.project == self._project) & (release_tags.c.release_id == release_id)
-                connection.execute(release_tags.delete().where(here, release_tags.c.tag.in_(wanted)))
+                connection.execute(release_tags.delete().where(here, release_tags.c.tag.in_(names)))
             else:
-                for tag in sorted(wanted - has):
+                for tag in sorted(names - has):
                     row = {"project": self._project, "release_id": release_id, "tag": tag}
                     connection.execute(release_tags.insert().values(**row))
             return select_tags(connection, self._project, release_id)
@@ -281,10 +281,10 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
 
     def _require(self, connection: Connection, release_id: str) -> Any:
         columns = (releases.c.model, releases.c.version, releases.c.collected_at)
-        found = connection.execute(select(*columns).where(self._is(release_id))).first()
-        if found is None:
+        row = connection.execute(select(*columns).where(self._is(release_id))).first()
+        if row is None:
             raise release_not_found_error(release_id, several=False, where=self._database.name)
-        return found
+        return row
 
     def _free_version(self, connection: Connection, release: Release, given: str | None) -> str:
         if given is not None:

@@ -156,8 +156,8 @@ class StepLedger(ProjectTable):
         which = steps.c.step.startswith(among, autoescape=True) if among else steps.c.step == entry.step
         with self._database.write() as connection:
             query = select(steps).where(steps.c.project == self._project, which)
-            found = (_step_entry(row) for row in connection.execute(query).mappings())
-            if not allowed({known.step: known for known in found}):
+            entries = (_step_entry(row) for row in connection.execute(query).mappings())
+            if not allowed({step_entry.step: step_entry for step_entry in entries}):
                 return False
             self._put(connection, entry)
         return True
@@ -257,8 +257,8 @@ class EvaluationLog:
                     who=self._who or None,
                 )
             )
-            known = select(func.count()).where(look_questions.c.cases_hash == cases_hash)
-            if questions and not connection.scalar(known):
+            stored_questions = select(func.count()).where(look_questions.c.cases_hash == cases_hash)
+            if questions and not connection.scalar(stored_questions):
                 rows = [
                     {"cases_hash": cases_hash, "question": question} for question in sorted(set(questions))
                 ]
@@ -289,25 +289,25 @@ class EvaluationLog:
             )
             rows = connection.execute(query).all()
         # Sets that ask the same questions are one, whatever their hash.
-        seen = dict.fromkeys((overlapping[row.cases_hash], row.subject) for row in rows)
-        own = (overlapping[cases_hash], subject)
-        return list(seen).index(own) + 1 if own in seen else len(seen) + 1
+        earlier = dict.fromkeys((overlapping[row.cases_hash], row.subject) for row in rows)
+        look = (overlapping[cases_hash], subject)
+        return list(earlier).index(look) + 1 if look in earlier else len(earlier) + 1
 
 
 def _find_overlapping_sets(connection: Connection, cases_hash: str) -> dict[str, str]:
     """The sets that share questions with this one, and of each the name of those that ask just the same."""
-    own = select(look_questions.c.question).where(look_questions.c.cases_hash == cases_hash)
-    near = select(look_questions.c.cases_hash).where(look_questions.c.question.in_(own)).distinct()
+    own_questions = select(look_questions.c.question).where(look_questions.c.cases_hash == cases_hash)
+    near = select(look_questions.c.cases_hash).where(look_questions.c.question.in_(own_questions)).distinct()
     query = select(look_questions).where(look_questions.c.cases_hash.in_(near))
-    asked: dict[str, set[str]] = {cases_hash: set()}
+    by_set: dict[str, set[str]] = {cases_hash: set()}
     for row in connection.execute(query):
-        asked.setdefault(row.cases_hash, set()).add(row.question)
-    mine = asked[cases_hash]
-    named: dict[frozenset[str], str] = {}
+        by_set.setdefault(row.cases_hash, set()).add(row.question)
+    mine = by_set[cases_hash]
+    first_hash: dict[frozenset[str], str] = {}
     return {
-        other: named.setdefault(frozenset(questions), other)
-        for other, questions in sorted(asked.items())
-        if other == cases_hash or len(questions & mine) >= SHARED_QUESTIONS * len(mine)
+        set_hash: first_hash.setdefault(frozenset(questions), set_hash)
+        for set_hash, questions in sorted(by_set.items())
+        if set_hash == cases_hash or len(questions & mine) >= SHARED_QUESTIONS * len(mine)
     }
 
 

@@ -59,17 +59,17 @@ def combine_pairs(
 
 def _average(pairs: Sequence[LoraPair], weights: Sequence[float], rank: int) -> CombinedPair:
     """The sum has the rank of all together: its singular values follow from two small triangles."""
-    left = np.concatenate([w * p.scale * p.b for w, p in zip(weights, pairs, strict=True)], axis=1)
-    right = np.concatenate([pair.a for pair in pairs], axis=0)
-    q_left, r_left = np.linalg.qr(left.astype(np.float64))
-    q_right, r_right = np.linalg.qr(right.T.astype(np.float64))
-    u, values, v = np.linalg.svd(r_left @ r_right.T)
+    stacked_b = np.concatenate([w * p.scale * p.b for w, p in zip(weights, pairs, strict=True)], axis=1)
+    stacked_a = np.concatenate([pair.a for pair in pairs], axis=0)
+    q_b, r_b = np.linalg.qr(stacked_b.astype(np.float64))
+    q_a, r_a = np.linalg.qr(stacked_a.T.astype(np.float64))
+    u, values, v = np.linalg.svd(r_b @ r_a.T)
     total = float((values**2).sum())
-    found = min(rank, len(values))
-    b = (q_left @ u[:, :found] * values[:found]).astype(np.float32)
-    a = (v[:found] @ q_right.T).astype(np.float32)
+    components = min(rank, len(values))
+    b = (q_b @ u[:, :components] * values[:components]).astype(np.float32)
+    a = (v[:components] @ q_a.T).astype(np.float32)
     # A layer narrower than the rank has fewer directions.
-    a, b = np.pad(a, ((0, rank - found), (0, 0))), np.pad(b, ((0, 0), (0, rank - found)))
+    a, b = np.pad(a, ((0, rank - components), (0, 0))), np.pad(b, ((0, 0), (0, rank - components)))
     return CombinedPair(a, b, float((values[:rank] ** 2).sum()) / total if total else 1.0)
 
 

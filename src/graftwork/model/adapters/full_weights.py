@@ -47,8 +47,10 @@ def unfreeze_weights(model: Any, layers: tuple[int, ...]) -> list[nn.Parameter]:
     """Let the weights be learned: all of them, or those of the chosen blocks where they are not all."""
     parts = decoder_parts(model)
     whole = len(layers) == len(parts.blocks)
-    chosen = model.parameters() if whole else (p for at in layers for p in parts.blocks[at].parameters())
-    parameters = list(chosen)
+    trainable = (
+        model.parameters() if whole else (p for index in layers for p in parts.blocks[index].parameters())
+    )
+    parameters = list(trainable)
     for parameter in parameters:
         parameter.requires_grad_(True)
     return parameters
@@ -72,15 +74,15 @@ def load_full(model: Any, folder: Path, *, name: str) -> None:
     weights = weights_of(model)
     tensors = load_file(folder / FULL_WEIGHTS_FILE)
     _require_fit(weights, tensors, folder)
-    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
-    if held is None:
-        held = WeightSets(model)
-        object.__setattr__(model, _WEIGHT_SETS, held)
-    held.learned[name] = {
+    weight_sets: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    if weight_sets is None:
+        weight_sets = WeightSets(model)
+        object.__setattr__(model, _WEIGHT_SETS, weight_sets)
+    weight_sets.learned[name] = {
         key: tensor.to(weights[key].device, weights[key].dtype) for key, tensor in tensors.items()
     }
-    if held.acting == name:
-        held.acting = None  # The set was replaced: the next activation uses the new one.
+    if weight_sets.acting == name:
+        weight_sets.acting = None  # The set was replaced: the next activation uses the new one.
 
 
 @torch.no_grad()
@@ -94,28 +96,28 @@ def start_from_full(model: Any, folder: Path) -> None:
 
 
 def weight_set_names(model: Any) -> frozenset[str]:
-    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
-    return frozenset() if held is None else frozenset(held.learned)
+    weight_sets: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    return frozenset() if weight_sets is None else frozenset(weight_sets.learned)
 
 
 def acting_weights(model: Any) -> str | None:
     """The set that acts in the place of the base's weights."""
-    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
-    return None if held is None else held.acting
+    weight_sets: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    return None if weight_sets is None else weight_sets.acting
 
 
 def activate_weights(model: Any, name: str | None) -> None:
     """Put the weights of a set in place; those of the base where no set has this name."""
-    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
-    if held is None:
+    weight_sets: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    if weight_sets is None:
         return
-    wanted = name if name in held.learned else None
-    if wanted == held.acting:
+    target = name if name in weight_sets.learned else None
+    if target == weight_sets.acting:
         return
-    tensors = held.base if wanted is None else held.learned[wanted]
+    tensors = weight_sets.base if target is None else weight_sets.learned[target]
     for key, parameter in weights_of(model).items():
         parameter.data = tensors[key]
-    held.acting = wanted
+    weight_sets.acting = target
 
 
 def _require_fit(weights: dict[str, nn.Parameter], tensors: dict[str, Tensor], folder: Path) -> None:

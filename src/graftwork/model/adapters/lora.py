@@ -95,8 +95,10 @@ class LoraLinear(nn.Module):
         with torch.no_grad():
             scale, squares = self.scales[name], self.base_lengths().square()
             crossed = (weight_matrix(self.base_layer).float() @ a.T * b).sum(dim=1)
-            own = (b @ (a @ a.T) * b).sum(dim=1)
-            length: Tensor = (squares + 2 * scale * crossed + scale * scale * own).clamp(min=0).sqrt()
+            update_squares = (b @ (a @ a.T) * b).sum(dim=1)
+            length: Tensor = (
+                (squares + 2 * scale * crossed + scale * scale * update_squares).clamp(min=0).sqrt()
+            )
         if not torch.is_grad_enabled():
             self._lengths[name] = (state, length)
         return magnitude / length
@@ -137,10 +139,10 @@ class LoraExperts(nn.Module):
 
     def add(self, name: str, tensors: dict[str, tuple[Tensor, Tensor]], scale: float) -> None:
         """`tensors` are A and B by the name of the stack."""
-        for parts, at in ((self.lora_A, 0), (self.lora_B, 1)):
+        for parts, index in ((self.lora_A, 0), (self.lora_B, 1)):
             parts[name] = nn.ParameterDict(
                 {
-                    stack: nn.Parameter(pair[at].detach().to(self.device, torch.float32, copy=True))
+                    stack: nn.Parameter(pair[index].detach().to(self.device, torch.float32, copy=True))
                     for stack, pair in tensors.items()
                 }
             )
@@ -165,8 +167,8 @@ class LoraExperts(nn.Module):
 
     def adapted(self, name: str) -> tuple[str, ...]:
         """The stacks that an adapter changes, in the order of the module."""
-        held: Any = self.lora_A[name]
-        return tuple(stack for stack in self.stacks if stack in held)
+        parameters: Any = self.lora_A[name]
+        return tuple(stack for stack in self.stacks if stack in parameters)
 
     def pair(self, name: str, stack: str) -> tuple[nn.Parameter, nn.Parameter]:
         a: Any = self.lora_A[name]
@@ -177,8 +179,8 @@ class LoraExperts(nn.Module):
         """(what PEFT puts behind the module's path, A, B): it wraps a module once for each stack, the last
         one outermost."""
         stacks = self.adapted(name)
-        for at, stack in enumerate(stacks):
-            yield ".base_layer" * (len(stacks) - 1 - at), *self.pair(name, stack)
+        for index, stack in enumerate(stacks):
+            yield ".base_layer" * (len(stacks) - 1 - index), *self.pair(name, stack)
 
 
 def expert_stacks(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -204,15 +206,15 @@ def wrap_experts(model: Any, shape: AdapterShape) -> Iterator[tuple[str, LoraExp
     """The expert layers that an adapter of this shape changes, wrapped where they are not yet."""
     if not shape.experts:
         return
-    found = list(expert_modules(model))
-    if not found:
+    modules = list(expert_modules(model))
+    if not modules:
         raise UserMistake(
             "the model has no experts that could be adapted",
             why="no block holds the weights of several experts in one tensor",
             fix="set `train.experts: false`",
             where="train.experts",
         )
-    for block, path, module in found:
+    for block, path, module in modules:
         if block not in shape.layers:
             continue
         wrapped = module if isinstance(module, LoraExperts) else LoraExperts(module)
@@ -288,14 +290,14 @@ class AdapterRows:
 
     def update(self) -> None:
         """Read the adapters again, into the same tensors."""
-        for layer, held in zip(self._layers, self._stacks, strict=True):
+        for layer, current in zip(self._layers, self._stacks, strict=True):
             now = _stack(layer, self._numbers, self._dtype)
-            if held is None or now is None:
+            if current is None or now is None:
                 continue
-            held.a.copy_(now.a)
-            held.b.copy_(now.b)
-            if held.stretch is not None and now.stretch is not None:
-                held.stretch.copy_(now.stretch)
+            current.a.copy_(now.a)
+            current.b.copy_(now.b)
+            if current.stretch is not None and now.stretch is not None:
+                current.stretch.copy_(now.stretch)
 
     def number_of(self, name: str | None) -> int:
         """0 for the base, and for weights that act as a whole."""

@@ -80,8 +80,8 @@ def merged_weights(base: Path, adapter: Path) -> tuple[Change, set[str]]:
         change: Change = replace
     else:
         change, names = _low_rank_changes(base, adapter)
-    known = {name for path in base.glob("*.safetensors") for name in _names(_opened(path))}
-    if missing := names - known:
+    base_names = {name for path in base.glob("*.safetensors") for name in _names(_opened(path))}
+    if missing := names - base_names:
         raise UserMistake(
             f"the base has no weight {min(missing)}",
             why="the weight names in its files differ from those of the loaded model",
@@ -147,14 +147,14 @@ rounded, which the unmerged pair is not: that is the price of merging, and it is
 @torch.inference_mode()
 def reply_logits(model: Any, rows: Sequence[Row]) -> list[Tensor]:
     """For each row the logits that predict its reply, in float32 on the host."""
-    found = []
+    per_row = []
     device = next(model.parameters()).device
     for row in rows:
         tokens = torch.tensor(row.tokens[:MOST_TOKENS], device=device)[None]
         logits = model(input_ids=tokens, use_cache=False).logits[0]
         first = min(row.trained_from, tokens.shape[1] - 1) - 1
-        found.append(logits[max(first, 0) : -1].float().cpu())
-    return found
+        per_row.append(logits[max(first, 0) : -1].float().cpu())
+    return per_row
 
 
 def compare_logits(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str) -> Agreement:
@@ -162,15 +162,15 @@ def compare_logits(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str
     largest = total = 0.0
     top = highest = positions = 0.0
     count = 0
-    for left, right in zip(one, other, strict=True):
-        apart = (left - right).abs()
+    for first_logits, second_logits in zip(one, other, strict=True):
+        apart = (first_logits - second_logits).abs()
         # What is no number agrees with nothing, and would be lost in a maximum.
         largest = max(largest, float(apart.max())) if torch.isfinite(apart).all() else math.inf
         total += float(apart.sum())
         count += apart.numel()
-        highest = max(highest, float(left.abs().max()))
-        top += float((left.argmax(dim=-1) == right.argmax(dim=-1)).sum())
-        positions += left.shape[0]
+        highest = max(highest, float(first_logits.abs().max()))
+        top += float((first_logits.argmax(dim=-1) == second_logits.argmax(dim=-1)).sum())
+        positions += first_logits.shape[0]
     difference, first = ALLOWED.get(dtype, ALLOWED["bfloat16"])
     return Agreement(
         rows=len(one),

@@ -186,8 +186,8 @@ def _take_pairs(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B of each stack of one expert layer."""
     pairs, stacks = {}, list(experts.stacks.items())
-    for at, (stack, weight) in enumerate(stacks):
-        inside = f"{path}{'.base_layer' * (len(stacks) - 1 - at)}"
+    for index, (stack, weight) in enumerate(stacks):
+        inside = f"{path}{'.base_layer' * (len(stacks) - 1 - index)}"
         a, b = (_take(tensors, inside, part, folder) for part in PARTS[:2])
         if a.shape[1] != weight.shape[2] or b.shape[0] != weight.shape[1] or a.shape[0] != b.shape[1]:
             raise _no_fit(
@@ -223,11 +223,11 @@ def _key(path: str, part: str) -> str:
 def _targets(model: Any, shape: AdapterShape, *, where: str = "") -> Iterator[tuple[str, LoraLinear]]:
     """Each linear layer that gets an adapter, wrapped where it is not yet."""
     linears = list(block_linears(model))
-    known = {path.rsplit(".", 1)[-1] for _, path, _ in linears}
+    names = {path.rsplit(".", 1)[-1] for _, path, _ in linears}
     paths = {path for _, path, _ in linears}
     # A name with dots is the end of a path; it counts where any path ends so.
     unmet = [t for t in shape.targets if not any(p == t or p.endswith(f".{t}") for p in paths)]
-    require_names(unmet, known, setting="train.targets", where=where)
+    require_names(unmet, names, setting="train.targets", where=where)
     for block, path, module in linears:
         if block not in shape.layers or not shape.wants(path):
             continue
@@ -300,8 +300,8 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
     tensors = load_file(folder / WEIGHTS_FILE)
     # Training goes on only with what was trained before: same layers, ranks and strength.
     theirs, ours = (
-        each.model_dump() | {"targets": sorted(each.targets), "layers": sorted(each.layers)}
-        for each in (read_adapter_shape(model, folder, tensors), shape)
+        candidate.model_dump() | {"targets": sorted(candidate.targets), "layers": sorted(candidate.layers)}
+        for candidate in (read_adapter_shape(model, folder, tensors), shape)
     )
     if differing := [key for key in theirs if theirs[key] != ours[key]]:
         names = {"kind": "method", "stabilised": "use_rslora", "ranks": "modules", "alphas": "modules"}
@@ -312,9 +312,9 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
             fix=f"give `train.{setting}` its value, or start without it",
             where=str(folder),
         )
-    own = adapter_tensors(model)
-    strangers = sorted(own.keys() ^ tensors.keys())
-    unlike = strangers or [name for name in own if own[name].shape != tensors[name].shape]
+    current = adapter_tensors(model)
+    strangers = sorted(current.keys() ^ tensors.keys())
+    unlike = strangers or [name for name in current if current[name].shape != tensors[name].shape]
     if unlike:
         raise UserMistake(
             f"the adapter to start from does not fit at {unlike[0]}",
@@ -323,7 +323,7 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
             where=str(folder),
         )
     for name, tensor in tensors.items():
-        own[name].copy_(tensor)
+        current[name].copy_(tensor)
 
 
 def sum_bits(weight: Tensor) -> Tensor:
@@ -332,5 +332,5 @@ def sum_bits(weight: Tensor) -> Tensor:
     bits = weight.contiguous().view(whole)
     # Two sums, of which one weighs rows: what only changes places is seen too.
     rows = bits.reshape(bits.shape[0], -1).sum(dim=1, dtype=torch.int64)
-    places = torch.arange(1, rows.numel() + 1, device=rows.device)
-    return torch.stack([rows.sum(), (rows * places).sum()])
+    positions = torch.arange(1, rows.numel() + 1, device=rows.device)
+    return torch.stack([rows.sum(), (rows * positions).sum()])

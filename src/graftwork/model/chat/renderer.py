@@ -82,12 +82,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def concat(self, parts: Iterable[str]) -> str:
         """Of what was written: of the whole, of macros and of blocks that are assigned."""
-        kept, size = [], 0
+        pieces, size = [], 0
         for part in parts:
             size += len(part)
             _check_size(size)
-            kept.append(part)
-        return "".join(kept)
+            pieces.append(part)
+        return "".join(pieces)
 
     def join_texts(self, *parts: Any) -> str:
         return self.concat(map(str, parts))
@@ -282,8 +282,8 @@ class ChatRenderer:
         self._start = environment.start
         self._written_roles: dict[str, bool] = {}
         self._takes_tools = "tools" in meta.find_undeclared_variables(self.syntax)
-        known = meta.find_undeclared_variables(self.syntax) & _REASONING_SWITCHES
-        self.switches = {} if reasoning else dict.fromkeys(sorted(known), False)
+        switches = meta.find_undeclared_variables(self.syntax) & _REASONING_SWITCHES
+        self.switches = {} if reasoning else dict.fromkeys(sorted(switches), False)
         self._values: dict[str, Any] = {**names, **self.switches}
         self.control = re.compile(f"({_any_of(control_tokens)})")
         # What could become a control token together with the text behind a content counts as one too.
@@ -326,9 +326,9 @@ class ChatRenderer:
     def answer(self, messages: Sequence[Message], reply: str) -> RenderedTurn:
         """The same with the reply and its end of turn, which must directly follow."""
         turns = self._guarded((*self.fit_roles(messages), Message(role="assistant", content=reply)))
-        given = self._to_messages(turns)
-        spoken = split_calls(reply) if given.tools is not None or given.has_calls else None
-        turn = self._answer(given)
+        conversation = self._to_messages(turns)
+        spoken = split_calls(reply) if conversation.tools is not None or conversation.has_calls else None
+        turn = self._answer(conversation)
         if spoken is not None:
             # White space at the edges of a turn is the template's.
             if self.tool_form.read(turn.body) != spoken._replace(text=spoken.text.strip()):
@@ -342,14 +342,14 @@ class ChatRenderer:
         return turn
 
     def _answer(self, given: "ToolMessages") -> RenderedTurn:
-        asked = self._render(given._replace(messages=given.messages[:-1]), generate=True)
+        prompt = self._render(given._replace(messages=given.messages[:-1]), generate=True)
         answered = self._render(given, generate=False)
-        rest = answered.removeprefix(asked)
-        end = self.control.search(rest)
-        if not answered.startswith(asked) or end is None:
+        reply = answered.removeprefix(prompt)
+        end = self.control.search(reply)
+        if not answered.startswith(prompt) or end is None:
             raise not_a_plain_turn()
-        body = rest[: end.start()].replace(GUARD, "")
-        return RenderedTurn(asked=self._pieces(asked), body=body, end=end.group())
+        body = reply[: end.start()].replace(GUARD, "")
+        return RenderedTurn(asked=self._pieces(prompt), body=body, end=end.group())
 
     @property
     def tool_form(self) -> ToolForm:
@@ -417,10 +417,10 @@ class ChatRenderer:
         if turns[0][0] == "system" and (split := split_tools(turns[0][1])) is not None:
             tools = list(split.tools)
             messages[0]["content"] = split.prompt
-        for place, (role, content) in enumerate(turns):
+        for index, (role, content) in enumerate(turns):
             spoken = split_calls(content) if role == "assistant" else None
             if spoken is not None and all(isinstance(call.arguments, dict) for call in spoken.calls):
-                messages[place] = _to_message(spoken)
+                messages[index] = _to_message(spoken)
                 has_calls = True
         if tools is not None and not messages[0]["content"] and messages[0]["role"] == "system":
             del messages[0]
@@ -605,23 +605,23 @@ class SkeletonCache:
         return skeleton
 
     def _derive(self, roles: tuple[str, ...]) -> Skeleton | None:
-        marks = [f"\ue001{place}\ue001" for place in range(len(roles))]
+        marks = [f"\ue001{index}\ue001" for index in range(len(roles))]
         try:
-            asked, answered = self._write(roles, marks)
+            prompt, answered = self._write(roles, marks)
             for probe in _PROBES:
-                contents = [probe.replace("{0}", f"n{place}") for place in range(len(roles))]
-                if self._write(roles, contents) != (_filled(asked, contents), _filled(answered, contents)):
+                contents = [probe.replace("{0}", f"n{index}") for index in range(len(roles))]
+                if self._write(roles, contents) != (_filled(prompt, contents), _filled(answered, contents)):
                     return None
         except (CannotProve, IndexError):
             return None
-        rest = answered.removeprefix(asked)
-        end = self._turns.control.search(rest)
-        if not answered.startswith(asked) or end is None:
+        reply = answered.removeprefix(prompt)
+        end = self._turns.control.search(reply)
+        if not answered.startswith(prompt) or end is None:
             return None
-        body = rest[: end.start()]
+        body = reply[: end.start()]
         if body.strip() != marks[-1]:
             return None
-        pieces = self._turns.control.split(asked)
+        pieces = self._turns.control.split(prompt)
         return Skeleton(asked=[_parts(piece) for piece in pieces], body=_parts(body), end=end.group())
 
     def _write(self, roles: Sequence[str], contents: Sequence[str]) -> tuple[str, str]:
@@ -632,7 +632,7 @@ class SkeletonCache:
 def _parts(text: str) -> list[str | int]:
     """Text and numbers of contents; nothing empty."""
     pieces = MARK.split(text)
-    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces) if piece]
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces) if piece]
 
 
 def _fill(parts: list[str | int], contents: Sequence[str]) -> str:

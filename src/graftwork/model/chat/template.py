@@ -215,27 +215,29 @@ class ChatTemplate:
         tool = {"name": "find", "parameters": {"type": "object"}}
         call = write_calls(TextAndCalls("", (ToolCall("find", {"city": "Bern"}), ToolCall("wait", {}))))
         turns = (("user", "x"), ("assistant", call), ("tool", "y"), ("user", "z"))
-        asked = add_tools([Message(role=role, content=text) for role, text in turns], [tool])
+        conversation = add_tools([Message(role=role, content=text) for role, text in turns], [tool])
         # Messages without tools and calls reach the template as they are.
         prelude = _PRELUDE.replace("\n", "")
         for name, value in _TEXTS.items():
             prelude = prelude.replace(name, json.dumps(value))
         longer = ChatTemplate.from_texts(*self.as_texts()._replace(chat_template=prelude + self.source))
         with suppress(CannotProve):
-            if longer.writes_tool_calls and longer.prompt_text(asked) == self.prompt_text(asked):
+            if longer.writes_tool_calls and longer.prompt_text(conversation) == self.prompt_text(
+                conversation
+            ):
                 return longer.source
         return None
 
     def write_call(self, name: str, arguments: dict[str, Any]) -> str | None:
         """A turn that is one tool call, as the template writes it; None if it cannot."""
         tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-        asked = (
+        conversation = (
             Message(role="system", content=write_tools([tool])),
             Message(role="user", content="x"),
         )
         reply = write_calls(TextAndCalls("", (ToolCall(name, arguments),)))
         with suppress(CannotProve):
-            return self._turns.answer(asked, reply).body
+            return self._turns.answer(conversation, reply).body
         return None
 
     @property
@@ -271,19 +273,19 @@ class ChatTemplate:
         pieces = self._turns.ask(
             (question, Message(role="assistant", content=mark), Message(role=role, content=text))
         )
-        at = next((at for at in range(0, len(pieces), 2) if mark in pieces[at]), len(pieces))
-        if pieces[at + 1 : at + 2] != [self.end_of_turn]:
+        index = next((index for index in range(0, len(pieces), 2) if mark in pieces[index]), len(pieces))
+        if pieces[index + 1 : index + 2] != [self.end_of_turn]:
             raise not_a_plain_turn()
-        rest = pieces[at + 2 :]
-        return self._join(rest, self._segments.encode_for_real(rest[::2]).tokens).tolist()
+        following = pieces[index + 2 :]
+        return self._join(following, self._segments.encode_for_real(following[::2]).tokens).tolist()
 
     def encode_prompt(self, text: str) -> list[int]:
         """The tokens of a text without a template; control tokens in it are control tokens."""
         pieces = self._turns.control.split(text)
         tokens = self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
-        begin = self._special.get(self._special_name("bos_token"))
-        if self._config.get("add_bos_token") is True and begin is not None and tokens[:1] != [begin]:
-            tokens.insert(0, begin)
+        bos_token = self._special.get(self._special_name("bos_token"))
+        if self._config.get("add_bos_token") is True and bos_token is not None and tokens[:1] != [bos_token]:
+            tokens.insert(0, bos_token)
         return tokens
 
     def encode_text(self, text: str) -> list[int]:
@@ -382,8 +384,8 @@ class ChatTemplate:
     def _join(self, pieces: list[str], tokens: dict[str, bytes]) -> "array[int]":
         """Control tokens as themselves, everything between them as plain text in one piece."""
         joined = array("i")
-        for place, piece in enumerate(pieces):
-            if place % 2:
+        for index, piece in enumerate(pieces):
+            if index % 2:
                 joined.append(self._special[piece])
             else:
                 joined.frombytes(tokens[piece])
@@ -464,8 +466,8 @@ def token_to_bytes(piece: str, *, byte_level: bool) -> bytes:
         if all(char in table for char in piece):
             return bytes(table[char] for char in piece)
         return piece.encode()
-    if found := _BYTE.fullmatch(piece):
-        return bytes([int(found[1], 16)])
+    if match := _BYTE.fullmatch(piece):
+        return bytes([int(match[1], 16)])
     return piece.replace("\u2581", " ").encode()
 
 
@@ -474,6 +476,6 @@ def _byte_table() -> dict[str, int]:
     """Byte-level vocabularies write printable bytes as themselves, the others as characters from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    table.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    unprintable = [byte for byte in range(256) if byte not in set(printable)]
+    table.update({chr(0x100 + index): byte for index, byte in enumerate(unprintable)})
     return table

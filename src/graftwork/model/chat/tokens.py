@@ -203,10 +203,10 @@ class WordTokenizer:
             unknown.update(cut or ())
         unknown.difference_update(self._known)
         # A word on its own must be one word for the tokenizer too.
-        words = [word for word in unknown - self._lost if self._cut(word) == [word]]
-        encoded = [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
+        provable = [word for word in unknown - self._lost if self._cut(word) == [word]]
+        encoded = [e.ids for e in self._tokenizer.encode_batch_fast(provable, add_special_tokens=False)]
         decoded = self._tokenizer.decode_batch(encoded, skip_special_tokens=False)
-        for word, ids, back in zip(words, encoded, decoded, strict=True):
+        for word, ids, back in zip(provable, encoded, decoded, strict=True):
             if back == word:
                 self._known[word] = array("i", ids).tobytes()
         self._lost.update(word for word in unknown if word not in self._known)
@@ -304,9 +304,9 @@ class TextEncoder:
                 self._checked(list(WIDE_PROBE_TEXTS), self._by_words(list(WIDE_PROBE_TEXTS)))
         by_words = self._checked(fresh, self._by_words(fresh)) if self._words else [None] * len(fresh)
         proven = {text for text, ids in zip(fresh, by_words, strict=True) if ids is not None}
-        rest = [text for text in fresh if text not in proven]
+        unproven = [text for text in fresh if text not in proven]
         tokens.update((text, ids) for text, ids in zip(fresh, by_words, strict=True) if ids is not None)
-        tokens.update(zip(rest, self._encode(rest), strict=True))
+        tokens.update(zip(unproven, self._encode(unproven), strict=True))
         for text in fresh:
             self._remember(text, tokens[text])
         return EncodedTexts(tokens, self._find_lost([text for text in prove if text not in proven], tokens))
@@ -333,23 +333,23 @@ class TextEncoder:
         coded = iter(self._words.encode([piece for cut in cuts for piece in cut[::2]]))
         results: list[bytes | None] = []
         for cut in cuts:
-            pieces = [self._named[piece] if place % 2 else next(coded) for place, piece in enumerate(cut)]
-            known = [piece for piece in pieces if piece is not None]
-            results.append(b"".join(known) if len(known) == len(pieces) else None)
+            pieces = [self._named[piece] if index % 2 else next(coded) for index, piece in enumerate(cut)]
+            encoded = [piece for piece in pieces if piece is not None]
+            results.append(b"".join(encoded) if len(encoded) == len(pieces) else None)
         return results
 
     def _checked(self, texts: list[str], by_words: list[bytes | None]) -> list[bytes | None]:
         """The same, or nothing at all if the tokenizer says otherwise for one of a sample."""
         sample = []
-        for place in range(len(texts)):
-            number = self._seen + place
+        for index in range(len(texts)):
+            number = self._seen + index
             if number < self.CHECKED_FIRST or number % self.CHECKED_EVERY == 0:
-                sample.append(place)
+                sample.append(index)
         self._seen += len(texts)
         if not sample:
             return by_words
-        truth = self._encode([texts[place] for place in sample])
-        if all(by_words[place] in (None, ids) for place, ids in zip(sample, truth, strict=True)):
+        truth = self._encode([texts[index] for index in sample])
+        if all(by_words[index] in (None, ids) for index, ids in zip(sample, truth, strict=True)):
             return by_words
         self._words = None
         self._recent.clear()

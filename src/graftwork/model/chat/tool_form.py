@@ -33,14 +33,14 @@ class ToolForm(NamedTuple):
 
     def read(self, body: str) -> TextAndCalls | None:
         """Read a turn back; None if it holds no calls in this form."""
-        found = _find_calls(body)
-        if not found or body[found[-1][1] :].strip() != self.behind.strip():
+        spans = _find_calls(body)
+        if not spans or body[spans[-1][1] :].strip() != self.behind.strip():
             return None
-        for (_, end, _), (start, _, _) in pairwise(found):
+        for (_, end, _), (start, _, _) in pairwise(spans):
             if self.between is None or body[end:start].strip() != self.between.strip():
                 return None
-        calls = tuple(call for _, _, part in found for call in part)
-        head = body[: found[0][0]]
+        calls = tuple(call for _, _, part in spans for call in part)
+        head = body[: spans[0][0]]
         if head.strip() == self.alone.strip():
             return TextAndCalls("", calls)
         if self.before is None or not head.rstrip().endswith(self.before.strip()):
@@ -79,22 +79,22 @@ def learn_form(write: WriteTurn, refused: type[Exception]) -> ToolForm | None:
 def _find_calls(body: str) -> list[tuple[int, int, tuple[ToolCall, ...]]]:
     """Find the JSON values in a text that are calls, or lists of calls: start, end, the calls."""
     decoder = json.JSONDecoder()
-    found: list[tuple[int, int, tuple[ToolCall, ...]]] = []
-    place = 0
-    while (bracket := _BRACKET.search(body, place)) is not None:
+    spans: list[tuple[int, int, tuple[ToolCall, ...]]] = []
+    position = 0
+    while (bracket := _BRACKET.search(body, position)) is not None:
         start = bracket.start()
         try:
             value, end = decoder.raw_decode(body, start)
         except (ValueError, RecursionError):
-            place = start + 1
+            position = start + 1
             continue
         calls = _to_calls(value)
         if calls:
-            found.append((start, end, calls))
-            place = end
+            spans.append((start, end, calls))
+            position = end
         else:
-            place = start + 1
-    return found
+            position = start + 1
+    return spans
 
 
 def _to_calls(value: Any) -> tuple[ToolCall, ...]:

@@ -53,8 +53,10 @@ def grouped_attention(
     grouped = query.reshape(rows, groups, heads // groups, width) * scale
     scores = grouped @ key.transpose(-1, -2)
     if attention_mask is not None:
-        seen = attention_mask[..., : key.shape[2]]
-        scores = scores.masked_fill(~seen, float("-inf")) if seen.dtype == torch.bool else scores + seen
+        visible = attention_mask[..., : key.shape[2]]
+        scores = (
+            scores.masked_fill(~visible, float("-inf")) if visible.dtype == torch.bool else scores + visible
+        )
     mixed = scores.float().softmax(dim=-1).to(value.dtype) @ value
     return mixed.reshape(rows, 1, heads, width), None
 
@@ -146,14 +148,14 @@ class SlotCache:
             return False
         slots = max(slots, self.slots)
         columns = max(allocated_columns(columns), self._room.shape[4])
-        kept = self._room
-        if not kept.numel():
-            del kept
+        previous = self._room
+        if not previous.numel():
+            del previous
             self._room = self._allocate(0, 0)
             self._room = self._allocate(slots, columns)
             return True
         grown = self._allocate(slots, columns)
-        grown[:, :, : kept.shape[2], :, : kept.shape[4]] = kept
+        grown[:, :, : previous.shape[2], :, : previous.shape[4]] = previous
         self._room = grown
         return True
 
@@ -175,12 +177,12 @@ class SlotCache:
         assert self.places is not None
         rows, positions, columns, leading = self.places
         index = (rows[:, None, None], self._groups, positions[:, None, :])
-        seen = []
+        views = []
         for tensor, new in zip(self._room[layer], (keys, values), strict=True):
             tensor.index_put_(index, new)
             within = tensor[:, :, :columns]
-            seen.append(within[: len(rows)] if leading else within.index_select(0, rows))
-        return seen[0], seen[1]
+            views.append(within[: len(rows)] if leading else within.index_select(0, rows))
+        return views[0], views[1]
 
     def write_tokens(
         self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, columns: int

@@ -240,13 +240,13 @@ class SlotDecoder:
             return
         self._activate()
         longest = max(len(request.prompt) for _, request in admitted)
-        wanted = min(self._scheduler.used + self._scheduler.waiting, self.slots)
-        self._ensure(*self._sizes.room(wanted, longest + 1))
+        rows = min(self._scheduler.used + self._scheduler.waiting, self.slots)
+        self._ensure(*self._sizes.room(rows, longest + 1))
         for slot, request in admitted:
             request.launched = 1
             self._contents.clear_slot(slot)
-            named = request.adapter is not None
-            self._choice[slot] = self._rows_of_adapters().number_of(request.adapter) if named else 0
+            has_adapter = request.adapter is not None
+            self._choice[slot] = self._rows_of_adapters().number_of(request.adapter) if has_adapter else 0
         try:
             with self._interruptible(admitted):
                 starts = self._share_prefixes(admitted)
@@ -254,13 +254,13 @@ class SlotDecoder:
             self._drop(admitted)
             return
         # Prompts of like length together, as many as one pass reads.
-        for places in cut_prompts([len(request.prompt) - starts[slot] for slot, request in admitted]):
-            some = [admitted[place] for place in places]
+        for indices in cut_prompts([len(request.prompt) - starts[slot] for slot, request in admitted]):
+            batch = [admitted[index] for index in indices]
             try:
-                with self._interruptible(some):
-                    self._read_prompts(some, starts)
+                with self._interruptible(batch):
+                    self._read_prompts(batch, starts)
             except Unwanted:
-                self._drop(some)
+                self._drop(batch)
 
     def _interruptible(self, rows: list[tuple[int, GenerationRequest]]) -> AbstractContextManager[None]:
         """Passes within end with Unwanted when the callers of all these rows have left."""
@@ -308,12 +308,12 @@ class SlotDecoder:
             groups.setdefault(tuple(request.prompt), []).append(slot)
             self._contents.hold(slot, request.adapter, request.prompt)
         first = [(slots[0], list(prompt[:-1])) for prompt, slots in groups.items() if len(prompt) > 1]
-        for places in cut_prompts([len(tokens) for _, tokens in first]):
-            some = [first[place] for place in places]
-            if len(some[0][1]) > PREFILL_TOKENS:
-                self._pass_pieces(*some[0])
+        for indices in cut_prompts([len(tokens) for _, tokens in first]):
+            batch = [first[index] for index in indices]
+            if len(batch[0][1]) > PREFILL_TOKENS:
+                self._pass_pieces(*batch[0])
             else:
-                self._pass_prompts([(slot, tokens, 0) for slot, tokens in some])
+                self._pass_prompts([(slot, tokens, 0) for slot, tokens in batch])
         for prompt, slots in groups.items():
             self._cache.copy_prefix(slots[0], slots[1:], len(prompt) - 1)
         return {slot: len(request.prompt) - 1 for slot, request in rows}
@@ -326,18 +326,18 @@ class SlotDecoder:
         """The last pieces of these prompts, and the first token of each answer."""
         begins = dict(starts)
         for slot, request in rows:
-            begin, unread = begins[slot], len(request.prompt) - begins[slot]
+            start, unread = begins[slot], len(request.prompt) - begins[slot]
             if unread > PREFILL_TOKENS:
-                begins[slot] = begin + (unread - 1) // PREFILL_TOKENS * PREFILL_TOKENS
-                self._pass_pieces(slot, request.prompt[: begins[slot]], begin)
+                begins[slot] = start + (unread - 1) // PREFILL_TOKENS * PREFILL_TOKENS
+                self._pass_pieces(slot, request.prompt[: begins[slot]], start)
         pieces = [(slot, request.prompt[begins[slot] :], begins[slot]) for slot, request in rows]
         logits = self._pass_prompts(pieces)
         requests: list[GenerationRequest | None] = [request for _, request in rows]
-        chosen, logprobs = self._choose(logits, requests, [0] * len(rows))
+        next_tokens, logprobs = self._choose(logits, requests, [0] * len(rows))
         slots = torch.tensor([slot for slot, _ in rows], device=self._device)
-        self._tokens[slots] = chosen
+        self._tokens[slots] = next_tokens
         self._positions[slots] = torch.tensor([len(request.prompt) for _, request in rows]).to(self._device)
-        self._send(requests, chosen, logprobs)
+        self._send(requests, next_tokens, logprobs)
 
     def _pass_prompts(self, rows: list[tuple[int, list[int], int]]) -> Tensor:
         """Read (slot, tokens, first position) of some rows, padded on the left; logits behind each."""
@@ -364,15 +364,17 @@ class SlotDecoder:
             placed = torch.tensor(slots, device=self._device)
             sent = inputs.to(self._device)
             return self._pass(sent[0], sent[1], placed, columns, leading=False, adapted=self._adapted)
-        held = self._prefill_inputs[width]
-        held.copy_(inputs)
+        buffer = self._prefill_inputs[width]
+        buffer.copy_(inputs)
         self._prefill_slot.fill_(slots[0])
         adapted = self._adapted
         key = ("prompt", width, columns, adapted, self._scheduler.group)
         # Most lengths of a handful of requests come once.
         return self._recorder.run(
             key,
-            lambda: self._pass(held[0], held[1], self._prefill_slot, columns, leading=False, adapted=adapted),
+            lambda: self._pass(
+                buffer[0], buffer[1], self._prefill_slot, columns, leading=False, adapted=adapted
+            ),
             after=1,
         )
 
@@ -397,12 +399,12 @@ class SlotDecoder:
         logits = self._recorder.run(key, lambda: self._advance(rows, columns, adapted))
         if has_constraint([None if request is None else request.options for request in requests]):
             self._land(0)  # which token may come next depends on the one before
-        chosen, logprobs = self._choose(logits, requests, steps)
-        self._tokens[:rows].copy_(chosen)
+        next_tokens, logprobs = self._choose(logits, requests, steps)
+        self._tokens[:rows].copy_(next_tokens)
         for request in requests:
             if request is not None:
                 request.launched += 1
-        self._send(requests, chosen, logprobs)
+        self._send(requests, next_tokens, logprobs)
         return True
 
     def _choose(
@@ -411,22 +413,22 @@ class SlotDecoder:
         """A token for each row, and the log-probabilities of all if a request asks for them."""
         samplings = [None if request is None else request.sampling for request in requests]
         options = [None if request is None else request.options for request in requests]
-        chosen = choose_tokens(apply_constraints(logits, options), samplings, steps)
-        note_top_logprobs(logits, chosen, options)
-        return chosen, chosen_logprobs(logits, chosen, options)
+        next_tokens = choose_tokens(apply_constraints(logits, options), samplings, steps)
+        note_top_logprobs(logits, next_tokens, options)
+        return next_tokens, chosen_logprobs(logits, next_tokens, options)
 
     def _settle_sizes(self) -> None:
         """How many rows and columns the next pass has. Depends on the batch alone, so that it computes the
         same whenever it comes."""
         running = [row for row in self._scheduler.rows if row is not None]
-        wanted = self._sizes.rows(self._scheduler.running)
+        target_rows = self._sizes.rows(self._scheduler.running)
         if not self._padded:
-            self._rows = wanted
+            self._rows = target_rows
         elif self._sizes.rows(self._scheduler.used) > self._rows:
             self._rows = self._sizes.rows(self._scheduler.used)
-        elif wanted <= self._rows // 4 and not self._scheduler.waiting:
-            left = max(row.most - row.launched for row in running)
-            self._rows = wanted if left >= SHRINKING_PAYS else self._rows
+        elif target_rows <= self._rows // 4 and not self._scheduler.waiting:
+            steps_left = max(row.most - row.launched for row in running)
+            self._rows = target_rows if steps_left >= SHRINKING_PAYS else self._rows
         moves, rows = self._scheduler.compact(to=self._rows), self._scheduler.rows
         if moves:
             self._cache.move(moves, [row.length for _, target in moves if (row := rows[target]) is not None])
@@ -471,10 +473,10 @@ class SlotDecoder:
         if adapted:
             assert self._adapters is not None
             self._adapters.choose(self._choice[: len(slots)] if leading else self._choice[slots])
-        seen = torch.arange(columns, device=self._device) <= positions[:, None, :, None]
+        visible = torch.arange(columns, device=self._device) <= positions[:, None, :, None]
         output = self._model(
             input_ids=tokens,
-            attention_mask=seen,
+            attention_mask=visible,
             position_ids=positions,
             past_key_values=self._cache.cache,
             use_cache=True,

@@ -72,20 +72,20 @@ class StaticDecoder:
             for step in count():
                 options = [row.options for row in rows]
                 allowed = apply_constraints(logits, options)
-                chosen = choose_tokens(allowed, [row.sampling for row in rows], [step] * len(rows))
-                note_logprobs(logits, chosen, options)
-                for row, token in zip(rows, chosen.tolist(), strict=True):
+                next_tokens = choose_tokens(allowed, [row.sampling for row in rows], [step] * len(rows))
+                note_logprobs(logits, next_tokens, options)
+                for row, token in zip(rows, next_tokens.tolist(), strict=True):
                     row.take(token, self._stop)
-                keep = [place for place, row in enumerate(rows) if not row.done]
+                keep = [number for number, row in enumerate(rows) if not row.done]
                 if not keep:
                     return
                 if len(keep) < len(rows):
                     index = torch.tensor(keep, device=self._device)
                     cache.batch_select_indices(index)
-                    mask, chosen = mask[index], chosen[index]
-                    rows = [rows[place] for place in keep]
+                    mask, next_tokens = mask[index], next_tokens[index]
+                    rows = [rows[number] for number in keep]
                 mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-                logits = self._forward(chosen[:, None], mask, cache)
+                logits = self._forward(next_tokens[:, None], mask, cache)
         finally:
             self.running = 0
 
@@ -116,11 +116,11 @@ class StaticDecoder:
             request.end("stop")
             self._waiting.remove(request)
         batch: list[GenerationRequest] = []
-        kept: deque[GenerationRequest] = deque()
+        postponed: deque[GenerationRequest] = deque()
         for request in self._waiting:
             fits = len(batch) < self.slots and (not batch or request.adapter == batch[0].adapter)
-            (batch if fits else kept).append(request)
-        self._waiting = kept
+            (batch if fits else postponed).append(request)
+        self._waiting = postponed
         return batch
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[Any, Tensor, Tensor]:
@@ -138,9 +138,9 @@ class StaticDecoder:
         tokens = torch.zeros(len(prompts), width, dtype=torch.long)
         mask = torch.zeros(len(prompts), shared + width, dtype=torch.long)
         mask[:, :shared] = 1
-        for row, rest in enumerate(rests):
-            tokens[row, width - len(rest) :] = torch.tensor(rest)
-            mask[row, shared + width - len(rest) :] = 1
+        for row, suffix in enumerate(rests):
+            tokens[row, width - len(suffix) :] = torch.tensor(suffix)
+            mask[row, shared + width - len(suffix) :] = 1
         mask = mask.to(self._device)
         return cache, mask, self._forward(tokens.to(self._device), mask, cache)
 

@@ -51,8 +51,11 @@ class LeanPass:
             return None
         weight = next(model.parameters())
         layers = model.model.layers
-        known = weight.device.type == "cuda" or (weight.device.type, weight.dtype) == ("cpu", torch.float32)
-        if not known or family.head_norms == "width":
+        usable = weight.device.type == "cuda" or (weight.device.type, weight.dtype) == (
+            "cpu",
+            torch.float32,
+        )
+        if not usable or family.head_norms == "width":
             return None
         # SmolLM3 leaves the positions of some blocks out.
         plain = all(
@@ -107,8 +110,8 @@ class LeanPass:
         choose(slots)
         x = self._embed(torch.tensor([token for _, tokens, _ in parts for token in tokens]))
         sizes = [len(tokens) for _, tokens, _ in parts]
-        places = [torch.arange(start, start + len(tokens)) for _, tokens, start in parts]
-        positions, ends = torch.cat(places), torch.tensor(sizes).cumsum(0) - 1
+        ranges = [torch.arange(start, start + len(tokens)) for _, tokens, start in parts]
+        positions, ends = torch.cat(ranges), torch.tensor(sizes).cumsum(0) - 1
         cos, sin = (turn[0][:, None] for turn in self._rotary(x[None], positions[None]))
         half = self._width // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
@@ -124,8 +127,8 @@ class LeanPass:
                 x, normed, cos, sin, sizes = x[ends], normed[ends], cos[ends], sin[ends], [1] * len(parts)
             query = self._turn(attention.q_proj(normed), getattr(attention, "q_norm", None), cos, sin)
             mixed = [
-                look_back(asked, *cache.held(number, slot, start + len(tokens)), AttentionRule()).flatten(1)
-                for asked, (slot, tokens, start) in zip(query.split_with_sizes(sizes), parts, strict=True)
+                look_back(queries, *cache.held(number, slot, start + len(tokens)), AttentionRule()).flatten(1)
+                for queries, (slot, tokens, start) in zip(query.split_with_sizes(sizes), parts, strict=True)
             ]
             x = x + attention.o_proj(torch.cat(mixed))
             normed = self._rms(x, layer.post_attention_layernorm)

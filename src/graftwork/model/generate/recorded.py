@@ -56,10 +56,10 @@ class GraphRecorder:
         if not self.enabled or self._uses[key] <= after:
             return compute()
         if key not in self._recordings:
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             try:
                 self._recordings[key] = self._record(compute)
-                self.seconds += time.perf_counter() - begun
+                self.seconds += time.perf_counter() - started_at
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:  # some models decide in Python how they go on

@@ -83,23 +83,23 @@ def choose_tokens(logits: Tensor, rows: Sequence[RowSampling | None], steps: Seq
     temperature, top_p, top_k, numbers, drawn_flags, restricted_flags = values.T[:, :, None]
     is_restricted = restricted_flags.squeeze(1) > 0
     probabilities = torch.softmax(logits.float() / temperature, dim=-1)
-    chosen = likeliest
+    next_tokens = likeliest
     if not all(row.is_restricted for row in drawn):
-        chosen = torch.where(drawn_flags.squeeze(1) > 0, _draw(probabilities, numbers), chosen)
+        next_tokens = torch.where(drawn_flags.squeeze(1) > 0, _draw(probabilities, numbers), next_tokens)
     if any(row.is_restricted for row in drawn):
         bounded = any(line[2] < vocabulary for line in table)
-        kept, tokens = _likeliest(probabilities, top_p, top_k if bounded else None, is_restricted)
-        place = _draw(kept, numbers)
-        chosen = torch.where(is_restricted, tokens.gather(1, place[:, None]).squeeze(1), chosen)
-    return chosen
+        candidates, tokens = _likeliest(probabilities, top_p, top_k if bounded else None, is_restricted)
+        index = _draw(candidates, numbers)
+        next_tokens = torch.where(is_restricted, tokens.gather(1, index[:, None]).squeeze(1), next_tokens)
+    return next_tokens
 
 
 def _draw(kept: Tensor, numbers: Tensor) -> Tensor:
     """The first place whose cumulative probability exceeds the random number; never one of probability 0."""
     with any_order(kept):
         reached = kept.cumsum(dim=-1)
-    place = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
-    return place.clamp(max=kept.shape[1] - 1).squeeze(1)
+    index = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
+    return index.clamp(max=kept.shape[1] - 1).squeeze(1)
 
 
 def _likeliest(
@@ -181,10 +181,10 @@ def apply_constraints(logits: Tensor, rows: Sequence[TokenOptions | None]) -> Te
     if not has_constraint(rows):
         return logits
     logits = logits.clone()  # a recorded pass writes its logits to the same place each time
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row is not None and row.constraint is not None:
             forbidden = ~row.constraint.allowed(logits.shape[1])
-            logits[place].masked_fill_(forbidden.to(logits.device), -torch.inf)
+            logits[index].masked_fill_(forbidden.to(logits.device), -torch.inf)
     return logits
 
 
@@ -202,20 +202,20 @@ def chosen_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions 
 
 def note_top_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
     """Note the log-probabilities before any constraint, temperature or restriction, with the likeliest."""
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row is None or not row.logprobs:
             continue
-        known = torch.log_softmax(logits[place].float(), dim=-1)
-        values, tokens = known.topk(row.logprobs)
+        logprobs = torch.log_softmax(logits[index].float(), dim=-1)
+        values, tokens = logprobs.topk(row.logprobs)
         top = list(zip(tokens.tolist(), values.tolist(), strict=True))
-        row.noted.append(TokenLogprobs(float(known[chosen[place]]), top))
+        row.noted.append(TokenLogprobs(float(logprobs[chosen[index]]), top))
 
 
 def note_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
     """All log-probabilities that rows ask for, at once."""
-    own = chosen_logprobs(logits, chosen, rows)
-    if own is not None:
-        note_own_logprobs(own, rows)
+    logprobs = chosen_logprobs(logits, chosen, rows)
+    if logprobs is not None:
+        note_own_logprobs(logprobs, rows)
     note_top_logprobs(logits, chosen, rows)
 
 

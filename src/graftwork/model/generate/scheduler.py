@@ -131,9 +131,9 @@ class SlotContents:
     def find(self, adapter: str | None, prompt: Sequence[int]) -> tuple[int, int]:
         """The slot with the longest common beginning, and its length; 0 where there is none worth it."""
         best, longest = 0, 0
-        for slot, held in enumerate(self._held):
-            if held is not None and held[0] == adapter:
-                length = _matching(held[1], prompt)
+        for slot, content in enumerate(self._held):
+            if content is not None and content[0] == adapter:
+                length = _matching(content[1], prompt)
                 if length > longest:
                     best, longest = slot, length
         longest = min(longest, len(prompt) - 1)
@@ -153,7 +153,7 @@ def _matching(first: Sequence[int], second: Sequence[int]) -> int:
     limit = min(len(first), len(second))
     if first[:limit] == second[:limit]:
         return limit
-    return next(place for place in range(limit) if first[place] != second[place])
+    return next(index for index in range(limit) if first[index] != second[index])
 
 
 MOST_ROWS = 256
@@ -228,10 +228,10 @@ def cut_prompts(lengths: Sequence[int]) -> list[list[int]]:
     A prompt that is longer than a pass is alone, and is read in pieces.
     """
     parts: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > PREFILL_TOKENS:
             parts.append([])
-        parts[-1].append(place)
+        parts[-1].append(index)
     return parts
 
 
@@ -256,9 +256,13 @@ def rows_that_fit(config: Any, *, prompt_tokens: int, new_tokens: int, free_byte
 def _number(config: Any, name: str) -> int | None:
     """A positive number, or the largest of one for each layer."""
     try:
-        found = getattr(config, name, None)
+        configured = getattr(config, name, None)
     except Exception:  # some configurations refuse a name that differs from layer to layer
         return None
-    if isinstance(found, list | tuple) and found and all(isinstance(number, int) for number in found):
-        found = max(found)
-    return found if isinstance(found, int) and found > 0 else None
+    if (
+        isinstance(configured, list | tuple)
+        and configured
+        and all(isinstance(number, int) for number in configured)
+    ):
+        configured = max(configured)
+    return configured if isinstance(configured, int) and configured > 0 else None

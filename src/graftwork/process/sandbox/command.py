@@ -60,18 +60,18 @@ def list_views(packages: tuple[str, ...] = ()) -> tuple[View, ...]:
     if Path("/etc/ld.so.cache").is_file():
         views.append(View("file", "/etc/ld.so.cache", "/etc/ld.so.cache"))
     views += [View("device", name, name) for name in _DEVICES if Path(name).exists()]
-    views += [View("folder", source, shown) for source, shown in places_of(packages).items()]
-    for place in ("/tmp", "/dev/shm"):
+    views += [View("folder", source, target) for source, target in places_of(packages).items()]
+    for folder_name in ("/tmp", "/dev/shm"):
         # An interpreter may be installed in the temporary folder.
-        if not any(Path(view.target).is_relative_to(place) for view in views):
-            views.append(View("link", FOLDER, place))
+        if not any(Path(view.target).is_relative_to(folder_name) for view in views):
+            views.append(View("link", FOLDER, folder_name))
     return tuple(dict.fromkeys(views))
 
 
 def places_of(packages: tuple[str, ...]) -> dict[str, str]:
     """Where a folder of packages is, and where it is mounted: inside, its name reveals nothing."""
-    found = dict.fromkeys(str(Path(package).resolve()) for package in packages)
-    return {source: f"/packages/{number}" for number, source in enumerate(found)}
+    sources = dict.fromkeys(str(Path(package).resolve()) for package in packages)
+    return {source: f"/packages/{number}" for number, source in enumerate(sources)}
 
 
 def shut_by_bubblewrap(
@@ -150,7 +150,7 @@ def command_for(
 
     With `job_limits` the sandbox runs so many jobs, each of which may take so much.
     """
-    views, places = list_views(packages), places_of(packages)
+    views, mounts = list_views(packages), places_of(packages)
     described = {
         "way": str(kind.value),
         "parent": os.getpid(),
@@ -161,7 +161,7 @@ def command_for(
         "job_limits": job_limits.model_dump() if job_limits is not None else None,
         "batch": jobs,
         "folder": folder,
-        "search": list(places.values() if folder == FOLDER else places),
+        "search": list(mounts.values() if folder == FOLDER else mounts),
         "views": [tuple(view) for view in views] if kind is not SandboxKind.BUBBLEWRAP else [],
     }
     if kind is not SandboxKind.BUBBLEWRAP:
@@ -180,8 +180,8 @@ def choose_uid() -> int | None:
     """An unused user id; None where we are not root, or this user namespace maps none."""
     if os.geteuid() != 0:
         return None
-    found = _free_uids()
-    return None if found is None else found.start + secrets.randbelow(len(found) - MOST_JOBS)
+    free_uids = _free_uids()
+    return None if free_uids is None else free_uids.start + secrets.randbelow(len(free_uids) - MOST_JOBS)
 
 
 def uid_of(command: list[str]) -> int | None:
@@ -192,9 +192,9 @@ def uid_of(command: list[str]) -> int | None:
 @lru_cache(maxsize=1)
 def _free_uids() -> range | None:
     maps = [_mapped_numbers(Path(f"/proc/self/{kind}_map")) for kind in ("uid", "gid")]
-    for wanted in (_FREE_UIDS, _FREE_UIDS_OF_CONTAINER):
-        if all(any(wanted[0] in line and wanted[-1] in line for line in mapped) for mapped in maps):
-            return wanted
+    for uids in (_FREE_UIDS, _FREE_UIDS_OF_CONTAINER):
+        if all(any(uids[0] in line and uids[-1] in line for line in mapped) for mapped in maps):
+            return uids
     return None
 
 

@@ -68,15 +68,15 @@ def memory_of_tree(root: int, *, most: int) -> int:
 
 def processes_below(root: int) -> list[int]:
     """Orphans included: the first process of a box adopts them."""
-    found: list[int] = []
+    tree: list[int] = []
     waiting = [root]
     while waiting:
         number = waiting.pop()
-        found.append(number)
+        tree.append(number)
         with suppress(OSError):
             for thread in list((_PROC / str(number) / "task").iterdir()):
                 waiting += [int(child) for child in read_or_empty(thread / "children").split()]
-    return found[1:]
+    return tree[1:]
 
 
 def _resident(number: int) -> int:
@@ -187,8 +187,8 @@ def _converse(talk: Talk, selector: selectors.BaseSelector, events: int) -> None
     except (ConnectionError, BrokenPipeError):
         selector.unregister(talk.channel)
         return
-    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if talk.outgoing else 0)
-    selector.modify(talk.channel, wanted, "channel")
+    mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if talk.outgoing else 0)
+    selector.modify(talk.channel, mask, "channel")
 
 
 def _take_messages(talk: Talk) -> bool:
@@ -261,8 +261,8 @@ class Sandbox:
 
         task = {"action": "test", "name": "answer.py", "source": source, "files": files or {}}
         # One more: the process of the tests is not the answer's.
-        own = self.limits.model_copy(update={"processes": self.limits.processes + 1})
-        result = replace(self, limits=own).in_box(task, asked=answer)
+        limits = self.limits.model_copy(update={"processes": self.limits.processes + 1})
+        result = replace(self, limits=limits).in_box(task, asked=answer)
         if len(messages) == 2 and messages[1].startswith(UNSUPPORTED):
             why = messages[1].removeprefix(UNSUPPORTED).decode(errors="replace")
             return result.model_copy(update={"ok": False, "reason": "unsupported", "stderr": why})
@@ -299,7 +299,7 @@ def run_in_box(
     With `jobs`, each within `job_limits`, `task` is their prelude: code of ours that is loaded once for all.
     """
     kind, limits, tasks = sandbox.kind, sandbox.limits, (task, *jobs)
-    for name in (name for each in tasks for name in each["files"]):
+    for name in (name for message in tasks for name in message["files"]):
         path = PurePosixPath(name)
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
             raise UserMistake(
@@ -307,7 +307,7 @@ def run_in_box(
                 why="files are written into the code's own folder alone",
                 fix="give a relative name without ..",
             )
-    begun = time.monotonic()
+    started_at = time.monotonic()
     with ExitStack() as stack:
         near, far = socket.socketpair()
         stack.enter_context(near)
@@ -332,7 +332,7 @@ def run_in_box(
             finally:
                 os.close(status_far)
             far.close()
-            outgoing = bytearray(b"".join(frame(marshal.dumps(each)) for each in tasks))
+            outgoing = bytearray(b"".join(frame(marshal.dumps(message)) for message in tasks))
             talk = Talk(near, asked, outgoing=outgoing)
             assert process.stdout is not None
             assert process.stderr is not None
@@ -342,13 +342,13 @@ def run_in_box(
                     talk,
                     process.pid,
                     pipes={**outputs, "status": status.fileno()},
-                    deadline=begun + limits.wall_seconds,
+                    deadline=started_at + limits.wall_seconds,
                     limits=limits,
                     folder=folder if kind in _ON_THIS_MACHINE else None,
                 )
             finally:
                 _end(process, kind)
-    return _conclude(talk, limits=limits, seconds=time.monotonic() - begun)
+    return _conclude(talk, limits=limits, seconds=time.monotonic() - started_at)
 
 
 @contextmanager
@@ -422,7 +422,7 @@ def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
         bytes(talk.heard[name]).decode(errors="replace") for name in ("stdout", "stderr", "status")
     )
     # What the first process of the sandbox reported; it alone holds the pipe.
-    report = {word: rest for word, _, rest in (line.partition(" ") for line in status.splitlines())}
+    report = {word: details for word, _, details in (line.partition(" ") for line in status.splitlines())}
     if "failed" in report:
         raise BoxNotMade(report["failed"] or "it does not say why")
     if "started" not in report and not talk.reason:
@@ -603,21 +603,21 @@ def run_batch(
     count = max(1, at_once or count_cores())
     size = max(1, min(JOBS_PER_BOX, MOST_JOBS, -(-len(jobs) // count))) if can_share(sandbox) else 1
     parts = [range(first, min(first + size, len(jobs))) for first in range(0, len(jobs), size)]
-    found: dict[int, SandboxResult] = {}
+    by_number: dict[int, SandboxResult] = {}
 
     def run_part(part: range) -> dict[int, SandboxResult]:
         """What a job does to the whole sandbox is not held against the others: those run again, alone."""
         together = [jobs[number] for number in part] if can_share(sandbox) else []
         shared = dict(_run_box(together, sandbox, prelude)) if together else {}
         return {
-            number: shared[place] if place in shared else _run_alone(jobs[number], sandbox, prelude)
-            for place, number in enumerate(part)
+            number: shared[index] if index in shared else _run_alone(jobs[number], sandbox, prelude)
+            for index, number in enumerate(part)
         }
 
     with ThreadPoolExecutor(count, thread_name_prefix="sandbox") as pool:
         for results in pool.map(run_part, parts):
-            found.update(results)
-    return [found[number] for number in range(len(jobs))]
+            by_number.update(results)
+    return [by_number[number] for number in range(len(jobs))]
 
 
 def can_share(sandbox: Sandbox) -> bool:

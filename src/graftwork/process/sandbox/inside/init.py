@@ -106,11 +106,11 @@ def _run_tested(channel: int, task: dict[str, Any], folder: str) -> NoReturn:
     sys.path[:] = [path for path in sys.path if path != folder]
     peer = Peer(reply_read, ask_write, guards=True)
     try:
-        known = frozenset(peer.ask("names"))
+        names = frozenset(peer.ask("names"))
         _send(channel, READY)
         second = marshal.loads(receive(channel))
-        sys.modules["answer"] = AnswerModule(peer, known)
-        exec(compile(second["tests"], "tests.py", "exec", dont_inherit=True), AnswerNames(peer, known))
+        sys.modules["answer"] = AnswerModule(peer, names)
+        exec(compile(second["tests"], "tests.py", "exec", dont_inherit=True), AnswerNames(peer, names))
     except NotSupported as error:
         _send(channel, UNSUPPORTED + str(error).encode()[:200])
         os._exit(1)
@@ -227,7 +227,7 @@ def enter(box: dict[str, Any]) -> None:
 
 def _go_on_as_first_process(box: dict[str, Any]) -> None:
     """Only a child is in the new PID namespace; this process waits for it, outside."""
-    alive, kept = os.pipe()
+    alive, keep_open = os.pipe()
     child = os.fork()
     if child:
         os.close(alive)
@@ -235,7 +235,7 @@ def _go_on_as_first_process(box: dict[str, Any]) -> None:
             os.close(number)
         _, status = os.waitpid(child, 0)
         os._exit(0 if status == 0 else FAILED)
-    os.close(kept)
+    os.close(keep_open)
     os.setsid()
     walls.die_with_parent()
     # The one outside may have died before the tie was made: then the pipe has ended.
@@ -306,12 +306,12 @@ def shut_in(box: dict[str, Any]) -> None:
         walls.die_with_parent()
         set_limits(limits, processes=None)
         return
-    rules, kept = _landlock_rules(box) if way == "landlock" else (None, None)
+    rules, capability = _landlock_rules(box) if way == "landlock" else (None, None)
     walls.shut_capabilities()
     if uid is not None and way != "user_namespaces":
         walls.keep_capabilities()
         become(uid)
-    walls.drop_capabilities(but=() if kept is None else (kept,))
+    walls.drop_capabilities(but=() if capability is None else (capability,))
     walls.set_dumpable(False)
     walls.die_with_parent()
     if rules is not None:
@@ -331,16 +331,16 @@ def shut_in(box: dict[str, Any]) -> None:
 
 def _landlock_rules(box: dict[str, Any]) -> tuple[int, int | None]:
     """The rules; and the right to pass folders shut for others, where the interpreter is in one."""
-    shown = [source for kind, source, _ in box["views"] if kind in ("folder", "file")]
+    readable = [source for kind, source, _ in box["views"] if kind in ("folder", "file")]
     devices = [source for kind, source, _ in box["views"] if kind == "device"]
-    rules = write_rules(readable=shown, devices=devices, writable=box["folder"])
-    return rules, None if all(map(_open_to_all, shown)) else walls.CAP_DAC_READ_SEARCH
+    rules = write_rules(readable=readable, devices=devices, writable=box["folder"])
+    return rules, None if all(map(_open_to_all, readable)) else walls.CAP_DAC_READ_SEARCH
 
 
 def _open_to_all(path: str) -> bool:
     while path != "/":
-        wanted = 0o5 if os.path.isdir(path) else 0o4
-        if os.stat(path).st_mode & wanted != wanted:
+        mode = 0o5 if os.path.isdir(path) else 0o4
+        if os.stat(path).st_mode & mode != mode:
             return False
         path = os.path.dirname(path)
     return True
@@ -405,7 +405,7 @@ def _end_all_of(uid: int) -> None:
 
 
 def _descendants(root: int) -> list[int]:
-    found, waiting = [], [root]
+    descendants, waiting = [], [root]
     while waiting:
         number = waiting.pop()
         try:
@@ -413,9 +413,9 @@ def _descendants(root: int) -> list[int]:
                 below = [int(child) for child in file.read().split()]
         except OSError:
             continue
-        found += below
+        descendants += below
         waiting += below
-    return found
+    return descendants
 
 
 def _reap(how: int) -> bool:
@@ -475,7 +475,7 @@ def _run_one(box: dict[str, Any], number: int) -> dict[str, Any]:
     uid = box["uid"] + number
     report_read, report_write = os.pipe()
     outputs = [os.pipe(), os.pipe()]
-    begun = time.monotonic()
+    started_at = time.monotonic()
     child = os.fork()
     if child == 0:
         os.close(report_read)
@@ -486,7 +486,7 @@ def _run_one(box: dict[str, Any], number: int) -> dict[str, Any]:
     raise_failure(report_read)
     limits = box["job_limits"]
     ended, heard = _follow(
-        child, [read for read, _ in outputs], limits["output_bytes"], begun + limits["wall_seconds"]
+        child, [read for read, _ in outputs], limits["output_bytes"], started_at + limits["wall_seconds"]
     )
     clean_up(uid, box["folder"])
     code, peak, spent = _reap_job(child)
@@ -496,7 +496,7 @@ def _run_one(box: dict[str, Any], number: int) -> dict[str, Any]:
         "exit_code": code,
         "stdout": bytes(heard[0]),
         "stderr": bytes(heard[1]),
-        "seconds": time.monotonic() - begun,
+        "seconds": time.monotonic() - started_at,
         "peak_bytes": peak,
         "cpu_seconds": spent,
     }
@@ -508,11 +508,11 @@ def _follow(child: int, pipes: list[int], most_output: int, deadline: float) -> 
     ends = os.pidfd_open(child)
     waiting = {*pipes, ends}
     while not reason:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             reason = "wall_clock"
             break
-        ready = select.select(list(waiting), [], [], left)[0]
+        ready = select.select(list(waiting), [], [], remaining)[0]
         for number in ready:
             if number == ends:
                 continue
@@ -569,15 +569,15 @@ def _remove(path: str, uid: int) -> None:
 
 def _reap_job(child: int) -> tuple[int, int, float]:
     """The job's own process; orphans that it left were adopted by this one, and are dead by now."""
-    found = (FAILED, 0, 0.0)
+    usage = (FAILED, 0, 0.0)
     while True:
         try:
             ended, status, used = os.wait4(-1, 0)
         except ChildProcessError:
-            return found
+            return usage
         if ended == child:
             spent = used.ru_utime + used.ru_stime
-            found = (os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024, spent)
+            usage = (os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024, spent)
 
 
 def _be_the_job(box: dict[str, Any], number: int, report_write: int, outputs: list[int]) -> NoReturn:

@@ -135,9 +135,9 @@ def _value_name(value: object) -> str:
 
 
 def _special(kind: type, name: str) -> Any:
-    for each in kind.__mro__:
-        if name in vars(each):
-            return vars(each)[name]
+    for base in kind.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
     return None
 
 
@@ -146,7 +146,7 @@ class _Writer:
 
     def __init__(self, peer: Peer, kept: list[Any]) -> None:
         self._peer, self.out, self.kept = peer, bytearray(), list(kept)
-        self._places = {id(item): place for place, item in enumerate(kept)}
+        self._places = {id(item): position for position, item in enumerate(kept)}
 
     def write(self, value: Any, depth: int = 0) -> None:  # noqa: PLR0912  # one branch for each tag
         if depth > _DEEPEST:
@@ -179,8 +179,10 @@ class _Writer:
         elif isinstance(value, BaseException):
             self.out += b"e"
             self._write_class(type(value), depth)
-            known = {key: held for key, held in vars(value).items() if type(held) in _PLAIN}
-            self.write((value.args, _text_of(value), known), depth + 1)
+            attributes = {
+                key: attribute for key, attribute in vars(value).items() if type(attribute) in _PLAIN
+            }
+            self.write((value.args, _text_of(value), attributes), depth + 1)
         elif name := _value_name(value):
             self._bytes(b"v", name.encode())
             self.write(_parts_and_maker(name)[0](value), depth + 1)
@@ -236,12 +238,14 @@ class _Writer:
             b"c" if isinstance(value, type) else b"w" if kind is types.CoroutineType else b"o",
             self._peer.export(value),
         )
-        named = value if isinstance(value, type) else kind
+        cls = value if isinstance(value, type) else kind
         base = next((base.__name__ for base in kind.__mro__ if base in _PLAIN), "")
-        mask = sum(1 << place for place, name in enumerate(_SPECIALS) if _special(kind, name) is not None)
-        own = () if self._peer.guards else kind.__mro__
-        classes = tuple(self._peer.export(each) for each in own if each.__module__ == "answer")
-        self.write((named.__name__, base, mask, classes), depth + 1)
+        mask = sum(1 << bit for bit, name in enumerate(_SPECIALS) if _special(kind, name) is not None)
+        ancestors = () if self._peer.guards else kind.__mro__
+        classes = tuple(
+            self._peer.export(ancestor) for ancestor in ancestors if ancestor.__module__ == "answer"
+        )
+        self.write((cls.__name__, base, mask, classes), depth + 1)
 
 
 def _text_of(error: BaseException) -> str:
@@ -281,10 +285,10 @@ class _ValueReader:
         if tag == b"m":
             return self.kept[number]
         if tag == b"l":
-            made: Any = _MUTABLE[number]()
-            self.kept.append(made)
-            fill(made, self.read(depth + 1))
-            return made
+            container: Any = _MUTABLE[number]()
+            self.kept.append(container)
+            fill(container, self.read(depth + 1))
+            return container
         if tag == b"v":
             name = self._take(number).decode()
             return _parts_and_maker(name)[1](self.read(depth + 1))
@@ -309,7 +313,7 @@ class _ValueReader:
         return part
 
     def _read_error(self, depth: int) -> BaseException:
-        kind, (args, text, known) = self.read(depth + 1), self.read(depth + 1)
+        kind, (args, text, attributes) = self.read(depth + 1), self.read(depth + 1)
         if not (isinstance(kind, type) and issubclass(kind, BaseException)) or type(args) is not tuple:
             raise ValueError("no error")
         try:
@@ -318,7 +322,7 @@ class _ValueReader:
             error = Exception(text) if "_remote_number" not in vars(kind) else kind.__new__(kind)
             error.args = args
         if "_remote_number" in vars(kind):
-            vars(error).update({**known, "_remote_text": text})
+            vars(error).update({**attributes, "_remote_text": text})
         return error
 
 
@@ -393,7 +397,7 @@ def _ask(remote: Remote, action: str, *args: Any) -> Any:
 def _is_trusted(remote: Remote) -> bool:
     """Whether the object may judge a plain value: the tests name its class themselves."""
     peer: Peer = object.__getattribute__(remote, "_peer")
-    return not peer.guards or any(each in peer.named for each in object.__getattribute__(remote, "_classes"))
+    return not peer.guards or any(cls in peer.named for cls in object.__getattribute__(remote, "_classes"))
 
 
 def _content(remote: Remote) -> Any:
@@ -432,13 +436,13 @@ class Peer:
 
     def ask(self, action: str, *args: Any) -> Any:
         with self._lock:
-            kept = self._send(b"?", (action, args), [])
+            exported = self._send(b"?", (action, args), [])
             while True:
-                kind, reader = self._receive(kept)
+                kind, reader = self._receive(exported)
                 if kind == b"?":
                     self._answer(reader)
                     continue
-                return self._conclude(kind, reader, kept)
+                return self._conclude(kind, reader, exported)
 
     def serve(self) -> None:
         """Answer until the other end is gone."""
@@ -468,7 +472,7 @@ class Peer:
             serve = getattr(self, f"_on_{action}")
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             raise Lost from error
-        kept, kind = reader.kept, b"="
+        exported, kind = reader.kept, b"="
         try:
             result = serve(*args)
         except (Lost, NotSupported):
@@ -476,9 +480,9 @@ class Peer:
         except BaseException as error:
             kind, result = b"!", error
         try:
-            self._send(kind, result, kept, reply=True)
+            self._send(kind, result, exported, reply=True)
         except (TypeError, ValueError, RecursionError) as error:
-            self._send(b"!", TypeError(str(error)), kept, reply=True)
+            self._send(b"!", TypeError(str(error)), exported, reply=True)
 
     def _send(self, kind: bytes, value: Any, kept: list[Any], *, reply: bool = False) -> list[Any]:
         writer = _Writer(self, kept)
@@ -537,10 +541,13 @@ class Peer:
     def exception_class(self, number: int, name: str, bases: tuple[Any, ...]) -> type:
         if number not in self._proxies:
             above = tuple(b for b in bases if isinstance(b, type) and issubclass(b, BaseException))
-            shown = {"_remote_number": number, "__str__": lambda error: vars(error).get("_remote_text", "")}
-            self._proxies[number] = type(str(name), above or (Exception,), shown)
-        made: type = self._proxies[number]
-        return made
+            namespace = {
+                "_remote_number": number,
+                "__str__": lambda error: vars(error).get("_remote_text", ""),
+            }
+            self._proxies[number] = type(str(name), above or (Exception,), namespace)
+        proxy: type = self._proxies[number]
+        return proxy
 
     def proxy(self, tag: bytes, number: int, name: str, base: str, mask: int, classes: Any) -> Any:
         if number not in self._proxies:
@@ -548,8 +555,8 @@ class Peer:
             for key, value in (("_peer", self), ("_number", number), ("_base", base), ("_classes", classes)):
                 object.__setattr__(proxy, key, value)
             self._proxies[number] = proxy
-        found = self._proxies[number]
-        return self._wait(found) if tag == b"w" else found
+        proxy_class = self._proxies[number]
+        return self._wait(proxy_class) if tag == b"w" else proxy_class
 
     async def _wait(self, coroutine: Any) -> Any:
         return self.ask("await", coroutine)
@@ -560,8 +567,8 @@ class Peer:
             if base and (base not in vars(builtins) or vars(builtins)[base] not in _PLAIN):
                 raise ValueError("no such base")
             inner: dict[str, Any] = {"__slots__": ()}
-            for place, special in enumerate(_SPECIALS):
-                if mask >> place & 1 and special not in vars(Remote):
+            for bit, special in enumerate(_SPECIALS):
+                if mask >> bit & 1 and special not in vars(Remote):
                     inner[special] = _forward(special)
             if base:
                 inner["__class__"] = property(lambda _self: vars(builtins)[base])
@@ -586,8 +593,8 @@ class Peer:
     def _on_special(self, value: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name not in _SPECIALS:
             raise AttributeError(name)
-        found = _special(type(value), name)
-        return getattr(type(value), name)(value, *args) if found is not None else NotImplemented
+        method = _special(type(value), name)
+        return getattr(type(value), name)(value, *args) if method is not None else NotImplemented
 
     def _on_bool(self, value: Any) -> bool:
         return bool(value)
@@ -651,12 +658,12 @@ class Printed(io.BytesIO):
     """What the answer prints, until the next reply takes it along; floods go where they are counted."""
 
     def write(self, piece: Any) -> int:
-        written = super().write(piece)
+        count = super().write(piece)
         if self.tell() > _KEPT_OUTPUT:
             os.write(1, self.getvalue())
             self.seek(0)
             self.truncate()
-        return written
+        return count
 
     def take(self) -> str:
         text = self.getvalue().decode("utf-8", "replace")

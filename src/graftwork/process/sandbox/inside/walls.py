@@ -66,12 +66,12 @@ def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: 
 def bind_read_only(source: str, target: str) -> None:
     """The source as it is, with what is mounted below it, and nothing of it can be changed."""
     mount(source, target, flags=MS_BIND | MS_REC)
-    wanted = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
     path = target.encode()
-    if libc.syscall(_MOUNT_SETATTR, -100, path, _AT_RECURSIVE, wanted, ctypes.c_size_t(32)) < 0:
+    if libc.syscall(_MOUNT_SETATTR, -100, path, _AT_RECURSIVE, attributes, ctypes.c_size_t(32)) < 0:
         # Before Linux 5.12. What the mount forbids already must be named again within a user namespace.
-        kept = os.statvfs(target).f_flag & 0xF
-        flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept
+        mounted_flags = os.statvfs(target).f_flag & 0xF
+        flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | mounted_flags
         mount("", target, flags=flags)
 
 
@@ -123,8 +123,8 @@ def keep_capabilities() -> None:
 def drop_capabilities(*, but: tuple[int, ...] = ()) -> None:
     """All of them, `but` for these."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    kept = sum(1 << capability for capability in but)
-    check(libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)), "capset")
+    mask = sum(1 << capability for capability in but)
+    check(libc.capset(header, (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)), "capset")
 
 
 # Name: the number on x86_64, on aarch64; None where it does not exist.
@@ -441,7 +441,7 @@ def measure_folder(folder: str, *, most_files: int) -> tuple[int, int]:
 
 def measure_deleted(processes: Iterable[int]) -> int:
     """The bytes of files that were deleted while one of these processes has them open."""
-    found: dict[tuple[int, int], int] = {}
+    sizes: dict[tuple[int, int], int] = {}
     for process in processes:
         opened = f"/proc/{process}/fd"
         try:
@@ -454,8 +454,8 @@ def measure_deleted(processes: Iterable[int]) -> int:
             except OSError:
                 continue
             if state.st_nlink == 0:
-                found[state.st_dev, state.st_ino] = state.st_blocks * _BLOCK
-    return sum(found.values())
+                sizes[state.st_dev, state.st_ino] = state.st_blocks * _BLOCK
+    return sum(sizes.values())
 
 
 def remove_folder(folder: str) -> None:
