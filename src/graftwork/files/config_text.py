@@ -237,7 +237,7 @@ def _add(text: str, node: yaml.MappingNode, path: Sequence[str], value: Plain) -
         inner = last.value[-1]
         last = inner[1] if isinstance(inner, tuple) else inner
     end = last.end_mark.index
-    # A block of text ends at the start of the line behind it.
+    # A block of text ends at the start of the line after it.
     if not (isinstance(last, yaml.ScalarNode) and last.style in ("|", ">")):
         line_end = text.find("\n", end)
         end = len(text) if line_end < 0 else line_end + 1

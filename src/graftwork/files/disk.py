@@ -263,7 +263,7 @@ class Journal:
         return [value for value, _ in self.follow(0)]
 
     def follow(self, offset: int) -> Iterator[tuple[Any, int]]:
-        """Yield the whole lines from `offset` on, each with the offset behind it."""
+        """Yield the whole lines from `offset` on, each with the offset after it."""
         if not self.path.exists():
             return
         with self.path.open("rb") as handle:

@@ -256,7 +256,7 @@ def convert_embedded(folder: Path) -> None:
     gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
     source = gguf_file()
     where = str(source.parent)
-    # `dequantize` matters: without it the model stays flagged as quantised and cannot be saved.
+    # `dequantize` matters: without it the model stays flagged as quantized and cannot be saved.
     model = AutoModelForCausalLM.from_pretrained(
         where,
         gguf_file=source.name,
@@ -395,6 +395,7 @@ def _require_hub_name(name: str) -> HubName:
     hub_name = parse_hub_name(name)
     if hub_name is None:
         raise UserMistake(
-            f"{name!r} is no name on the Hub", fix="write it like Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REVISION"
+            f"{name!r} is not a name on the Hub",
+            fix="write it like Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REVISION",
         )
     return hub_name

@@ -1,6 +1,6 @@
 """What graft's own passes read from a loaded decoder (layout, attention, activation, positions) and share.
 
-In: a transformers model of a family with a BlockLayout. Out: facts by block, and attention as processors do
+In: a transformers model of a family with a BlockLayout. Out: facts by block, and attention as CPUs do
 it fastest. Knows no training step.
 """
 
@@ -134,14 +134,14 @@ CARD_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def attend_to_slots(
-    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, *, on_card: bool, scale: float | None = None
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, *, on_gpu: bool, scale: float | None = None
 ) -> Tensor:
     """[rows, heads, width] against [rows, groups, columns, width]: the heads of a group are as tokens of one
     head, so that its keys are read once. `bias` is [rows, columns]."""
     rows, heads, width = query.shape
     grouped = query.view(rows, keys.shape[1], -1, width)
     mask = bias[:, None, None]
-    if not on_card:
+    if not on_gpu:
         mixed = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
     else:
         mask = mask.expand(*grouped.shape[:3], mask.shape[-1])
@@ -151,7 +151,7 @@ def attend_to_slots(
 
 
 def pairs_to_halves(x: Tensor) -> Tensor:
-    """Neighbouring values that are turned together, moved half a head apart. Scores do not change by it."""
+    """Neighboring values that are turned together, moved half a head apart. Scores do not change by it."""
     return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
 
 

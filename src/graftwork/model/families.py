@@ -72,7 +72,7 @@ class BlockLayout(NamedTuple):
     parallel: bool = False
     """Attention and MLP read the same normed input."""
     interleaved: bool = False
-    """Rotary positions turn neighbouring values; otherwise those half a head apart."""
+    """Rotary positions turn neighboring values; otherwise those half a head apart."""
     scaled_residual: bool = False
     """What attention and MLP add is multiplied with a number first."""
     capped: bool = False
@@ -212,7 +212,7 @@ FAMILIES = (
         plain_logits=True,
         defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
     ),
-    # Cohere: attention and MLP next to each other behind one norm of mean and variance, scaled logits.
+    # Cohere: attention and MLP next to each other after one norm of mean and variance, scaled logits.
     ModelFamily("cohere", norms=1, tied=True, block=COHERE),
     ModelFamily(
         "cohere2",

@@ -45,7 +45,7 @@ Array = NDArray[Any]
 
 
 class GgufFamily(NamedTuple):
-    """`interleaved`: llama.cpp rotates neighbouring rows of queries and keys, transformers the two halves."""
+    """`interleaved`: llama.cpp rotates neighboring rows of queries and keys, transformers the two halves."""
 
     architecture: str
     interleaved: bool = False
@@ -457,7 +457,7 @@ def _converted(name: str, write: Callable[[Path], None]) -> Path:
         most_bytes = float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT_GIB)) * GIB
     except ValueError as error:
         raise UserMistake(
-            f"{LIMIT_VARIABLE} is no number",
+            f"{LIMIT_VARIABLE} is not a number",
             why="it limits the converted files that are kept, in GiB",
             fix=f"export {LIMIT_VARIABLE}={DEFAULT_LIMIT_GIB:g}",
         ) from error

@@ -89,7 +89,7 @@ class HubPlace(NamedTuple):
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """Return the repository and revision that a name means, or None if it is no name of the Hub."""
+    """Return the repository and revision that a name means, or None if it is not a name on the Hub."""
     match = _NAME.fullmatch(name)
     if match is None or name.endswith(("/", ".json")) or ".." in name:
         return None
@@ -122,7 +122,7 @@ def _read_pins(project_folder: Path) -> dict[str, str]:
     except ValueError:
         raise Damaged(
             "the commits of the base models cannot be read",
-            why="the file is no JSON",
+            why="the file is not JSON",
             fix="remove it; `graft model pull` writes it again",
             where=str(file),
         ) from None

@@ -27,7 +27,7 @@ DIGEST_THREADS = 8
 def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four_bits: bool = False) -> Any:
     """The decoder with every parameter frozen. Never reaches for the network.
 
-    With `four_bits`, the linear layers of its blocks are quantised on the way to the device, one by
+    With `four_bits`, the linear layers of its blocks are quantized on the way to the device, one by
     one: the device never holds more than one of them whole. The host holds the model in `dtype` while
     it is read.
     """
@@ -99,7 +99,7 @@ def tensors_digest(
 
 
 def base_digest(model: Any, *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None) -> str:
-    """The weights in memory that no training may change, codes of quantised ones included."""
+    """The weights in memory that no training may change, codes of quantized ones included."""
     persistent = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     # An adapter wraps a layer and so lengthens its name; the weights are the same.

@@ -1,8 +1,8 @@
 """Weights in four bits (NF4 of the QLoRA paper), with their block scales in eight: our own, in plain torch.
 
-In: a frozen weight. Out: its codes, and the weight again, dequantised for one use and then forgotten. Layout,
+In: a frozen weight. Out: its codes, and the weight again, dequantized for one use and then forgotten. Layout,
 which kernels build on: `codes` uint8 [out, in / 2], two columns a byte, the even one in the high nibble;
-blocks of 64 columns of a row share a scale, the largest magnitude in the block. The scales are quantised too:
+blocks of 64 columns of a row share a scale, the largest magnitude in the block. The scales are quantized too:
 over all scales of the weight, row by row, in chunks of 256, scale = offset + chunk_scales[chunk] ·
 scale_codes, with one offset a weight. Knows no adapters.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 BLOCK = 64
 CHUNK = 256
 ROWS_AT_ONCE = 2**24
-"""Elements that are quantised at a time, which bounds the memory needed besides the weight."""
+"""Elements that are quantized at a time, which bounds the memory needed besides the weight."""
 
 LEVELS = (
     -1.0,
@@ -106,7 +106,7 @@ def scales_of(weight: Nf4Weight) -> Tensor:
 
 
 class Nf4Linear(nn.Module):
-    """A frozen linear layer in four bits. Dequantised once a use; nothing of that is kept for backward."""
+    """A frozen linear layer in four bits. Dequantized once a use; nothing of that is kept for backward."""
 
     codes: Tensor
     scale_codes: Tensor
@@ -122,7 +122,7 @@ class Nf4Linear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     @property
-    def quantised(self) -> Nf4Weight:
+    def quantized(self) -> Nf4Weight:
         return Nf4Weight(self.codes, self.scale_codes, self.chunk_scales, self.offset)
 
     @property
@@ -130,8 +130,8 @@ class Nf4Linear(nn.Module):
         return self.codes.device
 
     def forward(self, x: Tensor) -> Tensor:
-        quantised = (self.codes, self.scale_codes, self.chunk_scales, self.offset)
-        y: Tensor = _Nf4Product.apply(x, *quantised)  # type: ignore[no-untyped-call]
+        quantized = (self.codes, self.scale_codes, self.chunk_scales, self.offset)
+        y: Tensor = _Nf4Product.apply(x, *quantized)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
@@ -139,12 +139,12 @@ class Nf4Linear(nn.Module):
 
 
 class _Nf4Product(torch.autograd.Function):
-    """x Wᵀ with W dequantised for the product, and again for its gradient."""
+    """x Wᵀ with W dequantized for the product, and again for its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *quantised: Tensor) -> Tensor:
-        ctx.save_for_backward(*quantised)
-        return nn.functional.linear(x, dequantize(Nf4Weight(*quantised), x.dtype))
+    def forward(ctx: Any, x: Tensor, *quantized: Tensor) -> Tensor:
+        ctx.save_for_backward(*quantized)
+        return nn.functional.linear(x, dequantize(Nf4Weight(*quantized), x.dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

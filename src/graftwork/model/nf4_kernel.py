@@ -27,7 +27,7 @@ def _dequantize_nf4(words, scale_codes, chunk_scales, offset, levels, out, count
 
 
 def dequantize_into(parts: Sequence[Tensor], levels: Tensor, out: Tensor, *, block: int, chunk: int) -> None:
-    """`parts`: codes, codes of scales, scales of chunks, offset. `out` lies row behind row."""
+    """`parts`: codes, codes of scales, scales of chunks, offset. `out` lies row after row."""
     codes, scale_codes, chunk_scales, offset = parts
     packed = codes.view(torch.int32)
     count, tile = packed.numel(), 1024

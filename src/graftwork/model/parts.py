@@ -1,7 +1,7 @@
 """The parts of any causal decoder of transformers: the decoder, its blocks, its head, their linear layers.
 
 In: a model. Out: its parts, found by what they are and not by what one family calls them; and a reader
-that gives the model's logits for chosen hidden states only. Some families change the logits behind
+that gives the model's logits for chosen hidden states only. Some families change the logits after
 their head (a cap, a scale). Those that are known are followed; whether a model does what we think is
 tried once; and what does something else is read by its own forward, whole. Knows no adapters.
 """
@@ -41,7 +41,7 @@ class LogitsReader:
 
 
 def decoder_parts(model: Any) -> DecoderParts:
-    """The parts, or a clear word where the model is no causal decoder."""
+    """The parts, or a clear word where the model is not a causal decoder."""
     decoder, head = _decoder_and_head(model)
     lists = [(path, part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
     inside = {id(part) for part in decoder.modules()}
@@ -57,7 +57,7 @@ def decoder_parts(model: Any) -> DecoderParts:
 def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
     """(block, path, layer) of each linear layer of the blocks, without routers.
 
-    Does not look inside adapters and quantised weights that replaced a layer: code that
+    Does not look inside adapters and quantized weights that replaced a layer: code that
     has `in_features` counts as a linear layer.
     """
     parts = decoder_parts(model)
@@ -115,7 +115,7 @@ class _Whole:
 def head_is_followed(model: Any) -> bool:
     """Whether the model's own logits are what we make of its hidden states.
 
-    The head is made to answer a ramp from -100 to 100, once: what the model does behind its head then
+    The head is made to answer a ramp from -100 to 100, once: what the model does after its head then
     shows, whatever its weights are. What it gives its head must be the decoder's last hidden state.
     """
     decoder, head = _decoder_and_head(model)
@@ -157,7 +157,7 @@ def _decoder_and_head(model: Any) -> tuple[Any, Any]:
 
 
 class LogitsEnding(NamedTuple):
-    """What a family does to the logits behind its head."""
+    """What a family does to the logits after its head."""
 
     multiplier: float = 1.0
     divisor: float = 1.0
@@ -200,7 +200,7 @@ def logits_ending(config: Any) -> LogitsEnding:
 
 def _no_decoder(model: Any, why: str) -> UserMistake:
     return UserMistake(
-        f"{type(model).__name__} is no causal decoder",
+        f"{type(model).__name__} is not a causal decoder",
         why=why,
         fix="use a model that transformers loads as AutoModelForCausalLM (Llama, Qwen, Mistral, …)",
     )

@@ -33,13 +33,13 @@ def describe_device(*, threads: int | None = None) -> DeviceFacts:
     """What can be known without torch."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return DeviceFacts(kind="cpu", name=_processor(), memory_gib=pages / GIB, threads=threads or available)
+    return DeviceFacts(kind="cpu", name=_cpu_name(), memory_gib=pages / GIB, threads=threads or available)
 
 
 def probe_device(*, threads: int | None = None) -> DeviceFacts:
-    """The card where there is one, else the processor, with a measured matrix rate.
+    """The GPU where there is one, else the CPU, with a measured matrix rate.
 
-    Without it where torch is not installed. `CUDA_VISIBLE_DEVICES=` hides a card from everybody.
+    Without it where torch is not installed. `CUDA_VISIBLE_DEVICES=` hides a GPU from everybody.
     """
     facts = describe_device(threads=threads)
     measured = _probe(facts.threads)
@@ -74,20 +74,20 @@ def measure(threads: int) -> dict[str, Any]:
     import torch
 
     if not torch.cuda.is_available():
-        return _measure_processor(threads)
-    card = torch.cuda.get_device_properties(0)
-    # Several cards share one run: the oldest decides.
+        return _measure_cpu(threads)
+    gpu = torch.cuda.get_device_properties(0)
+    # Several GPUs share one run: the oldest decides.
     ages = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
     return {
         "kind": "cuda",
-        "name": card.name,
-        "memory_gib": card.total_memory / GIB,
+        "name": gpu.name,
+        "memory_gib": gpu.total_memory / GIB,
         "capability": min(major + minor / 10 for major, minor in ages),
-        "gflops": _measure_card(),
+        "gflops": _measure_gpu(),
     }
 
 
-def _measure_card() -> float:
+def _measure_gpu() -> float:
     """Median rate of products of half precision as large as those of a decoder's layers."""
     import torch
 
@@ -103,7 +103,7 @@ def _measure_card() -> float:
     return sorted(rates)[len(rates) // 2]
 
 
-def _measure_processor(threads: int) -> dict[str, float]:
+def _measure_cpu(threads: int) -> dict[str, float]:
     """Median rate of products the size of a small decoder's layers, and the share of the cores they got; and
     how fast weights are read that no cache holds."""
     import torch
@@ -141,7 +141,7 @@ def _measure_processor(threads: int) -> dict[str, float]:
 
 
 THIN_MATRICES = 8
-"""Of 16 MiB each: together more than a processor's cache holds."""
+"""Of 16 MiB each: together more than a CPU's cache holds."""
 
 
 def _median_rate(
@@ -162,7 +162,7 @@ def _median_rate(
 CALLS_TOGETHER = 4
 
 
-def _processor() -> str:
+def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -171,16 +171,16 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-CARDS = Path("/proc/driver/nvidia/gpus")
+GPUS = Path("/proc/driver/nvidia/gpus")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def name_device() -> DeviceName:
-    """The first card where there is one that may be used, else the processor."""
-    card = None if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else _card()
-    if card is None:
+    """The first GPU where there is one that may be used, else the CPU."""
+    gpu = None if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else _name_and_driver()
+    if gpu is None:
         return DeviceName(kind="cpu", name=describe_device().name, torch=torch_version())
-    name, driver = card
+    name, driver = gpu
     return DeviceName(kind="cuda", name=name, driver=driver, torch=torch_version())
 
 
@@ -192,9 +192,9 @@ def torch_version() -> str:
         return ""
 
 
-def _card() -> tuple[str, str] | None:
+def _name_and_driver() -> tuple[str, str] | None:
     """Name and driver: from the driver's own files, else from its tool."""
-    files = sorted(CARDS.glob("*/information")) if CARDS.is_dir() else []
+    files = sorted(GPUS.glob("*/information")) if GPUS.is_dir() else []
     names = [read_model(file.read_text(errors="replace")) for file in files]
     if names and names[0] and DRIVER.exists():
         return names[0], read_driver(DRIVER.read_text(errors="replace"))
@@ -206,7 +206,7 @@ def _card() -> tuple[str, str] | None:
 
 
 def read_model(information: str) -> str:
-    """The card's name in the driver's file about it."""
+    """The GPU's name in the driver's file about it."""
     match = re.search(r"^Model:\s*(.+?)\s*$", information, re.M)
     return match.group(1) if match else ""
 
@@ -222,28 +222,26 @@ if __name__ == "__main__":
 
 
 GOES = 5
-CARD_TOKENS = (256, 1024, 4096)
-PROCESSOR_TOKENS = (64, 256)
-CARD_GO_SECONDS, PROCESSOR_GO_SECONDS = 0.004, 0.02
+GPU_TOKENS = (256, 1024, 4096)
+CPU_TOKENS = (64, 256)
+GPU_GO_SECONDS, CPU_GO_SECONDS = 0.004, 0.02
 COPIED_BYTES = {"cuda": GIB, "cpu": 2**27}
 LAUNCHES = 2000
 
 
 def measure_products(shape: ModelShape, *, device: str, eight: bool) -> Iterator[ProductRate]:
-    """Each product of a block, in 16 bits on a card and 32 on a processor; in 8 bits where asked for."""
+    """Each product of a block, in 16 bits on a GPU and 32 on a CPU; in 8 bits where asked for."""
     import torch
 
-    on_card = device == "cuda"
+    on_gpu = device == "cuda"
     whole = "float32"
-    if on_card:
+    if on_gpu:
         whole = "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
     for layer, (inputs, outputs) in joined_sizes(shape).items():
-        for tokens in CARD_TOKENS if on_card else PROCESSOR_TOKENS:
+        for tokens in GPU_TOKENS if on_gpu else CPU_TOKENS:
             for dtype in (whole, "fp8") if eight else (whole,):
                 multiply = _product(tokens, inputs, outputs, dtype, device)
-                seconds = time_go(
-                    multiply, device=device, least=CARD_GO_SECONDS if on_card else PROCESSOR_GO_SECONDS
-                )
+                seconds = time_go(multiply, device=device, least=GPU_GO_SECONDS if on_gpu else CPU_GO_SECONDS)
                 yield ProductRate(
                     layer=layer,
                     tokens=tokens,
@@ -316,7 +314,7 @@ def time_go(work: Callable[[], Any], *, device: str, least: float) -> float:
 
 
 def wait(device: str) -> None:
-    """Wait until the card is done."""
+    """Wait until the GPU is done."""
     if device == "cuda":
         import torch
 
@@ -328,7 +326,7 @@ DISK_BYTES, DISK_PIECE = 2**28, 2**23
 
 
 def used_before() -> float | None:
-    """Bytes of the first card that others hold; must be asked before this process touches the card."""
+    """Bytes of the first GPU that others hold; must be asked before this process touches the GPU."""
     printed = ask_nvidia_smi(("memory.used",), seconds=COLD_DRIVER_SECONDS)
     try:
         return float((printed or "").split()[0]) * MIB
@@ -350,13 +348,13 @@ def measure_context(before: float | None) -> float | None:
 
 
 def measure_transfers() -> tuple[float, float]:
-    """Bytes a second from pinned host memory to the card, and back."""
+    """Bytes a second from pinned host memory to the GPU, and back."""
     import torch
 
     host = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, pin_memory=True)
-    card = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, device="cuda")
-    to_device = time_go(lambda: card.copy_(host, non_blocking=True), device="cuda", least=0.02)
-    back = time_go(lambda: host.copy_(card, non_blocking=True), device="cuda", least=0.02)
+    gpu = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, device="cuda")
+    to_device = time_go(lambda: gpu.copy_(host, non_blocking=True), device="cuda", least=0.02)
+    back = time_go(lambda: host.copy_(gpu, non_blocking=True), device="cuda", least=0.02)
     return TRANSFERRED_BYTES / to_device, TRANSFERRED_BYTES / back
 
 

@@ -54,7 +54,7 @@ def waited_seconds(tasks: Path = TASKS) -> float | None:
 class Contention:
     """Decides from one sample to the next whether threads should spin shortly. Pure: times are given.
 
-    Threads that sleep and wake wait a little each time, neighbour or not. So the end of contention cannot be
+    Threads that sleep and wake wait a little each time, neighbor or not. So the end of contention cannot be
     seen while spinning is short: after a while long spinning is tried again.
     """
 

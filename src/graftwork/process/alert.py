@@ -134,7 +134,7 @@ def check_webhook(address: str) -> str:
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserMistake(
-            "the webhook is no http(s) address",
+            "the webhook is not an http(s) address",
             fix="write it whole: https://host/path",
             where="train.run.alerts.webhook",
         )

@@ -97,7 +97,7 @@ class ReplyJournal:
             self._apply(line)
         # What was asked and neither answered nor failed was lost by a kill: it may have been paid for.
         for tokens_in, tokens_out in self._open.values():
-            self._lose(tokens_in, tokens_out)
+            self._count_lost(tokens_in, tokens_out)
         self._open.clear()
 
     def get(self, key: str) -> KeptReply | None:
@@ -125,7 +125,7 @@ class ReplyJournal:
                 self._journal.append(line, durable=True)
             self._apply(line)
 
-    def _lose(self, tokens_in: int, tokens_out: int) -> None:
+    def _count_lost(self, tokens_in: int, tokens_out: int) -> None:
         self.lost += 1
         self.tokens_in += tokens_in
         self.tokens_out += tokens_out
@@ -135,7 +135,7 @@ class ReplyJournal:
         if line["event"] == "asked":
             if key in self._open:
                 # Asked again after a kill: the first request may have been paid for too.
-                self._lose(*self._open[key])
+                self._count_lost(*self._open[key])
             self._open[key] = (int(str(line["in"])), int(str(line["out"])))
             return
         self._open.pop(key, None)

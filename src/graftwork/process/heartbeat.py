@@ -228,7 +228,7 @@ class Heart:
         if self._sampler is None or not self._sampler.due():
             return
         with self._lock:
-            # What goes on now counts too: a long forward pass behind a short wait is no waiting.
+            # What goes on now counts too: a long forward pass after a short wait is not waiting.
             self._count(clock.steady())
             spent, self._spent = self._spent, {}
         inside = sum(spent.values())
@@ -339,8 +339,8 @@ def assess_health(
     still = _number(beat, "seconds_since_move") or 0.0
     # How long what is being done now should take at most before it moves.
     settled = (_number(beat, "steps_here") or 0.0) >= FEW_STEPS
-    in_a_step = beat.phase == "training" and beat.doing in INSIDE_A_STEP and settled
-    expected = expected_seconds if in_a_step else max(expected_seconds, BETWEEN_STEPS_SECONDS)
+    within_step = beat.phase == "training" and beat.doing in INSIDE_A_STEP and settled
+    expected = expected_seconds if within_step else max(expected_seconds, BETWEEN_STEPS_SECONDS)
     for health, factor, least in (
         ("stuck", STUCK_FACTOR, patience.stuck_seconds),
         ("slow", SLOW_FACTOR, patience.slow_seconds),
@@ -409,9 +409,9 @@ def _of_cores(vitals: Vitals) -> list[str]:
     if vitals.processor_cores is None:
         return []
     if vitals.load is not None and vitals.load > 2 * vitals.cores:
-        return [f"others use the processor too (load {vitals.load:.0f} on {vitals.cores} cores)"]
+        return [f"others use the CPU too (load {vitals.load:.0f} on {vitals.cores} cores)"]
     if vitals.processor_cores < 0.05:
-        return ["the processor is idle: it waits for something"]
+        return ["the CPU is idle: it waits for something"]
     return []
 
 

@@ -26,7 +26,7 @@ _PIECE = 64 * 2**10
 
 
 class NoAnswer(OSError):
-    """The server cannot be reached, or what it sent is no answer, too late or too long.
+    """The server cannot be reached, or what it sent is not an answer, too late or too long.
 
     The words are our own: neither what the server sent nor the address is in them.
     """
@@ -119,7 +119,7 @@ def _explained() -> Iterator[None]:
         reason_text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         raise NoAnswer(reason_text) from None
     except (http.client.HTTPException, ValueError, ArithmeticError) as error:
-        raise NoAnswer(f"this is no answer in HTTP ({type(error).__name__})") from None
+        raise NoAnswer(f"this is not an HTTP answer ({type(error).__name__})") from None
 
 
 class _HttpHandler(urllib.request.HTTPHandler):

@@ -138,7 +138,7 @@ _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)")
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Whether a device, or the processor's allocator, had no memory left."""
+    """Whether a device, or the CPU's allocator, had no memory left."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if "MemoryError" in names or "OutOfMemoryError" in names:
         return True
@@ -261,7 +261,7 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
 
 
 def read_number(field: str) -> float | None:
-    """Cards say `[N/A]` or `[Not Supported]` to what they do not know."""
+    """GPUs say `[N/A]` or `[Not Supported]` to what they do not know."""
     try:
         return float(field)
     except ValueError:
@@ -330,7 +330,7 @@ def ask_nvml(nvml: Any, *, visible: str | None) -> tuple[DeviceVitals, ...]:
 
 
 def _or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Each card refuses other questions, with errors of the library's own making."""
+    """Each GPU refuses other questions, with errors of the library's own making."""
     try:
         return ask(*arguments)
     except Exception:

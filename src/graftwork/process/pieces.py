@@ -247,7 +247,7 @@ def _prepare(entry: str, shared: bytes) -> tuple[Callable[..., None], Context]:
     if key not in _prepared:
         name, _, function = entry.partition(":")
         if not name.startswith("graftwork."):
-            raise ValueError(f"{entry} is no function of graftwork")
+            raise ValueError(f"{entry} is not a function of graftwork")
         module = importlib.import_module(name)
         # One at a time: a tokenizer takes memory.
         _prepared.clear()

@@ -2,7 +2,7 @@
 
 In: a module of graftwork with its arguments, environment and log. Out: a process that runs it as `python -m`
 would, forked from a process that has done the imports, which take longer than many a job. That process opens
-no card, runs no thread and no job, so that each worker starts from the same state and may be killed like any
+no GPU, runs no thread and no job, so that each worker starts from the same state and may be killed like any
 other. Where it cannot be used, nothing is started here. GRAFT_PRELOAD=0 switches it off.
 
 `python -m graftwork.process.preload DESCRIPTOR MODULES` is the process with the imports.
@@ -49,7 +49,7 @@ SET_LATER = {"PYTHONUNBUFFERED", "HF_HUB_OFFLINE"}
 KEEPS_FORKABLE = {
     # A thread that numpy starts on import would be missing in every worker.
     "OPENBLAS_NUM_THREADS": "1",
-    # A library that asks whether there is a card does not open it.
+    # A library that asks whether there is a GPU does not open it.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 PATIENCE_SECONDS = 120.0

@@ -26,7 +26,7 @@ _HEAD = 4
 
 
 class FramingError(ValueError):
-    """The stream is no sequence of messages."""
+    """The stream is not a sequence of messages."""
 
 
 def encode(message: bytes, framing: Framing) -> bytes:

@@ -260,7 +260,7 @@ WORKER_ENVIRONMENT = {
     # spinning training on a quiet one takes half as long again. Next to a busy process even this is
     # too long: `graftwork.model.threads` shortens it while threads wait for a core.
     "GOMP_SPINCOUNT": "30000",
-    # What a card's allocator holds is then what it needs, and not what its fixed pieces leave over.
+    # What a GPU's allocator holds is then what it needs, and not what its fixed pieces leave over.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
 

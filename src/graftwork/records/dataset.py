@@ -141,7 +141,7 @@ class Example(Record):
 class Finding(Record):
     """One kind of fault: how often, where, what it does to training, which setting fixes it.
 
-    `count` is exact; `rows` names the first of them. `reasons` counts how the fault was recognised.
+    `count` is exact; `rows` names the first of them. `reasons` counts how the fault was recognized.
     """
 
     code: str
@@ -172,7 +172,7 @@ class LengthSummary(Record):
 
 
 class LengthHistogram(Record):
-    """How many rows fall between two neighbours of the audit's `length_edges`; the last has no end."""
+    """How many rows fall between two neighbors of the audit's `length_edges`; the last has no end."""
 
     of: Literal["prompt", "reply"]
     group: str | None = None

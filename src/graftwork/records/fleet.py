@@ -197,9 +197,9 @@ class JobOrder(Record):
     bundle: str
     """The folder of the bundle on this machine."""
     gpu: str = ""
-    """The card that was ordered; empty: any, or none."""
+    """The GPU that was ordered; empty: any, or none."""
     instance: str = ""
-    """The machine type of the offer, as the place names it; empty: the cheapest one with the card."""
+    """The machine type of the offer, as the place names it; empty: the cheapest one with the GPU."""
     seconds: float
     """The hard limit, for the timer in the job and for the provider."""
     usd_per_hour: float = 0.0
@@ -214,7 +214,7 @@ class PlacedJob(Record):
     label: str
     host: str = ""
     gpu: str = ""
-    """The card that the place gave."""
+    """The GPU that the place gave."""
     usd_per_hour: float = 0.0
     """The price that the place charges."""
     created_at: float = 0.0

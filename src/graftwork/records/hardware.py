@@ -1,4 +1,4 @@
-"""What a run can be put on: a card, a processor, a machine of both. Facts with a source and a date."""
+"""What a run can be put on: a GPU, a CPU, a machine of both. Facts with a source and a date."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ FIRST_WITH_FP8 = 8.9
 
 
 class Gpu(Record):
-    """A card, as specified by its vendor or as measured."""
+    """A GPU, as specified by its vendor or as measured."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -23,9 +23,9 @@ class Gpu(Record):
     """Dense products in FP8, summed in float32."""
     bandwidth_gb_s: float
     pcie_gb_s: float
-    """One way, as the card's own connector gives it."""
+    """One way, as the GPU's own connector gives it."""
     nvlink_gb_s: float | None = None
-    """One way, between two cards, where they can be bridged."""
+    """One way, between two GPUs, where they can be bridged."""
     watts: float
     launch_usd: float | None = None
     source: str = ""
@@ -41,7 +41,7 @@ class Gpu(Record):
 
 
 class Cpu(Record):
-    """A processor. `gflops` is float32 over all cores; `half_gflops` where it multiplies bfloat16 itself."""
+    """A CPU. `gflops` is float32 over all cores; `half_gflops` where it multiplies bfloat16 itself."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -58,21 +58,21 @@ class Cpu(Record):
 
 
 class Machine(Record):
-    """Cards of one kind, or none, and the machine around them."""
+    """GPUs of one kind, or none, and the machine around them."""
 
     gpu: Gpu | None = None
     gpus: int = 0
     cpu: Cpu | None = None
     ram_gib: float
     link_gb_s: float | None = None
-    """One way between two cards; None: what the cards' connectors give through the host."""
+    """One way between two GPUs; None: what the GPUs' connectors give through the host."""
     assumed: tuple[str, ...] = ()
     """Assumptions for facts that were not stated, as text."""
 
     @property
     def name(self) -> str:
         if self.gpu is None:
-            return self.cpu.name if self.cpu else "a processor"
+            return self.cpu.name if self.cpu else "a CPU"
         return f"{self.gpus} × {self.gpu.name}" if self.gpus > 1 else self.gpu.name
 
 
@@ -82,12 +82,12 @@ class Offer(Record):
     place: str
     """As in `Place.name`."""
     gpu: str
-    """A name or alias of the catalog of cards."""
+    """A name or alias of the catalog of GPUs."""
     gpus: int = 1
     usd_per_hour: float | None = None
     spot_usd_per_hour: float | None = None
     usd_per_month: float | None = None
-    """A subscription that holds `hours_a_month` of this card."""
+    """A subscription that holds `hours_a_month` of this GPU."""
     hours_a_month: float | None = None
     instance: str = ""
     region: str = ""

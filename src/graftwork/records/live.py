@@ -278,7 +278,7 @@ class RouterCard(Record):
 
 
 class TrainedRouter(Record):
-    """`milliseconds`: processor time of one decision on this machine."""
+    """`milliseconds`: CPU time of one decision on this machine."""
 
     card: RouterCard
     path: str

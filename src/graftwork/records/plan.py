@@ -55,20 +55,20 @@ class DeviceFacts(Record):
     threads: int
     gflops: float | None = None
     weights_s: float | None = None
-    """Bytes a second that a processor reads of weights which it multiplies with a single row."""
+    """Bytes a second that a CPU reads of weights which it multiplies with a single row."""
     core_share: float | None = None
-    """The part of the cores that the measurement of a processor got; small on a busy machine."""
+    """The part of the cores that the measurement of a CPU got; small on a busy machine."""
     core_gflops: float | None = None
-    """Of one core, by the processor time it took: what others use does not show in it."""
+    """Of one core, by the CPU time it took: what others use does not show in it."""
     core_weights_s: float | None = None
     """The same of reading weights."""
     capability: float | None = None
-    """Compute capability of the oldest card: 8.0 has bfloat16, 8.9 and later 8-bit products."""
+    """Compute capability of the oldest GPU: 8.0 has bfloat16, 8.9 and later 8-bit products."""
     certainty: Certainty = "computed"
 
     @property
     def cores(self) -> float:
-        """Of a processor, those that others leave."""
+        """Of a CPU, those that others leave."""
         return self.threads * (1.0 if self.core_share is None else self.core_share)
 
     @property
@@ -87,7 +87,7 @@ class DeviceFacts(Record):
 
 
 class Tuning(Record):
-    """How a step on a card spends its memory. Nothing here changes what is learned, but for `form`."""
+    """How a step on a GPU spends its memory. Nothing here changes what is learned, but for `form`."""
 
     form: Literal["whole", "eight", "four"]
     """Frozen weights in the model's type, in 8 bits with 8-bit products, or in NF4."""
@@ -116,20 +116,20 @@ class Tuning(Record):
     peak_gib: float
     """Estimated share of the limit."""
     seconds_a_token: float
-    """Estimated with the rates used to choose it: it ranks settings and is no promise."""
+    """Estimated with the rates used to choose it: it ranks settings and is not a promise."""
     sampling_gib: float = 0.0
     """Memory beyond the limit that is set apart for answers sampled between steps."""
 
 
 class ProcessorStep(Record):
-    """How the step that is written for processors spends memory to save work."""
+    """How the step that is written for CPUs spends memory to save work."""
 
     packed: bool
-    """Frozen weights are held once more, laid out for the processor's products; adapted blocks' twice."""
+    """Frozen weights are held once more, laid out for the CPU's products; adapted blocks' twice."""
     kept: Literal["memory", "file", "nowhere"]
     """Where the frozen blocks' output waits for the next epoch."""
     distinct_tokens: int
-    """Of all rows, each counted once, behind their common beginning."""
+    """Of all rows, each counted once, after their common beginning."""
     restarted: bool = False
     """The process is killed halfway to rehearse a crash."""
 
@@ -142,7 +142,7 @@ class PlainStep(Record):
     checkpointed: bool = False
     """Blocks keep only their input and compute the rest again."""
     peak_gib: float
-    """Estimated memory of each card or of the host."""
+    """Estimated memory of each GPU or of the host."""
     parts_gib: dict[str, float] = {}
     seconds_a_token: float | None = None
     """Of all processes together, by the rates that it was chosen by; without what they send each other."""
@@ -160,7 +160,7 @@ class StreamedStep(Record):
     head_tokens: int | None = None
     """Positions whose logits exist at once; None: all of a pass."""
     update: Literal["host", "card"] = "host"
-    """Where Adam runs: on the processor, or on the card with its states streamed through."""
+    """Where Adam runs: on the CPU, or on the GPU with its states streamed through."""
     limit_gib: float
     peak_gib: float
     host_gib: float
@@ -230,7 +230,7 @@ class Workload(Record):
     experts: bool = False
     """Experts have adapters too."""
     processor: ProcessorStep | None = None
-    """None where the run takes a card's step or the plain one."""
+    """None where the run takes a GPU's step or the plain one."""
     rollouts: RolloutLoad | None = None
     """Answers that the model samples before each step; None but for reinforcement learning."""
     reference_tokens: int = 0
@@ -258,7 +258,7 @@ class Plan(Record):
     minutes: Figure
     fits: bool
     tuning: Tuning | None = None
-    """How a card's memory is spent; None where the plain step or a processor's is used."""
+    """How a GPU's memory is spent; None where the plain step or a CPU's is used."""
     plain: PlainStep | None = None
     """How the plain step is taken where that had to be chosen; None: all rows of a step at once."""
     streamed: StreamedStep | None = None
@@ -388,7 +388,7 @@ class PlainSetup(Record):
 
 
 class MemoryPeak(Record):
-    """The most that a card holds, in bytes, and what it is for at that moment."""
+    """The most that a GPU holds, in bytes, and what it is for at that moment."""
 
     allocated: float
     reserved: float
@@ -470,7 +470,7 @@ class FitQuestion(Record):
     """Rows of an epoch; `lengths` may be a sample of them."""
     epochs: float = 1.0
     batch_size: int = 16
-    """Rows of an optimizer step, over all cards."""
+    """Rows of an optimizer step, over all GPUs."""
     trained_share: float = 1.0
     """Of the tokens, those that are predicted."""
     rank: int = 16
@@ -497,7 +497,7 @@ class Strategy(Record):
     precision: Precision
     weights: Literal["16 bits", "8 bits", "4 bits (NF4)", "32 bits"]
     micro_rows: int
-    """Rows of one pass on one card."""
+    """Rows of one pass on one GPU."""
     micro_tokens: int
     accumulation: int
     checkpointed_layers: int
@@ -535,7 +535,7 @@ class FitAnswer(Record):
     peak_allocated_gib: Figure
     peak_reserved_gib: Figure
     card_gib: Figure
-    """What there is of a card for the allocator: the total less the context and others' use."""
+    """What there is of a GPU for the allocator: the total less the context and others' use."""
     host_gib: Figure
     parts_gib: dict[str, Figure]
     tokens_per_second: Figure
@@ -580,10 +580,10 @@ class ProbeJob(Record):
     length: int = 2048
     """Tokens of a row in the real steps."""
     tokens: tuple[int, ...] = (8192, 2048)
-    """Tokens of a pass on a card. The first are tried first; each number has to be recorded."""
+    """Tokens of a pass on a GPU. The first are tried first; each number has to be recorded."""
     rank: int = 16
     forms: tuple[Form, ...] = ()
-    """Frozen weights on a card; empty: 8 bits where the card has them, else 16."""
+    """Frozen weights on a GPU; empty: 8 bits where the GPU has them, else 16."""
     threads: int | None = None
     seconds: float = 30.0
     """When this much is spent, what is left is left out."""
@@ -615,7 +615,7 @@ class ProbedStep(Record):
     """Half the range of the middle half, over the median."""
     peak_bytes: float
     tuning: Tuning | None = None
-    """None on a processor."""
+    """None on a CPU."""
 
 
 class ProbeFacts(Record):

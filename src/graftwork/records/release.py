@@ -20,7 +20,7 @@ class PromptVariant(Record):
     instruction: str | None = None
     """The system prompt in place of the request's own; None keeps that."""
     examples: tuple[Message, ...] = ()
-    """Questions and replies of training rows, right behind the system turns."""
+    """Questions and replies of training rows, right after the system turns."""
     rows: tuple[str, ...] = ()
     """The training rows that the examples are."""
     optimizer: str = ""
@@ -34,7 +34,7 @@ class PromptVariant(Record):
 
 
 def replace_system(messages: Sequence[Message], instruction: str) -> tuple[Message, ...]:
-    """The messages with this system prompt instead of their own; tool definitions stay behind it."""
+    """The messages with this system prompt instead of their own; tool definitions stay after it."""
     tools = [turn.content for turn in messages if turn.role == "system" and TOOLS in turn.content]
     text = "\n\n".join(part for part in (instruction, *tools) if part)
     dialogue = tuple(turn for turn in messages if turn.role != "system")

@@ -73,7 +73,7 @@ class EvalJob(Record):
     perplexity: bool = False
     """Whether the reply that the log holds is weighed too."""
     device: str = "cpu"
-    """`cpu`, `cuda`, or one card as `cuda:1`."""
+    """`cpu`, `cuda`, or one GPU as `cuda:1`."""
     shards: int = 1
     """Processes that share the cases."""
     batches: tuple[tuple[int, tuple[str, ...]], ...] | None = None
@@ -136,7 +136,7 @@ class Generation(Record):
     """Subjects with the same group were timed in turn, request by request: their times can be compared in
     pairs. Empty where a subject was timed by itself."""
     times: dict[str, float] = {}
-    """Seconds besides answering: loading the model, recording passes on a card."""
+    """Seconds besides answering: loading the model, recording passes on a GPU."""
 
 
 class Metric(Record):

@@ -135,9 +135,9 @@ class TrainOutcome(Record):
     load_seconds: float
     tokens_per_second: float
     peak_memory_gib: float
-    """On a card, what was reserved there."""
+    """On a GPU, what was reserved there."""
     peak_allocated_gib: float | None = None
-    """Of that, what tensors used at most; None without a card."""
+    """Of that, what tensors used at most; None without a GPU."""
     trainable_parameters: int
     restarts: int
     replayed_steps: int

@@ -34,7 +34,7 @@ def parse_window(text: str) -> WeeklyWindow:
     """An end that is not after the start is on the next day."""
     match = _WINDOW.match(text.strip().lower())
     if match is None:
-        raise ValueError(f"{text!r} is no window: write 22:00-08:00 or mon-fri 18:00-23:00")
+        raise ValueError(f"{text!r} is not a window: write 22:00-08:00 or mon-fri 18:00-23:00")
     start, end = _minutes(match["start"]), _minutes(match["end"])
     if start == end:
         raise ValueError(f"{text!r} is empty: write 00:00-24:00 for the whole day")
@@ -45,7 +45,7 @@ def parse_moment(text: str) -> tuple[int | None, int]:
     """The day of the week, None for each, and the minute of that day."""
     match = _MOMENT.match(text.strip().lower())
     if match is None:
-        raise ValueError(f"{text!r} is no time: write 00:00 or sat 00:00")
+        raise ValueError(f"{text!r} is not a time: write 00:00 or sat 00:00")
     return DAYS.index(match["day"]) if match["day"] else None, _minutes(match["clock"])
 
 
@@ -85,7 +85,7 @@ def _checked_zone(text: str) -> str:
     try:
         ZoneInfo(text)
     except (KeyError, ValueError, OSError) as error:
-        raise ValueError(f"{text!r} is no time zone: write a name such as Europe/Berlin or UTC") from error
+        raise ValueError(f"{text!r} is not a time zone: write a name such as Europe/Berlin or UTC") from error
     return text
 
 

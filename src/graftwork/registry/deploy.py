@@ -346,7 +346,7 @@ def _ask(endpoint: OwnEndpoint, alias: str, question: Question) -> tuple[str, st
     with suppress(ValueError, KeyError, TypeError, IndexError):
         if isinstance(json.loads(text)["choices"][0]["message"], dict):
             return answer.header("x-graft-release") or "", ""
-    return "", "the endpoint's answer is no chat completion"
+    return "", "the endpoint's answer is not a chat completion"
 
 
 def deploy(

@@ -173,7 +173,7 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
     subject = parse_subject(name)
     if subject.kind not in KINDS:
         raise UserMistake(
-            f"{name} is no adapter",
+            f"{name} is not an adapter",
             fix="name run:ID, release:ID, model:NAME or adapter:FOLDER",
             where="NAMES",
         )
@@ -596,7 +596,7 @@ def _for_vllm(work: OpenProject, release: Release, adapter: Path, to: Path) -> E
     rank = lora_rank(adapter)
     if rank is None:
         raise UserMistake(
-            f"release {release.id[:12]} is no adapter that vLLM can serve",
+            f"release {release.id[:12]} is not an adapter that vLLM can serve",
             why="vLLM applies plain LoRA adapters only",
             fix="export the merged weights: `graft release export run --format merged`",
         )

@@ -259,7 +259,7 @@ def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None
     start = parse_time(since, now=datetime.now(UTC), back=True) if since else None
     if since and start is None:
         raise UserMistake(
-            f"{since!r} is no time", fix="write it like 2026-03-01, or like 7d, 12h or 2w", where="--since"
+            f"{since!r} is not a time", fix="write it like 2026-03-01, or like 7d, 12h or 2w", where="--since"
         )
     first = start.isoformat(timespec="seconds") if start is not None else None
     return filters.model_copy(

@@ -42,7 +42,7 @@ from graftwork.store.schema import metadata, schema_migrations
 from graftwork.text.redact import hide
 from graftwork.version import __version__
 
-# The first word behind SQLITE_; extended codes such as SQLITE_READONLY_DIRECTORY share it.
+# The first word after SQLITE_; extended codes such as SQLITE_READONLY_DIRECTORY share it.
 _SQLITE_BUSY = {"BUSY", "LOCKED"}
 _SQLITE_DAMAGED = {"NOTADB", "CORRUPT"}
 _SQLITE_CLOSED = {"CANTOPEN", "READONLY", "PERM", "AUTH"}

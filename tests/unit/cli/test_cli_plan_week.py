@@ -153,8 +153,8 @@ def test_unknown_names_are_refused_with_the_nearest(old, new, what, fix):
     ("old", "new", "message"),
     [
         ("Europe/Berlin", "Europe/Berlim", "time zone"),
-        ("22:00-07:00", "22-7", "no window"),
-        ('people: ["08:00-20:00"]', "people: [morning]", "no window"),
+        ("22:00-07:00", "22-7", "not a window"),
+        ('people: ["08:00-20:00"]', "people: [morning]", "not a window"),
         ("{speed: 1.0, transfer_minutes: 5}\n    lab", "{speed: 1.0, quotas: [{hours: 3}]}\n    lab", "per"),
     ],
 )

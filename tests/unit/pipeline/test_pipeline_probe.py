@@ -111,7 +111,7 @@ def small_goes(monkeypatch):
 
     threads = torch.get_num_threads()
     monkeypatch.setattr(rates, "COPIED_BYTES", {"cpu": 2**20})
-    monkeypatch.setattr(rates, "PROCESSOR_GO_SECONDS", 0.0005)
+    monkeypatch.setattr(rates, "CPU_GO_SECONDS", 0.0005)
     monkeypatch.setattr(rates, "LAUNCHES", 20)
     monkeypatch.setattr(rates, "DISK_BYTES", 2**20)
     monkeypatch.setattr(rates, "DISK_PIECE", 2**18)

@@ -67,7 +67,7 @@ def test_health_is_judged_with_a_reason(given_beat, alive, found):
             "device 1 is at 91 °C",
         ),
         (beat(still=50, vitals=vitals(load=16.0)), "load 16 on 2 cores"),
-        (beat(still=50, vitals=vitals(processor_cores=0.0)), "the processor is idle"),
+        (beat(still=50, vitals=vitals(processor_cores=0.0)), "the CPU is idle"),
         (beat(still=50, vitals=vitals()), "nothing in the machine's figures explains it"),
         (beat(still=50, vitals=None), "nothing in the machine's figures explains it"),
     ],

@@ -35,7 +35,7 @@ def test_without_the_section_nothing_begins_by_itself(tmp_path):
     ("text", "what"),
     [
         ("cycle: {schedule: 0 25 * * *}", "hour must be 0 to 23"),
-        ("cycle: {timezone: Europe/Atlantis}", "is no time zone"),
+        ("cycle: {timezone: Europe/Atlantis}", "is not a time zone"),
         ("cycle: {approve: [promot]}", "there is no step 'promot'"),
         ("cycle: {models: [mian]}", "did you mean main"),
         ("cycle: {canary: {minutes: 5}}", "set serve.split"),

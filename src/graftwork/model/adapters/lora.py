@@ -114,7 +114,7 @@ class LoraLinear(nn.Module):
 def weight_matrix(layer: Any) -> Tensor:
     """The layer's weight as [out, in], whatever it is kept as."""
     if isinstance(layer, Nf4Linear):
-        return dequantize(layer.quantised, torch.float32)
+        return dequantize(layer.quantized, torch.float32)
     weight: Tensor = layer.weight.detach()
     return weight.T if is_transposed(layer) else weight
 
@@ -176,7 +176,7 @@ class LoraExperts(nn.Module):
         return a[stack], b[stack]
 
     def named_pairs(self, name: str) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
-        """(what PEFT puts behind the module's path, A, B): it wraps a module once for each stack, the last
+        """(what PEFT puts after the module's path, A, B): it wraps a module once for each stack, the last
         one outermost."""
         stacks = self.adapted(name)
         for index, stack in enumerate(stacks):

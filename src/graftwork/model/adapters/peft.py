@@ -292,7 +292,7 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
     """Fill the fresh adapter with the weights of a folder of the same shape."""
     if not (folder / CONFIG_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
         raise UserMistake(
-            "the adapter to start from is no PEFT folder",
+            "the adapter to start from is not a PEFT folder",
             why=f"it lacks {CONFIG_FILE} or {WEIGHTS_FILE}",
             fix="set `train.start_from` to the folder of an adapter",
             where=str(folder),

@@ -32,7 +32,7 @@ from graftwork.records.interaction import Message
 from graftwork.text.tool_calls import OPEN, TOOLS_MARK, TextAndCalls, split_calls, split_tools
 
 MOST_SECONDS = 20.0
-"""Of a processor, for one rendering; usual are milliseconds."""
+"""Of a CPU, for one rendering; usual are milliseconds."""
 MOST_STEPS = 20_000_000
 MOST_CHARACTERS = 2**27
 MOST_NUMBER = 2**20
@@ -147,7 +147,7 @@ def _call(name: str, node: nodes.Node, arguments: list[nodes.Expr] | None = None
 
 def _bounded(function: Any, check: Any = None) -> Any:
     """The filter, with its arguments looked at first; what Jinja has noted about it stays."""
-    # Jinja gives some filters its own state first, which is no argument of the template.
+    # Jinja gives some filters its own state first, which is not an argument of the template.
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -212,7 +212,7 @@ def does_not_survive() -> CannotProve:
     return CannotProve(
         "the reply does not survive the tokenizer",
         why="its tokens decode to another text",
-        fix="normalise the text (often a stray control character) or drop the row",
+        fix="normalize the text (often a stray control character) or drop the row",
     )
 
 
@@ -228,7 +228,7 @@ _REASONING_SWITCHES = {"enable_thinking", "thinking"}
 class RenderedTurn(NamedTuple):
     """Pieces up to the answer (plain text at even places, control tokens at odd ones), then the answer.
 
-    `body` is what the template makes of the reply and `end` the control token behind it.
+    `body` is what the template makes of the reply and `end` the control token after it.
     """
 
     asked: list[str]
@@ -286,7 +286,7 @@ class ChatRenderer:
         self.switches = {} if reasoning else dict.fromkeys(sorted(switches), False)
         self._values: dict[str, Any] = {**names, **self.switches}
         self.control = re.compile(f"({_any_of(control_tokens)})")
-        # What could become a control token together with the text behind a content counts as one too.
+        # What could become a control token together with the text after a content counts as one too.
         beginnings = {token[:size] for token in control_tokens for size in range(1, len(token))}
         self._forged = re.compile(rf"(?:{_any_of(control_tokens)})|({_any_of(beginnings)})\Z")
 
@@ -668,7 +668,7 @@ def _find_arguments(syntax: nodes.Template, *, stripping: bool) -> Iterator[str]
 def _speaks_of_content(node: nodes.Node) -> bool:
     """Whether an expression names a content, or a variable that is called after it.
 
-    A part of what `split` gives is no part of the content unless the separator occurs in it, and
+    A part of what `split` gives is not part of the content unless the separator occurs in it, and
     then the content has caught the eye already.
     """
     if isinstance(node, nodes.Call) and getattr(node.node, "attr", "") == "split" and node.args:

@@ -113,7 +113,7 @@ class TemplateTexts(NamedTuple):
 class ChatTemplate:
     """A base model's chat template and tokenizer.
 
-    The end of turn is the control token that the template writes behind a reply; it need not be
+    The end of turn is the control token that the template writes after a reply; it need not be
     the `eos_token` of the configuration (Llama 3 ends a turn with `<|eot_id|>`). Without `reasoning`
     a template that can be asked for answers without it (Qwen 3: `enable_thinking`) is asked for them;
     its prompts are others then, and so is its fingerprint.
@@ -267,7 +267,7 @@ class ChatTemplate:
         return self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
 
     def next_turn(self, role: Role, text: str) -> list[int]:
-        """The tokens from behind the end of a reply up to the next one, with a message between them."""
+        """The tokens from after the end of a reply up to the next one, with a message between them."""
         mark = "reply"
         question = Message(role="user", content="x")
         pieces = self._turns.ask(
@@ -426,7 +426,7 @@ class ChatTemplate:
         definition, pre = self.tokenizer_json, self._definition.get("pre_tokenizer") or {}
         spaced = pre.get("type") == "Metaspace" and pre.get("prepend_scheme") == "first"
         if spaced and not self._turns.ask((Message(role="user", content="x"),))[0]:
-            # A space is put before the first word; behind a control token no word is the first.
+            # A space is put before the first word; after a control token no word is the first.
             without = {**pre, "prepend_scheme": "never"}
             definition = json.dumps({**self._definition, "pre_tokenizer": without})
         tokenizer: Tokenizer = Tokenizer.from_str(definition)

@@ -75,7 +75,7 @@ def _certain() -> tuple[int, ...]:
 
 
 def _as_set(codes: Iterable[int]) -> str:
-    """Neighbours as ranges."""
+    """Neighbors as ranges."""
     ranges: list[list[int]] = []
     for code in sorted(codes):
         if ranges and ranges[-1][1] == code - 1:

@@ -1,7 +1,7 @@
 """Continuous batching: ended rows are replaced by waiting ones at every step.
 
 In: requests, at any time. Out: their tokens, one step after the other. Keys and values lie in slots; the
-same passes run on a processor and, recorded as CUDA graphs, on a card, which is one step ahead of what is
+same passes run on a CPU and, recorded as CUDA graphs, on a GPU, which is one step ahead of what is
 known here, so that it never waits. What a row answers depends on its batch only by rounding.
 """
 
@@ -46,7 +46,7 @@ class Unwanted(Exception):
 def interrupted_when(model: Any, nobody_waits: Callable[[], bool]) -> Iterator[None]:
     """Passes end in the middle, with `Unwanted`, once nobody waits for what they compute.
 
-    A long prompt takes a processor seconds: a client that asks and leaves must not hold it up that long.
+    A long prompt takes a CPU seconds: a client that asks and leaves must not hold it up that long.
     """
 
     def look(_module: Any, _inputs: Any) -> None:
@@ -62,7 +62,7 @@ def interrupted_when(model: Any, nobody_waits: Callable[[], bool]) -> Iterator[N
 
 
 LONG_PROMPTS = 256
-"""Tokens of prompts from which reading them on a processor is interrupted when their callers leave."""
+"""Tokens of prompts from which reading them on a CPU is interrupted when their callers leave."""
 SHRINKING_PAYS = 128
 """Steps that must be left before rows are moved to a smaller recording: making one takes as long as many."""
 
@@ -81,7 +81,7 @@ class TokenPass(Protocol):
 class SlotDecoder:
     """Submit requests, then `step` until nothing is left. One thread only.
 
-    With `recorded` a card replays recorded passes: only for a model whose weights and adapters stay the same.
+    With `recorded` a GPU replays recorded passes: only for a model whose weights and adapters stay the same.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class SlotDecoder:
         self._model = model
         self._stop = frozenset(stop_tokens)
         self._device: torch.device = next(model.parameters()).device
-        self._on_card = self._device.type == "cuda"
-        self._recorder = GraphRecorder(enabled=recorded and self._on_card, state=lambda: self._positions)
+        self._on_gpu = self._device.type == "cuda"
+        self._recorder = GraphRecorder(enabled=recorded and self._on_gpu, state=lambda: self._positions)
         self._padded = recorded
         self._sizes = DecoderSizes(slots, padded=recorded)
-        self._lookahead = int(self._on_card) if lookahead is None else lookahead
+        self._lookahead = int(self._on_gpu) if lookahead is None else lookahead
         self._scheduler: SlotScheduler[GenerationRequest] = SlotScheduler(
             slots, group_of=lambda request: weights_of_adapter(model, request.adapter)
         )
@@ -112,8 +112,8 @@ class SlotDecoder:
         """Tokens on their way: for whom, log-probabilities if a request wants them, the event of arrival."""
         self._rows, self._columns = 0, 0
         self._token_pass = token_pass
-        # Where passes are not recorded on a card, the model may be sharded: its own modules gather it.
-        lean = token_pass is None and (recorded or not self._on_card)
+        # Where passes are not recorded on a GPU, the model may be sharded: its own modules gather it.
+        lean = token_pass is None and (recorded or not self._on_gpu)
         self._lean = LeanPass.of(model) if lean else None
         self._adapters: AdapterRows | None = None
         self._acting: tuple[str | None, bool] | None = None
@@ -266,7 +266,7 @@ class SlotDecoder:
         """Passes within end with Unwanted when the callers of all these rows have left."""
         requests = [request for _, request in rows]
         long = sum(len(request.prompt) for request in requests) >= LONG_PROMPTS
-        if self._on_card or not long or not all(request.cancellable for request in requests):
+        if self._on_gpu or not long or not all(request.cancellable for request in requests):
             return nullcontext()
         return interrupted_when(self._model, lambda: all(request.is_cancelled() for request in requests))
 
@@ -340,7 +340,7 @@ class SlotDecoder:
         self._send(requests, next_tokens, logprobs)
 
     def _pass_prompts(self, rows: list[tuple[int, list[int], int]]) -> Tensor:
-        """Read (slot, tokens, first position) of some rows, padded on the left; logits behind each."""
+        """Read (slot, tokens, first position) of some rows, padded on the left; logits after each."""
         width = max(len(tokens) for _, tokens, _ in rows)
         needed = max(start + len(tokens) for _, tokens, start in rows)
         recorded = self._sizes.recorded_width(len(rows), width)
@@ -468,7 +468,7 @@ class SlotDecoder:
     def _pass(
         self, tokens: Tensor, positions: Tensor, slots: Tensor, columns: int, *, leading: bool, adapted: bool
     ) -> Tensor:
-        """Logits behind the last token of each row."""
+        """Logits after the last token of each row."""
         self._cache.places = PassPlaces(slots, positions, columns, leading)
         if adapted:
             assert self._adapters is not None
@@ -519,7 +519,7 @@ class SlotDecoder:
         self, requests: list[GenerationRequest | None], tokens: Tensor, logprobs: Tensor | None
     ) -> None:
         """Begin to bring the tokens here."""
-        if not self._on_card:
+        if not self._on_gpu:
             self._flights.append((requests, tokens, logprobs, None))
             return
         tokens = _copy_here(tokens)
@@ -544,6 +544,6 @@ class SlotDecoder:
 
 
 def _copy_here(tensor: Tensor) -> Tensor:
-    """A copy in host memory, there when the next event of the card has passed."""
+    """A copy in host memory, there when the next event of the GPU has passed."""
     here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return here.copy_(tensor, non_blocking=True)

@@ -145,7 +145,7 @@ class StaticDecoder:
         return cache, mask, self._forward(tokens.to(self._device), mask, cache)
 
     def _forward(self, tokens: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        """Logits behind the last token of each row."""
+        """Logits after the last token of each row."""
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         output = self._model(
             input_ids=tokens,
@@ -195,7 +195,7 @@ def use_grouped_attention(model: Any) -> None:
 class Generator:
     """Answers batches; no more than `slots` rows run at once, and ended ones are replaced.
 
-    With `recorded`, a card replays recorded passes: only for a model whose weights and adapters stay.
+    With `recorded`, a GPU replays recorded passes: only for a model whose weights and adapters stay.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Prompts, and one new token for each row: the products without the modules around them.
 
 In: a model of a family with Llama's blocks, and the cache of its slots. Out: logits, as the model itself
-gives them up to rounding. Linear layers are called as they are, so that adapters act. On a processor prompts
-lie side by side, without padding. On a card one more token takes half of the kernels of the model's own pass,
+gives them up to rounding. Linear layers are called as they are, so that adapters act. On a CPU prompts
+lie side by side, without padding. On a GPU one more token takes half of the kernels of the model's own pass,
 each of which takes longer to follow the last one than to compute.
 """
 
@@ -27,15 +27,15 @@ from graftwork.model.generate.cache import SlotCache
 
 
 class LeanPass:
-    """Made once for a model; call `run` for each token, and on a processor `read` for prompts."""
+    """Made once for a model; call `run` for each token, and on a CPU `read` for prompts."""
 
     def __init__(self, model: Any) -> None:
         decoder = model.model
-        self.on_card: bool = model.lm_head.weight.device.type != "cpu"
+        self.on_gpu: bool = model.lm_head.weight.device.type != "cpu"
         self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb
         self._norm = decoder.norm
         self._head: Callable[[Tensor], Tensor] = model.lm_head.forward
-        if not self.on_card and type(model.lm_head) is nn.Linear and has_onednn_products():
+        if not self.on_gpu and type(model.lm_head) is nn.Linear and has_onednn_products():
             # With few rows and a vocabulary of columns, oneDNN takes two thirds of the usual time.
             head, multiply = model.lm_head, torch.ops.mkldnn._linear_pointwise
             self._head = lambda x: multiply(x, head.weight, head.bias, "none", [], "")
@@ -45,7 +45,7 @@ class LeanPass:
 
     @classmethod
     def of(cls, model: Any) -> "LeanPass | None":
-        """None for other blocks than Llama's, and on a processor for other numbers than float32."""
+        """None for other blocks than Llama's, and on a CPU for other numbers than float32."""
         family = find_family(getattr(model.config, "model_type", None))
         if family is None or family.block != BlockLayout() or not family.plain_logits:
             return None
@@ -67,7 +67,7 @@ class LeanPass:
         return cls(model) if plain and has_silu else None
 
     def run(self, tokens: Tensor, positions: Tensor, cache: SlotCache, columns: int) -> Tensor:
-        """Logits behind a token of each of the first slots. `tokens` and `positions` are [rows]."""
+        """Logits after a token of each of the first slots. `tokens` and `positions` are [rows]."""
         x = self._embed(tokens)
         cos, sin = self._rotary(x[:, None], positions[:, None])
         unseen = torch.arange(columns, device=x.device) > positions[:, None]
@@ -88,7 +88,7 @@ class LeanPass:
             # sin has the sign of the halves that change places.
             turned = torch.addcmul(both * cos, both.roll(half, dims=-1), sin)
             keys, values = cache.write_tokens(number, turned[:, -groups:], value, positions, columns)
-            mixed = attend_to_slots(turned[:, :-groups], keys, values, mask, on_card=self.on_card)
+            mixed = attend_to_slots(turned[:, :-groups], keys, values, mask, on_gpu=self.on_gpu)
             x = x + attention.o_proj.forward(mixed.reshape(len(x), -1))
             normed = self._rms(x, layer.post_attention_layernorm)
             x = x + mlp.down_proj.forward(
@@ -103,7 +103,7 @@ class LeanPass:
         *,
         choose: Callable[[Tensor], None],
     ) -> Tensor:
-        """Logits behind the last token of each part: a slot, the tokens that it reads, and how many it holds
+        """Logits after the last token of each part: a slot, the tokens that it reads, and how many it holds
         before them. `choose` gets the slot of each token of the next products: the adapter of its slot has to
         act on it."""
         slots = torch.tensor([slot for slot, tokens, _ in parts for _ in tokens])

@@ -1,6 +1,6 @@
-"""CUDA graphs: a pass over fixed shapes as a single launch on a card.
+"""CUDA graphs: a pass over fixed shapes as a single launch on a GPU.
 
-A small model's pass is hundreds of tiny kernels: launched one by one, the card waits for Python most of the
+A small model's pass is hundreds of tiny kernels: launched one by one, the GPU waits for Python most of the
 time. In: a key and a function that reads and writes tensors of fixed addresses. Out: its result, recorded at
 first use and replayed from then on. A recording holds as long as no tensor that it uses moves.
 """
@@ -36,7 +36,7 @@ def record(compute: Callable[[], Any], *, pool: Any = None, stream: Any = None) 
 
 
 class GraphRecorder:
-    """Records on a card where `enabled`; elsewhere it calls the function. `state` is what a pass advances."""
+    """Records on a GPU where `enabled`; elsewhere it calls the function. `state` is what a pass advances."""
 
     def __init__(self, *, enabled: bool, state: Callable[[], Tensor]) -> None:
         self.enabled = enabled

@@ -1,7 +1,7 @@
 """Requests for answers, and sampling: the next token of each row, chosen on the device with the logits.
 
 In: logits, how each row is sampled and which of its tokens comes next. Out: token ids, without waiting for a
-card. A sampled token depends on the seed, the row and the position only, not on the device or the batch.
+GPU. A sampled token depends on the seed, the row and the position only, not on the device or the batch.
 
 A request may constrain which tokens come next and ask for log-probabilities; rows without either cost
 nothing.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 FEW_TOKENS = 512
-"""A processor looks at the likeliest first: sorting a whole vocabulary costs as much as a model's step."""
+"""A CPU looks at the likeliest first: sorting a whole vocabulary costs as much as a model's step."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _likeliest(
     """The smallest set of tokens whose probability reaches top_p, at most top_k, the others 0; the first
     always stays."""
     if probabilities.is_cuda:
-        # Whether a few of them suffice is known to the card only, and asking it would wait for it.
+        # Whether a few of them suffice is known to the GPU only, and asking it would wait for it.
         ordered, tokens = probabilities.sort(dim=-1, descending=True)
     else:
         few = min(FEW_TOKENS, probabilities.shape[1])
@@ -194,7 +194,7 @@ def wants_own_logprobs(row: TokenOptions | None) -> bool:
 
 
 def chosen_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> Tensor | None:
-    """Of the chosen token of each row, in one go and without waiting for a card. None if no row asks."""
+    """Of the chosen token of each row, in one go and without waiting for a GPU. None if no row asks."""
     if not any(map(wants_own_logprobs, rows)):
         return None
     return torch.log_softmax(logits.float(), dim=-1).gather(1, chosen[:, None]).squeeze(1)
@@ -257,13 +257,13 @@ class GenerationRequest:
         self.done = False
         self.error: BaseException | None = None
         self.launched = 0
-        """Tokens that are computed or being computed; a card runs ahead of what is known here."""
+        """Tokens that are computed or being computed; a GPU runs ahead of what is known here."""
         self._on_token = on_token
         self.options = options
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and of what is computed behind it, but the newest: its keys come next."""
+        """Tokens of the prompt and of what is computed after it, but the newest: its keys come next."""
         return len(self.prompt) + self.launched - 1
 
     @property

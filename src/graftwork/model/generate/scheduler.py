@@ -157,7 +157,7 @@ def _matching(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 MOST_ROWS = 256
-"""More rows answer hardly more a second: by then the products keep the card busy."""
+"""More rows answer hardly more a second: by then the products keep the GPU busy."""
 SHARE = 0.8
 """Of the free memory; the rest is for what the allocator cannot use in one piece."""
 HALF = 2
@@ -167,7 +167,7 @@ UNKNOWN_SHAPE_ROWS = 32
 PREFILL_TOKENS = 8192
 """Tokens of prompts that are read in one pass, padding included."""
 RECORDED_PREFILLS = (32, 64, 128, 256, 512)
-"""Lengths to which a single short prompt is padded on a card, so that reading it is one launch."""
+"""Lengths to which a single short prompt is padded on a GPU, so that reading it is one launch."""
 FEWEST_COLUMNS = 128
 COLUMNS = 64
 """The columns of a cache come in multiples of this."""

@@ -303,7 +303,7 @@ def run_in_box(
         path = PurePosixPath(name)
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
             raise UserMistake(
-                f"{name!r} is no name of a file within the sandbox",
+                f"{name!r} is not the name of a file within the sandbox",
                 why="files are written into the code's own folder alone",
                 fix="give a relative name without ..",
             )
@@ -450,7 +450,7 @@ def _result(
     peak_bytes: int,
     spent: bool,
 ) -> SandboxResult:
-    """`spent`: nearly all of the processor time that it may take."""
+    """`spent`: nearly all of the CPU time that it may take."""
     reason = reason or reason_of(exit_code, stderr, spent=spent)
     return SandboxResult(
         ok=not reason,

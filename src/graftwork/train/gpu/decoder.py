@@ -476,6 +476,6 @@ class CardTokenPass:
 
         def attend(block: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
             keys, values = cache.write_tokens(block, k, v, positions, columns)
-            return attend_to_slots(q, keys, values, bias, on_card=True, scale=rule.scale)
+            return attend_to_slots(q, keys, values, bias, on_gpu=True, scale=rule.scale)
 
         return self._decoder.advance(tokens, positions, attend)

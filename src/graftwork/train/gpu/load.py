@@ -122,7 +122,7 @@ def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> F
         for path, linear in zip(paths, linears, strict=True):
             four = linear if isinstance(linear, Nf4Linear) else quantize_linear(linear, device=device)
             _replace(layer, path, four)
-            parts.append(four.quantised)
+            parts.append(four.quantized)
             four_biases += [] if four.bias is None else [four.bias.detach()]
         joined = torch.cat(four_biases) if four_biases else None
         return FourBitWeight(tuple(parts), torch.tensor(LEVELS, device=device), joined)

@@ -319,7 +319,7 @@ def set_limits(limits: dict[str, Any], *, processes: int | None) -> None:
     ):
         _, allowed = resource.getrlimit(kind)
         least = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-        # Both alike, so that nothing can be raised again. But of processor time: the first figure ends by
+        # Both alike, so that nothing can be raised again. But of CPU time: the first figure ends by
         # a signal that names the reason; a process that ignores it is killed a second later.
         later = kind == resource.RLIMIT_CPU and (allowed == resource.RLIM_INFINITY or least < allowed)
         last = least + 1 if later else least
