@@ -100,7 +100,7 @@ def test_a_layer_gives_the_product_and_the_gradient_of_its_dequantised_weight(dt
     small = quantize_linear(layer)
     whole = nn.Linear(128, 24).to(dtype)
     with torch.no_grad():
-        whole.weight.copy_(dequantize(small.quantised, dtype))
+        whole.weight.copy_(dequantize(small.quantized, dtype))
         whole.bias.copy_(layer.bias)
     x, y = (torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).to(dtype) for _ in range(2))
     x.requires_grad_(True)
