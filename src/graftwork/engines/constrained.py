@@ -187,8 +187,8 @@ def choose_functions(tools: Sequence[dict[str, Any]], choice: str) -> list[dict[
 
 def find_call_form(template: "ChatTemplate") -> CallForm | None:
     body = template.write_call(_PROBE, {})
-    found = None if body is None else _CALL.fullmatch(body)
-    return None if found is None else CallForm(found["before"], found["key"], found["behind"])
+    match = None if body is None else _CALL.fullmatch(body)
+    return None if match is None else CallForm(match["before"], match["key"], match["behind"])
 
 
 def require_call_form(template: "ChatTemplate") -> CallForm:
@@ -231,13 +231,13 @@ def write_call_schema(functions: Sequence[dict[str, Any]], key: str) -> dict[str
             "properties": {
                 "name": {"const": function["name"]},
                 key: _move_references(
-                    function["parameters"], f"{'' if alone else f'/anyOf/{place}'}/properties/{key}"
+                    function["parameters"], f"{'' if alone else f'/anyOf/{index}'}/properties/{key}"
                 ),
             },
             "required": ["name", key],
             "additionalProperties": False,
         }
-        for place, function in enumerate(functions)
+        for index, function in enumerate(functions)
     ]
     return schemas[0] if alone else {"anyOf": schemas}
 

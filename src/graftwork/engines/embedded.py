@@ -36,9 +36,9 @@ SCORED_TOGETHER = 4
 """Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
 
 
-def choose_device(wanted: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[[], bool]) -> str:
-    """Where the model computes: on the GPU where there is one, unless `wanted` says otherwise."""
-    if wanted == "cpu" or (wanted == "auto" and not has_gpu()):
+def choose_device(setting: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[[], bool]) -> str:
+    """Where the model computes: on the GPU where there is one, unless `setting` says otherwise."""
+    if setting == "cpu" or (setting == "auto" and not has_gpu()):
         return "cpu"
     if not has_gpu():
         raise EnvironmentLacks(
@@ -135,13 +135,13 @@ class EmbeddedEngine:
         adapter: str | None = None,
         on_token: OnToken | None = None,
     ) -> list[EngineReply]:
-        asked = [prompt.tokens for prompt in prompts]
-        replies = self._generate_fitting(asked, _sampling(decoding), on_token, adapter)
+        token_lists = [prompt.tokens for prompt in prompts]
+        replies = self._generate_fitting(token_lists, _sampling(decoding), on_token, adapter)
         return [
             EngineReply(
                 self.template.decode(list(reply.tokens)), len(reply.tokens), len(tokens), reply.finish_reason
             )
-            for tokens, reply in zip(asked, replies, strict=True)
+            for tokens, reply in zip(token_lists, replies, strict=True)
         ]
 
     def time_one(
@@ -180,14 +180,14 @@ class EmbeddedEngine:
 
         activate(self._model, adapter)
         rows: list[tuple[int, Sequence[int], int]] = []
-        for place, row in enumerate(self.template.render_batch(list(conversations))):
+        for index, row in enumerate(self.template.render_batch(list(conversations))):
             if not isinstance(row, CannotProve):
-                rows.append((place, row.tokens, row.trained_from))
+                rows.append((index, row.tokens, row.trained_from))
         losses: list[float | None] = [None] * len(conversations)
         for start in range(0, len(rows), SCORED_TOGETHER):
-            some = rows[start : start + SCORED_TOGETHER]
-            for (place, _, _), loss in zip(some, self._losses_of(some), strict=True):
-                losses[place] = loss
+            batch = rows[start : start + SCORED_TOGETHER]
+            for (index, _, _), loss in zip(batch, self._losses_of(batch), strict=True):
+                losses[index] = loss
         return losses
 
     def close(self) -> None:
@@ -209,12 +209,12 @@ class EmbeddedEngine:
 
         width = max(len(tokens) for _, tokens, _ in rows)
         # Only the replies' own places are scored: counted from the end of the longest row.
-        scored = width - min(begin for _, _, begin in rows) + 1
+        scored = width - min(reply_start for _, _, reply_start in rows) + 1
         ids = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros(len(rows), width, dtype=torch.long)
-        for place, (_, tokens, _) in enumerate(rows):
-            ids[place, : len(tokens)] = torch.tensor(list(tokens))
-            mask[place, : len(tokens)] = 1
+        for index, (_, tokens, _) in enumerate(rows):
+            ids[index, : len(tokens)] = torch.tensor(list(tokens))
+            mask[index, : len(tokens)] = 1
         with torch.inference_mode():
             output = self._model(
                 input_ids=ids.to(self._device),
@@ -224,10 +224,10 @@ class EmbeddedEngine:
             )
         first = width - scored
         losses = []
-        for place, (_, tokens, begin) in enumerate(rows):
-            logits = output.logits[place, begin - 1 - first : len(tokens) - 1 - first].float()
-            wanted = ids[place, begin : len(tokens)].to(logits.device)
-            losses.append(float(cross_entropy(logits, wanted)))
+        for index, (_, tokens, reply_start) in enumerate(rows):
+            logits = output.logits[index, reply_start - 1 - first : len(tokens) - 1 - first].float()
+            targets = ids[index, reply_start : len(tokens)].to(logits.device)
+            losses.append(float(cross_entropy(logits, targets)))
         return losses
 
     def _generate_fitting(

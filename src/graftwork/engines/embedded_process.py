@@ -196,8 +196,8 @@ class RequestLoop:
                 # Prompts that arrive together are read together.
                 deadline = time.monotonic() + self._wait_seconds
                 while not self._closed and len(self._arrived) < self._decoder.slots:
-                    left = deadline - time.monotonic()
-                    if left <= 0 or not self._changed.wait(left):
+                    remaining = deadline - time.monotonic()
+                    if remaining <= 0 or not self._changed.wait(remaining):
                         break
             return True
 
@@ -253,7 +253,7 @@ class GrowingReply:
         request = self._request
         if request.logprobs is not None:
             noted = self.noted_logprobs.popleft()
-            top = [self._alternative(other, value) for other, value in noted.top]
+            top = [self._alternative(alternative, value) for alternative, value in noted.top]
             self._logprobs.append({**self._alternative(token, noted.logprob), "top_logprobs": top})
         if request.stream or request.stop:
             self._unsent += self._flow.push(self._decode())
@@ -293,8 +293,8 @@ class GrowingReply:
     def _take_logprobs(self) -> tuple[LogprobData, ...] | None:
         if self._request.logprobs is None:
             return None
-        taken, self._logprobs = tuple(self._logprobs), []
-        return taken
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return logprobs
 
     def _alternative(self, token: int, logprob: float) -> AlternativeData:
         return describe_token(self._template.token_bytes(token), logprob)

@@ -221,8 +221,8 @@ class EndpointEngine:
         try:
             event = json.loads(data)
         except (ValueError, RecursionError):
-            shown = self._clean(data.decode(errors="replace"))
-            raise TryAgain(f"the reply holds no JSON: {shown}") from None
+            excerpt = self._clean(data.decode(errors="replace"))
+            raise TryAgain(f"the reply holds no JSON: {excerpt}") from None
         if not isinstance(event, dict):
             raise TryAgain("the reply holds something else than events")
         return event
@@ -233,22 +233,24 @@ class EndpointEngine:
             reason = self._clean(answer.read(most=LONGEST_REFUSAL).decode(errors="replace"))
         except NoAnswer:
             reason = ""
-        shown = f"status {status} {reason}".strip()
+        failure = f"status {status} {reason}".strip()
         if may_pass(status):
-            return TryAgain(shown, wait=retry_after(answer.header("Retry-After")))
+            return TryAgain(failure, wait=retry_after(answer.header("Retry-After")))
         if status in (400, 422) and self._adapt(reason):
-            return TryAgain(shown, adapted=True)
+            return TryAgain(failure, adapted=True)
         where = f"{self._endpoint.url}#{self._endpoint.model}"
         if status in (401, 403):
             variable = self._endpoint.api_key_env
             return EnvironmentLacks(
-                f"{role.name} refuses us: {shown}",
+                f"{role.name} refuses us: {failure}",
                 why=f"the key is read from ${variable}" if variable else "no key is sent",
                 fix=role.key_fix,
                 where=where,
             )
         why = "another attempt would be answered the same"
-        return role.refusal(f"{role.name} refuses the question: {shown}", why=why, fix=role.fix, where=where)
+        return role.refusal(
+            f"{role.name} refuses the question: {failure}", why=why, fix=role.fix, where=where
+        )
 
     def _adapt(self, reason: str) -> bool:
         """Leave out what the endpoint says that it does not understand; whether there was such a thing."""

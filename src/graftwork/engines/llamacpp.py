@@ -133,7 +133,7 @@ class LlamaServer:
         *,
         adapter: str | None,
         reuse: bool = True,
-        **more: Any,
+        **options: Any,
     ) -> bytes:
         """The body of a request, streamed by default. `reuse` keeps what an earlier prompt has in common."""
         sampled = decoding.temperature > 0
@@ -149,7 +149,7 @@ class LlamaServer:
             **({"samplers": ["temperature", "top_p"]} if sampled else {"samplers": ["top_k"], "top_k": 1}),
             "top_p": decoding.top_p,
             **({"seed": decoding.seed % _SEEDS} if decoding.seed is not None else {}),
-            **more,
+            **options,
         }
         return json.dumps(body).encode()
 

@@ -130,12 +130,12 @@ class LlamaCppBackend:
         with self._adapters.using(adapter):
             async with self._room.take(len(prompt) + tokens), self._running as server:
                 decoding = DecodingSettings(tokens, request.temperature, request.top_p, request.seed)
-                more: dict[str, Any] = {}
+                options: dict[str, Any] = {}
                 if constraint is not None:
-                    more["grammar"] = f"%llguidance {{}}\n{constraint.grammar}"
+                    options["grammar"] = f"%llguidance {{}}\n{constraint.grammar}"
                 if request.logprobs is not None:
-                    more["n_probs"] = max(request.logprobs, 1)
-                body = server.encode(prompt, decoding, adapter=adapter, **more)
+                    options["n_probs"] = max(request.logprobs, 1)
+                body = server.encode(prompt, decoding, adapter=adapter, **options)
                 client = Client(path=server.socket, keep=0)
                 reply = await client.send("POST", ENDPOINT, body=body, headers=(JSON_TYPE,))
                 try:
@@ -174,9 +174,9 @@ async def _read(
                 raise ApiError(400, message, param="response_format", code="unsupported_schema")
             # The token that ends the turn is counted by llama.cpp, and is no part of the answer.
             spoken = count - 1 if event["stop"] and event.get("stop_type") == "eos" else count
-            rest, calls = flow.finish(unsent)
+            remaining, calls = flow.finish(unsent)
             yield ReplyPiece(
-                text=rest,
+                text=remaining,
                 finish_reason=reason,
                 prompt_tokens=event["tokens_evaluated"],
                 reply_tokens=spoken,
@@ -196,8 +196,8 @@ def _read_logprobs(event: dict[str, Any], most: int) -> list[LogprobData]:
         {
             **describe_token(bytes(token["bytes"]), token["logprob"]),
             "top_logprobs": [
-                describe_token(bytes(other["bytes"]), other["logprob"])
-                for other in token["top_logprobs"][:most]
+                describe_token(bytes(alternative["bytes"]), alternative["logprob"])
+                for alternative in token["top_logprobs"][:most]
             ],
         }
         for token in event.get("completion_probabilities") or ()

@@ -166,17 +166,17 @@ class EngineChild:
 def answer_lines(job: dict[str, Any], questions: IO[bytes], replies: IO[bytes]) -> None:
     """Load the engine and answer until the questions end, as they do when the other end is gone."""
 
-    given = job["source"]
-    adapters = {name: Path(folder) for name, folder in given["adapters"].items()}
-    source = EngineSource(**{**given, "base_folder": Path(given["base_folder"]), "adapters": adapters})
+    fields = job["source"]
+    adapters = {name: Path(folder) for name, folder in fields["adapters"].items()}
+    source = EngineSource(**{**fields, "base_folder": Path(fields["base_folder"]), "adapters": adapters})
     engine = open_engine(job["engine"], source)
     adapter = next(iter(adapters), None)
     try:
         for line in questions:
-            asked = orjson.loads(line)
-            messages = tuple(Message(**turn) for turn in asked["messages"])
+            question = orjson.loads(line)
+            messages = tuple(Message(**turn) for turn in question["messages"])
             try:
-                decoding = DecodingSettings(**asked["decoding"])
+                decoding = DecodingSettings(**question["decoding"])
                 [reply] = engine.answer([engine.render(messages)], decoding, adapter=adapter)
             except GraftError as error:
                 # Such as a prompt that is too long for the model: the next one may not be.

@@ -176,22 +176,22 @@ class RequestRoom:
         """Wait for room for a request of so many tokens. Raises ApiError where too many wait already."""
         if len(self._queue) >= self._queue_limit:
             raise ApiError(429, "the engine is full; try again soon", code="full")
-        place = object()
-        self._queue.append(place)
+        ticket = object()
+        self._queue.append(ticket)
         try:
             async with self._changed:
                 await self._changed.wait_for(
                     lambda: (
-                        self._queue[0] is place and self.running < self._requests and tokens <= self._tokens
+                        self._queue[0] is ticket and self.running < self._requests and tokens <= self._tokens
                     )
                 )
         except BaseException:
             # Those behind one that gives up may have room at once.
-            self._queue.remove(place)
+            self._queue.remove(ticket)
             async with self._changed:
                 self._changed.notify_all()
             raise
-        self._queue.remove(place)
+        self._queue.remove(ticket)
         self.running += 1
         self._tokens -= tokens
         try:
@@ -255,9 +255,9 @@ def make_handler(backend: EngineBackend, prompts: PromptReleases) -> Handler:
             if route == ("POST", "/generate"):
                 return await _generate(backend, prompts.apply(GenerateRequest.from_json(request.body)))
             if route == ("POST", "/adapters"):
-                asked = LoadAdapter.from_json(request.body)
-                if not prompts.take(asked.name, asked.folder):
-                    await backend.load_adapter(asked)
+                adapter = LoadAdapter.from_json(request.body)
+                if not prompts.take(adapter.name, adapter.folder):
+                    await backend.load_adapter(adapter)
                 return describe()
         except ValidationError as error:
             raise ApiError(400, f"the gateway sent an invalid request: {error}") from error
@@ -304,18 +304,18 @@ async def _answer(backend: EngineBackend, request: GenerateRequest) -> Answer:
 
 
 async def _encode_pieces(
-    first: ReplyPiece, rest: AsyncGenerator[ReplyPiece, None]
+    first: ReplyPiece, pieces: AsyncGenerator[ReplyPiece, None]
 ) -> AsyncGenerator[bytes, None]:
     try:
         yield _encode(first)
-        async for piece in rest:
+        async for piece in pieces:
             yield _encode(piece)
     except ApiError as error:
         # The head is already sent: the error is the last line.
         what = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
         yield orjson.dumps({FAILURE: what}, option=orjson.OPT_APPEND_NEWLINE)
     finally:
-        await rest.aclose()
+        await pieces.aclose()
 
 
 def _encode(piece: ReplyPiece) -> bytes:
@@ -352,11 +352,11 @@ async def serve_backend(job: EngineJob, start: Callable[[EngineJob], Awaitable[E
 
 async def _beat(heart: Heart, state: Callable[[], dict[str, Any]]) -> None:
     """An engine that waits for requests is well; one whose step does not end is not."""
-    seen = None
+    last_steps = None
     while True:
         now = state()
-        if "steps" not in now or not now["running"] or now["steps"] != seen:
-            seen, answered = now.get("steps"), now["answered"]
+        if "steps" not in now or not now["running"] or now["steps"] != last_steps:
+            last_steps, answered = now.get("steps"), now["answered"]
             await asyncio.to_thread(heart.beat, "serving", answered, answered, waiting=now["waiting"])
         await asyncio.sleep(BEAT_SECONDS)
 
@@ -380,10 +380,10 @@ class TextStream:
         """`text` is everything so far; it replaces what was pushed before."""
         if self.stopped is not None:
             return ""
-        places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
-            place, self.stopped = min(places)
-            self.text = text[:place]
+        matches = [(position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
+        if matches:
+            position, self.stopped = min(matches)
+            self.text = text[:position]
             return self._advance(self._certain(self.text))
         self.text = text
         # A character of several tokens shows as U+FFFD until it is whole.
@@ -399,9 +399,9 @@ class TextStream:
     def _certain(self, text: str) -> int:
         if not self._holds:
             return len(text)
-        places = [place for mark in self._holds if (place := text.find(mark)) >= 0]
+        positions = [position for mark in self._holds if (position := text.find(mark)) >= 0]
         # White space before a call belongs to the call.
-        return len(text[: min(places, default=len(text))].rstrip())
+        return len(text[: min(positions, default=len(text))].rstrip())
 
     def _advance(self, to: int) -> str:
         piece = self.text[self._sent : max(to, 0)]
@@ -412,11 +412,11 @@ class TextStream:
 def _overlap(text: str, mark: str) -> int:
     """The length of the longest end of the text that the mark begins with; the whole mark does not count."""
     end = text[max(len(text) - len(mark) + 1, 0) :] if mark else ""
-    at = end.find(mark[:1]) if end else -1
-    while at >= 0:
-        if mark.startswith(end[at:]):
-            return len(end) - at
-        at = end.find(mark[0], at + 1)
+    start = end.find(mark[:1]) if end else -1
+    while start >= 0:
+        if mark.startswith(end[start:]):
+            return len(end) - start
+        start = end.find(mark[0], start + 1)
     return 0
 
 
@@ -446,20 +446,20 @@ class ReplyText:
 
     def finish(self, unsent: str = "") -> tuple[str, tuple[CallData, ...]]:
         """The text that is not sent yet, and the calls. `unsent` was given out and not sent."""
-        rest = unsent + self._flow.finish()
+        remaining = unsent + self._flow.finish()
         whole = self._flow.text
-        found = None
+        parsed = None
         if self._form is not None:
             calls = f"{self._opening}{whole}{self._form.behind}" if self._opening else whole
-            found = self._form.read(calls)
-        if found is None:
-            return rest, ()
-        made: list[CallData] = [
+            parsed = self._form.read(calls)
+        if parsed is None:
+            return remaining, ()
+        tool_calls: list[CallData] = [
             {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-            for call in found.calls
+            for call in parsed.calls
         ]
-        text = found.text.removeprefix(whole[: len(whole) - len(rest)])
-        return text, tuple(made if self._parallel else made[:1])
+        text = parsed.text.removeprefix(whole[: len(whole) - len(remaining)])
+        return text, tuple(tool_calls if self._parallel else tool_calls[:1])
 
 
 def describe_token(data: bytes, logprob: float) -> AlternativeData:

@@ -138,10 +138,10 @@ def _as_sent(request: GenerateRequest) -> dict[str, Any]:
         }
         for turn in request.chat["messages"]
     ]
-    asked: dict[str, Any] = {}
+    logprobs: dict[str, Any] = {}
     if request.logprobs is not None:  # not only where the client asked: a check of the answer may need them
-        asked = {"logprobs": True, **({"top_logprobs": request.logprobs} if request.logprobs else {})}
-    return {**request.chat, "messages": messages, **asked}
+        logprobs = {"logprobs": True, **({"top_logprobs": request.logprobs} if request.logprobs else {})}
+    return {**request.chat, "messages": messages, **logprobs}
 
 
 def write_format(request: GenerateRequest, form: CallForm | None) -> tuple[dict[str, Any] | None, str]:
@@ -206,21 +206,21 @@ async def read_events(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The server-sent events of a reply; of a server that does not stream, its one answer. Raises ApiError
     for what is no event, an error, or more than so many tokens can take."""
-    others = bytearray()
-    left = _LONGEST_EVENT + _TOKEN_BYTES * max_tokens
+    other_lines = bytearray()
+    bytes_left = _LONGEST_EVENT + _TOKEN_BYTES * max_tokens
     while (lines := await reply.next_lines()) is not None:
-        left -= sum(len(line) + 1 for line in lines)
-        if left < 0:
+        bytes_left -= sum(len(line) + 1 for line in lines)
+        if bytes_left < 0:
             raise ApiError(502, "the engine's server does not end its answer", code="engine_error")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:"):
-                others += line + b"\n"
+                other_lines += line + b"\n"
             elif data != b"[DONE]":
                 yield _load(data, secrets)
-        if len(others) + len(reply.rest) > _LONGEST_EVENT:
+        if len(other_lines) + len(reply.rest) > _LONGEST_EVENT:
             raise _no_events()
-    answer = bytes(others + reply.rest).strip()
+    answer = bytes(other_lines + reply.rest).strip()
     if answer.startswith(b"{"):
         yield _load(answer, secrets)
 
@@ -243,9 +243,9 @@ def _no_events() -> ApiError:
 
 def read_embeddings(body: bytes) -> ReplyPiece:
     try:
-        found = orjson.loads(body)
-        tokens = (found.get("usage") or {}).get("prompt_tokens") or 0
-        return ReplyPiece("", "stop", prompt_tokens=int(tokens), embeddings=tuple(found["data"]))
+        response = orjson.loads(body)
+        tokens = (response.get("usage") or {}).get("prompt_tokens") or 0
+        return ReplyPiece("", "stop", prompt_tokens=int(tokens), embeddings=tuple(response["data"]))
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
         message = "the engine's server sent something else than embeddings"
         raise ApiError(502, message, code="engine_error") from error
@@ -302,9 +302,9 @@ class UpstreamReply:
         new = choice.get("text") or delta.get("content") or ""
         self._text += new
         self._pieces += bool(new)
-        for place, part in enumerate(delta.get("tool_calls") or ()):
+        for index, part in enumerate(delta.get("tool_calls") or ()):
             # The calls of a whole message have no index.
-            self._take_call(part, place if "message" in choice else 0)
+            self._take_call(part, index if "message" in choice else 0)
         if self._request.logprobs is not None and choice.get("logprobs"):
             self._logprobs += self._read_logprobs(choice["logprobs"], self._request.logprobs)
         self._finish = choice.get("finish_reason") or self._finish
@@ -312,8 +312,8 @@ class UpstreamReply:
         reason = choice.get("stop_reason", choice.get("matched_stop"))
         self._stop = reason if reason in self._request.stop else self._stop
 
-    def _take_call(self, part: dict[str, Any], place: int) -> None:
-        index, function = int(part.get("index") or place), part.get("function") or {}
+    def _take_call(self, part: dict[str, Any], default: int) -> None:
+        index, function = int(part.get("index") or default), part.get("function") or {}
         new = str(function.get("arguments") or "")
         delta: CallDelta = {"index": index, "arguments": new}
         if index not in self._calls:
@@ -341,8 +341,8 @@ class UpstreamReply:
     def _take_logprobs(self) -> tuple[LogprobData, ...] | None:
         if self._request.logprobs is None:
             return None
-        taken, self._logprobs = tuple(self._logprobs), []
-        return taken
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return logprobs
 
     def _read_logprobs(self, listed: dict[str, Any], most: int) -> list[LogprobData]:
         if "content" in listed:
@@ -354,12 +354,12 @@ class UpstreamReply:
                 for token in listed["content"] or ()
             ]
         tops = listed.get("top_logprobs") or [None] * len(listed["tokens"])
-        found: list[LogprobData] = []
+        logprobs: list[LogprobData] = []
         for token, value, top in zip(listed["tokens"], listed["token_logprobs"], tops, strict=True):
             best = sorted((top or {}).items(), key=lambda item: -item[1])[:most]
-            alternatives = [self._describe(other, logprob) for other, logprob in best]
-            found.append({**self._describe(token, value), "top_logprobs": alternatives})
-        return found
+            alternatives = [self._describe(alternative, logprob) for alternative, logprob in best]
+            logprobs.append({**self._describe(token, value), "top_logprobs": alternatives})
+        return logprobs
 
     def _describe(self, token: str, value: float | None) -> AlternativeData:
         number = token.removeprefix(_TOKEN_ID)
@@ -385,8 +385,8 @@ def explain_refusal(status: int, body: bytes, secrets: Collection[str] = ()) -> 
     """
     message, param = f"the engine's server answered with status {status}", None
     with suppress(orjson.JSONDecodeError, AttributeError, TypeError):
-        found = orjson.loads(body)
-        error = found.get("error", found)
+        payload = orjson.loads(body)
+        error = payload.get("error", payload)
         if isinstance(error, str):
             message = error
         elif isinstance(detail := error.get("detail"), list) and detail:
@@ -397,9 +397,9 @@ def explain_refusal(status: int, body: bytes, secrets: Collection[str] = ()) -> 
             message = str(error.get("message") or detail or error)
             param = error.get("param")
     passed_on = _PASSED_ON.get(status, 502)
-    named = hide(str(param), secrets)[:200] if param and passed_on == 400 else None
+    field = hide(str(param), secrets)[:200] if param and passed_on == 400 else None
     # Cut last: a key that is cut in the middle would no longer be found.
-    return ApiError(passed_on, hide(message, secrets)[:500], param=named, code="engine_error")
+    return ApiError(passed_on, hide(message, secrets)[:500], param=field, code="engine_error")
 
 
 _PASSED_ON = {400: 400, 404: 404, 413: 413, 422: 400, 429: 429, 503: 503}

@@ -182,10 +182,10 @@ class Server:
             self._all_gone.set()
 
 
-def _fit_descriptors(wanted: int) -> int:
+def _fit_descriptors(connections: int) -> int:
     """How many connections the process can keep open. Beyond that, new ones would fail silently."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _SPARE_DESCRIPTORS
+    needed = connections + _SPARE_DESCRIPTORS
     if soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         try:
@@ -193,10 +193,10 @@ def _fit_descriptors(wanted: int) -> int:
             soft = raised
         except (OSError, ValueError):
             pass
-    fitting = min(wanted, max(8, soft - _SPARE_DESCRIPTORS))
-    if fitting < wanted:
+    fitting = min(connections, max(8, soft - _SPARE_DESCRIPTORS))
+    if fitting < connections:
         log.warning(
-            "%d connections at most instead of %d: the limit on open files is %d", fitting, wanted, soft
+            "%d connections at most instead of %d: the limit on open files is %d", fitting, connections, soft
         )
     return fitting
 
@@ -579,8 +579,8 @@ class Connection(asyncio.Protocol):
         if now >= self._deadline:
             self._transport.abort()
             return
-        at = min(max(self._deadline, now + 0.05), now + self._server.limits.tick_seconds)
-        self._timer = self._loop.call_at(at, self._check_deadline)
+        wake_at = min(max(self._deadline, now + 0.05), now + self._server.limits.tick_seconds)
+        self._timer = self._loop.call_at(wake_at, self._check_deadline)
 
 
 def _encode_head(answer: Answer, framing: str, *, close: bool) -> bytes:

@@ -224,7 +224,7 @@ class AnswerService:
         require_chainable(call)
         run = ChainRun(
             self.chains,
-            lambda asked, mark: self._ask_step(asked, mark, client),
+            lambda step_call, mark: self._ask_step(step_call, mark, client),
             checks=self.chain_checks,
             trace=read_trace(client.request.headers.get("traceparent")),
         )
@@ -318,10 +318,10 @@ class AnswerService:
             choices = [{**choices[0]}]
             choices[0].pop("logprobs", None)
         text = describe_choice(choices[0])
-        found = await escalator.judge(running.call.checked_messages, text, logprob=logprob)
-        if found is None:
+        escalation = await escalator.judge(running.call.checked_messages, text, logprob=logprob)
+        if escalation is None:
             return choices
-        return await self._escalate(running, check, found, text) or choices
+        return await self._escalate(running, check, escalation, text) or choices
 
     async def _check_prefix(
         self, stream: ReplyStream, running: RunningExchange, check: CheckedReply
@@ -334,8 +334,8 @@ class AnswerService:
             running.notes["x-graft-checked"] = judged.describe()
             check.is_prefixed = not judged.is_whole
             stream = small
-            if judged.found is not None:
-                large = await self._escalate(running, check, judged.found, None)
+            if judged.escalation is not None:
+                large = await self._escalate(running, check, judged.escalation, None)
                 if isinstance(large, PrefixReader):
                     check.small, stream = small, large
         except BaseException as error:
@@ -352,19 +352,19 @@ class AnswerService:
         return HeldReply(result) if isinstance(result, list) else result
 
     async def _escalate(
-        self, running: RunningExchange, check: CheckedReply, found: Escalation, text: str | None
+        self, running: RunningExchange, check: CheckedReply, escalation: Escalation, text: str | None
     ) -> list[PieceData] | PrefixReader | None:
         """The large model's answer, or its stream once its first piece has come; None without one.
 
         `text` is the small one's whole answer, None where it still streams.
         """
         escalator, outcome = check.escalator, "over budget"
-        check.failed = found.check
+        check.failed = escalation.check
         target, large = None, None
         result: list[PieceData] | PrefixReader | None = None
-        if found.allowed:
+        if escalation.allowed:
             target, outcome = self.fallbacks.resolve(escalator.settings.to, self.routes()), "escalated"
-        if found.allowed and target is None:
+        if escalation.allowed and target is None:
             # Else an outage of the large model would use up the budget of the day.
             escalator.budget.give_back()
             outcome = "unavailable"
@@ -377,11 +377,11 @@ class AnswerService:
             running.engine, running.model = target.engine, target.model
             try:
                 async with asyncio.timeout(self._seconds_left(running)):
-                    asked = await ask_engine(running)
-                    if isinstance(asked, list):
-                        result, answer = asked, describe_choice(asked[0])
+                    reply = await ask_engine(running)
+                    if isinstance(reply, list):
+                        result, answer = reply, describe_choice(reply[0])
                     else:
-                        result = large = PrefixReader(asked)
+                        result = large = PrefixReader(reply)
                         await large.read_more(None)
                         answer = large.text
                 if large is None or large.ended:
@@ -398,8 +398,8 @@ class AnswerService:
                 if large is not None:
                     large.close()
                 raise
-        self.metrics.escalated[found.check, outcome] += 1
-        note = f"{found.check} failed, {escalator.settings.to} {OUTCOMES[outcome]}"
+        self.metrics.escalated[escalation.check, outcome] += 1
+        note = f"{escalation.check} failed, {escalator.settings.to} {OUTCOMES[outcome]}"
         running.notes["x-graft-escalation"] = note
         return result
 
@@ -416,8 +416,8 @@ class AnswerService:
             return StreamResponse(200, self._events(result, running), headers)
         self._end_one()
         running.replica = result[0].get("replica")
-        for place, piece in enumerate(result):
-            running.note(piece if place == 0 else {**piece, "index": place})
+        for index, piece in enumerate(result):
+            running.note(piece if index == 0 else {**piece, "index": index})
         body = running.client.api.encode(running.head, running.call, result, running.shown_usage)
         self._expect_capture(running)
         return Response(

@@ -60,7 +60,7 @@ _MAGIC = b"graftcc1"
 _COUNTED = ("expected", "offered", "kept", "dropped", "lost", "journaled", "killed")
 _NUMBER = struct.Struct("<Q")
 _PAGE_BYTES = 1 << 20
-_OFFSETS = {field: len(_MAGIC) + _NUMBER.size * place for place, field in enumerate(_COUNTED)}
+_OFFSETS = {field: len(_MAGIC) + _NUMBER.size * index for index, field in enumerate(_COUNTED)}
 _SIZE = len(_MAGIC) + _NUMBER.size * len(_COUNTED)
 
 
@@ -405,16 +405,16 @@ class _SinkThread:
             # No traceback: a database names the values of a failed statement in it.
             log.warning("captures: the sink refused a batch (%s)", type(error).__name__)
         # One that the sink never takes must not cost the others of its batch.
-        kept = refused = 0
-        for place, capture in enumerate(captures):
+        stored = refused = 0
+        for index, capture in enumerate(captures):
             try:
                 self._sink.add_many([capture])
-                kept += 1
+                stored += 1
             except (GraftError, OSError):
-                return _Outcome(kept, refused, captures[place:])  # the rest would fare the same
+                return _Outcome(stored, refused, captures[index:])  # the rest would fare the same
             except Exception:
                 refused += 1
-        return _Outcome(kept, refused)
+        return _Outcome(stored, refused)
 
 
 def make_capture(exchange: ServedExchange, clean: CleanTexts | None = None) -> Capture:
@@ -597,9 +597,9 @@ class CaptureJournal:
         if self._end - self._read_to + len(data) > self._most_bytes:
             return False
         try:
-            written = 0
-            while written < len(data):
-                written += os.pwrite(self._file, data[written:], self._end + written)
+            offset = 0
+            while offset < len(data):
+                offset += os.pwrite(self._file, data[offset:], self._end + offset)
         except OSError as error:
             log.warning("captures: the journal cannot be written: %s", error.strerror)
             self._cut()

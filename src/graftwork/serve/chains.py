@@ -56,8 +56,8 @@ def require_chainable(call: ChatCall) -> None:
 
 def read_trace(traceparent: str | None) -> str:
     """The trace id of the client's `traceparent`, or a new one."""
-    found = _TRACEPARENT.fullmatch(traceparent or "")
-    return found[1] if found is not None else uuid.uuid4().hex
+    match = _TRACEPARENT.fullmatch(traceparent or "")
+    return match[1] if match is not None else uuid.uuid4().hex
 
 
 @dataclass(slots=True)
@@ -122,17 +122,17 @@ class ChainRun:
             values = {**answers, QUESTION: last_user_turn(call.messages), ANSWER: last}
             turns = (f"{m['role']}: {m['content']}" for m in call.messages if m["role"] != "system")
             values[CONVERSATION] = "\n\n".join(turns)
-            asked = _make_call(step, call, values)
+            step_call = _make_call(step, call, values)
             ends = final and step is chain.steps[-1]
-            asked = replace(
-                asked,
+            step_call = replace(
+                step_call,
                 options=call.options if ends else None,
                 stream=call.stream and ends and step.when is None,
             )
             if step.model in self.chains:
-                last = await self._run(step.model, asked, outer=budget, final=ends)
+                last = await self._run(step.model, step_call, outer=budget, final=ends)
             else:
-                last = await self._ask_step(step, asked, mark, budget)
+                last = await self._ask_step(step, step_call, mark, budget)
             answers[step.name] = last
         return last
 
@@ -170,14 +170,14 @@ class ChainRun:
         if time.monotonic() >= budget.ends_at():
             raise _too_slow(mark, budget)
         prompt = estimate_tokens(sum(len(message["content"]) for message in call.messages))
-        left = budget.left() - prompt
-        if left < 1:
+        remaining = budget.left() - prompt
+        if remaining < 1:
             message = (
                 f"step {mark.name} is not asked: {budget.used} of {budget.max_tokens} tokens are used and "
                 f"its prompt has about {prompt}"
             )
             raise ChainFailed(400, message, code="chain_budget")
-        return replace(call, max_tokens=min(call.max_tokens, left), deadline=budget.ends_at())
+        return replace(call, max_tokens=min(call.max_tokens, remaining), deadline=budget.ends_at())
 
     async def _holds(
         self, when: ChainCondition, call: ChatCall, answers: Mapping[str, str], last: str
@@ -217,11 +217,11 @@ def _make_call(step: ChainStep, call: ChatCall, values: Mapping[str, str]) -> Ch
     else:
         messages = list(call.messages)
         if step.prompt is not None:
-            kept = [message for message in messages if message["role"] == "system"]
-            messages = [*kept, {"role": "user", "content": _fill(step.prompt, values)}]
+            system_turns = [message for message in messages if message["role"] == "system"]
+            messages = [*system_turns, {"role": "user", "content": _fill(step.prompt, values)}]
         if step.system is not None:
-            others = [message for message in messages if message["role"] != "system"]
-            messages = [{"role": "system", "content": _fill(step.system, values)}, *others]
+            turns = [message for message in messages if message["role"] != "system"]
+            messages = [{"role": "system", "content": _fill(step.system, values)}, *turns]
     most = call.max_tokens if step.max_tokens is None else min(call.max_tokens, step.max_tokens)
     body = {key: call.body[key] for key in _KEPT if call.body.get(key) is not None}
     sent = call.body["messages"] if messages is call.messages else messages
@@ -231,4 +231,4 @@ def _make_call(step: ChainStep, call: ChatCall, values: Mapping[str, str]) -> Ch
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
     """Answers are put in as they are: a placeholder within an answer stays text."""
-    return PLACEHOLDER.sub(lambda found: values[found[1]], template)
+    return PLACEHOLDER.sub(lambda match: values[match[1]], template)

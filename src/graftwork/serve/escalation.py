@@ -111,10 +111,10 @@ class PrefixReader:
         return None if pieces is None else [self._note(piece) for piece in pieces]
 
     def _note(self, piece: PieceData) -> PieceData:
-        found = [token["logprob"] for token in piece.get("logprobs") or []]
+        logprobs = [token["logprob"] for token in piece.get("logprobs") or []]
         self.text += piece["text"]
-        self.logprobs += found
-        self.tokens += len(found) or bool(piece["text"])
+        self.logprobs += logprobs
+        self.tokens += len(logprobs) or bool(piece["text"])
         self.ended = self.ended or piece.get("finish_reason") is not None
         if self._hide_logprobs and "logprobs" in piece:
             piece = {**piece}
@@ -161,7 +161,7 @@ class Escalation(NamedTuple):
 class JudgedPrefix(NamedTuple):
     """The decision about the beginning of a streamed answer."""
 
-    found: Escalation | None
+    escalation: Escalation | None
     tokens: int
     """How many tokens the decision rests on."""
     is_whole: bool
@@ -240,8 +240,8 @@ class CheckThreads:
         self, checks: AnswerChecks, messages: Sequence[Mapping[str, str]], text: str
     ) -> str | None:
         """The check that fails. One that takes too long or raises counts as failed."""
-        found = await self._run(lambda: PrefixVerdict(checks.find_failing(messages, text), is_open=False))
-        return found.failing
+        verdict = await self._run(lambda: PrefixVerdict(checks.find_failing(messages, text), is_open=False))
+        return verdict.failing
 
     async def judge_prefix(
         self, checks: AnswerChecks, messages: Sequence[Mapping[str, str]], text: str
@@ -337,8 +337,8 @@ class Escalator:
             arrived = await reader.read_more(None if until is None else until - self._clock())
             logprob = mean_of(reader.logprobs[: settings.prefix_tokens])
             if reader.ended:
-                found = await self.judge(messages, reader.text, logprob=logprob)
-                return JudgedPrefix(found, reader.tokens, is_whole=True)
+                escalation = await self.judge(messages, reader.text, logprob=logprob)
+                return JudgedPrefix(escalation, reader.tokens, is_whole=True)
             if until is None:
                 until = self._clock() + settings.prefix_seconds
             verdict = await self._threads.judge_prefix(self._checks, messages, reader.text)

@@ -267,24 +267,24 @@ class MergedStream:
     async def next_pieces(self) -> list[PieceData] | None:
         if not self._begun:
             self._begun = True
-            for place in range(len(self._streams)):
-                self._read(place)
+            for index in range(len(self._streams)):
+                self._read(index)
         while self._reading:
             done, _ = await asyncio.wait(self._reading, return_when=asyncio.FIRST_COMPLETED)
-            found: list[PieceData] = []
+            merged: list[PieceData] = []
             for task in done:
-                place = self._reading.pop(task)
+                index = self._reading.pop(task)
                 pieces = task.result()
                 if pieces is not None:
-                    found += [{**piece, "index": place} for piece in pieces]
-                    self._read(place)
-            if found:
-                return found
+                    merged += [{**piece, "index": index} for piece in pieces]
+                    self._read(index)
+            if merged:
+                return merged
         return None
 
-    def _read(self, place: int) -> None:
-        task = asyncio.create_task(self._streams[place].next_pieces())
-        self._reading[task] = place
+    def _read(self, index: int) -> None:
+        task = asyncio.create_task(self._streams[index].next_pieces())
+        self._reading[task] = index
 
     def close(self) -> None:
         for task in self._reading:

@@ -134,9 +134,9 @@ def parse_feedback(data: bytes, *, at: float) -> Feedback:
         if key not in _KEYS:
             message = f"the key {key[:80]!r} is not known; known are: {', '.join(_KEYS)}"
             raise ApiError(400, message, param=key[:80], code="unsupported_parameter")
-    for key, known in _SYNONYMS.items():
-        if body.get(known) not in (None, "") and body.get(key) not in (None, "", body[known]):
-            raise ApiError(400, f"{key} and {known} mean the same and differ", param=key)
+    for key, canonical in _SYNONYMS.items():
+        if body.get(canonical) not in (None, "") and body.get(key) not in (None, "", body[canonical]):
+            raise ApiError(400, f"{key} and {canonical} mean the same and differ", param=key)
     redactor = Redactor()
     comment = _take_text(body, "comment", longest=_LONGEST_COMMENT)
     correction = _take_text(body, "correction", "corrected", longest=_LONGEST_CORRECTION)

@@ -127,7 +127,7 @@ class Gateway:
     async def _handle(self, request: Request) -> Answer:
         if self.answers.observe is None or request.path in APIS:
             return await self._dispatch(request)
-        at, started, status, error = time.time(), time.perf_counter(), 500, None
+        arrived_at, started, status, error = time.time(), time.perf_counter(), 500, None
         try:
             answer = await self._dispatch(request)
             status = answer.status
@@ -138,7 +138,7 @@ class Gateway:
             status, error = refused.status, refused
             raise
         finally:
-            self._note_request(request, at=at, started=started, status=status, error=error)
+            self._note_request(request, at=arrived_at, started=started, status=status, error=error)
         return answer
 
     async def _handle_admin(self, request: Request) -> Answer:
@@ -162,18 +162,18 @@ class Gateway:
             return await self._take_feedback(request)
         if route == ("POST", "/v1/traces"):
             return await self._take_traces(request)
-        known = [path for path in _KNOWN if path != "/metrics" or self._settings.admin_port is None]
-        if request.path in known:
+        paths = [path for path in _KNOWN if path != "/metrics" or self._settings.admin_port is None]
+        if request.path in paths:
             allowed = _KNOWN[request.path]
             raise ApiError(405, f"{request.path} takes {allowed}", headers=(("allow", allowed),))
-        raise ApiError(404, f"there is no {request.path}; available: {', '.join(known)}")
+        raise ApiError(404, f"there is no {request.path}; available: {', '.join(paths)}")
 
     def _show_models(self, request: Request) -> Response:
         """The names that the key of the request may ask for, or one of them."""
         routes = self.answers.routes()
         routes.require_loaded()
-        own = self._keys.require(request).models
-        names = {name: to for name, to in routes.names().items() if not own or name in own}
+        allowed = self._keys.require(request).models
+        names = {name: to for name, to in routes.names().items() if not allowed or name in allowed}
         name = unquote(request.path[len(_MODEL_PATH) :])
         if not name:
             return Response(200, encode_models(names))
@@ -239,36 +239,36 @@ class Gateway:
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
             **({} if captures is None else {"graft_captures_waiting": float(captures.waiting)}),
         }
-        more = render_replicas(engine) + render_keys(self._keys)
-        text = (self.answers.metrics.render(gauges) + more).encode()
+        samples = render_replicas(engine) + render_keys(self._keys)
+        text = (self.answers.metrics.render(gauges) + samples).encode()
         return Response(200, text, (("content-type", "text/plain; version=0.0.4"),))
 
     # -- completions ---------------------------------------------------------------------------
 
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
         answers = self.answers
-        label, running, held, answer = "unknown", None, None, None
-        at, started = time.time(), time.perf_counter()
+        label, running, reservation, answer = "unknown", None, None, None
+        arrived_at, started = time.time(), time.perf_counter()
         try:
             key = self._keys.require(request)
             key.usage.take_request()
             call = self._admit(request, api)
             key.require_model(call.model)
             if key.usage.limits_tokens:
-                held = await self._reserve(key, call, request)
-            client = ClientRequest(request, api, key, held)
+                reservation = await self._reserve(key, call, request)
+            client = ClientRequest(request, api, key, reservation)
             if call.model in answers.chains:
                 label = call.model
                 answer = await answers.answer_chain(call, client)
             else:
                 running = answers.begin(call, client)
-                running.reservation = held
+                running.reservation = reservation
                 label = running.head.release
                 answer = await answers.answer(running)
                 label = running.head.release
         except ApiError as error:
             answers.metrics.count_request(label, error.status)
-            self._note_request(request, at=at, started=started, status=error.status, error=error)
+            self._note_request(request, at=arrived_at, started=started, status=error.status, error=error)
             if running is not None and running.asked and error.code == "timeout":
                 running.client.key.usage.add_tokens(running.count_tokens())
             if running is not None and error.status >= 500:
@@ -281,12 +281,12 @@ class Gateway:
                 running.disconnected = True
                 running.client.key.usage.add_tokens(running.count_tokens())
                 answers.note_failure(running)
-            self._note_request(request, at=at, started=started, status=CLIENT_LEFT)
+            self._note_request(request, at=arrived_at, started=started, status=CLIENT_LEFT)
             raise
         finally:
             # An answer gives the tokens back when it has been sent.
-            if held is not None and answer is None:
-                held.release()
+            if reservation is not None and answer is None:
+                reservation.release()
         answers.metrics.count_request(label, 200)
         return answer
 
@@ -301,14 +301,14 @@ class Gateway:
             seconds = min(seconds, call.deadline - time.monotonic())
         try:
             async with asyncio.timeout(seconds):
-                held = await key.usage.reserve(most_tokens(len(request.body), most))
+                reservation = await key.usage.reserve(most_tokens(len(request.body), most))
         except TimeoutError:
             message = f"other requests of the key {key.name!r} may use the rest of its tokens; try again soon"
             raise ApiError(429, message, code="rate_limit_exceeded", headers=RETRY) from None
         if self.answers.draining:
-            held.release()
+            reservation.release()
             raise ApiError(503, "the server is stopping; ask another one", code="stopping", headers=RETRY)
-        return held
+        return reservation
 
     async def _take_feedback(self, request: Request) -> Answer:
         _require_json(request)
@@ -395,9 +395,9 @@ def describe_split(routes: Routes, metrics: Metrics) -> dict[str, Any]:
         "champion": {"release": running.champion, "share": 1 - running.share},
         "challenger": {"release": running.challenger, "share": running.share},
     }
-    for arm, shown in arms.items():
-        shown["requests"] = metrics.assigned[name, arm]
-        shown["failures"] = metrics.assigned_failures[name, arm]
+    for arm, counts in arms.items():
+        counts["requests"] = metrics.assigned[name, arm]
+        counts["failures"] = metrics.assigned_failures[name, arm]
     return {"state": "on", "alias": running.alias, "experiment": name, "arms": arms}
 
 
@@ -427,10 +427,14 @@ def allow_origins(handler: Handler, origins: Collection[str]) -> Handler:
                 raise ApiError(403, "this origin is not allowed", code="origin_not_allowed")
             return Response(204, headers=(*_origin(origin), *_ALLOWED))
         try:
-            given = await handler(request)
+            response = await handler(request)
         except ApiError as error:
-            given = error_response(error)
-        return replace(given, headers=(*given.headers, *_origin(origin), _EXPOSED)) if allowed else given
+            response = error_response(error)
+        return (
+            replace(response, headers=(*response.headers, *_origin(origin), _EXPOSED))
+            if allowed
+            else response
+        )
 
     return answer
 

@@ -108,8 +108,8 @@ class KeyHolder:
 
     def require_model(self, name: str) -> None:
         if self.models and name not in self.models:
-            known = ", ".join(sorted(self.models))
-            message = f"the key {self.name!r} may not ask for {name!r}; it may ask for: {known}"
+            allowed = ", ".join(sorted(self.models))
+            message = f"the key {self.name!r} may not ask for {name!r}; it may ask for: {allowed}"
             raise ApiError(403, message, param="model", code="model_not_allowed")
 
 
@@ -133,13 +133,13 @@ class KeyRing:
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
         """Take over the keys of the store. Those that stay keep what they have used."""
-        known = {holder.id: holder for holder in self._holders.values() if holder.id}
+        by_id = {holder.id: holder for holder in self._holders.values() if holder.id}
         holders = dict(self._fixed)
         stored = False
         for key in keys:
             stored = True
             if key.revoked_at is None:
-                holder = known.get(key.id)
+                holder = by_id.get(key.id)
                 if holder is None:
                     holder = hold(key)
                     if (counts := self._past.pop(key.id, None)) is not None:
@@ -167,11 +167,11 @@ class KeyRing:
         """The holder of the key in the request; None where it is missing, unknown or expired."""
         if not self.required:
             return ANYONE
-        given = request.headers.get("authorization")
-        if given is None:
+        authorization = request.headers.get("authorization")
+        if authorization is None:
             secret = request.headers.get("x-api-key", "")
-        elif given[:7].lower() == "bearer ":
-            secret = given[7:]
+        elif authorization[:7].lower() == "bearer ":
+            secret = authorization[7:]
         else:
             return None
         # Headers are decoded as Latin-1; what was sent may be UTF-8.
@@ -223,7 +223,7 @@ def is_usable(key: ApiKey) -> bool:
 async def follow_keys(ring: KeyRing, load: LoadKeys, *, seconds: float = _REFRESH_SECONDS) -> None:
     """Keep the ring up to date: new keys work and revoked ones stop without a restart."""
     warned = float("-inf")
-    known: tuple[ApiKey, ...] | None = None
+    current: tuple[ApiKey, ...] | None = None
     while True:
         await asyncio.sleep(seconds)
         try:
@@ -234,8 +234,8 @@ async def follow_keys(ring: KeyRing, load: LoadKeys, *, seconds: float = _REFRES
                 warned = time.monotonic()
                 log.warning("keys: cannot read them (%s); keeping the last known ones", type(error).__name__)
             continue
-        if keys is not known:
-            known = keys
+        if keys is not current:
+            current = keys
             ring.replace(keys)
 
 
@@ -266,7 +266,7 @@ class UsageFile:
         """Go on with what was used when the last endpoint ended."""
         today = int(time.time() // DAY_SECONDS)
         try:
-            found = SavedUsage.model_validate_json(self._path.read_bytes())
+            saved = SavedUsage.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return
         except (OSError, ValidationError) as error:
@@ -275,11 +275,11 @@ class UsageFile:
                 "keys: what they have used cannot be read (%s); it starts at zero", type(error).__name__
             )
             return
-        keys = {id: counts for id, counts in found.keys.items() if counts[3] == today}
-        self._saved = SavedUsage(keys=keys, escalations=found.escalations)
+        keys = {id: counts for id, counts in saved.keys.items() if counts[3] == today}
+        self._saved = SavedUsage(keys=keys, escalations=saved.escalations)
         self._ring.restore_usage(keys)
-        if self._escalations is not None and found.escalations is not None:
-            self._escalations.restore(found.escalations)
+        if self._escalations is not None and saved.escalations is not None:
+            self._escalations.restore(saved.escalations)
 
     async def follow(self, seconds: float = _SAVE_SECONDS) -> None:
         while True:

@@ -91,8 +91,8 @@ class Metrics:
         ):
             if counts:
                 lines += render_counts(name, labels, counts.items())
-        own = {"graft_in_flight": self.in_flight, "graft_disconnects_total": self.disconnects}
-        for name, value in {**own, **gauges}.items():
+        totals = {"graft_in_flight": self.in_flight, "graft_disconnects_total": self.disconnects}
+        for name, value in {**totals, **gauges}.items():
             lines += render_counts(name, (), [((), value)])
         return "\n".join(lines) + "\n"
 
@@ -126,6 +126,6 @@ def render_counts(
     lines = [f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"]
     for values, count in sorted(counts):
         pairs = zip(labels, values, strict=True)
-        shown = ",".join(f'{label}="{str(value).translate(_ESCAPES)}"' for label, value in pairs)
-        lines.append(f"{name}{{{shown}}} {count:.15g}" if shown else f"{name} {count:.15g}")
+        label_text = ",".join(f'{label}="{str(value).translate(_ESCAPES)}"' for label, value in pairs)
+        lines.append(f"{name}{{{label_text}}} {count:.15g}" if label_text else f"{name} {count:.15g}")
     return lines

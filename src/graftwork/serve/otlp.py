@@ -103,15 +103,15 @@ def unpack(body: bytes, *, most: int) -> bytes:
     unpacker = zlib.decompressobj(wbits=31)
     pieces: list[bytes] = []
     size = 0
-    left = body
+    remaining = body
     try:
-        while left and not unpacker.eof:
-            piece = unpacker.decompress(left, _SLICE)
+        while remaining and not unpacker.eof:
+            piece = unpacker.decompress(remaining, _SLICE)
             size += len(piece)
             if size > most:
                 raise ApiError(413, f"the trace unpacks to more than {most:,} bytes")
             pieces.append(piece)
-            left = unpacker.unconsumed_tail
+            remaining = unpacker.unconsumed_tail
     except zlib.error:
         raise BadTrace("the body is no gzip") from None
     if not unpacker.eof:
@@ -156,16 +156,16 @@ class _ProtobufReader:
             yield field
 
     def resource_spans(self, data: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {"resource": {}, "scopeSpans": []}
+        resource: dict[str, Any] = {"resource": {}, "scopeSpans": []}
         for number, value in self.fields(data):
             if number == 1:
                 # Attributes come as a list of pairs, as in JSON.
-                pairs = [self._pair(item) for at, item in self.fields(value) if at == 1]
-                found["resource"] = {"attributes": pairs}
+                pairs = [self._pair(item) for field, item in self.fields(value) if field == 1]
+                resource["resource"] = {"attributes": pairs}
             elif number == 2:
-                spans = [self._span(item) for at, item in self.fields(value) if at == 2]
-                found["scopeSpans"].append({"spans": spans})
-        return found
+                spans = [self._span(item) for field, item in self.fields(value) if field == 2]
+                resource["scopeSpans"].append({"spans": spans})
+        return resource
 
     def _span(self, data: Any) -> dict[str, Any]:
         span: dict[str, Any] = {"attributes": [], "events": [], "status": {}}
@@ -181,7 +181,7 @@ class _ProtobufReader:
             elif number == 11:
                 span["events"].append(self._event(value))
             elif number == 15:
-                codes = [code for at, code in self.fields(value) if at == 3]
+                codes = [code for field, code in self.fields(value) if field == 3]
                 span["status"] = {"code": codes[-1]} if codes else {}
         return span
 
@@ -219,10 +219,12 @@ class _ProtobufReader:
             elif number == 4:
                 kind = {"doubleValue": struct.unpack("<d", struct.pack("<Q", _bits(value)))[0]}
             elif number == 5:
-                values = [self._any_value(item, depth + 1) for at, item in self.fields(value) if at == 1]
+                values = [
+                    self._any_value(item, depth + 1) for field, item in self.fields(value) if field == 1
+                ]
                 kind = {"arrayValue": {"values": values}}
             elif number == 6:
-                pairs = [self._pair(item, depth + 1) for at, item in self.fields(value) if at == 1]
+                pairs = [self._pair(item, depth + 1) for field, item in self.fields(value) if field == 1]
                 kind = {"kvlistValue": {"values": pairs}}
         return kind
 
@@ -236,40 +238,40 @@ def _bits(value: Any) -> int:
 def _fields(data: Any) -> Iterator[tuple[int, Any]]:
     """Yield the fields of a message: numbers as integers, everything else as bytes."""
     view = memoryview(_raw(data))
-    place, end = 0, len(view)
-    while place < end:
-        tag, place = _read_varint(view, place)
+    offset, end = 0, len(view)
+    while offset < end:
+        tag, offset = _read_varint(view, offset)
         kind, number = tag & 7, tag >> 3
         value: Any
         if kind == _VARINT:
-            value, place = _read_varint(view, place)
+            value, offset = _read_varint(view, offset)
         elif kind in (_FIXED64, _FIXED32):
             width = 8 if kind == _FIXED64 else 4
-            if place + width > end:
+            if offset + width > end:
                 raise BadTrace("the body ends within a message")
-            value = int.from_bytes(view[place : place + width], "little")
-            place += width
+            value = int.from_bytes(view[offset : offset + width], "little")
+            offset += width
         elif kind == _BYTES:
-            size, place = _read_varint(view, place)
-            if place + size > end:
+            size, offset = _read_varint(view, offset)
+            if offset + size > end:
                 raise BadTrace("the body ends within a message")
-            value = view[place : place + size]
-            place += size
+            value = view[offset : offset + size]
+            offset += size
         else:
             raise BadTrace("the body is no OTLP message")
         yield number, value
 
 
-def _read_varint(view: memoryview, place: int) -> tuple[int, int]:
+def _read_varint(view: memoryview, offset: int) -> tuple[int, int]:
     value = 0
     for shift in range(_LONGEST_VARINT):
-        if place >= len(view):
+        if offset >= len(view):
             raise BadTrace("the body ends within a message")
-        byte = view[place]
-        place += 1
+        byte = view[offset]
+        offset += 1
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, place
+            return value & 0xFFFFFFFFFFFFFFFF, offset
     raise BadTrace("the body is no OTLP message")
 
 

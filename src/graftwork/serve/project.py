@@ -81,15 +81,15 @@ class StoreSink:
 
 def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | None:
     """The experiment that the aliases set up now, in one line; None without a split."""
-    found = set_up_experiment(settings.split, work.releases.aliases())
-    if settings.split is None or found is None:
+    experiment = set_up_experiment(settings.split, work.releases.aliases())
+    if settings.split is None or experiment is None:
         return None
-    if isinstance(found, str):
-        return f"no experiment yet, {settings.split.alias} answers everything: {found}"
-    kept = "" if settings.capture else "; captures are off, so nothing of it can be compared"
+    if isinstance(experiment, str):
+        return f"no experiment yet, {settings.split.alias} answers everything: {experiment}"
+    remark = "" if settings.capture else "; captures are off, so nothing of it can be compared"
     return (
-        f"experiment {found.experiment}: {found.share:.3g} of the sessions that ask for {found.alias} go to "
-        f"{settings.split.challenger} ({found.challenger[:12]}){kept}"
+        f"experiment {experiment.experiment}: {experiment.share:.3g} of the sessions that ask for "
+        f"{experiment.alias} go to {settings.split.challenger} ({experiment.challenger[:12]}){remark}"
     )
 
 
@@ -99,12 +99,12 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
     What aliases of other models point at is left out where it needs another base or template.
     """
     aliases, own_model = work.releases.aliases(), split_alias(full_alias(work)).model
-    own = {to for alias, to in aliases.items() if split_alias(alias).model == own_model}
+    own_releases = {to for alias, to in aliases.items() if split_alias(alias).model == own_model}
     template = load_template(work).template_fingerprint
     live = []
     for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):
         same_base = release.base_fingerprint == work.base.revision
-        if release.id in own:
+        if release.id in own_releases:
             # An adapter answers rightly only on the base and the template that it was trained with.
             if not same_base:
                 raise UserMistake(
@@ -163,11 +163,11 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
     """The checks of `serve.escalate`; None where every answer is sent as it is."""
     if settings.escalate is None:
         return None
-    known = {*settings.failover.endpoints, *work.releases.aliases(), "base"}
-    if settings.escalate.to not in known:
+    models = {*settings.failover.endpoints, *work.releases.aliases(), "base"}
+    if settings.escalate.to not in models:
         raise UserMistake(
             f"there is no {settings.escalate.to!r} to escalate to",
-            why=f"known: {', '.join(sorted(known))}",
+            why=f"known: {', '.join(sorted(models))}",
             fix="name the large model under serve.failover.endpoints, or name an alias",
             where="serve.escalate.to",
         )
@@ -197,25 +197,26 @@ def with_threshold(work: OpenProject, settings: ServeSettings) -> ServeSettings:
     escalate = settings.escalate
     if escalate is None or escalate.min_logprob != "auto":
         return settings
-    known = read_forecast(work.project.state)
-    if known is None or known.curve is None:
+    forecast = read_forecast(work.project.state)
+    if forecast is None or forecast.curve is None:
         raise UserMistake(
             "no threshold of log-probabilities was chosen yet",
             why="`serve.escalate.min_logprob: auto` uses the one that fits the validation cases",
             fix="graft eval escalation --logprob",
             where="serve.escalate.min_logprob",
         )
-    wanted = escalate.prefix_tokens if escalate.stream == "prefix" else None
-    if known.curve.prefix_tokens != wanted:
-        meant = "whole answers" if wanted is None else f"the first {wanted} tokens"
+    prefix_tokens = escalate.prefix_tokens if escalate.stream == "prefix" else None
+    if forecast.curve.prefix_tokens != prefix_tokens:
+        meant = "whole answers" if prefix_tokens is None else f"the first {prefix_tokens} tokens"
         raise UserMistake(
             f"the threshold of log-probabilities was not chosen for {meant}",
             why="the mean over the first tokens is another figure than that over the whole answer",
-            fix="graft eval escalation --logprob" + ("" if wanted is None else f" --prefix-tokens {wanted}"),
+            fix="graft eval escalation --logprob"
+            + ("" if prefix_tokens is None else f" --prefix-tokens {prefix_tokens}"),
             where="serve.escalate.min_logprob",
         )
-    chosen = escalate.model_copy(update={"min_logprob": known.curve.chosen.threshold})
-    return settings.model_copy(update={"escalate": chosen})
+    escalate_settings = escalate.model_copy(update={"min_logprob": forecast.curve.chosen.threshold})
+    return settings.model_copy(update={"escalate": escalate_settings})
 
 
 def describe_shadow(work: OpenProject, settings: ServeSettings) -> str | None:
@@ -237,19 +238,19 @@ def describe_shadow(work: OpenProject, settings: ServeSettings) -> str | None:
 def open_chain_checks(work: OpenProject, settings: ServeSettings) -> dict[str, LiveChecks]:
     """The checks that chains name, by name. Refuses a chain with a model that is not known."""
     project = work.project.settings
-    known = {*settings.failover.endpoints, *settings.chains, *work.releases.aliases(), "base"}
-    known |= {full_alias(work, model=name) for name in project.all_models}
-    known |= {settings.family.name} if settings.family is not None else set()
+    models = {*settings.failover.endpoints, *settings.chains, *work.releases.aliases(), "base"}
+    models |= {full_alias(work, model=name) for name in project.all_models}
+    models |= {settings.family.name} if settings.family is not None else set()
     releases = {release.id for release in work.releases.list()}
     checks: dict[str, LiveChecks] = {}
     for name, chain in settings.chains.items():
         where = f"serve.chains.{name}"
-        named = [(step.name, model) for step in chain.steps for model in (step.model, step.fallback)]
-        for step, model in (*named, ("fallback", chain.fallback)):
-            if model is not None and model not in known | releases:
+        step_models = [(step.name, model) for step in chain.steps for model in (step.model, step.fallback)]
+        for step, model in (*step_models, ("fallback", chain.fallback)):
+            if model is not None and model not in models | releases:
                 raise UserMistake(
                     f"there is no model {model!r} for the step {step} of the chain {name}",
-                    why=f"known: {', '.join(sorted(known))}, and releases by their whole id",
+                    why=f"known: {', '.join(sorted(models))}, and releases by their whole id",
                     fix="name an alias, base, an endpoint of serve.failover or another chain",
                     where=where,
                 )
@@ -313,9 +314,9 @@ def serve_here(
 
 def find_certificate(settings: ServeSettings, *, root: Path) -> ServeSettings:
     """The settings with the paths of the certificate, which are relative to the project's folder."""
-    named = {"tls_certificate": settings.tls_certificate, "tls_key": settings.tls_key}
+    paths = {"tls_certificate": settings.tls_certificate, "tls_key": settings.tls_key}
     return settings.model_copy(
-        update={name: str(root / path) for name, path in named.items() if path is not None}
+        update={name: str(root / path) for name, path in paths.items() if path is not None}
     )
 
 
@@ -563,9 +564,9 @@ def revoke_key(work: OpenProject, name: str) -> ApiKey:
     """Revoke the valid key with this name or id."""
     for key in work.api_keys.list():
         if name in (key.id, key.name) and key.revoked_at is None:
-            at = timestamp()
-            work.api_keys.revoke(key.id, at=at)
-            return key.model_copy(update={"revoked_at": at})
+            revoked_at = timestamp()
+            work.api_keys.revoke(key.id, at=revoked_at)
+            return key.model_copy(update={"revoked_at": revoked_at})
     raise UserMistake(
         f"there is no valid key {name!r}",
         why="no key of the project has that name or id, or it is revoked already",
@@ -575,22 +576,22 @@ def revoke_key(work: OpenProject, name: str) -> ApiKey:
 
 
 def parse_expiry(text: str, *, now: datetime) -> str:
-    at = parse_time(text, now=now)
-    if at is None:
+    expires_at = parse_time(text, now=now)
+    if expires_at is None:
         raise UserMistake(
             f"{text!r} is no time of expiry",
             why="it is neither a span nor a date",
             fix="write 12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC)",
             where="--expires",
         )
-    if at <= now:
+    if expires_at <= now:
         raise UserMistake(
             "the key would have expired already",
             why=f"{text} is in the past",
             fix="name a later time",
             where="--expires",
         )
-    return at.isoformat(timespec="seconds")
+    return expires_at.isoformat(timespec="seconds")
 
 
 _ORIGIN = Origin(file="/v1/traces", line=1)
@@ -599,12 +600,12 @@ UNKNOWN_MODEL = "unknown"
 
 def read_traces(row: dict[str, Any]) -> TracedCalls:
     try:
-        found = read_otlp(row, _ORIGIN)
+        results = read_otlp(row, _ORIGIN)
     except (BadRow, RecursionError) as error:
         raise BadTrace(str(error) or "the request is nested too deeply") from None
-    faults = [result.message for result in found if isinstance(result, ReadFault)]
+    faults = [result.message for result in results if isinstance(result, ReadFault)]
     exchanges = []
-    for call in found:
+    for call in results:
         if not isinstance(call, Interaction) or not call.reply:
             continue
         request: dict[str, Any] = {"messages": [turn.model_dump() for turn in call.messages]}
@@ -665,10 +666,10 @@ def forget_captures(
     work: OpenProject, *, session: str | None = None, user: str | None = None, dry_run: bool = True
 ) -> Forgotten:
     """Delete the captures of a session or a user with their feedback and reviews, or count them."""
-    asked = session if session is not None else user
-    assert asked is not None
+    subject = session if session is not None else user
+    assert subject is not None
     # How the store may have an id: as it is, as a pseudonym, or as a header came in.
-    forms = [asked, asked.encode(errors="replace").decode("latin-1")]
+    forms = [subject, subject.encode(errors="replace").decode("latin-1")]
     for kind in ("session", "user"):
         forms += [redact_name(form, Redactor(), kind=kind) or form for form in forms[:2]]
     names = tuple(dict.fromkeys(forms))
@@ -683,26 +684,28 @@ def forget_captures(
 
     ids = tuple(capture.id for capture in work.captures.holding(names) if is_theirs(capture))
     book = FeedbackStore(work.database, project=work.settings.project)
-    given = () if user is None else tuple(e for e in book.by(names) if e.feedback.capture not in set(ids))
+    own_feedback = (
+        () if user is None else tuple(e for e in book.by(names) if e.feedback.capture not in set(ids))
+    )
     on_them = sum(len(book.of_capture(id_)) for id_ in ids)
-    found = Forgotten(
+    forgotten = Forgotten(
         deleted=not dry_run,
         captures=len(ids),
-        feedback=on_them + len(given),
+        feedback=on_them + len(own_feedback),
         files=tuple(_find_in_files(work, ids)) if ids else (),
         datasets=tuple(_find_in_datasets(work, set(ids))) if ids else (),
     )
     if not dry_run:
         work.captures.delete(ids)
-        if given:
-            book.delete([entry.place for entry in given])
+        if own_feedback:
+            book.delete([entry.place for entry in own_feedback])
             work.database.forget_log()
-    return found
+    return forgotten
 
 
 def _find_in_files(work: OpenProject, ids: Iterable[str]) -> Iterator[FileCopies]:
     """The log files of the project with lines that name one of the captures."""
-    wanted = {id_.encode() for id_ in ids}
+    encoded_ids = {id_.encode() for id_ in ids}
     for pattern in work.settings.data.logs:
         try:
             names = find_sources([pattern], root=work.project.root)
@@ -711,7 +714,7 @@ def _find_in_files(work: OpenProject, ids: Iterable[str]) -> Iterator[FileCopies
         for path in (work.project.root / name for name in names):
             try:
                 with path.open("rb") as lines:
-                    count = sum(any(part in wanted for part in line.split(b'"')) for line in lines)
+                    count = sum(any(part in encoded_ids for part in line.split(b'"')) for line in lines)
             except OSError:
                 continue
             if count:

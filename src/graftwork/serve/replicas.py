@@ -257,15 +257,15 @@ class ReplicaPool:
         return list(dict.fromkeys(model for replica in self.replicas for model in replica.engine.models))
 
     def describe(self) -> EngineStatus:
-        shown = [replica.describe() for replica in self.replicas]
+        statuses = [replica.describe() for replica in self.replicas]
         state = self.state
-        first = next(status for status in shown if status["state"] == state)
+        first = next(status for status in statuses if status["state"] == state)
         return {
             "state": state,
             "reason": first["reason"],
-            "restarts": sum(status["restarts"] for status in shown),
+            "restarts": sum(status["restarts"] for status in statuses),
             "pid": first["pid"],
-            "replicas": shown,
+            "replicas": statuses,
             "retries": self.budget.spent,
             "retries_refused": self.budget.refused,
         }
@@ -274,14 +274,14 @@ class ReplicaPool:
         """A replica has changed its state."""
         if state == "ready":
             replica.breaker.reset()
-            for other in self.replicas:  # a new one must not get all requests until it has caught up
-                other.assigned = 0
+            for peer in self.replicas:  # a new one must not get all requests until it has caught up
+                peer.assigned = 0
             missing = {n: f for n, f in self._folders.items() if n not in replica.engine.models}
             if missing:
                 self._run(self._catch_up(replica, missing))
         elif state in ("frozen", "unreachable"):
-            others = (other.engine.state for other in self.replicas if other is not replica)
-            if self._settings.fallback or "ready" in others:
+            peer_states = (peer.engine.state for peer in self.replicas if peer is not replica)
+            if self._settings.fallback or "ready" in peer_states:
                 # Requests that wait for it may be answered elsewhere.
                 replica.engine.abort_running()
 
@@ -343,8 +343,8 @@ class ReplicaPool:
         """Whether a replica that stays is ready and holds the adapters that were loaded meanwhile."""
         needed = set(self._folders).intersection(replica.engine.models)
         return any(
-            not other.retiring and other.engine.state == "ready" and needed.issubset(other.engine.models)
-            for other in self.replicas
+            not peer.retiring and peer.engine.state == "ready" and needed.issubset(peer.engine.models)
+            for peer in self.replicas
         )
 
     async def close(self, seconds: float) -> None:
@@ -391,9 +391,9 @@ class ReplicaPool:
         if not ready:
             raise WorkerFailed("the engine is not ready", why=self.describe()["reason"], fix="wait for it")
         loads = [replica.engine.load_adapter(name, folder, keep=keep) for replica in ready]
-        found = await asyncio.gather(*loads, return_exceptions=True)
-        errors = [error for error in found if error is not None]
-        for replica, error in zip(ready, found, strict=True):
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        errors = [error for error in results if error is not None]
+        for replica, error in zip(ready, results, strict=True):
             if isinstance(error, GraftError | OSError):
                 log.warning("replica %s could not load %s: %s", replica.name, name, error)
         if len(errors) == len(ready):
@@ -437,10 +437,10 @@ class ReplicaPool:
                 return await attempt(replica, call, model)
             except (OSError, ApiError) as error:
                 tried.append(replica)
-                other = await self._choose_again(error, model, tried)
-                if other is None:
+                successor = await self._choose_again(error, model, tried)
+                if successor is None:
                     raise
-                replica = other
+                replica = successor
 
     def _choose(self, model: str, tried: Sequence[Replica] = ()) -> Replica | None:
         ready = [
@@ -458,16 +458,16 @@ class ReplicaPool:
         """The replica to ask after a failure; None to give up."""
         if failure_code(error) is None or len(tried) > self._settings.retries:
             return None
-        other = self._choose(model, tried)
-        if other is None and isinstance(error, ApiError) and error.status not in (502, 503):
+        successor = self._choose(model, tried)
+        if successor is None and isinstance(error, ApiError) and error.status not in (502, 503):
             # What fails on the request itself would fail again on the same replica.
             return None
         if not self.budget.withdraw():
             return None
-        if other is None:
+        if successor is None:
             await asyncio.sleep(_PAUSE_SECONDS * (0.5 + random.random()))
-            other = self._choose(model)
-        return other
+            successor = self._choose(model)
+        return successor
 
     async def _complete(self, replica: Replica, call: ChatCall, model: str) -> PieceData:
         permit = replica.begin()
@@ -493,7 +493,7 @@ class ReplicaPool:
         except BaseException as error:
             replica.end(permit, error)
             raise
-        return ReplicaStream(stream, replica, permit, named=len(self.replicas) > 1)
+        return ReplicaStream(stream, replica, permit, is_named=len(self.replicas) > 1)
 
     def _explain_absence(self, model: str) -> str:
         if self.state == "ready":
@@ -505,10 +505,10 @@ class ReplicaPool:
 class ReplicaStream:
     """A ReplyStream that counts for its replica until it is closed."""
 
-    def __init__(self, stream: ReplyStream, replica: Replica, permit: int, *, named: bool) -> None:
+    def __init__(self, stream: ReplyStream, replica: Replica, permit: int, *, is_named: bool) -> None:
         self._stream, self._replica, self._permit = stream, replica, permit
         self._open = True
-        self.replica = replica.name if named else None
+        self.replica = replica.name if is_named else None
 
     async def next_pieces(self) -> list[PieceData] | None:
         try:
@@ -571,25 +571,25 @@ class EngineSet:
             pool.revise(settings.failover, burst=settings.queue_limit)
         unused = sorted(self.pool.replicas, key=lambda r: (r.engine.state != "ready", r.retiring))
         for engine, weight in self._settings.engine.split_replicas():
-            kept = next((r for r in unused if self._engines[r.name] == engine), None)
-            if kept is None:
+            match = next((r for r in unused if self._engines[r.name] == engine), None)
+            if match is None:
                 self.pool.add(self._open(engine, weight))
             else:
-                unused.remove(kept)
-                kept.weight, kept.retiring = weight, False
+                unused.remove(match)
+                match.weight, match.retiring = weight, False
         for replica in unused:
             if not replica.retiring:
                 self.pool.retire(replica, seconds=self._settings.drain_seconds, on_end=self._engines.pop)
         self._revise_endpoints()
 
     def _revise_endpoints(self) -> None:
-        wanted = self._settings.failover.endpoints
-        for name in [name for name, endpoint in self._opened.items() if wanted.get(name) != endpoint]:
+        endpoints = self._settings.failover.endpoints
+        for name in [name for name, endpoint in self._opened.items() if endpoints.get(name) != endpoint]:
             del self._opened[name]
             task = asyncio.create_task(self.endpoints.pop(name).close(self._settings.drain_seconds))
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)
-        for name, endpoint in wanted.items():
+        for name, endpoint in endpoints.items():
             if name not in self._opened:
                 self._opened[name] = endpoint
                 self.endpoints[name] = self._open_endpoint(name, endpoint)
@@ -603,9 +603,9 @@ class EngineSet:
         changes: dict[str, object] = {"engine": engine}
         if number > 1:
             changes |= {"folder": str(Path(job.folder) / f"replica-{number}"), "socket": None}
-        shown = "engine" if number == 1 else f"engine, replica {number}"
+        label = "engine" if number == 1 else f"engine, replica {number}"
         return self._make_replica(
-            str(number), job.model_copy(update=changes), self._module, weight, shown=shown
+            str(number), job.model_copy(update=changes), self._module, weight, label=label
         )
 
     def _open_endpoint(self, name: str, endpoint: FallbackEndpoint) -> ReplicaPool:
@@ -616,15 +616,15 @@ class EngineSet:
         folder = str(Path(job.folder) / f"endpoint-{name}")
         changes = {"engine": engine, "folder": folder, "socket": None, "adapters": {}}
         replica = self._make_replica(
-            name, job.model_copy(update=changes), ENGINE_MODULES["endpoint"], 1.0, shown=f"endpoint {name}"
+            name, job.model_copy(update=changes), ENGINE_MODULES["endpoint"], 1.0, label=f"endpoint {name}"
         )
         return ReplicaPool([replica], self._settings.failover, burst=self._settings.queue_limit)
 
-    def _make_replica(self, name: str, job: EngineJob, module: str, weight: float, *, shown: str) -> Replica:
-        """`shown` is its name in logs."""
+    def _make_replica(self, name: str, job: EngineJob, module: str, weight: float, *, label: str) -> Replica:
+        """`label` is its name in logs."""
         make_folder(Path(job.folder))
         failover = self._settings.failover
-        engine = EngineSupervisor(job, module=module, probe=failover, name=shown)
+        engine = EngineSupervisor(job, module=module, probe=failover, name=label)
         return Replica(name, engine, weight=weight, settings=failover)
 
     def _apply_limits(self, replicas: int) -> EngineJob:

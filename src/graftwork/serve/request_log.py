@@ -130,11 +130,11 @@ def _encode_text(request: FinishedRequest) -> str:
         f"{_format_time(request.at)} {request.method} {request.path} {request.status} "
         f"{1000 * request.seconds:.1f} ms"
     )
-    more = {"key": request.key, "model": request.model, "release": request.release[:12]}
-    more |= {"error": request.error or "", "finish": request.finish_reason or ""}
+    fields = {"key": request.key, "model": request.model, "release": request.release[:12]}
+    fields |= {"error": request.error or "", "finish": request.finish_reason or ""}
     if request.prompt_tokens:
-        more["tokens"] = f"{request.prompt_tokens}+{request.reply_tokens}"
-    return " ".join([line, *(f"{name}={value}" for name, value in more.items() if value)])
+        fields["tokens"] = f"{request.prompt_tokens}+{request.reply_tokens}"
+    return " ".join([line, *(f"{name}={value}" for name, value in fields.items() if value)])
 
 
 def _format_time(at: float) -> str:

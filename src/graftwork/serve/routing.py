@@ -109,8 +109,8 @@ def set_up_experiment(split: SplitSettings | None, aliases: dict[str, str]) -> E
 
 def is_experiment_between(experiment: str, first: str, second: str) -> bool:
     """Whether this experiment compares, or compared, these two releases."""
-    champion, _, rest = experiment.partition(".")
-    return {champion, rest.partition(".")[0]} == {first[:_ID_SHOWN], second[:_ID_SHOWN]}
+    champion, _, suffix = experiment.partition(".")
+    return {champion, suffix.partition(".")[0]} == {first[:_ID_SHOWN], second[:_ID_SHOWN]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,11 @@ class Routes:
             return self.aliases[name]
         if name == BASE or name in self.releases:
             return name
-        found = [r for r in self.releases if r.startswith(name)] if len(name) >= _MIN_PREFIX else []
-        if len(found) == 1:
-            return found[0]
-        if found:
-            message = f"{name!r} is a prefix of {len(found)} releases; give a longer one"
+        matches = [r for r in self.releases if r.startswith(name)] if len(name) >= _MIN_PREFIX else []
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            message = f"{name!r} is a prefix of {len(matches)} releases; give a longer one"
             raise ApiError(400, message, param="model", code="ambiguous_model")
         if name in self.pending:
             release = self.pending[name]
@@ -199,13 +199,13 @@ def update_routes(
     for alias in pending:
         if old.aliases.get(alias) in releases:
             loaded[alias] = old.aliases[alias]
-    found = set_up_experiment(split, loaded)
+    experiment = set_up_experiment(split, loaded)
     return Routes(
         releases=releases,
         aliases=loaded,
         pending=pending,
-        experiment=found if isinstance(found, Experiment) else None,
-        experiment_off=found if isinstance(found, str) else "",
+        experiment=experiment if isinstance(experiment, Experiment) else None,
+        experiment_off=experiment if isinstance(experiment, str) else "",
         family=old.family,
         chains=old.chains,
     )
@@ -301,8 +301,8 @@ def _log_experiment(routes: Routes) -> None:
         else:
             log.info("split: the experiment has ended, the champion answers everything")
         return
-    shown = (experiment.experiment, 100 * experiment.share, experiment.alias, experiment.challenger[:12])
-    log.info("split: experiment %s: %g %% of the sessions that ask for %s go to %s", *shown)
+    values = (experiment.experiment, 100 * experiment.share, experiment.alias, experiment.challenger[:12])
+    log.info("split: experiment %s: %g %% of the sessions that ask for %s go to %s", *values)
 
 
 class FallbackTarget(NamedTuple):
@@ -351,8 +351,8 @@ class Fallbacks:
             # The main model answers for a specialist of the family that has no chain of its own.
             main = family.aliases[family.main]
             chain = () if names[0] == main else (main,)
-        for place in range(passed, len(chain)):
-            target = self.resolve(chain[place], routes, place + 1)
+        for index in range(passed, len(chain)):
+            target = self.resolve(chain[index], routes, index + 1)
             if target is not None and target.release != failed:
                 return target
         return None
@@ -374,8 +374,8 @@ class Fallbacks:
 
 def find_chain(chains: Mapping[str, tuple[str, ...]], model: str, *aliases: str) -> tuple[str, ...]:
     """Who answers instead of the model, in order. Its own chain goes before those of its other names."""
-    found = next((chains[name] for name in (model, *aliases, ANY_MODEL) if name in chains), ())
-    return tuple(name for name in found if name != model)
+    names = next((chains[name] for name in (model, *aliases, ANY_MODEL) if name in chains), ())
+    return tuple(name for name in names if name != model)
 
 
 def describe_fallback(model: str, why: str) -> str:

@@ -148,9 +148,11 @@ def plan_reload(
         changed.append("engine.replicas")
         restart.remove("engine")
     if "failover" in update:
-        kept = {name: getattr(old.failover, name) for name in _ENGINE_TIMES}
-        restart += [f"failover.{name}" for name in _ENGINE_TIMES if getattr(new.failover, name) != kept[name]]
-        update["failover"] = new.failover.model_copy(update=kept)
+        engine_times = {name: getattr(old.failover, name) for name in _ENGINE_TIMES}
+        restart += [
+            f"failover.{name}" for name in _ENGINE_TIMES if getattr(new.failover, name) != engine_times[name]
+        ]
+        update["failover"] = new.failover.model_copy(update=engine_times)
         if update["failover"] == old.failover:
             changed.remove("failover")
     return old.model_copy(update=update), tuple(changed), tuple(restart)
@@ -367,5 +369,5 @@ def _handling_signals(stop: asyncio.Event, reload: asyncio.Event) -> Iterator[No
 
 
 def _url(host: str, port: int, *, tls: bool) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
-    return f"{'https' if tls else 'http'}://{shown}:{port}"
+    address = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
+    return f"{'https' if tls else 'http'}://{address}:{port}"

@@ -126,12 +126,12 @@ class ChainSettings(Record):
                 )
             if step.when is not None and step.when.answer_of not in (None, *before):
                 raise ValueError(f"{step.name} looks at {step.when.answer_of}, which is no step before it")
-            known = (QUESTION, CONVERSATION, *((ANSWER,) if before else ()), *before)
+            placeholders = (QUESTION, CONVERSATION, *((ANSWER,) if before else ()), *before)
             for name in find_placeholders(step):
-                if name not in known:
-                    shown = ", ".join(known)
+                if name not in placeholders:
+                    listed = ", ".join(placeholders)
                     raise ValueError(
-                        f"the prompt of {step.name} uses {{{{{name}}}}}, which is not known there: {shown}"
+                        f"the prompt of {step.name} uses {{{{{name}}}}}, which is not known there: {listed}"
                     )
             before.append(step.name)
         return self
@@ -201,8 +201,8 @@ class RouteRule(Record):
                 f"the rule for {self.to} matches every request: give it role, headers, schema_names or "
                 "keywords; requests that no rule matches go to the router, then to the main model"
             )
-        named = {"keyword": self.keywords, "role": self.role, "schema name": self.schema_names}
-        for name, values in named.items():
+        conditions = {"keyword": self.keywords, "role": self.role, "schema name": self.schema_names}
+        for name, values in conditions.items():
             if any(not value.strip() for value in values):
                 raise ValueError(f"the rule for {self.to} has an empty {name}, which matches nothing")
         return self
@@ -277,11 +277,11 @@ class FamilySettings(Record):
 
     @model_validator(mode="after")
     def _every_rule_can_match(self) -> Self:
-        for place, rule in enumerate(self.rules):
-            for earlier, first in enumerate(self.rules[:place]):
+        for index, rule in enumerate(self.rules):
+            for earlier, first in enumerate(self.rules[:index]):
                 if matches_all_of(first, rule):
                     raise ValueError(
-                        f"rule {place + 1} (to {rule.to}) never matches: rule {earlier + 1} matches all that "
+                        f"rule {index + 1} (to {rule.to}) never matches: rule {earlier + 1} matches all that "
                         "it does; put it before that one, or remove it"
                     )
         return self
@@ -750,9 +750,9 @@ class ServeSettings(OperationSettings):
     @model_validator(mode="after")
     def _chains_are_sound(self) -> Self:
         require_sound_chains(self.chains)
-        taken = {"base", self.family.name if self.family is not None else "base", *self.failover.endpoints}
+        reserved = {"base", self.family.name if self.family is not None else "base", *self.failover.endpoints}
         for name in self.chains:
-            if name in taken:
+            if name in reserved:
                 raise ValueError(f"the chain {name} has the name of another model")
         return self
 
@@ -760,10 +760,10 @@ class ServeSettings(OperationSettings):
     def _remote_members_have_endpoints(self) -> Self:
         for model, endpoint in (self.family.remote if self.family is not None else {}).items():
             if endpoint not in self.failover.endpoints:
-                known = ", ".join(self.failover.endpoints) or "none"
+                endpoints = ", ".join(self.failover.endpoints) or "none"
                 raise ValueError(
                     f"family.remote: {model} is at {endpoint}, which is no endpoint of failover; known: "
-                    f"{known}"
+                    f"{endpoints}"
                 )
         return self
 

@@ -308,8 +308,8 @@ class EngineSupervisor:
             raise WorkerFailed(f"the release {name} could not be loaded", why=message, where=folder)
         self.models = orjson.loads(answer)["models"]
         loaded = {**self.job.adapters, name: folder}
-        kept = {release: path for release, path in loaded.items() if release in self.models}
-        self.job = self.job.model_copy(update={"adapters": kept})
+        adapters = {release: path for release, path in loaded.items() if release in self.models}
+        self.job = self.job.model_copy(update={"adapters": adapters})
 
     async def stop(self, *, seconds: float = 10.0) -> None:
         """Terminate the engine, and kill it if it does not end in time."""

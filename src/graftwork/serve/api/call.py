@@ -126,8 +126,8 @@ class ChatCall:
         """About how many tokens all that is sent has, for an answer that broke off before it said so."""
         sent: list[Any] = [message["content"] for message in self.messages]
         if self.options is not None:
-            given = (self.options.embed or {}).get("input", [])
-            sent += [*self.options.prompts, *(given if isinstance(given, list) else [given])]
+            inputs = (self.options.embed or {}).get("input", [])
+            sent += [*self.options.prompts, *(inputs if isinstance(inputs, list) else [inputs])]
         numbers = sum(
             len(part) if isinstance(part, list) else 1 for part in sent if not isinstance(part, str)
         )
@@ -155,13 +155,13 @@ def describe_choice(choice: PieceData) -> str:
 
 def describe_reply(text: str, calls: list[CallData]) -> str:
     """Text and calls as the captures keep them: calls in tags."""
-    made = []
+    tool_calls = []
     for call in calls:
         arguments: Any = call["arguments"]
         with suppress(orjson.JSONDecodeError):  # another server's call that was cut off stays a text
             arguments = orjson.loads(arguments)
-        made.append(ToolCall(call["name"], arguments))
-    return write_calls(TextAndCalls(text, tuple(made))) if made else text
+        tool_calls.append(ToolCall(call["name"], arguments))
+    return write_calls(TextAndCalls(text, tuple(tool_calls))) if tool_calls else text
 
 
 class TokenUsage(NamedTuple):

@@ -141,11 +141,11 @@ def _wants_usage(body: dict[str, Any]) -> bool:
 
 
 def refuse_unsupported(
-    body: dict[str, Any], known: frozenset[str], neutral: dict[str, tuple[Any, ...]]
+    body: dict[str, Any], supported: frozenset[str], neutral: dict[str, tuple[Any, ...]]
 ) -> None:
     """`neutral` options change nothing at their listed values."""
     for key, value in body.items():
-        if key in known:
+        if key in supported:
             continue
         if key not in neutral:
             message = f"the option {key!r} is not supported; leave it out"
@@ -165,8 +165,8 @@ class Turns:
         """An assistant's turn with its calls in tags."""
         if not isinstance(calls, list):
             raise wrong(where, "must be a list")
-        made = [self._parse_call(call, f"{where}[{place}]") for place, call in enumerate(calls)]
-        return write_calls(TextAndCalls(text, tuple(made)))
+        tool_calls = [self._parse_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+        return write_calls(TextAndCalls(text, tuple(tool_calls)))
 
     def _parse_call(self, call: Any, where: str) -> ToolCall:
         function = call.get("function") if isinstance(call, dict) else None
@@ -248,8 +248,8 @@ def _parse_content(content: Any, where: str) -> str:
         raise ApiError(400, f"{where} must be a string or a list of text parts", param=where)
     texts: list[str] = []
     for i, part in enumerate(content):
-        known = isinstance(part, dict) and part.get("type") == "text" and part.keys() == {"type", "text"}
-        text = part["text"] if known else None
+        is_text = isinstance(part, dict) and part.get("type") == "text" and part.keys() == {"type", "text"}
+        text = part["text"] if is_text else None
         if not isinstance(text, str):
             message = f'{where}[{i}] is not supported: only parts {{"type": "text", "text": …}} are'
             raise ApiError(400, message, param=f"{where}[{i}]", code="unsupported_parameter")
@@ -268,24 +268,24 @@ def encode_completion(head: AnswerHead, call: ChatCall, choices: list[PieceData]
             "created": head.created,
             "model": head.model,
             "system_fingerprint": head.release,
-            "choices": [_encode_choice(head, place, piece) for place, piece in enumerate(choices)],
+            "choices": [_encode_choice(head, index, piece) for index, piece in enumerate(choices)],
             "usage": encode_usage(usage),
         }
     )
 
 
-def _encode_choice(head: AnswerHead, place: int, piece: PieceData) -> dict[str, Any]:
+def _encode_choice(head: AnswerHead, index: int, piece: PieceData) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": piece["text"], "refusal": None}
     reason = piece.get("finish_reason") or "stop"
     if calls := piece.get("tool_calls"):
         message["content"] = piece["text"] or None
         message["tool_calls"] = [
-            encode_call(call, call_id(head.unique, place, number)) for number, call in enumerate(calls)
+            encode_call(call, call_id(head.unique, index, number)) for number, call in enumerate(calls)
         ]
         reason = "tool_calls" if reason == "stop" else reason
     listed = piece.get("logprobs")
     logprobs = None if listed is None else {"content": listed, "refusal": None}
-    return {"index": place, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
 def encode_usage(usage: TokenUsage) -> dict[str, int]:
@@ -348,39 +348,41 @@ class OptionChunkEncoder(ChunkEncoder):
 
     def opening(self) -> bytes:
         opened = {"role": "assistant", "content": ""}
-        return b"".join([self._encode(place, opened) for place in range(self._choices)])
+        return b"".join([self._encode(index, opened) for index in range(self._choices)])
 
     def piece(self, piece: PieceData) -> bytes:
-        place, out = piece.get("index", 0), b""
+        choice, out = piece.get("index", 0), b""
         if piece["text"] or piece.get("logprobs"):
-            out = self._encode(place, {"content": piece["text"]}, logprobs=piece.get("logprobs"))
+            out = self._encode(choice, {"content": piece["text"]}, logprobs=piece.get("logprobs"))
         for delta in piece.get("call_deltas") or []:
-            out += self._call_part(place, delta["index"], delta.get("name"), delta["arguments"])
+            out += self._call_part(choice, delta["index"], delta.get("name"), delta["arguments"])
         calls = piece.get("tool_calls") or []
         for number, call in enumerate(calls):
-            if (place, number) not in self._begun:
-                out += self._call_part(place, number, call["name"], "")
-                out += self._call_part(place, number, None, call["arguments"])
+            if (choice, number) not in self._begun:
+                out += self._call_part(choice, number, call["name"], "")
+                out += self._call_part(choice, number, None, call["arguments"])
         reason = piece.get("finish_reason")
         if reason is not None:
-            out += self._encode(place, {}, reason="tool_calls" if calls and reason == "stop" else reason)
+            out += self._encode(choice, {}, reason="tool_calls" if calls and reason == "stop" else reason)
         return out
 
-    def _call_part(self, place: int, number: int, name: str | None, arguments: str) -> bytes:
+    def _call_part(self, choice: int, number: int, name: str | None, arguments: str) -> bytes:
         part: dict[str, Any] = {"index": number, "function": {"arguments": arguments}}
         if name is not None:
-            self._begun.add((place, number))
-            made = encode_call({"name": name, "arguments": arguments}, call_id(self._unique, place, number))
-            part = {"index": number, **made}
-        return self._encode(place, {"tool_calls": [part]})
+            self._begun.add((choice, number))
+            encoded = encode_call(
+                {"name": name, "arguments": arguments}, call_id(self._unique, choice, number)
+            )
+            part = {"index": number, **encoded}
+        return self._encode(choice, {"tool_calls": [part]})
 
     def _encode(
-        self, place: int, delta: dict[str, Any], *, reason: str | None = None, logprobs: Any = None
+        self, choice: int, delta: dict[str, Any], *, reason: str | None = None, logprobs: Any = None
     ) -> bytes:
-        choice: dict[str, Any] = {"index": place, "delta": delta, "finish_reason": reason}
+        body: dict[str, Any] = {"index": choice, "delta": delta, "finish_reason": reason}
         if logprobs:
-            choice["logprobs"] = {"content": logprobs, "refusal": None}
-        return self._common + b',"choices":[' + orjson.dumps(choice) + b"]}\n\n"
+            body["logprobs"] = {"content": logprobs, "refusal": None}
+        return self._common + b',"choices":[' + orjson.dumps(body) + b"]}\n\n"
 
 
 def open_chunks(head: AnswerHead, call: ChatCall) -> StreamEncoder:
@@ -418,24 +420,24 @@ def parse_options(body: dict[str, Any], limits: ServeSettings) -> GenerationOpti
 
 
 def _parse_format(body: dict[str, Any], limits: ServeSettings) -> dict[str, Any] | None:
-    wanted = take(body, "response_format", dict, {"type": "text"})
-    kind = wanted.get("type")
-    if kind == "text" and wanted.keys() == {"type"}:
+    response_format = take(body, "response_format", dict, {"type": "text"})
+    kind = response_format.get("type")
+    if kind == "text" and response_format.keys() == {"type"}:
         return None
-    if kind == "json_object" and wanted.keys() == {"type"}:
+    if kind == "json_object" and response_format.keys() == {"type"}:
         return _ANY_OBJECT
-    if kind != "json_schema" or wanted.keys() != {"type", "json_schema"}:
+    if kind != "json_schema" or response_format.keys() != {"type", "json_schema"}:
         raise wrong("response_format", "must have the type text, json_object or json_schema")
-    return check_schema(wanted["json_schema"], "response_format.json_schema", limits)
+    return check_schema(response_format["json_schema"], "response_format.json_schema", limits)
 
 
-def check_schema(named: Any, where: str, limits: ServeSettings) -> dict[str, Any]:
+def check_schema(json_schema: Any, where: str, limits: ServeSettings) -> dict[str, Any]:
     """The schema of `{"name": …, "schema": {…}}`."""
-    if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
+    if not isinstance(json_schema, dict) or not isinstance(json_schema.get("schema"), dict):
         raise wrong(f"{where}.schema", "must be a JSON Schema object")
-    for key in named.keys() - {"name", "schema", "strict", "description", "type"}:
+    for key in json_schema.keys() - {"name", "schema", "strict", "description", "type"}:
         raise unsupported(f"{where}.{key[:80]}")
-    schema: dict[str, Any] = named["schema"]
+    schema: dict[str, Any] = json_schema["schema"]
     require_small(schema, f"{where}.schema")
     return schema
 
@@ -449,12 +451,12 @@ def parse_tools(body: dict[str, Any]) -> GenerationOptions:
     listed = take(body, "tools", list, [])
     if len(listed) > MOST_TOOLS:
         raise wrong("tools", f"has {len(listed)} tools; the limit is {MOST_TOOLS}")
-    tools = [_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(listed)]
+    tools = [_parse_tool(tool, f"tools[{index}]") for index, tool in enumerate(listed)]
     require_small(listed, "tools")
     names = [tool["function"]["name"] for tool in tools]
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            raise wrong(f"tools[{place}].function.name", f"repeats {name!r}")
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise wrong(f"tools[{index}].function.name", f"repeats {name!r}")
     choice = _parse_choice(body.get("tool_choice", "auto"), names)
     if choice == "none" or not tools:
         return GenerationOptions()
@@ -525,6 +527,6 @@ def encode_call(call: CallData, call_id: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def call_id(unique: str, choice: int, place: int) -> str:
+def call_id(unique: str, choice: int, index: int) -> str:
     """The id of a call, the same in a stream and in a whole answer."""
-    return f"call_{unique[:20]}{choice:02d}{place:02d}"
+    return f"call_{unique[:20]}{choice:02d}{index:02d}"

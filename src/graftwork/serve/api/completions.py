@@ -66,8 +66,8 @@ def parse_completion(data: bytes, limits: ServeSettings) -> ChatCall:
 
 def encode_completion(head: AnswerHead, call: ChatCall, choices: list[PieceData], usage: TokenUsage) -> bytes:
     listed = [
-        _choice(place, piece["text"], piece.get("finish_reason"), piece.get("logprobs"))
-        for place, piece in enumerate(choices)
+        _choice(index, piece["text"], piece.get("finish_reason"), piece.get("logprobs"))
+        for index, piece in enumerate(choices)
     ]
     return orjson.dumps({**_common(head), "choices": listed, "usage": encode_usage(usage)})
 
@@ -83,10 +83,10 @@ def _common(head: AnswerHead) -> dict[str, Any]:
 
 
 def _choice(
-    place: int, text: str, reason: str | None, tokens: list[LogprobData] | None, offset: int = 0
+    index: int, text: str, reason: str | None, tokens: list[LogprobData] | None, offset: int = 0
 ) -> dict[str, Any]:
     logprobs = None if tokens is None else _encode_logprobs(tokens, offset)
-    return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _encode_logprobs(tokens: list[LogprobData], offset: int) -> dict[str, Any]:
@@ -98,7 +98,8 @@ def _encode_logprobs(tokens: list[LogprobData], offset: int) -> dict[str, Any]:
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [token["logprob"] for token in tokens],
         "top_logprobs": [
-            {other["token"]: other["logprob"] for other in token["top_logprobs"]} for token in tokens
+            {alternative["token"]: alternative["logprob"] for alternative in token["top_logprobs"]}
+            for token in tokens
         ],
         "text_offset": offsets,
     }
@@ -116,10 +117,10 @@ class CompletionStream:
         return b""
 
     def piece(self, piece: PieceData) -> bytes:
-        place, text = piece.get("index", 0), piece["text"]
-        offset = self._lengths[place]
-        self._lengths[place] += len(text)
-        choice = _choice(place, text, piece.get("finish_reason"), piece.get("logprobs"), offset)
+        index, text = piece.get("index", 0), piece["text"]
+        offset = self._lengths[index]
+        self._lengths[index] += len(text)
+        choice = _choice(index, text, piece.get("finish_reason"), piece.get("logprobs"), offset)
         return self._event({**self._common, "choices": [choice]})
 
     def closing(self, usage: TokenUsage) -> bytes:

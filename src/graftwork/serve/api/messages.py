@@ -77,18 +77,18 @@ def _texts(blocks: Any, where: str) -> list[str]:
     if not isinstance(blocks, list):
         raise wrong(where, "must be a string or a list of blocks")
     texts = []
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
         if not isinstance(text, str):
-            raise unsupported(f"{where}[{place}]", "is not supported: only text blocks are")
+            raise unsupported(f"{where}[{index}]", "is not supported: only text blocks are")
         texts.append(text)
     return texts
 
 
 def _parse_turns(body: dict[str, Any]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
-    for place, message in enumerate(take_objects(body, "messages", "messages")):
-        where = f"messages[{place}]"
+    for index, message in enumerate(take_objects(body, "messages", "messages")):
+        where = f"messages[{index}]"
         role, content = message.get("role"), message.get("content")
         if role not in ("user", "assistant"):
             raise wrong(f"{where}.role", "must be user or assistant")
@@ -107,42 +107,42 @@ def _parse_turns(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _parse_assistant(blocks: list[Any], where: str) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
-    others: list[Any] = []
-    for place, block in enumerate(blocks):
+    text_blocks: list[Any] = []
+    for index, block in enumerate(blocks):
         if isinstance(block, dict) and block.get("type") == "tool_use":
             if not isinstance(block.get("input"), dict):
-                raise wrong(f"{where}[{place}].input", "must be an object")
+                raise wrong(f"{where}[{index}].input", "must be an object")
             function = {
                 "name": block.get("name"),
                 "arguments": json.dumps(block["input"], ensure_ascii=False),
             }
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif calls:
-            raise unsupported(f"{where}[{place}]", "is not supported: text must come before tool_use blocks")
+            raise unsupported(f"{where}[{index}]", "is not supported: text must come before tool_use blocks")
         else:
-            others.append(block)
-    text = "".join(_texts(others, where))
+            text_blocks.append(block)
+    text = "".join(_texts(text_blocks, where))
     return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
 
 
 def _parse_user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
     """Results of tools are turns of their own, before the text."""
-    results, others = [], []
-    for place, block in enumerate(blocks):
+    results, text_blocks = [], []
+    for index, block in enumerate(blocks):
         if isinstance(block, dict) and block.get("type") == "tool_result":
             content = block.get("content") or ""
             text = (
-                content if isinstance(content, str) else "".join(_texts(content, f"{where}[{place}].content"))
+                content if isinstance(content, str) else "".join(_texts(content, f"{where}[{index}].content"))
             )
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
         else:
-            others.append(block)
-    text = "".join(_texts(others, where))
-    return [*results, {"role": "user", "content": text}] if others else results
+            text_blocks.append(block)
+    text = "".join(_texts(text_blocks, where))
+    return [*results, {"role": "user", "content": text}] if text_blocks else results
 
 
-def _parse_tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
-    where = f"tools[{place}]"
+def _parse_tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    where = f"tools[{index}]"
     if tool.get("type", "custom") != "custom":
         raise unsupported(f"{where}.type", "is not supported: only tools with an input_schema are")
     for key in tool.keys() - {"type", "name", "description", "input_schema", "cache_control", "strict"}:
@@ -156,15 +156,15 @@ def _parse_tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
 
 def _parse_choice(choice: dict[str, Any]) -> dict[str, Any]:
     kind = choice.get("type")
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if take(choice, "disable_parallel_tool_use", bool, False):
-        made["parallel_tool_calls"] = False
+        fields["parallel_tool_calls"] = False
     if kind == "tool":
-        return {**made, "tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+        return {**fields, "tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
     names = {"auto": "auto", "none": "none", "any": "required"}
     if not isinstance(kind, str) or kind not in names:
         raise wrong("tool_choice.type", "must be auto, any, tool or none")
-    return {**made, "tool_choice": names[kind]}
+    return {**fields, "tool_choice": names[kind]}
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def _parse_choice(choice: dict[str, Any]) -> dict[str, Any]:
 def encode_message(head: AnswerHead, call: ChatCall, choices: list[PieceData], usage: TokenUsage) -> bytes:
     (piece,) = choices
     content: list[dict[str, Any]] = [{"type": "text", "text": piece["text"]}] if piece["text"] else []
-    for place, made in enumerate(piece.get("tool_calls") or []):
-        content.append({**_tool_block(head, place, made), "input": _read_input(made, piece)})
+    for index, tool_call in enumerate(piece.get("tool_calls") or []):
+        content.append({**_tool_block(head, index, tool_call), "input": _read_input(tool_call, piece)})
     message = {**_message(head), "content": content, **_ending(piece)}
     return orjson.dumps({**message, "usage": _usage(usage)})
 
@@ -191,8 +191,8 @@ def _message(head: AnswerHead) -> dict[str, Any]:
     }
 
 
-def _tool_block(head: AnswerHead, place: int, call: CallData) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id(head.unique, 0, place), "name": call["name"], "input": {}}
+def _tool_block(head: AnswerHead, index: int, call: CallData) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id(head.unique, 0, index), "name": call["name"], "input": {}}
 
 
 def _read_input(call: CallData, piece: PieceData) -> Any:
@@ -256,8 +256,8 @@ class MessageStream:
         if self._in_text:
             self._in_text = False
             out += self._stop()
-        for place, call in enumerate(piece.get("tool_calls") or []):
-            out += self._start(_tool_block(self._head, place, call))
+        for index, call in enumerate(piece.get("tool_calls") or []):
+            out += self._start(_tool_block(self._head, index, call))
             out += self._delta({"type": "input_json_delta", "partial_json": call["arguments"]})
             out += self._stop()
         self._ending = _ending(piece)

@@ -65,9 +65,9 @@ def parse_response(data: bytes, limits: ServeSettings) -> ChatCall:
         if isinstance(choice, dict) and choice.get("type") == "function":
             choice = {"type": "function", "function": {"name": choice.get("name")}}
         chat["tool_choice"] = choice
-    wanted = _parse_format(take(body, "text", dict, {}))
-    if wanted is not None:
-        chat["response_format"] = wanted
+    response_format = _parse_format(take(body, "text", dict, {}))
+    if response_format is not None:
+        chat["response_format"] = response_format
     try:
         return parse_chat_body(chat, limits)
     except ApiError as error:
@@ -84,8 +84,8 @@ def _parse_input(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise wrong("input", "must be a string or a non-empty list of items")
     turns: list[dict[str, Any]] = []
-    for place, item in enumerate(value):
-        where = f"input[{place}]"
+    for index, item in enumerate(value):
+        where = f"input[{index}]"
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if kind == "message":
             if item.get("role") not in _ROLES:
@@ -108,10 +108,10 @@ def _join_parts(content: Any, where: str) -> str:
     if not isinstance(content, list):
         raise wrong(where, "must be a string or a list of text parts")
     texts = []
-    for place, part in enumerate(content):
+    for index, part in enumerate(content):
         text = part.get("text") if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else None
         if not isinstance(text, str):
-            raise unsupported(f"{where}[{place}]", "is not supported: only text parts are")
+            raise unsupported(f"{where}[{index}]", "is not supported: only text parts are")
         texts.append(text)
     return "".join(texts)
 
@@ -129,11 +129,11 @@ def _add_call(turns: list[dict[str, Any]], item: dict[str, Any], where: str) -> 
     )
 
 
-def _parse_tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
+def _parse_tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise unsupported(f"tools[{place}].type", "is not supported: only functions are")
+        raise unsupported(f"tools[{index}].type", "is not supported: only functions are")
     for key in tool.keys() - {"type", "name", "description", "parameters", "strict"}:
-        raise unsupported(f"tools[{place}].{key[:80]}")
+        raise unsupported(f"tools[{index}].{key[:80]}")
     function = {key: value for key, value in tool.items() if key != "type" and value is not None}
     return {"type": "function", "function": function}
 
@@ -143,15 +143,15 @@ def _parse_format(text: dict[str, Any]) -> dict[str, Any] | None:
         raise unsupported(f"text.{key[:80]}")
     if text.get("verbosity") not in (None, "medium"):
         raise unsupported("text.verbosity")
-    wanted = text.get("format")
-    if wanted is None:
+    text_format = text.get("format")
+    if text_format is None:
         return None
-    if not isinstance(wanted, dict):
+    if not isinstance(text_format, dict):
         raise wrong("text.format", "must be an object")
-    if wanted.get("type") != "json_schema":
-        return wanted
-    named = {key: value for key, value in wanted.items() if key != "type" and value is not None}
-    return {"type": "json_schema", "json_schema": named}
+    if text_format.get("type") != "json_schema":
+        return text_format
+    json_schema = {key: value for key, value in text_format.items() if key != "type" and value is not None}
+    return {"type": "json_schema", "json_schema": json_schema}
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -181,14 +181,14 @@ def _text_part(text: str) -> dict[str, Any]:
 def _call_items(head: AnswerHead, piece: PieceData) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"fc_{head.unique}_{place}",
+            "id": f"fc_{head.unique}_{index}",
             "type": "function_call",
-            "call_id": call_id(head.unique, 0, place),
+            "call_id": call_id(head.unique, 0, index),
             "name": call["name"],
             "arguments": call["arguments"],
             "status": "completed",
         }
-        for place, call in enumerate(piece.get("tool_calls") or [])
+        for index, call in enumerate(piece.get("tool_calls") or [])
     ]
 
 
@@ -242,9 +242,9 @@ class ResponseStream:
         self._status = "completed"
 
     def opening(self) -> bytes:
-        begun = _response(self._head, self._call, [], "in_progress", None)
-        return self._event("response.created", response=begun) + self._event(
-            "response.in_progress", response=begun
+        response = _response(self._head, self._call, [], "in_progress", None)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
         )
 
     def piece(self, piece: PieceData) -> bytes:
@@ -268,36 +268,36 @@ class ResponseStream:
 
     def _add_text(self, text: str) -> bytes:
         out = b""
-        place = {"output_index": 0, "content_index": 0, "item_id": f"msg_{self._head.unique}"}
+        position = {"output_index": 0, "content_index": 0, "item_id": f"msg_{self._head.unique}"}
         if self._text is None:
             self._text = ""
             item = _message_item(self._head, None, "in_progress")
             out += self._event("response.output_item.added", output_index=0, item=item)
-            out += self._event("response.content_part.added", **place, part=_text_part(""))
+            out += self._event("response.content_part.added", **position, part=_text_part(""))
         self._text += text
-        return out + self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+        return out + self._event("response.output_text.delta", **position, delta=text, logprobs=[])
 
     def _end_text(self) -> bytes:
         if self._text is None:
             return b""
-        place = {"output_index": 0, "content_index": 0, "item_id": f"msg_{self._head.unique}"}
+        position = {"output_index": 0, "content_index": 0, "item_id": f"msg_{self._head.unique}"}
         item = _message_item(self._head, self._text, self._status)
         self._items.append(item)
-        out = self._event("response.output_text.done", **place, text=self._text, logprobs=[])
-        out += self._event("response.content_part.done", **place, part=_text_part(self._text))
+        out = self._event("response.output_text.done", **position, text=self._text, logprobs=[])
+        out += self._event("response.content_part.done", **position, part=_text_part(self._text))
         return out + self._event("response.output_item.done", output_index=0, item=item)
 
     def _add_call(self, item: dict[str, Any]) -> bytes:
-        place = {"output_index": len(self._items)}
+        position = {"output_index": len(self._items)}
         self._items.append(item)
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        out = self._event("response.output_item.added", **place, item=begun)
-        named = {**place, "item_id": item["id"]}
+        started = {**item, "arguments": "", "status": "in_progress"}
+        out = self._event("response.output_item.added", **position, item=started)
+        item_position = {**position, "item_id": item["id"]}
         arguments = item["arguments"]
-        out += self._event("response.function_call_arguments.delta", **named, delta=arguments)
-        done = {**named, "name": item["name"], "arguments": arguments}
+        out += self._event("response.function_call_arguments.delta", **item_position, delta=arguments)
+        done = {**item_position, "name": item["name"], "arguments": arguments}
         out += self._event("response.function_call_arguments.done", **done)
-        return out + self._event("response.output_item.done", **place, item=item)
+        return out + self._event("response.output_item.done", **position, item=item)
 
     def _event(self, kind: str, **value: Any) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._number, **value})
