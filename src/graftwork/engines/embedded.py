@@ -1,7 +1,7 @@
-"""The embedded engine: a model in this process, on the processor or a card.
+"""The embedded engine: a model in this process, on the CPU or a GPU.
 
 In: an EngineSource. Out: answers, the time of one request, the loss of a given reply. The base is loaded as
-it is served: in the device's precision and never quantized, whatever the adapter was trained on. Where a card
+it is served: in the device's precision and never quantized, whatever the adapter was trained on. Where a GPU
 has no room for a batch, fewer of its rows run at once.
 """
 
@@ -51,7 +51,7 @@ def choose_device(setting: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[
 
 
 def precision_on(device: str) -> str:
-    """float32 on a processor; on a card bfloat16 where it has hardware for it."""
+    """float32 on a CPU; on a GPU bfloat16 where it has hardware for it."""
     if not device.startswith("cuda"):
         return "float32"
     import torch
@@ -75,14 +75,14 @@ class EmbeddedEngine:
 
         threads = use_threads(source.threads)
         guard_spinning(threads)
-        on_card = source.device.startswith("cuda") and torch.cuda.is_available()
-        self._device = source.device if on_card else "cpu"
-        dtype = source.precision if on_card else "float32"
+        on_gpu = source.device.startswith("cuda") and torch.cuda.is_available()
+        self._device = source.device if on_gpu else "cpu"
+        dtype = source.precision if on_gpu else "float32"
         self._model = load_base(source.base_folder, dtype=dtype, device=self._device)
         self._adapters: tuple[str, ...] = ()
         self._rows = source.rows
         self.template = template or ChatTemplate.from_folder(source.base_folder, reasoning=source.reasoning)
-        self._generator = Generator(self._model, stop_tokens=[self.template.eos], recorded=on_card)
+        self._generator = Generator(self._model, stop_tokens=[self.template.eos], recorded=on_gpu)
         if source.rows is not None:
             self._generator.decoder.slots = source.rows
         self._peak_of_one = 0
@@ -94,9 +94,9 @@ class EmbeddedEngine:
             fingerprint=source.fingerprint,
             details={
                 "engine": EMBEDDED,
-                "device": torch.cuda.get_device_name(self._device) if on_card else "cpu",
+                "device": torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
                 "base_as": f"{dtype}, not quantised",
-                "threads": None if on_card else threads,
+                "threads": None if on_gpu else threads,
             },
         )
 
@@ -116,7 +116,7 @@ class EmbeddedEngine:
 
     @property
     def recording_seconds(self) -> float:
-        """Spent on recording passes on a card, so far."""
+        """Spent on recording passes on a GPU, so far."""
         return self._generator.decoder.recording_seconds
 
     @property
@@ -149,7 +149,7 @@ class EmbeddedEngine:
     ) -> Timing:
         first: list[float] = []
         if self._device != "cpu" and not self._peak_of_one:
-            # What batches left on the card is no part of the first timed request, and its passes are recorded
+            # What batches left on the GPU is not part of the first timed request, and its passes are recorded
             # before any is timed.
             import torch
 
@@ -194,9 +194,9 @@ class EmbeddedEngine:
         """Nothing outlives the engine but its weights, which go with the object."""
 
     def peak_memory_gib(self) -> float:
-        """Of this process; on a card of its memory while single requests were timed, else of the weights.
+        """Of this process; on a GPU of its memory while single requests were timed, else of the weights.
 
-        Batches there are as large as there is room: their peak would say more of the card than of the model.
+        Batches there are as large as there is room: their peak would say more of the GPU than of the model.
         """
         if self._device == "cpu":
             return peak_memory_gib()
@@ -233,7 +233,7 @@ class EmbeddedEngine:
     def _generate_fitting(
         self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None, adapter: str | None
     ) -> "Sequence[Generated]":
-        """On a card, no more rows at once than it has room for; after an out-of-memory error half as many."""
+        """On a GPU, no more rows at once than it has room for; after an out-of-memory error half as many."""
         decoder = self._generator.decoder
         most = self._rows or len(prompts)
         if self._device == "cpu":

@@ -72,7 +72,7 @@ class TryAgain(Exception):
     """The endpoint may answer the next time; `wait` is how long it asked us to wait.
 
     `adapted`: the next request is another one, without what this endpoint does not understand. That happens
-    a few times at most, and is no failed attempt.
+    a few times at most, and is not a failed attempt.
     """
 
     def __init__(self, why: str, *, wait: float | None = None, adapted: bool = False) -> None:
@@ -119,7 +119,7 @@ class EndpointEngine:
             # Not chained: the error itself may contain the server's reply.
             raise TryAgain(f"no answer: {self._clean(str(error))}") from None
         except (AttributeError, TypeError, ValueError, LookupError, RecursionError) as error:
-            raise TryAgain(f"the reply is no chat completion ({type(error).__name__})") from None
+            raise TryAgain(f"the reply is not a chat completion ({type(error).__name__})") from None
 
     def ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
         """Ask again as patiently as the policy says. Raise EngineUnavailable, or what no retry fixes."""
@@ -191,7 +191,7 @@ class EndpointEngine:
         total = time.perf_counter() - began
         if finish is None and (self._policy.streamed or not spoke):
             cut = f"the stream was cut off after {len(pieces)} pieces"
-            raise TryAgain(cut if self._policy.streamed else "the reply is no chat completion")
+            raise TryAgain(cut if self._policy.streamed else "the reply is not a chat completion")
         if not self._policy.streamed and not spoke:
             raise TryAgain("the reply holds no text")
         return EngineReply(
@@ -299,8 +299,8 @@ class EndpointEngine:
 
 
 def _count_tokens(usage: Any, name: str) -> int:
-    """The tokens that a server reports, 0 where it reports none; ValueError where that is no number."""
+    """The tokens that a server reports, 0 where it reports none; ValueError where that is not a number."""
     count = (usage or {}).get(name) or 0
     if not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
-        raise ValueError(f"{name} is no number of tokens")
+        raise ValueError(f"{name} is not a number of tokens")
     return int(count)

@@ -103,7 +103,7 @@ class LlamaServer:
         params.fit_params = False
         for group in (params.cpuparams, params.cpuparams_batch):
             group.n_threads = options.threads or count_cores()
-            group.poll = 0  # a thread that polls takes the processor from the gateway
+            group.poll = 0  # a thread that polls takes the CPU from the gateway
         try:
             self._server: Any = xllamacpp.Server(params)
         except RuntimeError as error:

@@ -172,7 +172,7 @@ async def _read(
                 # llama.cpp goes on without the grammar where one of its steps exceeds a limit.
                 message = "the schema needs more work than llama.cpp allows for a token"
                 raise ApiError(400, message, param="response_format", code="unsupported_schema")
-            # The token that ends the turn is counted by llama.cpp, and is no part of the answer.
+            # The token that ends the turn is counted by llama.cpp, and is not part of the answer.
             spoken = count - 1 if event["stop"] and event.get("stop_type") == "eos" else count
             remaining, calls = flow.finish(unsent)
             yield ReplyPiece(

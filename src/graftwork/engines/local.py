@@ -93,7 +93,7 @@ def source_of(job: EvalJob) -> EngineSource:
 
 
 def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
-    """Load the engine of this name; a version behind it is not looked at."""
+    """Load the engine of this name; a version after it is not looked at."""
     kind = name.partition(" ")[0]
     if kind == EMBEDDED:
         return EmbeddedEngine(source)

@@ -97,7 +97,7 @@ class PromptReleases:
 
 
 def _put_before(prompt: PromptVariant, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as a client sent them, with the prompt; tools are no part of these."""
+    """The messages as a client sent them, with the prompt; tools are not part of these."""
     if prompt.instruction is not None:
         messages = [turn for turn in messages if turn["role"] not in _SYSTEM]
         if prompt.instruction:
@@ -186,7 +186,7 @@ class RequestRoom:
                     )
                 )
         except BaseException:
-            # Those behind one that gives up may have room at once.
+            # Those after one that gives up may have room at once.
             self._queue.remove(ticket)
             async with self._changed:
                 self._changed.notify_all()

@@ -30,14 +30,14 @@ class EngineSettings(Record):
     kind: EngineKind = Field(
         default="embedded",
         description="`embedded`: the weights as they were evaluated, with torch. `llamacpp`: the fastest on "
-        "a processor. `vllm`, `sglang`: a server of that kind, started here or at `url`. `endpoint`: any "
+        "a CPU. `vllm`, `sglang`: a server of that kind, started here or at `url`. `endpoint`: any "
         "OpenAI-compatible API; it serves `base` only.",
     )
 
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description="embedded: where the model computes. `auto`: on the first GPU where there is one, in 16 "
-        "bits, as evaluation does; else on the processor. `cpu` leaves the GPU to others.",
+        "bits, as evaluation does; else on the CPU. `cpu` leaves the GPU to others.",
     )
 
     precision: GgufPrecision = Field(

@@ -205,7 +205,7 @@ async def read_events(
     reply: ClientReply, secrets: Collection[str] = (), *, max_tokens: int
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The server-sent events of a reply; of a server that does not stream, its one answer. Raises ApiError
-    for what is no event, an error, or more than so many tokens can take."""
+    for what is not an event, an error, or more than so many tokens can take."""
     other_lines = bytearray()
     bytes_left = _LONGEST_EVENT + _TOKEN_BYTES * max_tokens
     while (lines := await reply.next_lines()) is not None:
@@ -238,7 +238,7 @@ def _load(data: bytes, secrets: Collection[str]) -> dict[str, Any]:
 
 
 def _no_events() -> ApiError:
-    return ApiError(502, "the engine's server sent something else than events", code="engine_error")
+    return ApiError(502, "the engine's server sent something other than events", code="engine_error")
 
 
 def read_embeddings(body: bytes) -> ReplyPiece:
@@ -247,7 +247,7 @@ def read_embeddings(body: bytes) -> ReplyPiece:
         tokens = (response.get("usage") or {}).get("prompt_tokens") or 0
         return ReplyPiece("", "stop", prompt_tokens=int(tokens), embeddings=tuple(response["data"]))
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
-        message = "the engine's server sent something else than embeddings"
+        message = "the engine's server sent something other than embeddings"
         raise ApiError(502, message, code="engine_error") from error
 
 

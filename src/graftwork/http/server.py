@@ -49,7 +49,7 @@ _HEAD_SLICE = 4 * 1024
 _BODY_SLICE = 64 * 1024
 """Input is parsed in slices: one slice is the most that is read beyond a limit before it is noticed."""
 _READ_AHEAD = 64 * 1024
-"""Bytes behind a running request from which on reading pauses. A paused connection does not see its end."""
+"""Bytes after a running request from which on reading pauses. A paused connection does not see its end."""
 _PIPELINED = 32
 """Requests that a client may send ahead of their answers."""
 _LINGER_SECONDS, _HANDSHAKE_SECONDS = 2.0, 5.0
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._unparsed = b""
-        """What arrived behind a whole request that is not answered yet; reading pauses if it is much."""
+        """What arrived after a whole request that is not answered yet; reading pauses if it is much."""
         self._waiting: deque[_QueuedRequest] = deque()
         self._charged = 0
         self._task: asyncio.Task[None] | None = None
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        """Parse up to the end of a request; what comes behind it waits until that one is answered."""
+        """Parse up to the end of a request; what comes after it waits until that one is answered."""
         if len(data) <= _HEAD_SLICE:
             self._feed(data)
         else:

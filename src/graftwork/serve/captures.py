@@ -105,7 +105,7 @@ class ServedExchange:
     escalated_from: str | None = None
     """The small model whose answer failed the check, where a large one answered."""
     rejected: str | None = None
-    """Its answer; None where only the beginning is known: half an answer is no fair half of a pair."""
+    """Its answer; None where only the beginning is known: half an answer is not a fair half of a pair."""
     chain: ChainMark | None = None
     shadow_of: str | None = None
 

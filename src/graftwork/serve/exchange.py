@@ -130,7 +130,7 @@ class RunningExchange:
         return self.usage if self.chain is None else add_usage(self.usage, self.earlier_usage)
 
     def answer_by(self, target: FallbackTarget, why: str) -> None:
-        """Another model answers. It is no part of an experiment, and the capture is its own."""
+        """Another model answers. It is not part of an experiment, and the capture is its own."""
         self.head = replace(self.head, release=target.release)
         self.engine, self.model, self.passed = target.engine, target.model, target.passed
         self.notes["x-graft-fallback"] = describe_fallback(self.call.model, why)

@@ -113,7 +113,7 @@ def unpack(body: bytes, *, most: int) -> bytes:
             pieces.append(piece)
             remaining = unpacker.unconsumed_tail
     except zlib.error:
-        raise BadTrace("the body is no gzip") from None
+        raise BadTrace("the body is not gzip") from None
     if not unpacker.eof:
         raise BadTrace("the gzip stream ends too early")
     return b"".join(pieces)
@@ -231,7 +231,7 @@ class _ProtobufReader:
 
 def _bits(value: Any) -> int:
     if not isinstance(value, int):
-        raise BadTrace("the body is no OTLP message")
+        raise BadTrace("the body is not an OTLP message")
     return value
 
 
@@ -258,7 +258,7 @@ def _fields(data: Any) -> Iterator[tuple[int, Any]]:
             value = view[offset : offset + size]
             offset += size
         else:
-            raise BadTrace("the body is no OTLP message")
+            raise BadTrace("the body is not an OTLP message")
         yield number, value
 
 
@@ -272,12 +272,12 @@ def _read_varint(view: memoryview, offset: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, offset
-    raise BadTrace("the body is no OTLP message")
+    raise BadTrace("the body is not an OTLP message")
 
 
 def _raw(value: Any) -> bytes | memoryview:
     if isinstance(value, int):
-        raise BadTrace("the body is no OTLP message")
+        raise BadTrace("the body is not an OTLP message")
     return value  # type: ignore[no-any-return]
 
 

@@ -143,8 +143,8 @@ def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
     aliases = {name: full_alias(work, model=name) for name in project.all_models}
     router, path = None, router_path(work.project.state)
     if settings.family.router and path.exists():
-        router, card = read_router(path)
-        if unknown := sorted(set(card.labels) - set(project.all_models)):
+        router, model_card = read_router(path)
+        if unknown := sorted(set(model_card.labels) - set(project.all_models)):
             raise UserMistake(
                 f"the router chooses models that graft.yaml does not name: {', '.join(unknown)}",
                 why="it was trained before they were renamed or removed",
@@ -579,7 +579,7 @@ def parse_expiry(text: str, *, now: datetime) -> str:
     expires_at = parse_time(text, now=now)
     if expires_at is None:
         raise UserMistake(
-            f"{text!r} is no time of expiry",
+            f"{text!r} is not a time of expiry",
             why="it is neither a span nor a date",
             fix="write 12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC)",
             where="--expires",

@@ -125,7 +125,7 @@ class ChainSettings(Record):
                     f"the first step, {step.name}, has no answer before it that `when` could test"
                 )
             if step.when is not None and step.when.answer_of not in (None, *before):
-                raise ValueError(f"{step.name} looks at {step.when.answer_of}, which is no step before it")
+                raise ValueError(f"{step.name} looks at {step.when.answer_of}, which is not a step before it")
             placeholders = (QUESTION, CONVERSATION, *((ANSWER,) if before else ()), *before)
             for name in find_placeholders(step):
                 if name not in placeholders:
@@ -762,7 +762,7 @@ class ServeSettings(OperationSettings):
             if endpoint not in self.failover.endpoints:
                 endpoints = ", ".join(self.failover.endpoints) or "none"
                 raise ValueError(
-                    f"family.remote: {model} is at {endpoint}, which is no endpoint of failover; known: "
+                    f"family.remote: {model} is at {endpoint}, which is not an endpoint of failover; known: "
                     f"{endpoints}"
                 )
         return self

@@ -104,7 +104,7 @@ class Shadow:
             async with asyncio.timeout(_LONGEST_COPY_SECONDS):
                 piece = await target.engine.complete(call, model=target.model)
         except asyncio.CancelledError:
-            # Kept as well: long answers are interrupted most, so the others are no fair sample.
+            # Kept as well: long answers are interrupted most, so the others are not a fair sample.
             self.counts["interrupted"] += 1
             self._keep(exchange, target.release, _without_answer(INTERRUPTED), started)
             raise

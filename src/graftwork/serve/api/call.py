@@ -208,7 +208,7 @@ class ApiFormat:
     open_stream: Callable[[AnswerHead, ChatCall], StreamEncoder]
     encode_error: Callable[[ApiError], bytes]
     is_captured: bool = True
-    """Whether exchanges become captures: what is no conversation cannot become data for training."""
+    """Whether exchanges become captures: what is not a conversation cannot become data for training."""
 
 
 # -- fields of a body --------------------------------------------------------------------------
