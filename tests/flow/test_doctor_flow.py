@@ -1,6 +1,7 @@
 """The doctor's dry run: ten real steps, a checkpoint read back, and nothing left behind."""
 
-from graftwork.project.doctor.examine import STEPS, check_dry_run, examine
+from graftwork.pipeline.dry_run import STEPS, check_dry_run
+from graftwork.project.doctor import examine
 from graftwork.project.load import open_project
 
 

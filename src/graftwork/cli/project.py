@@ -171,8 +171,9 @@ def doctor(
     Example:  graft doctor --dry-run
     """
     from graftwork.cli.progress import RichReporter
+    from graftwork.pipeline.dry_run import check_dry_run
     from graftwork.process.worker import stoppable
-    from graftwork.project.doctor.examine import examine
+    from graftwork.project.doctor import examine
     from graftwork.project.load import find_project, open_project
 
     has_project = project is not None or find_project() is not None
@@ -185,7 +186,8 @@ def doctor(
         )
     opened = open_project(project) if has_project else None
     with stoppable(), RichReporter(tables=False) as reporter:
-        checks = list(examine(opened, network=network, dry_run=reporter if dry_run else None))
+        trial = check_dry_run(opened, reporter) if dry_run and opened else None
+        checks = list(examine(opened, network=network, dry_run=trial))
     if json:
         print_json([check.model_dump(mode="json") for check in checks])
     else:

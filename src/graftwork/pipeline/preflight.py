@@ -26,7 +26,7 @@ from graftwork.grading.metrics import name_of
 from graftwork.grading.reward_audit import hacks_for
 from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner, RewardSpec
 from graftwork.pipeline.step import StepOutputs
-from graftwork.project.doctor.checks import DoctorCheck, check_disk, check_port
+from graftwork.project.doctor import DoctorCheck, check_disk, check_port
 from graftwork.project.open_project import OpenProject
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from free_ports import free_port
-from graftwork.project.doctor.checks import (
+from graftwork.project.doctor import (
     TorchView,
     check_credentials,
     check_gpus,
@@ -15,12 +15,12 @@ from graftwork.project.doctor.checks import (
     check_network,
     check_software,
     describe_gpus,
+    examine,
     hosts_needed,
     judge_torch,
     parse_gpus,
     requirements,
 )
-from graftwork.project.doctor.examine import examine
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 
@@ -146,7 +146,7 @@ def test_a_driver_that_shows_no_card_is_missing(tmp_path, monkeypatch):
 
 def test_the_disk_is_held_against_the_plan(tmp_path, monkeypatch):
     usage = SimpleNamespace(free=100 * 2**30)
-    monkeypatch.setattr("graftwork.project.doctor.checks.shutil.disk_usage", lambda _folder: usage)
+    monkeypatch.setattr("graftwork.project.doctor.shutil.disk_usage", lambda _folder: usage)
     assert by_name(check_machine(tmp_path, disk_gib=0.001))["disk"].result == "ok"
     short = by_name(check_machine(tmp_path, disk_gib=1e9))["disk"]
     assert short.result == "missing"
@@ -172,7 +172,7 @@ def test_requirements_are_read_by_extra_with_their_least_version():
 
 
 def test_an_old_package_is_missing_only_where_it_is_needed(monkeypatch):
-    from graftwork.project.doctor import checks as machine
+    from graftwork.project import doctor as machine
 
     monkeypatch.setattr(machine.metadata, "requires", lambda _name: ["torch>=999; extra == 'train'"])
     assert by_name(check_software(needed=True))["packages [train]"].result == "missing"

@@ -1,13 +1,10 @@
-"""Is everything there that the work needs? The checks in their order, and ten real steps if they are wanted.
+"""`graft doctor --dry-run`: train the base for ten steps on made-up rows, in a folder that is removed again.
 
-In: a project, or none, and optional checks: the network, a dry run. Out: checks, each with what it found and
-how to fix it. Shows no secret, changes nothing that stays. A dry run trains the base on made-up rows, in a
-folder that is removed again, and goes the way of every run: data, plan and the training process.
+Goes the way of every run: data, plan and the training process.
 """
 
 import json
 import math
-import os
 import random
 import tempfile
 from collections.abc import Iterator
@@ -17,18 +14,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.files.disk import make_folder
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.doctor.checks import (
-    DoctorCheck,
-    check_base,
-    check_credentials,
-    check_gpus,
-    check_machine,
-    check_network,
-    check_project,
-    check_software,
-    decide,
-    planned_disk_gib,
-)
+from graftwork.project.doctor import DoctorCheck, decide
 from graftwork.project.load import ProjectFolder
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import Reporter
@@ -142,43 +128,3 @@ def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
             plan=settings.plan,
         ),
     )
-
-
-ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
-
-
-def examine(
-    project: ProjectFolder | None, *, network: bool = False, dry_run: Reporter | None = None
-) -> Iterator[DoctorCheck]:
-    """Yield each check as it is made. With `dry_run`, train ten steps and report them."""
-    yield from _of("software", check_software(needed=project is not None))
-    folder = project.state if project else Path()
-    planned = planned_disk_gib(project) if project else None
-    yield from _of("machine", check_machine(folder, disk_gib=planned))
-    yield from _of("cards", check_gpus())
-    wanted = set()
-    if project is not None:
-        # Accounts that the settings cannot do without.
-        run = project.settings.train.run
-        wanted.add(ACCOUNT_OF.get((run.mirror or "").partition("://")[0], ""))
-        if "wandb" in run.trackers and os.environ.get("WANDB_MODE", "offline") == "online":
-            wanted.add("Weights & Biases")
-    accounts = check_credentials(
-        os.environ,
-        home=Path.home(),
-        project=project.root if project else None,
-        wanted=frozenset(wanted - {""}),
-    )
-    yield from _of("accounts", accounts)
-    yield from _of("project", iter([check_base(project)]))
-    if project is not None:
-        yield from _of("project", check_project(project))
-    if network:
-        yield from _of("network", check_network(project))
-    if project is not None and dry_run is not None:
-        yield from _of("dry run", check_dry_run(project, dry_run))
-
-
-def _of(group: str, checks: Iterator[DoctorCheck]) -> Iterator[DoctorCheck]:
-    for check in checks:
-        yield check.model_copy(update={"group": group})

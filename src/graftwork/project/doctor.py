@@ -1,6 +1,6 @@
-"""What work needs: processor, memory, disk, limits, clock, cards; base, logs, configuration, database, port.
+"""`graft doctor`: what the machine, the accounts and the project have of what the work needs.
 
-In: the folder that work is done in and how much disk it needs; a project, or none. Out: checks. Changes
+In: a project, or none. Out: checks, each with what it found and how to fix it. Shows no secret, and changes
 nothing but a file that it removes.
 """
 
@@ -576,3 +576,43 @@ def check_network(project: ProjectFolder | None) -> Iterator[DoctorCheck]:
                 found=f"port {port}: {outcome} ({purpose})",
                 fix="" if proxy else "look at the name, the firewall and the proxy",
             )
+
+
+ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
+
+
+def examine(
+    project: ProjectFolder | None, *, network: bool = False, dry_run: Iterator[DoctorCheck] | None = None
+) -> Iterator[DoctorCheck]:
+    """Yield each check as it is made. `dry_run` makes those of `graft doctor --dry-run`, last."""
+    yield from _of("software", check_software(needed=project is not None))
+    folder = project.state if project else Path()
+    planned = planned_disk_gib(project) if project else None
+    yield from _of("machine", check_machine(folder, disk_gib=planned))
+    yield from _of("cards", check_gpus())
+    wanted = set()
+    if project is not None:
+        # Accounts that the settings cannot do without.
+        run = project.settings.train.run
+        wanted.add(ACCOUNT_OF.get((run.mirror or "").partition("://")[0], ""))
+        if "wandb" in run.trackers and os.environ.get("WANDB_MODE", "offline") == "online":
+            wanted.add("Weights & Biases")
+    accounts = check_credentials(
+        os.environ,
+        home=Path.home(),
+        project=project.root if project else None,
+        wanted=frozenset(wanted - {""}),
+    )
+    yield from _of("accounts", accounts)
+    yield from _of("project", iter([check_base(project)]))
+    if project is not None:
+        yield from _of("project", check_project(project))
+    if network:
+        yield from _of("network", check_network(project))
+    if dry_run is not None:
+        yield from _of("dry run", dry_run)
+
+
+def _of(group: str, checks: Iterator[DoctorCheck]) -> Iterator[DoctorCheck]:
+    for check in checks:
+        yield check.model_copy(update={"group": group})
