@@ -23,7 +23,7 @@ from graftwork.files.dataset import read_manifest
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.adapter_shape import AdapterShape, to_peft
 from graftwork.model.probe import describe_device
-from graftwork.pipeline.run_identity import note_done
+from graftwork.pipeline.steps.plan import note_done
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake

@@ -18,7 +18,7 @@ from graftwork.cli.main import app
 from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.jobs import FleetRequest, follow, start_run
 from graftwork.fleet.plans import PlacePlanner, adopt_plan
-from graftwork.pipeline.run_identity import run_id_of
+from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project

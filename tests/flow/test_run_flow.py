@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.status import examine_steps
+from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import STEPS, run_pipeline
 from graftwork.process.local_workers import LocalWorkers

@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.api.project import open_project
 from graftwork.model.probe import describe_device
-from graftwork.pipeline.run_identity import run_id_of
+from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.records.base import Figure
 from graftwork.records.errors import AnswerIsNo, Interrupted, UserMistake, WorkerFailed
 from graftwork.records.run import TrainOutcome

@@ -20,7 +20,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from graftwork.pipeline.run_identity import run_id_of
+from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.stdio import Framing, FramingError, encode, read_messages
 from graftwork.process.worker import stoppable

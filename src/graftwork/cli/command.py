@@ -120,7 +120,7 @@ def print_record(record: "Record", *, as_json: bool) -> None:
 def start_detached(command: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
     """Start `graft COMMAND` in the background, and print which run it is and how to follow it."""
     from graftwork.api.project import open_project
-    from graftwork.pipeline.run_identity import run_id_of
+    from graftwork.pipeline.steps.plan import run_id_of
     from graftwork.process import worker
 
     folder = open_project(project).folder

@@ -41,10 +41,9 @@ from graftwork.fleet.jobs import (
     summarize_costs,
     train_there,
 )
-from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.release import TryOut
-from graftwork.pipeline.steps.report import WrittenReport
+from graftwork.pipeline.steps.plan import run_id_of
+from graftwork.pipeline.steps.release import TryOut, WrittenReport
 from graftwork.pipeline.table import STEPS, get_step, run_step
 from graftwork.process.alert import ALERTS_FILE, check_webhook, post, run_command, split_command
 from graftwork.project.open_project import OpenProject, current_user, timestamp

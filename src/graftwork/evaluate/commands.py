@@ -36,15 +36,16 @@ from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.evaluate import (
     ADAPTER,
+    EVALUATE,
     LOG,
     REFERENCES,
-    STEP,
+    gather_candidate,
     held_out,
     line_up,
     measure_lineup,
     prepare_asking,
+    record_verdict,
 )
-from graftwork.pipeline.steps.gate import finish, gather
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject, name_entry, timestamp
 from graftwork.project.reporter import ModelReporter
@@ -84,10 +85,10 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
             asking = prepare_asking(work, prepared, cases, shards=asked.shards)
             lineup = line_up(work, asking=asking, outcome=outcome)
             if asked.again:
-                work.ledger.forget(name_entry(work, STEP.name))
+                work.ledger.forget(name_entry(work, EVALUATE.name))
                 forget_subjects(lineup, cases)
             ask_everybody(work, lineup, cases)
-        return put_page(work, run_pipeline(work, upto=STEP.name).get(STEP.name, Evaluated))
+        return put_page(work, run_pipeline(work, upto=EVALUATE.name).get(EVALUATE.name, Evaluated))
     named = parse_subjects(asked.subjects)
     # Read first: a mistake in the file shall not cost a training.
     checks = work.settings.evaluate.checks
@@ -250,7 +251,7 @@ def export_evaluation(
 
 def last_evaluation(work: OpenProject) -> Evaluated | None:
     """What the gate would decide on; None before the first one."""
-    entry = work.ledger.get(name_entry(work, STEP.name))
+    entry = work.ledger.get(name_entry(work, EVALUATE.name))
     return Evaluated.model_validate(entry.output) if entry is not None else None
 
 
@@ -307,9 +308,9 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
     for name in work.project.settings.all_models:
         works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
-        judged[name] = gather(works[name], made[name])
+        judged[name] = gather_candidate(works[name], made[name])
     verdicts = {
-        name: finish(works[name], made[name], judged[name], verdict)
+        name: record_verdict(works[name], made[name], judged[name], verdict)
         for name, verdict in decide_all(judged).items()
     }
     for name, verdict in verdicts.items():

@@ -35,9 +35,8 @@ from graftwork.fleet.plans import (
     storage_price,
 )
 from graftwork.fleet.project import control, open_place, place_names, safety_of
-from graftwork.pipeline.run_identity import note_done, run_id_of
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.plan import WorkAhead
+from graftwork.pipeline.steps.plan import WorkAhead, note_done, run_id_of
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import Record

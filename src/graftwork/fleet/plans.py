@@ -21,9 +21,8 @@ from graftwork.model.base import EMBEDDED, BaseFolder
 from graftwork.model.hub import parse_hub_name
 from graftwork.model.probe import describe_device
 from graftwork.model.shape import read_shape
-from graftwork.pipeline.run_identity import plan_identity
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.plan import WorkAhead, measure_work, plan_for
+from graftwork.pipeline.steps.plan import WorkAhead, measure_work, plan_for, plan_identity
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.prices import list_places as list_terms

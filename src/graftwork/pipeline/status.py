@@ -12,9 +12,9 @@ from typing import Any, Literal
 from graftwork.evaluate.live.drift import measure_drift
 from graftwork.evaluate.live.traffic import summarize_shadow
 from graftwork.pipeline import table
-from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import StageTime, read_time
 from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk
+from graftwork.pipeline.steps.plan import starts_from_main
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
 from graftwork.process.heartbeat import HealthReport, Patience, assess_health, process_state, read_beat

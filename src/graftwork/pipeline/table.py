@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import (
     PlannedStage,
     describe_remaining,
@@ -23,7 +22,8 @@ from graftwork.pipeline.run_plan import (
     time_spent,
 )
 from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs, StepWalk, name_inputs
-from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
+from graftwork.pipeline.steps import data, evaluate, plan, release, train
+from graftwork.pipeline.steps.plan import starts_from_main
 from graftwork.plan.stages import estimate_stage, stage_parts
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import hold_lock
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from graftwork.pipeline.preflight import Preflight
 
 STEPS: tuple[PipelineStep, ...] = (
-    # step              needs                      makes
-    data.AUDIT,  #      logs                       Audit: what is in the logs, may they be trained on?
-    data.PREPARE,  #    logs                       PreparedData: filter, redact, deduplicate, split, render
-    plan.STEP,  #       prepare                    Plan: memory, minutes, settings of the run
-    train.STEP,  #      prepare, plan              TrainOutcome: an adapter; survives a killed worker
-    evaluate.STEP,  #   prepare, train             Evaluated: base and adapter answer held-out cases
-    gate.STEP,  #       train, evaluate            Verdict: deploy, iterate or abort, by rules set before
-    release.RELEASE,  # all of them but audit      Release: content-addressed, with lineage; alias moved
-    release.TRY_OUT,  # evaluate, release          TryOut: served, asked through the official client
-    report.STEP,  #     all but release and try    WrittenReport: one page
+    # step                needs                    makes
+    data.AUDIT,  #        logs                     Audit: what is in the logs, may they be trained on?
+    data.PREPARE,  #      logs                     PreparedData: filter, redact, deduplicate, split, render
+    plan.STEP,  #         prepare                  Plan: memory, minutes, settings of the run
+    train.STEP,  #        prepare, plan            TrainOutcome: an adapter; survives a killed worker
+    evaluate.EVALUATE,  # prepare, train           Evaluated: base and adapter answer held-out cases
+    evaluate.GATE,  #     train, evaluate          Verdict: deploy, iterate or abort, by rules set before
+    release.RELEASE,  #   all of them but audit    Release: content-addressed, with lineage; alias moved
+    release.TRY_OUT,  #   evaluate, release        TryOut: served, asked through the official client
+    release.REPORT,  #    all but release and try  WrittenReport: one page
 )
 """`graft run` in one place. Each step is defined in `steps/` with its inputs, output and identity."""
 

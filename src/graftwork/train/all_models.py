@@ -23,8 +23,8 @@ from graftwork.fleet.jobs import (
     jobs_go_on,
 )
 from graftwork.model.base import verify_base
-from graftwork.pipeline.run_identity import note_done
 from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.plan import note_done
 from graftwork.pipeline.steps.train import WorkerMessages, enter_run, make_job, stall_watcher
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process import clock

@@ -31,9 +31,8 @@ from graftwork.fleet.settings import FederatedPlace, FederatedSettings
 from graftwork.model.adapter_shape import WEIGHTS_FILE, AdapterShape
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import read_shape
-from graftwork.pipeline.run_identity import note_done, run_id_of
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.plan import WorkAhead, count_work, plan_for
+from graftwork.pipeline.steps.plan import WorkAhead, count_work, note_done, plan_for, run_id_of
 from graftwork.pipeline.table import get_step, run_pipeline
 from graftwork.process.worker import hold_lock
 from graftwork.project.open_project import OpenProject, load_template, timestamp

@@ -23,7 +23,7 @@ from graftwork.fleet.jobs import FleetRequest, choose_offer, require_done, train
 from graftwork.fleet.plans import PlacePlanner
 from graftwork.fleet.project import open_place
 from graftwork.model.probe import probe_device
-from graftwork.pipeline.run_identity import note_done, run_id_of, starts_from_main
+from graftwork.pipeline.steps.plan import note_done, run_id_of, starts_from_main
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.plan import plan_for
 from graftwork.pipeline.table import run_pipeline

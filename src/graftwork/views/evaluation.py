@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from graftwork.data.review import CalibratedJudge
     from graftwork.evaluate.commands import ImportedEvaluation
     from graftwork.evaluate.project import Evaluated
-    from graftwork.pipeline.steps.report import WrittenReport
+    from graftwork.pipeline.steps.release import WrittenReport
 
 MEDIANS = (LATENCY, FIRST_TOKEN)
 REQUESTS = (*MEDIANS, LATENCY_P95)

@@ -16,7 +16,7 @@ from graftwork.evaluate.gate.project import find_verdict
 from graftwork.evaluate.project import Evaluated
 from graftwork.pipeline import status, table
 from graftwork.pipeline.step import PipelineStep
-from graftwork.pipeline.steps import gate
+from graftwork.pipeline.steps import evaluate
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
@@ -51,7 +51,7 @@ class Bench:
                 PipelineStep(
                     "evaluate", "evaluate", ("train",), Evaluated, lambda _w, _m: None, self._evaluate
                 ),
-                gate.STEP,
+                evaluate.GATE,
             ),
         )
 

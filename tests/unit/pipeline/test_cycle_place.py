@@ -18,8 +18,8 @@ from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.jobs import export_bundle
 from graftwork.fleet.plans import adopt_plan, find_unpacked, travelling_splits
 from graftwork.grading.checks import GradeCheck
-from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob, PlacedJob
 from graftwork.records.plan import Plan

@@ -25,7 +25,7 @@ from graftwork.evaluate.project import Evaluated
 from graftwork.evaluate.score import make_rate, measure
 from graftwork.files.disk import Journal
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.gate import finish, gather
+from graftwork.pipeline.steps.evaluate import gather_candidate, record_verdict
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
@@ -241,8 +241,10 @@ def test_the_verdict_names_the_report_with_the_champion_that_was_judged(tmp_path
         made = StepOutputs(
             {"evaluate": Evaluated(cases_file="", folders={}, report=evaluated), "train": outcome}
         )
-        judged = gather(work, made)
-        verdict = finish(work, made, judged, decide(judged.report, judged.settings, around=judged.around))
+        judged = gather_candidate(work, made)
+        verdict = record_verdict(
+            work, made, judged, decide(judged.report, judged.settings, around=judged.around)
+        )
         found = find_judged_report(work, outcome.adapter_hash, verdict=verdict, evaluated=evaluated)
     assert found.champion == "champion"
     assert found.fingerprint() == verdict.report_hash != evaluated.fingerprint()

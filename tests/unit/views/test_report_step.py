@@ -10,7 +10,7 @@ from graftwork.data.project import PreparedData
 from graftwork.evaluate.cases import write_cases
 from graftwork.evaluate.project import Evaluated
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.report import STEP
+from graftwork.pipeline.steps.release import REPORT
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
@@ -49,19 +49,19 @@ def test_the_report_of_one_model_does_not_replace_that_of_another(folder):
     written = {}
     for model in ("main", "billing"):
         with use_project(open_project(folder), NullReporter(), model=model) as work:
-            written[model] = STEP.do(work, made)
+            written[model] = REPORT.do(work, made)
     assert written["main"].path == str(folder / "report.html")
     assert written["billing"].path == str(folder / "report-billing.html")
     with use_project(open_project(folder), NullReporter()) as work:
-        assert STEP.still_there(work, written["main"])
-        assert STEP.still_there(work, written["billing"])
+        assert REPORT.still_there(work, written["main"])
+        assert REPORT.still_there(work, written["billing"])
 
 
 def test_the_report_shows_the_times_of_its_own_model(folder):
     with use_project(open_project(folder), NullReporter(), model="billing") as work:
         for entry, seconds in (("train", 3600.0), ("train@billing", 120.0)):
             work.ledger.put(entry, fingerprint="f", output={}, finished_at="2026-11-01", seconds=seconds)
-        page = STEP.do(work, outputs(folder)).path
+        page = REPORT.do(work, outputs(folder)).path
     text = Path(page).read_text()
     assert "2 min 00 s" in text
     assert "1 h 00 min" not in text

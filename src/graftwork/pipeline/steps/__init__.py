@@ -1,1 +1,1 @@
-"""The steps, one file each, the same shape each: a STEP, and the function that does it."""
+"""The steps of `graft run`: each a `PipelineStep`, below the functions that do it."""

@@ -1,4 +1,7 @@
-"""Step: base, adapter, champion and the log's own answers on the same held-out cases."""
+"""Steps: grade base, adapter, champion and the log's own answers on the same held-out cases; decide.
+
+The gate says deploy, iterate or abort, by the rules in graft.yaml.
+"""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -13,9 +16,23 @@ from graftwork.evaluate.cases import (
     read_cases,
     write_cases,
 )
-from graftwork.evaluate.gate.project import note_rules
+from graftwork.evaluate.gate.advice import Training
+from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
+from graftwork.evaluate.gate.project import (
+    Champion,
+    find_better_run,
+    keep_report,
+    keep_verdict,
+    look_for_champion,
+    note_rules,
+    surroundings_of,
+    with_champion,
+    with_changes,
+)
 from graftwork.evaluate.project import (
     Evaluated,
+    doubts_about_judge,
+    judged_metrics,
     measure_subjects,
     open_grading,
     remark_on_log,
@@ -52,8 +69,9 @@ from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.project.open_project import OpenProject
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Message
-from graftwork.records.report import Case
+from graftwork.records.report import Case, Verdict
 from graftwork.records.run import TrainOutcome
+from graftwork.train.run_folder import read_steps
 
 BASE = "base"
 ADAPTER = "adapter"
@@ -137,7 +155,7 @@ def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
     return path
 
 
-def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
+def _evaluate(work: OpenProject, made: StepOutputs) -> Evaluated:
     prepared, outcome = made.get("prepare", PreparedData), made.get("train", TrainOutcome)
     note_rules(work, outcome.run_id, stage="evaluated")
     cases = held_out(work, prepared)
@@ -179,7 +197,7 @@ def _champion_of(work: OpenProject, adapter_hash: str) -> str | None:
     return found.id if found is not None else None
 
 
-def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
+def _answers_are_there(work: OpenProject, evaluated: Evaluated) -> bool:
     """Whether the answers are, and no other champion serves than the one that was compared with."""
     files = [Path(folder) / GENERATION_FILE for folder in evaluated.folders.values()]
     if not all(path.exists() for path in (*files, Path(evaluated.cases_file))):
@@ -190,7 +208,7 @@ def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
     return _champion_of(work, evaluated.adapter_hash) in (None, evaluated.champion)
 
 
-def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
+def _evaluation_depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     """The settings, and what the project's own metrics say now: they are code next to graft.yaml."""
     settings = work.settings.evaluate
     asked = settings.model_dump(mode="json")
@@ -211,13 +229,70 @@ def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:
     return read_cases(Path(evaluated.cases_file))
 
 
-STEP = PipelineStep(
+EVALUATE = PipelineStep(
     name="evaluate",
     title="evaluate base and adapter",
     needs=("prepare", "train"),
     makes=Evaluated,
-    depends_on=_depends_on,
-    do=_do,
+    depends_on=_evaluation_depends_on,
+    do=_evaluate,
     identity=lambda evaluated: str(evaluated.report.fingerprint()),
-    still_there=_still_there,
+    still_there=_answers_are_there,
+)
+
+
+def _gate(work: OpenProject, made: StepOutputs) -> Verdict:
+    judged = gather_candidate(work, made)
+    verdict = decide(judged.report, judged.settings, training=judged.training, around=judged.around)
+    return record_verdict(work, made, judged, verdict)
+
+
+def gather_candidate(work: OpenProject, made: StepOutputs) -> GateCandidate:
+    """All that the gate looks at: the report with the champion in it, the rules, how training went."""
+    report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
+    champion = Champion(None)
+    if _asks_champion(work):
+        champion = look_for_champion(work, adapter_hash=outcome.adapter_hash)
+    folder = work.project.runs / outcome.run_id
+    steps = tuple(read_steps(folder)) if Path(folder).is_dir() else ()
+    return GateCandidate(
+        report=with_champion(work, report, champion.release),
+        settings=work.settings.gate,
+        training=Training(outcome, steps, good=find_better_run(work, outcome, report)),
+        around=surroundings_of(champion)._replace(doubts=doubts_about_judge(work)),
+    )
+
+
+def record_verdict(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict: Verdict) -> Verdict:
+    """The verdict, with a note where the rules changed since. What was judged is kept: releases prove it."""
+    outcome = made.get("train", TrainOutcome)
+    keep_report(work, outcome.adapter_hash, judged.report)
+    noted = note_rules(work, outcome.run_id, stage="judged")
+    verdict = with_changes(verdict, judged, noted)
+    keep_verdict(work, Path(outcome.adapter_folder), verdict)
+    return verdict
+
+
+def _asks_champion(work: OpenProject) -> bool:
+    return "champion" in work.settings.gate.subjects_needed()
+
+
+def _gate_depends_on(work: OpenProject, made: StepOutputs) -> Any:
+    rules = {**work.settings.gate.model_dump(mode="json"), "statistics": STATISTICS}
+    if judged_metrics(work.settings.gate):
+        rules["doubts"] = doubts_about_judge(work)
+    if not _asks_champion(work):
+        return rules
+    found = look_for_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)
+    stand_in = {"instead": found.instead} if found.instead else {}
+    return {"rules": rules, "champion": found.release.id if found.release is not None else None, **stand_in}
+
+
+GATE = PipelineStep(
+    name="gate",
+    title="decide by the rules",
+    needs=("train", "evaluate"),
+    makes=Verdict,
+    depends_on=_gate_depends_on,
+    do=_gate,
 )

@@ -1,4 +1,8 @@
-"""Step: say what training will take, before anything is loaded."""
+"""Step: say what training will take, before anything is loaded.
+
+The plan is what a run is known by: the same plan is the same run. It names the run of the main model, not the
+bytes it produces, so that all models can be planned before the first is trained.
+"""
 
 import math
 import shutil
@@ -15,11 +19,11 @@ from graftwork.costmodel.cpu_step import (
 )
 from graftwork.data.project import PreparedData
 from graftwork.files.dataset import iterate_rows, read_rows
+from graftwork.files.disk import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.base import note_on_weights
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import linear_names, read_shape
-from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.plan.estimate import COMPUTED, SPEED, PlanInputs, learned_memory, make_plan
 from graftwork.plan.project import (
@@ -32,17 +36,73 @@ from graftwork.plan.project import (
 )
 from graftwork.process.machine import machine_memory
 from graftwork.process.preload import is_supported
-from graftwork.project.open_project import OpenProject, load_template
+from graftwork.project.open_project import OpenProject, load_template, timestamp
+from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import GIB, Figure, fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
+from graftwork.records.run import TrainOutcome
 from graftwork.train.callbacks import STEPS_BEFORE_CRASH
 from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers, why_plain_step
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.objectives.pairs import Render, make_pairs, render_with, require_pairs
 from graftwork.train.rewards import name_rewards, rollout_rows
+from graftwork.train.run_folder import ADAPTER, OUTCOME
 from graftwork.train.settings import LOSS, REWARD, TrainSettings
+
+
+class StartAdapter(NamedTuple):
+    """An adapter to go on from. `named` is part of what makes the run what it is."""
+
+    folder: Path
+    named: dict[str, str]
+
+
+def plan_identity(plan: Plan) -> str:
+    """What will be trained, without the estimates."""
+    return fingerprint([plan.base_fingerprint, plan.dataset_hash, plan.dtype, plan.train])
+
+
+def run_id_of(plan: Plan) -> str:
+    """The same plan is the same run, so it is resumed."""
+    return plan_identity(plan)[:12]
+
+
+def note_done(work: OpenProject, run_id: str) -> TrainOutcome:
+    """Note that a run is done: its outcome is in its folder, wherever it was trained."""
+    outcome = TrainOutcome.from_json((work.project.runs / run_id / OUTCOME).read_bytes())
+    work.runs.update(run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json"))
+    return outcome
+
+
+def starts_from_main(work: OpenProject) -> bool:
+    return work.settings.train.start_from == FROM_MAIN
+
+
+def find_start_adapter(work: OpenProject) -> StartAdapter | None:
+    """The adapter that this model's training starts from, if it was asked for."""
+    asked = work.settings.train.start_from
+    if asked is None:
+        return None
+    if asked == FROM_MAIN:
+        planned = work.ledger.get("plan")
+        if planned is None:
+            raise UserMistake(
+                "the main model is not planned yet",
+                why=f"the model {work.model} starts from its adapter",
+                fix="`graft train --all` trains the main model first",
+            )
+        run_id = run_id_of(Plan.model_validate(planned.output))
+        return StartAdapter(work.project.runs / run_id / ADAPTER, {"run": run_id})
+    folder = (work.project.root / asked).expanduser()
+    if not folder.is_dir():
+        raise UserMistake(
+            f"there is no adapter to start from at {asked}",
+            fix=f"set `train.start_from` to `{FROM_MAIN}` or to a PEFT folder",
+            where=str(folder),
+        )
+    return StartAdapter(folder, {"adapter": folder_digest(folder)})
 
 
 def plan_for(

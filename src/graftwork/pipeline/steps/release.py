@@ -1,4 +1,4 @@
-"""Step: publish what passed the gate, and point the alias of the model at it."""
+"""Steps after the gate: publish what passed and point the alias at it, serve and ask it, write the report."""
 
 import time
 from collections.abc import Mapping
@@ -9,15 +9,22 @@ from typing import Any
 
 from graftwork.data.project import PreparedData
 from graftwork.engines.settings import EngineSettings
+from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.gate.project import find_judged_report
-from graftwork.evaluate.project import Evaluated
+from graftwork.evaluate.live.drift import measure_drift
+from graftwork.evaluate.project import Evaluated, put_page, savings_of
+from graftwork.evaluate.project_subjects import find_without_repaired
+from graftwork.evaluate.settings import CostSettings
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.model.base import note_on_weights
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.evaluate import load_cases
-from graftwork.project.open_project import OpenProject, current_user, load_template, timestamp
+from graftwork.project.open_project import OpenProject, current_user, load_template, name_entry, timestamp
 from graftwork.records.base import Record, fingerprint
+from graftwork.records.dataset import Audit
 from graftwork.records.errors import WorkerFailed, needs_extra
 from graftwork.records.interaction import TRY_OUT_SESSION
+from graftwork.records.live import EscalationForecast
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Metric, Verdict
@@ -31,6 +38,8 @@ from graftwork.registry.signatures import load_secret_key
 from graftwork.registry.store import ReleaseStore
 from graftwork.serve.settings import FailoverSettings
 from graftwork.text.redact import publishable
+from graftwork.train.run_folder import read_journal
+from graftwork.train.runs import read_vitals
 
 
 def _release(work: OpenProject, made: StepOutputs) -> Release:
@@ -258,4 +267,76 @@ TRY_OUT = PipelineStep(
     makes=TryOut,
     depends_on=lambda _work, _made: None,
     do=_try_out,
+)
+
+
+class WrittenReport(Record):
+    path: str
+    sha256: str
+
+
+def _report(work: OpenProject, made: StepOutputs) -> WrittenReport:
+    from graftwork.views.page import AnswerPair, ReportPage, render_report
+
+    outcome = made.get("train", TrainOutcome)
+    released = "release" in made.outputs
+    entries = {name: work.ledger.get(name_entry(work, name)) for name in made.outputs}
+    pairs = (
+        AnswerPair(
+            question=tried.question,
+            base_answer=tried.base_answer,
+            adapter_answer=tried.release_answer,
+            reference=tried.reference,
+            release=tried.answered_by,
+        )
+        for tried in (made.get("try", TryOut).tried if released else ())
+    )
+    page = ReportPage(
+        project=work.settings.project,
+        audit=made.get("audit", Audit),
+        dataset=made.get("prepare", PreparedData).dataset,
+        plan=made.get("plan", Plan),
+        steps=tuple(read_journal(work.project.runs / outcome.run_id)),
+        outcome=outcome,
+        vitals=read_vitals(work.project.runs / outcome.run_id),
+        report=made.get("evaluate", Evaluated).report,
+        verdict=made.get("gate", Verdict),
+        release=made.get("release", Release) if released else None,
+        side_by_side=tuple(pairs),
+        seconds={name: entry.seconds if entry else None for name, entry in entries.items()},
+        savings=savings_of(work, made.get("audit", Audit), made.get("prepare", PreparedData).dataset),
+        evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
+        without_repaired=f"model:{without}" if (without := find_without_repaired(work)) else "",
+        drift=measure_drift(work),
+        escalation=_find_forecast(work),
+    )
+    path = work.project.report_of(work.model)
+    write_atomic(path, render_report(page))
+    return WrittenReport(path=str(path), sha256=file_digest(path))
+
+
+def _find_forecast(work: OpenProject) -> EscalationForecast | None:
+    """The last forecast of escalation, if it is about this model."""
+    found = read_forecast(work.project.state)
+    return found if found is not None and found.model in ("", full_alias(work)) else None
+
+
+def _report_depends_on(work: OpenProject, made: StepOutputs) -> list[Any]:
+    found: list[Any] = [name for name in made.outputs if name in ("release", "try")]
+    if (forecast := _find_forecast(work)) is not None:
+        found.append({"escalation": fingerprint(forecast.model_dump(mode="json"))})
+    costs = work.settings.evaluate.costs
+    return found if costs == CostSettings() else [*found, costs.model_dump(mode="json")]
+
+
+REPORT = PipelineStep(
+    name="report",
+    title="write the report",
+    needs=("audit", "prepare", "plan", "train", "evaluate", "gate"),
+    makes=WrittenReport,
+    depends_on=_report_depends_on,
+    do=_report,
+    still_there=lambda _work, written: (
+        Path(written.path).exists() and file_digest(Path(written.path)) == written.sha256
+    ),
 )

@@ -16,9 +16,8 @@ from graftwork.evaluate.gate.project import note_rules
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.base import verify_base
 from graftwork.pipeline.preflight import require_rewards
-from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.plan import kind_of_run
+from graftwork.pipeline.steps.plan import find_start_adapter, kind_of_run, run_id_of
 from graftwork.plan.estimate import compare, compare_parts, find_drifts
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
