@@ -199,8 +199,8 @@ class PlannedCall(NamedTuple):
 
 
 @lru_cache
-def prelude(file: str = "inside.py") -> Prelude:
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+def prelude() -> Prelude:
+    text = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
     return Prelude("harness", text, MODULES)
 
 
@@ -268,10 +268,10 @@ class Verifier:
 
     def mutate(self, submissions: Sequence[Submission]) -> list[MutationScore]:
         """How many mutants of sources that hold their cases fail them."""
-        tasks = [{"source": each.source, "most": MOST_MUTANTS} for each in submissions]
+        tasks = [{"mode": "mutants", "source": each.source, "most": MOST_MUTANTS} for each in submissions]
         made = [
             parse_line(result.stdout) if result.ok else None
-            for result in self._run([BatchJob(_main(t)) for t in tasks], "mutants.py")
+            for result in self._run([BatchJob(_main(t)) for t in tasks])
         ]
         mutants = [
             (number, mutant)
@@ -291,8 +291,8 @@ class Verifier:
             for count, lines in zip(counts, survived, strict=True)
         ]
 
-    def _run(self, jobs: list[BatchJob], program: str = "inside.py") -> list[SandboxResult]:
-        return run_batch(jobs, sandbox=self._sandbox, prelude=prelude(program), at_once=self._at_once)
+    def _run(self, jobs: list[BatchJob]) -> list[SandboxResult]:
+        return run_batch(jobs, sandbox=self._sandbox, prelude=prelude(), at_once=self._at_once)
 
     def run_sources(
         self, submissions: Sequence[Submission], calls: Sequence[list[PlannedCall]], mode: str
