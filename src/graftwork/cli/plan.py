@@ -770,7 +770,7 @@ def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) 
 
 
 def _show_past(project: Path | None, runs: int, *, as_json: bool) -> None:
-    from graftwork.pipeline.run_plan import past_residuals
+    from graftwork.plan.project import past_residuals
 
     with opened(project) as work:
         found = past_residuals(work, runs=runs)

@@ -1,4 +1,4 @@
-"""The program that runs next to a generated component in the sandbox: reads, calls, counts, changes its source.
+"""The program that runs next to a generated component in the sandbox: reads, calls, counts, mutates it.
 
 In: one task as JSON. Out: a line with facts about the source, written before any of it has run, and a line
 with what the calls gave; or a line with its mutants, none of which is run. Expected values are not here.

@@ -1,8 +1,8 @@
 """The whole run in time: which steps have to be done, how long each should take, and how long it took.
 
 In: an open project and the steps of its pipeline. Out: a RunPlan; for each step that was done a StageTime in
-the ledger, which `graft status --json` shows part by part; how far plans were off over past runs. Nothing is
-done, trained or loaded. What comes after a step that is out of date has to be done too.
+the ledger, which `graft status --json` shows part by part. Nothing is done, trained or
+loaded. What comes after a step that is out of date has to be done too.
 """
 
 import uuid
@@ -27,7 +27,7 @@ from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk
 from graftwork.pipeline.steps.plan import kind_of_run, repeated_steps
 from graftwork.pipeline.steps.release import QUESTIONS, TryOut
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.estimate import SPEED, TIME, RunStart, find_biases, minutes_by_part, tokens_per_second
+from graftwork.plan.estimate import SPEED, TIME, RunStart, minutes_by_part, tokens_per_second
 from graftwork.plan.project import card_rates, plan_tuning
 from graftwork.plan.stages import (
     MEASURED,
@@ -44,7 +44,6 @@ from graftwork.records.base import MIB, Figure, Record
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import (
-    Bias,
     DeviceFacts,
     ModelShape,
     Plan,
@@ -57,7 +56,7 @@ from graftwork.records.plan import (
 )
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.store.runs import STAGE, PastRun
+from graftwork.store.runs import STAGE
 from graftwork.train.engine_choice import why_plain_step
 
 SAMPLE_BYTES = 4 * MIB
@@ -282,16 +281,6 @@ def measured_parts(output: Record) -> Mapping[str, float]:
 
 def _name(entry: str) -> str:
     return f"{entry}.time"
-
-
-class PastResiduals(Record):
-    runs: tuple[PastRun, ...]
-    biases: tuple[Bias, ...]
-
-
-def past_residuals(work: OpenProject, *, runs: int) -> PastResiduals:
-    found = work.residuals.past(runs=runs)
-    return PastResiduals(runs=found, biases=find_biases(run.residuals for run in found))
 
 
 ROUGH_SPREAD = 2.0

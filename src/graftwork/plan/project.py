@@ -29,16 +29,17 @@ from graftwork.costmodel.rollouts import choose_prompts_at_once, sampling_gib
 from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe_streamed
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu, list_gpus
-from graftwork.plan.estimate import describe_plain
+from graftwork.plan.estimate import describe_plain, find_biases
 from graftwork.plan.fit.candidates import LARGE_PARAMETERS, RESERVED_SPREAD, memory_level
 from graftwork.plan.fit.project import this_host
 from graftwork.plan.fit.question import SYSTEM_GIB
 from graftwork.plan.probe import stored_probe
 from graftwork.project.open_project import OpenProject
-from graftwork.records.base import ELEMENT_BYTES, GIB
+from graftwork.records.base import ELEMENT_BYTES, GIB, Record
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import (
+    Bias,
     DeviceFacts,
     Level,
     MemoryPeak,
@@ -52,6 +53,7 @@ from graftwork.records.plan import (
     Tuning,
     Workload,
 )
+from graftwork.store.runs import PastRun
 from graftwork.train.engine_choice import streams_layers, why_plain_step
 
 
@@ -391,3 +393,15 @@ def _seconds_a_token(run: PlainRun, work: Workload, setup: PlainSetup, shared: D
     step = setup.model_copy(update={"tokens": usual})
     seconds = sum(plain_step_parts(run, step, shared, passes=passes).values())
     return seconds / (sum(work.lengths) / len(work.lengths) * work.batch_size)
+
+
+class PastResiduals(Record):
+    """How far plans were off over past runs."""
+
+    runs: tuple[PastRun, ...]
+    biases: tuple[Bias, ...]
+
+
+def past_residuals(work: OpenProject, *, runs: int) -> PastResiduals:
+    past = work.residuals.past(runs=runs)
+    return PastResiduals(runs=past, biases=find_biases(run.residuals for run in past))

@@ -23,9 +23,8 @@ from graftwork.fleet.jobs import FleetRequest, choose_offer, require_done, train
 from graftwork.fleet.plans import PlacePlanner
 from graftwork.fleet.project import open_place
 from graftwork.model.probe import probe_device
-from graftwork.pipeline.steps.plan import note_done, run_id_of, starts_from_main
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.plan import plan_for
+from graftwork.pipeline.steps.plan import note_done, plan_for, run_id_of, starts_from_main
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import hold_lock
 from graftwork.project.open_project import OpenProject

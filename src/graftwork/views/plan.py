@@ -12,7 +12,7 @@ from graftwork.views.document import Document, quote
 if TYPE_CHECKING:
     from graftwork.evaluate.preflight import MetricTrial
     from graftwork.pipeline.preflight import Preflight
-    from graftwork.pipeline.run_plan import PastResiduals
+    from graftwork.plan.project import PastResiduals
 
 NAMES = {
     "total_parameters": "parameters of the base",
