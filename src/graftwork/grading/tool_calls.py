@@ -50,7 +50,7 @@ def _read_tools(system: str) -> Tools | None:
     if defined is None:
         return None
     tools: dict[str, Schema | None] = {}
-    for tool in map(define_tool, defined.tools):
+    for tool in map(define_tool, defined[1]):
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return None

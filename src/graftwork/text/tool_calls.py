@@ -42,13 +42,6 @@ class TextAndCalls(NamedTuple):
     calls: tuple[ToolCall, ...]
 
 
-class PromptAndTools(NamedTuple):
-    """A system prompt without its block, and the tools that the block defines."""
-
-    prompt: str
-    tools: tuple[dict[str, Any], ...]
-
-
 def write_call(call: ToolCall) -> str:
     """Write a call as chat templates do: keys in order, a space after each separator."""
     return f"{OPEN}{_write({'name': call.name, 'arguments': call.arguments})}{CLOSE}"
@@ -125,8 +118,8 @@ def add_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> t
     return (led, *messages[system is not None :])
 
 
-def split_tools(system: str) -> PromptAndTools | None:
-    """Split a system prompt and the tools at its end; None if it has no such block."""
+def split_tools(system: str) -> tuple[str, list[dict[str, Any]]] | None:
+    """Split a system prompt and the tools that its end defines; None if it has no such block."""
     start = system.find(TOOLS_BEFORE)
     if start < 0 or not system.endswith(TOOLS_BEHIND):
         return None
@@ -142,7 +135,7 @@ def split_tools(system: str) -> PromptAndTools | None:
     prompt = system[:start]
     if prompt and not prompt.endswith("\n\n"):
         return None
-    return PromptAndTools(prompt.removesuffix("\n\n"), tuple(tools))
+    return prompt.removesuffix("\n\n"), tools
 
 
 def _write(value: Any) -> str:

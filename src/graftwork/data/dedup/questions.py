@@ -64,25 +64,17 @@ IS_QUESTION = np.uint64(1)
 """The bit of a line's key that says whether the line ends as a question."""
 
 
-class Window(NamedTuple):
-    """The rows from `low` to before `high`, judged by the first `known` rows."""
-
-    low: int
-    high: int
-    known: int
-
-
-def open_windows(rows: int) -> Iterator[Window]:
-    """Yield windows that cover all rows."""
+def open_windows(rows: int) -> Iterator[range]:
+    """Yield windows that cover all rows. Those of a window are judged by the rows before it."""
     low, high = 0, FIRST_WINDOW
     while low < rows:
-        yield Window(low, min(high, rows), low)
+        yield range(low, min(high, rows))
         low, high = high, 2 * high
 
 
-def sample_before(window: Window, *, passed: Array, turns: Array, most: int = SAMPLE_ROWS) -> Array:
+def sample_before(window: range, *, passed: Array, turns: Array, most: int = SAMPLE_ROWS) -> Array:
     """Return the rows that a window is judged by: each distinct turn once."""
-    places = np.arange(0, window.known, max(1, window.known // most))
+    places = np.arange(0, window.start, max(1, window.start // most))
     places = places[passed[places]]
     _, once = np.unique(turns[places], return_index=True)
     chosen: Array = places[np.sort(once)]
@@ -115,10 +107,10 @@ def learn_weights(sets: Ragged, keys: Array) -> RunWeights:
 
 
 def remember_weights(
-    corpus: CorpusColumns, name: str, window: Window, learn: Callable[[], RunWeights]
+    corpus: CorpusColumns, name: str, window: range, learn: Callable[[], RunWeights]
 ) -> RunWeights:
     """The weights that a window is judged by, which its first rows determine."""
-    return RunWeights.from_arrays(*corpus.remember(name, window.known, lambda: learn().to_arrays()))
+    return RunWeights.from_arrays(*corpus.remember(name, window.start, lambda: learn().to_arrays()))
 
 
 LINES_AT_ONCE = 4_000_000
@@ -328,13 +320,13 @@ PairFilter = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True)
 class Questions:
-    """The question lines of all rows before `window.high`, given the boilerplate known in that window.
+    """The question lines of all rows before `window.stop`, given the boilerplate known in that window.
 
     `key` is 0 where a row asks nothing; `first` is the first row with the same line; `boilerplate` are
     sorted keys of lines that ask nothing; `number` counts the lines after the question.
     """
 
-    window: Window
+    window: range
     key: Array
     first: Array
     weights: RunWeights
@@ -355,7 +347,7 @@ class Questions:
     def probes(self) -> Array:
         """Return the rows of the window that are the first in it with their line."""
         rows = np.arange(len(self.key))
-        inside = self._passed & (rows >= self.window.low) & (self.key != 0)
+        inside = self._passed & (rows >= self.window.start) & (self.key != 0)
         return np.flatnonzero(inside & (find_first(self.key, among=inside) == rows))
 
     def pair_alike(
@@ -410,7 +402,7 @@ def find_questions(
     """
     marked: Array | None = None
     for window in open_windows(corpus.rows):
-        if window.high <= since:
+        if window.stop <= since:
             continue
         if marked is None:
             (marked,) = corpus.remember(
@@ -423,21 +415,21 @@ def find_questions(
 
 
 def _find_in(
-    corpus: CorpusColumns, window: Window, marked: Array, *, passed: Array, turns: Array
+    corpus: CorpusColumns, window: range, marked: Array, *, passed: Array, turns: Array
 ) -> Questions:
-    inside = passed[: window.high]
+    inside = passed[: window.stop]
 
     def sample() -> Array:
         return sample_before(window, passed=passed, turns=turns)
 
     def choose() -> tuple[Array, Array, Array]:
-        key, numbers = _choose_lines(corpus, window.high, boilerplate, marked)
+        key, numbers = _choose_lines(corpus, window.stop, boilerplate, marked)
         return key, numbers, find_first(key, among=inside)
 
     (boilerplate,) = corpus.remember(
-        "boilerplate", window.known, lambda: (learn_boilerplate(corpus, sample()),)
+        "boilerplate", window.start, lambda: (learn_boilerplate(corpus, sample()),)
     )
-    key, numbers, first = corpus.remember("question_lines", window.high, choose, store=False)
+    key, numbers, first = corpus.remember("question_lines", window.stop, choose, store=False)
 
     def learn() -> RunWeights:
         places = sample()

@@ -24,7 +24,7 @@ from graftwork.data.dedup.fingerprints import (
     rows_of,
     unpack,
 )
-from graftwork.data.dedup.questions import Window, find_questions, remember_weights, sample_before
+from graftwork.data.dedup.questions import find_questions, remember_weights, sample_before
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.similarity import (
@@ -64,7 +64,7 @@ class TextComparer:
         self._lengths = corpus.column("length").astype(np.int64)
         self._held: dict[int, Array] = {}
 
-    def choose(self, pairs: Array, *, window: Window, threshold: float) -> Array:
+    def choose(self, pairs: Array, *, window: range, threshold: float) -> Array:
         """Return the pairs that are similar. All have their later row in the window."""
         weights = remember_weights(self._corpus, "text_weights", window, lambda: self._learn(window))
         later, earlier = unpack(pairs)
@@ -81,7 +81,7 @@ class TextComparer:
             chosen.append(part)
         return np.concatenate(chosen)
 
-    def _learn(self, window: Window) -> RunWeights:
+    def _learn(self, window: range) -> RunWeights:
         places = sample_before(window, passed=self._passed, turns=self._turns, most=TEXT_SAMPLE_ROWS)
         if not len(places):
             return NO_WEIGHTS
@@ -226,7 +226,7 @@ def _compare(corpus: CorpusColumns, pairs: Array, *, passed: Array, threshold: f
     turns, rows = corpus.column("turn"), unpack(pairs)[0]
     comparer = TextComparer(corpus, passed=passed, turns=turns)
     for asked in find_questions(corpus, passed=passed, turns=turns, since=int(rows[0])):
-        here = pairs[slice(*np.searchsorted(rows, asked.window[:2]))]
+        here = pairs[slice(*np.searchsorted(rows, [asked.window.start, asked.window.stop]))]
         if len(here):
             places = rows_of(here)
             measures = measure_rows(here, places, asked.runs_of(places), asked.weights)

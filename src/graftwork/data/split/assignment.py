@@ -48,7 +48,6 @@ from graftwork.data.dedup.questions import (
     PairFilter,
     Paraphrases,
     Questions,
-    Window,
     find_questions,
     learn_weights,
     open_windows,
@@ -112,7 +111,7 @@ def pair_turns(
         pairs = merge_pairs([pairs, proposed])
     found = []
     for window in open_windows(corpus.rows):
-        low, high = np.searchsorted(unpack(pairs)[0], [window.low, window.high])
+        low, high = np.searchsorted(unpack(pairs)[0], [window.start, window.stop])
         if low == high:
             continue
         learn = partial(_learn_weights, corpus, window, turns, passed)
@@ -126,7 +125,7 @@ def pair_turns(
     return merge_pairs(found)
 
 
-def _learn_weights(corpus: CorpusColumns, window: Window, turns: UserTurns, passed: Array) -> RunWeights:
+def _learn_weights(corpus: CorpusColumns, window: range, turns: UserTurns, passed: Array) -> RunWeights:
     sample = sample_before(window, passed=passed, turns=turns.key)
     return learn_weights(read_rows(corpus, "turn_runs", sample), turns.key[sample])
 
@@ -139,7 +138,7 @@ def pair_rare_questions(
     The question line is not always recognized, least among the first rows of a log. So every question near
     the end of a turn counts if it is rare up to the later row.
     """
-    low, high = asked.window.low, asked.window.high
+    low, high = asked.window.start, asked.window.stop
     few = _fresh_values(corpus, "lines", np.flatnonzero(passed[:high]), fresh)
     found = []
     with ExternalSort(high) as spill:
@@ -404,7 +403,7 @@ def assign_splits(
     if known is not None:
         table.resume(known)
     for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
-        start, stop = max(asked.window.low, since), asked.window.high
+        start, stop = max(asked.window.start, since), asked.window.stop
         table.open_window(asked, until=start)
         lines = asked.pair_alike(threshold=threshold, fresh=fresh)
         if paraphrases is not None and start < MOST_EMBEDDED:
@@ -469,7 +468,7 @@ class _Assigner:
 
     def open_window(self, asked: Questions, *, until: int) -> None:
         """Index the rows assigned before `until` by the question lines of this window."""
-        low, high = asked.window.low, asked.window.high
+        low, high = asked.window.start, asked.window.stop
         self._line_first = asked.first
         self._is_probe = np.zeros(high, dtype=bool)
         self._is_probe[asked.probes()] = True

@@ -109,7 +109,7 @@ def find_leaks(
     for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
         fresh = None if known is None else _spread_over(asked.first, moved)
         line_sides = _ClassSides(asked.first, sides)
-        note("same_line", line_sides.in_both(since=asked.window.low))
+        note("same_line", line_sides.in_both(since=asked.window.start))
         pairs = asked.pair_alike(threshold=threshold, wanted=line_sides.are_parted, fresh=fresh)
         note("alike_line", line_sides.parted(pairs))
         if paraphrases is not None:

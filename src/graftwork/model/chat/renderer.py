@@ -415,8 +415,7 @@ class ChatRenderer:
         tools: list[dict[str, Any]] | None = None
         has_calls = False
         if turns[0][0] == "system" and (split := split_tools(turns[0][1])) is not None:
-            tools = list(split.tools)
-            messages[0]["content"] = split.prompt
+            messages[0]["content"], tools = split
         for index, (role, content) in enumerate(turns):
             spoken = split_calls(content) if role == "assistant" else None
             if spoken is not None and all(isinstance(call.arguments, dict) for call in spoken.calls):
