@@ -126,7 +126,7 @@ def test_both_answers_count_for_the_memory_of_the_capture_queue(run):
     run(main)
     (exchange,) = offered
     body = json.dumps(exchange.request, separators=(",", ":"))
-    assert exchange.size == len(body) + len(exchange.reply) + len(exchange.escalated.reply)
+    assert exchange.size == len(body) + len(exchange.reply) + len(exchange.rejected)
 
 
 def test_a_streamed_answer_is_checked_before_its_first_byte(run):
