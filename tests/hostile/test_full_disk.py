@@ -15,7 +15,7 @@ from hub_server import running_hub
 from graftwork.api.project import open_project
 from graftwork.files.dataset import read_rows
 from graftwork.model.base import find_base, verify_base
-from graftwork.model.hub import HubPlace
+from graftwork.model.hub import HubStore
 from graftwork.records.errors import EnvironmentLacks
 
 
@@ -88,11 +88,11 @@ def test_a_download_onto_a_disk_that_fills_up_ends_with_a_clear_error_and_goes_o
         monkeypatch.setenv("GRAFT_CACHE", str(tmp_path / "cache"))
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         # Free when the download begins; somebody else fills the disk meanwhile.
-        place = HubPlace(tmp_path / "cache" / "hub", free_bytes=lambda _path: 1 << 40)
+        store = HubStore(tmp_path / "cache" / "hub", free_bytes=lambda _path: 1 << 40)
         ballast = small_disk / "ballast"
         ballast.write_bytes(bytes(_free(small_disk) - 400_000))
         with pytest.raises(EnvironmentLacks, match="the disk is full") as caught:
-            find_base("acme/small", project_folder=tmp_path, weights=True, place=place)
+            find_base("acme/small", project_folder=tmp_path, weights=True, store=store)
         assert "free some space" in caught.value.fix
         ballast.unlink()
-        verify_base(find_base("acme/small", project_folder=tmp_path, weights=True, place=place))
+        verify_base(find_base("acme/small", project_folder=tmp_path, weights=True, store=store))

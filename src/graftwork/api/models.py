@@ -25,8 +25,8 @@ def pull_model(
     from graftwork.model import base as models
     from graftwork.project.open_project import report_downloads
 
-    place = report_downloads(reporter or NullReporter())
-    return models.pull_model(name, project_folder=Path(project), place=place, update=update, weights=weights)
+    store = report_downloads(reporter or NullReporter())
+    return models.pull_model(name, project_folder=Path(project), store=store, update=update, weights=weights)
 
 
 def list_models(*, project: str | Path = ".") -> "LocalModels":

@@ -50,8 +50,8 @@ def pull(
         name = found.settings.base
     root = found.root if found is not None else (project or Path())
     with RichReporter(tables=False) as reporter:
-        place = report_downloads(reporter)
-        pulled = pull_model(name, project_folder=root, place=place, update=update, weights=not config_only)
+        store = report_downloads(reporter)
+        pulled = pull_model(name, project_folder=root, store=store, update=update, weights=not config_only)
     print_record(pulled, as_json=json)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from graftwork.files.disk import atomic_folder, file_digest, write_atomic
 from graftwork.model.hub import (
     HubName,
-    HubPlace,
+    HubStore,
     fetch,
     find_local,
     find_pin,
@@ -65,13 +65,13 @@ def models_folder() -> Path:
     return Path(os.environ.get("GRAFT_CACHE") or Path(cache) / "graftwork") / "models"
 
 
-def hub_place() -> HubPlace:
+def hub_store() -> HubStore:
     """Where models of the Hub are described; their files are in the client's own cache."""
-    return HubPlace(models_folder() / "hub")
+    return HubStore(models_folder() / "hub")
 
 
 def find_base(
-    name: str, *, project_folder: Path, weights: bool = False, place: HubPlace | None = None
+    name: str, *, project_folder: Path, weights: bool = False, store: HubStore | None = None
 ) -> BaseFolder:
     """The base that `name` means; the embedded one is converted on first use (about 15 s).
 
@@ -99,13 +99,13 @@ def find_base(
             "config.json, tokenizer.json and *.safetensors",
             where=str(folder),
         )
-    place = place or hub_place()
+    store = store or hub_store()
     commit = find_pin(hub_name, project_folder)
     if commit is None:
-        commit = resolve(hub_name, place)
+        commit = resolve(hub_name, store)
         pin(hub_name, commit, project_folder)
     # The name of a model of the Hub pins its commit.
-    model = fetch(hub_name, commit, place, weights=weights)
+    model = fetch(hub_name, commit, store, weights=weights)
     hashes = model.hashes
     return BaseFolder(name=model.name, folder=model.folder, revision=fingerprint(hashes), files=hashes)
 
@@ -166,7 +166,7 @@ def is_ready(name: str, *, project_folder: Path = Path(), weights: bool = False)
     if hub_name is None or (project_folder / name).expanduser().is_dir():
         return True
     commit = find_pin(hub_name, project_folder)
-    model = None if commit is None else find_local(hub_name, commit, hub_place())
+    model = None if commit is None else find_local(hub_name, commit, hub_store())
     return model is not None and (model.has_weights or not weights)
 
 
@@ -312,23 +312,23 @@ class RemovedModels(Record):
 
 
 def pull_model(
-    name: str, *, project_folder: Path, place: HubPlace, update: bool = False, weights: bool = True
+    name: str, *, project_folder: Path, store: HubStore, update: bool = False, weights: bool = True
 ) -> PulledModel:
     """Fetch a model at the commit that the project uses, or at the one that its revision is now."""
     hub_name = _require_hub_name(name)
     pinned = find_pin(hub_name, project_folder)
     moved_to = None
     if pinned is None or update:
-        commit = resolve(hub_name, place)
+        commit = resolve(hub_name, store)
     else:
         commit = pinned
         if hub_name.revision != commit:
-            now = resolve(hub_name, place)
+            now = resolve(hub_name, store)
             moved_to = now if now != commit else None
     if pinned is None:
         # Before the download, so that the next command continues with the same commit.
         pin(hub_name, commit, project_folder)
-    model = fetch(hub_name, commit, place, weights=weights)
+    model = fetch(hub_name, commit, store, weights=weights)
     if update:
         pin(hub_name, commit, project_folder)
     return PulledModel(
@@ -356,7 +356,7 @@ def list_models(*, project_folder: Path, bases: tuple[str, ...] = ()) -> LocalMo
             pinned=(model.repository, model.commit) in pins,
             folder=model.folder,
         )
-        for model in list_local(hub_place())
+        for model in list_local(hub_store())
     ]
     embedded = models_folder() / EMBEDDED
     if (embedded / "config.json").exists():
@@ -379,7 +379,7 @@ def remove_model(name: str) -> RemovedModels:
     hub_name = _require_hub_name(name)
     models = [
         model
-        for model in list_local(hub_place())
+        for model in list_local(hub_store())
         if model.repository == hub_name.repository
         and (hub_name.revision is None or model.commit.startswith(hub_name.revision))
     ]

@@ -79,7 +79,7 @@ class HubModel(Record):
         return {name: file.sha256 or "" for name, file in sorted(self.files.items())}
 
 
-class HubPlace(NamedTuple):
+class HubStore(NamedTuple):
     """Where models are kept, who listens to a download, and how much room the disk has."""
 
     folder: Path
@@ -130,9 +130,9 @@ def _read_pins(project_folder: Path) -> dict[str, str]:
     return {name: commit for name, commit in entries if isinstance(commit, str) and _COMMIT.fullmatch(commit)}
 
 
-def find_local(name: HubName, commit: str, place: HubPlace) -> HubModel | None:
+def find_local(name: HubName, commit: str, store: HubStore) -> HubModel | None:
     """Return the model as far as it is on this machine; None if nothing of it is."""
-    folder = _folder_of(name, commit, place)
+    folder = _folder_of(name, commit, store)
     try:
         model = HubModel.from_json((folder / MANIFEST).read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -144,31 +144,31 @@ def find_local(name: HubName, commit: str, place: HubPlace) -> HubModel | None:
     return model.model_copy(update={"has_weights": present == set(model.files), "folder": str(folder)})
 
 
-def resolve(name: HubName, place: HubPlace) -> str:
+def resolve(name: HubName, store: HubStore) -> str:
     """Ask the Hub which commit a revision is now."""
     with _explained(name):
         _require_online(name)
         return str(_client().model_info(name.repository, revision=name.revision or "main").sha)
 
 
-def fetch(name: HubName, commit: str, place: HubPlace, *, weights: bool) -> HubModel:
+def fetch(name: HubName, commit: str, store: HubStore, *, weights: bool) -> HubModel:
     """Fetch what is missing at a commit: the config and tokenizer, and the weights if they are wanted."""
-    local = find_local(name, commit, place)
+    local = find_local(name, commit, store)
     if local is not None and (local.has_weights or not weights):
         return local
     with _explained(name):
         _require_online(name)
-        folder = _folder_of(name, commit, place)
+        folder = _folder_of(name, commit, store)
         make_folder(folder)
         with hold_lock(folder.parent / f".{commit}.lock"):
-            files = local.files if local is not None else _list_files(name, commit, place)
+            files = local.files if local is not None else _list_files(name, commit, store)
             # The fingerprint of a base needs the hash of every file.
             missing = {
                 file: about
                 for file, about in files.items()
                 if weights or not _is_weight(file) or about.sha256 is None
             }
-            checked = _fetch_files(name, commit, missing, place)
+            checked = _fetch_files(name, commit, missing, store)
             model = HubModel(
                 repository=name.repository,
                 commit=commit,
@@ -180,12 +180,12 @@ def fetch(name: HubName, commit: str, place: HubPlace, *, weights: bool) -> HubM
     return model
 
 
-def list_local(place: HubPlace) -> tuple[HubModel, ...]:
+def list_local(store: HubStore) -> tuple[HubModel, ...]:
     """Return every model of the Hub on this machine."""
     models = []
-    for manifest in sorted(place.folder.glob(f"*/*/{MANIFEST}")):
+    for manifest in sorted(store.folder.glob(f"*/*/{MANIFEST}")):
         repository = manifest.parent.parent.name.replace("--", "/", 1)
-        model = find_local(HubName(repository, None), manifest.parent.name, place)
+        model = find_local(HubName(repository, None), manifest.parent.name, store)
         if model is not None:
             models.append(model)
     return tuple(models)
@@ -210,15 +210,15 @@ def remove_local(model: HubModel) -> int:
     return size
 
 
-def _folder_of(name: HubName, commit: str, place: HubPlace) -> Path:
-    return place.folder / name.repository.replace("/", "--") / commit
+def _folder_of(name: HubName, commit: str, store: HubStore) -> Path:
+    return store.folder / name.repository.replace("/", "--") / commit
 
 
 def _is_weight(file: str) -> bool:
     return file.endswith(".safetensors")
 
 
-def _list_files(name: HubName, commit: str, place: HubPlace) -> dict[str, HubFile]:
+def _list_files(name: HubName, commit: str, store: HubStore) -> dict[str, HubFile]:
     """Choose the files of a model that matter: small files at the top, and its weights as safetensors."""
     info = _client().model_info(name.repository, revision=commit, files_metadata=True)
     listed = {
@@ -249,8 +249,8 @@ def _list_files(name: HubName, commit: str, place: HubPlace) -> dict[str, HubFil
         )
     if _INDEX in small:
         # The shards that the index names: repositories may hold the same weights twice.
-        _fetch_files(name, commit, {_INDEX: listed[_INDEX]}, place._replace(announce=lambda _text: None))
-        index = json.loads((_folder_of(name, commit, place) / _INDEX).read_text())
+        _fetch_files(name, commit, {_INDEX: listed[_INDEX]}, store._replace(announce=lambda _text: None))
+        index = json.loads((_folder_of(name, commit, store) / _INDEX).read_text())
         shards = set(index.get("weight_map", {}).values()) if isinstance(index, dict) else set()
         if not shards or not shards <= weights:
             raise Damaged(
@@ -266,10 +266,10 @@ def _list_files(name: HubName, commit: str, place: HubPlace) -> dict[str, HubFil
 
 
 def _fetch_files(
-    name: HubName, commit: str, files: dict[str, HubFile], place: HubPlace
+    name: HubName, commit: str, files: dict[str, HubFile], store: HubStore
 ) -> dict[str, HubFile]:
     """Fetch files into the client's cache, check them, and link to them."""
-    folder = _folder_of(name, commit, place)
+    folder = _folder_of(name, commit, store)
     missing = {file: about for file, about in files.items() if not (folder / file).exists()}
     checked = {file: _check(name, file, files[file], folder / file) for file in files.keys() - missing}
     total = sum(about.size for about in missing.values())
@@ -278,7 +278,7 @@ def _fetch_files(
     cache = Path(_cache_folder() or Path.home() / ".cache")
     while not cache.exists():
         cache = cache.parent
-    free = place.free_bytes(cache)
+    free = store.free_bytes(cache)
     if free < total + _SPARE_BYTES:
         raise EnvironmentLacks(
             f"the disk has no room for {name}",
@@ -288,14 +288,14 @@ def _fetch_files(
         )
     host = re.sub(r"^https?://", "", os.environ.get(ENDPOINT) or "huggingface.co")
     what = "the weights" if any(map(_is_weight, missing)) else "the config and the tokenizer"
-    place.announce(f"fetching {what} of {name} from {host}: {total / 1e6:,.1f} MB at {commit[:12]}")
+    store.announce(f"fetching {what} of {name} from {host}: {total / 1e6:,.1f} MB at {commit[:12]}")
     from huggingface_hub import hf_hub_download
 
     done = 0
     for file, about in missing.items():
 
         def report(arrived: int, before: int = done) -> None:
-            place.progress(f"fetch {name.repository}", before + arrived, total)
+            store.progress(f"fetch {name.repository}", before + arrived, total)
 
         if about.sha256 is not None:
             _fetch_blob(name, commit, file, about, report)
@@ -311,7 +311,7 @@ def _fetch_files(
             )
         )
         done += about.size
-        place.progress(f"fetch {name.repository}", done, total)
+        store.progress(f"fetch {name.repository}", done, total)
         checked[file] = _check(name, file, about, path)
         link = folder / file
         link.unlink(missing_ok=True)

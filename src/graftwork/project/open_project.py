@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftwork.files.disk import explain_os_error, make_folder
-from graftwork.model.base import EMBEDDED, BaseFolder, find_base, hub_place, is_ready, note_on_weights
-from graftwork.model.hub import HubPlace
+from graftwork.model.base import EMBEDDED, BaseFolder, find_base, hub_store, is_ready, note_on_weights
+from graftwork.model.hub import HubStore
 from graftwork.process.local_workers import LocalWorkers, WorkerHost
 from graftwork.project.load import ProjectFolder
 from graftwork.project.reporter import Reporter
@@ -78,7 +78,7 @@ class OpenProject:
         name, root = self.settings.base, self.project.root
         if name == EMBEDDED and not is_ready(name):
             self.reporter.info(f"making {name} ready: once a machine, about half a minute")
-        return find_base(name, project_folder=root, weights=weights, place=report_downloads(self.reporter))
+        return find_base(name, project_folder=root, weights=weights, store=report_downloads(self.reporter))
 
     @property
     def ledger(self) -> "StepLedger":
@@ -153,7 +153,7 @@ def use_project(
         database.close()
 
 
-def report_downloads(reporter: Reporter) -> HubPlace:
+def report_downloads(reporter: Reporter) -> HubStore:
     """Where models of the Hub are kept; what is fetched is announced, with the time that is left."""
     began = time.monotonic()
 
@@ -162,7 +162,7 @@ def report_downloads(reporter: Reporter) -> HubPlace:
         left = seconds * (total - done) / done if done else None
         reporter.progress(phase, done / 1e6, total / 1e6, seconds_left=left, detail={})
 
-    return hub_place()._replace(announce=reporter.info, progress=progress)
+    return hub_store()._replace(announce=reporter.info, progress=progress)
 
 
 def report_base_note(work: OpenProject) -> None:

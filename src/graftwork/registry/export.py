@@ -471,7 +471,7 @@ def _find_source(work: OpenProject, run: str | None) -> _Source:
         )
     plan = Plan.model_validate(entry.plan)
     base = find_base(
-        plan.base, project_folder=work.project.root, weights=True, place=report_downloads(work.reporter)
+        plan.base, project_folder=work.project.root, weights=True, store=report_downloads(work.reporter)
     )
     if base.revision != plan.base_fingerprint:
         raise EnvironmentLacks(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.files.disk import file_digest
 from graftwork.records.base import fingerprint
@@ -27,13 +27,6 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 RULE = "1 to 64 of a-z, 0-9, dot, dash and underscore, a letter or digit first"
 ALIAS = re.compile(rf"(?:{NAME.pattern}/)?{NAME.pattern}")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-class AliasParts(NamedTuple):
-    """The parts of an alias; `model` is None for the main model."""
-
-    model: str | None
-    name: str
 
 
 def require_name(value: str, *, kind: str) -> str:
@@ -63,9 +56,10 @@ def alias_of_model(alias: str, *, model: str, main: str) -> str:
     return alias if model == main or "/" in alias else f"{model}/{alias}"
 
 
-def split_alias(alias: str) -> AliasParts:
+def split_alias(alias: str) -> tuple[str | None, str]:
+    """The model, None for the main one, and the name of the alias."""
     model, slash, name = require_alias(alias).rpartition("/")
-    return AliasParts(model if slash else None, name)
+    return model if slash else None, name
 
 
 FIRST = "1.0.0"

@@ -98,8 +98,8 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
 
     What aliases of other models point at is left out where it needs another base or template.
     """
-    aliases, own_model = work.releases.aliases(), split_alias(full_alias(work)).model
-    own_releases = {to for alias, to in aliases.items() if split_alias(alias).model == own_model}
+    aliases, (own_model, _) = work.releases.aliases(), split_alias(full_alias(work))
+    own_releases = {to for alias, to in aliases.items() if split_alias(alias)[0] == own_model}
     template = load_template(work).template_fingerprint
     live = []
     for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):

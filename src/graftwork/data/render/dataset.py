@@ -71,9 +71,8 @@ def remote_rendering(
 
     if not isinstance(renderer, ChatTemplate):
         return None
-    parts = renderer.as_texts()
-    head = {"settings": settings.model_dump(mode="json", exclude=NOT_SENT), "reasoning": parts.reasoning}
-    texts = (parts.tokenizer_json, parts.config, parts.chat_template)
+    *texts, reasoning = renderer.as_texts().values()
+    head = {"settings": settings.model_dump(mode="json", exclude=NOT_SENT), "reasoning": reasoning}
 
     def encode(task: RenderTask) -> bytes:
         about = {

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from graftwork.model.chat.renderer import (
     CannotProve,
@@ -101,15 +101,6 @@ Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
-class TemplateTexts(NamedTuple):
-    """A template as texts; `config` is JSON."""
-
-    tokenizer_json: str
-    config: str
-    chat_template: str
-    reasoning: bool
-
-
 class ChatTemplate:
     """A base model's chat template and tokenizer.
 
@@ -154,11 +145,16 @@ class ChatTemplate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process rebuilds it from the same texts."""
-        return ChatTemplate.from_texts, tuple(self.as_texts())
+        return ChatTemplate.from_texts, tuple(self.as_texts().values())
 
-    def as_texts(self) -> "TemplateTexts":
-        """All that another process needs to make the same template."""
-        return TemplateTexts(self.tokenizer_json, json.dumps(self._config), self.source, self._reasoning)
+    def as_texts(self) -> dict[str, Any]:
+        """The arguments of `from_texts` with which another process makes the same template."""
+        return {
+            "tokenizer_json": self.tokenizer_json,
+            "config": json.dumps(self._config),
+            "chat_template": self.source,
+            "reasoning": self._reasoning,
+        }
 
     @classmethod
     def from_texts(
@@ -173,7 +169,7 @@ class ChatTemplate:
 
     def without_reasoning(self) -> "ChatTemplate":
         """The same template, asked for answers without reasoning."""
-        return ChatTemplate.from_texts(*self.as_texts()._replace(reasoning=False))
+        return ChatTemplate.from_texts(**{**self.as_texts(), "reasoning": False})
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """What `prompt` encodes, with the control tokens spelled out."""
@@ -220,7 +216,7 @@ class ChatTemplate:
         prelude = _PRELUDE.replace("\n", "")
         for name, value in _TEXTS.items():
             prelude = prelude.replace(name, json.dumps(value))
-        longer = ChatTemplate.from_texts(*self.as_texts()._replace(chat_template=prelude + self.source))
+        longer = ChatTemplate.from_texts(**{**self.as_texts(), "chat_template": prelude + self.source})
         with suppress(CannotProve):
             if longer.writes_tool_calls and longer.prompt_text(conversation) == self.prompt_text(
                 conversation
