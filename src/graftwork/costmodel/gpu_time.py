@@ -75,7 +75,7 @@ class RowStatistics(NamedTuple):
     @classmethod
     def of(cls, lengths: Sequence[int], *, trained_share: float = 1.0) -> "RowStatistics":
         squares = sum(length * length for length in lengths)
-        return cls(squares / sum(lengths), trained_share, uneven=min(lengths) < max(lengths))
+        return RowStatistics(squares / sum(lengths), trained_share, uneven=min(lengths) < max(lengths))
 
 
 def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics) -> StepTime:

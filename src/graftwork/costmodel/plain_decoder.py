@@ -8,7 +8,6 @@ of. What a family has otherwise than Llama is its recipe in `model/families.py`.
 import heapq
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from graftwork.costmodel.allocator import (
     CUBLAS_WORKSPACE,
@@ -566,14 +565,6 @@ class Norm:
         return multiply(tape, tape.leaf(self.weight), cast(tape, hidden, kind))
 
 
-class Heads(NamedTuple):
-    """The sizes of attention."""
-
-    queries: int
-    keys: int
-    size: int
-
-
 def rotate(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
     """Positions by rotation: half of each head is turned over."""
     tape = shared.tape
@@ -595,14 +586,14 @@ def rotate_part(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> T
 
 
 def attend(
-    shared: Machinery, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, in_order: bool = True
+    shared: Machinery, q: Tensor, k: Tensor, v: Tensor, shape: ModelShape, *, in_order: bool = True
 ) -> Tensor:
     """Flash attention: queries, keys, values, the output and a row of sums are kept."""
     tape, setup = shared.tape, shared.setup
     if setup.autocast:
         q, k, v = cast(tape, q, shared.low), cast(tape, k, shared.low), cast(tape, v, shared.low)
     out = tape.new(q.count, q.width)
-    sums = tape.new(setup.rows * heads.queries * setup.tokens, FLOAT)
+    sums = tape.new(setup.rows * shape.heads * setup.tokens, FLOAT)
     seed, offset = tape.new(2, 8), tape.new(1, 8)
     kept: list[Storage] = [value.storage for value in (q, k, v, out, sums, seed, offset)]
     counts = q.count, k.count, v.count
@@ -612,7 +603,7 @@ def attend(
         width = grads[0].width
         made = [tape.new(count, width) for count in counts]
         sizes = AttentionSizes(
-            setup.rows, setup.tokens, setup.tokens, heads.queries, heads.keys, heads.size, width
+            setup.rows, setup.tokens, setup.tokens, shape.heads, shape.kv_heads, shape.head_dim, width
         )
         tape.stream.use_together(flash_backward_sizes(sizes, deterministic=setup.deterministic))
         return made
@@ -648,7 +639,7 @@ class PlainBlock:
         h, i, d = shape.hidden_size, inner, shape.head_dim
         q, kv = shape.heads * d, shape.kv_heads * d
         self.recipe = recipe = family.recipe or PlainRecipe()
-        self.heads = Heads(shape.heads, shape.kv_heads, d)
+        self.shape = shape
         self.linears = {
             name: Linear(
                 size,
@@ -692,14 +683,14 @@ class PlainBlock:
         q, k, v = self._projected(shared, x)
         turn = rotate_part if self.recipe.fused else rotate
         q, k = turn(shared, q, waves), turn(shared, k, waves)
-        out = attend(shared, q, k, v, self.heads, in_order=not self.recipe.fused)
+        out = attend(shared, q, k, v, self.shape, in_order=not self.recipe.fused)
         return self.linears["o_proj"].run(shared, out)
 
     def _projected(self, shared: Machinery, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tape, heads = shared.tape, self.heads
+        tape, shape = shared.tape, self.shape
         if self.recipe.fused:
             whole = self.linears["qkv_proj"].run(shared, x)
-            counts = [shared.places * size * heads.size for size in (heads.queries, heads.keys)]
+            counts = [shared.places * heads * shape.head_dim for heads in (shape.heads, shape.kv_heads)]
             q, k, v = (part_of(tape, whole, count) for count in (counts[0], counts[1], counts[1]))
             return turned(tape, q), turned(tape, k), v
         q = self.linears["q_proj"].run(shared, x)

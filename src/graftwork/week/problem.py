@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from itertools import pairwise
-from statistics import StatisticsError, fmean, linear_regression, median
+from statistics import StatisticsError, fmean, linear_regression
 from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -534,12 +534,6 @@ GRID = 60
 BINS = 16
 
 
-class FittedCurve(NamedTuple):
-    half_hours: float
-    explained: float
-    """Share of the variance of the losses that the curve explains."""
-
-
 def bin_losses(hours: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:
     """Means of consecutive steps: single losses are noise."""
     count = len(hours)
@@ -547,8 +541,11 @@ def bin_losses(hours: Sequence[float], losses: Sequence[float]) -> list[tuple[fl
     return [(fmean(hours[a:b]), fmean(losses[a:b])) for a, b in pairwise(edges) if b > a]
 
 
-def fit_curve(points: Sequence[tuple[float, float]]) -> FittedCurve | None:
-    """Least squares for `floor + drop * 2 ** (-hours / half)`; the drop must be a drop."""
+def fit_half_hours(points: Sequence[tuple[float, float]], *, least: float = 0.5) -> float | None:
+    """Least squares for `floor + drop * 2 ** (-hours / half)`; the drop must be a drop.
+
+    None where the curve explains less than this share of the variance of the losses.
+    """
     usable = [(h, loss) for h, loss in points if math.isfinite(h) and math.isfinite(loss)]
     if len(usable) < FEWEST_POINTS:
         return None
@@ -558,7 +555,7 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> FittedCurve | None:
     if span <= 0 or spread <= 0:
         return None
     losses = [loss for _, loss in usable]
-    best: FittedCurve | None = None
+    best, explained = 0.0, -math.inf
     for number in range(GRID):
         half = span / 20 * 200 ** (number / (GRID - 1))
         fractions = [2 ** (-h / half) for h, _ in usable]
@@ -568,12 +565,6 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> FittedCurve | None:
             continue
         if slope > 0:
             error = sum((y - base - slope * x) ** 2 for x, y in zip(fractions, losses, strict=True))
-            if best is None or 1 - error / spread > best.explained:
-                best = FittedCurve(half, 1 - error / spread)
-    return best
-
-
-def combine(curves: Sequence[FittedCurve], *, least: float = 0.5) -> float | None:
-    """The median of runs whose curve explains at least half of what is seen."""
-    good = [curve.half_hours for curve in curves if curve.explained >= least]
-    return median(good) if good else None
+            if 1 - error / spread > explained:
+                best, explained = half, 1 - error / spread
+    return best if explained >= least else None

@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -65,7 +66,6 @@ from graftwork.week.plan import plan_week
 from graftwork.week.problem import (
     STEP,
     Effort,
-    FittedCurve,
     GainCurve,
     QuotaPeriod,
     RollingQuota,
@@ -75,8 +75,7 @@ from graftwork.week.problem import (
     WeekState,
     as_scenario,
     bin_losses,
-    combine,
-    fit_curve,
+    fit_half_hours,
     require_name,
     scenarios_of,
     score,
@@ -151,7 +150,7 @@ def fit_project_curves(project: ProjectFolder, clock: Clock) -> dict[str, float]
     """Nothing is created: a project that never ran has no curves."""
     if not (project.state / "runs").is_dir():
         return {}
-    curves: dict[str, list[FittedCurve]] = defaultdict(list)
+    halves: dict[str, list[float]] = defaultdict(list)
     with use_project(project, NullReporter()) as work:
         entry = work.ledger.get("prepare")
         folders = (entry.output or {}).get("folders", {}) if entry is not None else {}
@@ -161,11 +160,10 @@ def fit_project_curves(project: ProjectFolder, clock: Clock) -> dict[str, float]
             if model is None or run.state != "done":
                 continue
             steps = read_steps(Path(run.folder))
-            curve = fit_curve(bin_losses(clock(steps), [step.loss for step in steps]))
-            if curve is not None:
-                curves[model].append(curve)
-    combined = {model: combine(fitted) for model, fitted in curves.items()}
-    return {model: hours for model, hours in combined.items() if hours is not None}
+            half_hours = fit_half_hours(bin_losses(clock(steps), [step.loss for step in steps]))
+            if half_hours is not None:
+                halves[model].append(half_hours)
+    return {model: median(fitted) for model, fitted in halves.items()}
 
 
 def hours_by_tokens(tokens_per_hour: float) -> Clock:

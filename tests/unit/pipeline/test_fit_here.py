@@ -10,7 +10,6 @@ from graftwork.plan.fit import project as fit
 from graftwork.plan.fit.answer import fit as find_fit
 from graftwork.plan.fit.candidates import flops_a_token
 from graftwork.plan.fit.project import (
-    DriverCard,
     FitRequest,
     answer_fit,
     ask,
@@ -42,8 +41,8 @@ def test_cards_are_read_as_the_driver_reports_them():
         "no card\n\n2, GPU-c, H200, x\n"
     )
     assert read_cards(output) == [
-        DriverCard("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
-        DriverCard("NVIDIA, Odd", 100 / 1024),
+        ("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
+        ("NVIDIA, Odd", 100 / 1024),
     ]
 
 

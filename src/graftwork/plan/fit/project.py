@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from graftwork.costmodel.plain_step import passing_setup, plain_peak
 from graftwork.costmodel.rates import StepRates
@@ -349,13 +349,6 @@ PATIENCE_SECONDS = 10
 ASSUMED_RAM = f"host memory is taken as {USUAL_RAM_GIB:g} GiB: state yours with --ram"
 
 
-class DriverCard(NamedTuple):
-    """A card as its driver reports it."""
-
-    name: str
-    memory_gib: float
-
-
 def named_machine(
     *,
     gpu: str | None = None,
@@ -392,16 +385,13 @@ def this_machine(*, overlay: Path | None = None) -> Machine:
     """Cards of one kind: the first one's. Others would wait for the slowest anyway."""
     device = describe_device()
     cards = read_cards(ask_driver(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
-    gpu = None
-    same: list[DriverCard] = []
+    gpu, count = None, 0
     if cards:
-        first = cards[0]
-        same = [card for card in cards if card.name == first.name]
+        name, memory_gib = cards[0]
+        count = sum(other == name for other, _ in cards)
         # The catalog's figures with the memory that the driver shows.
-        gpu = find_gpu(first.name, overlay=overlay).model_copy(update={"memory_gib": first.memory_gib})
-    return Machine(
-        gpu=gpu, gpus=len(same), cpu=_processor(device, overlay=overlay), ram_gib=device.memory_gib
-    )
+        gpu = find_gpu(name, overlay=overlay).model_copy(update={"memory_gib": memory_gib})
+    return Machine(gpu=gpu, gpus=count, cpu=_processor(device, overlay=overlay), ram_gib=device.memory_gib)
 
 
 def this_host() -> Machine:
@@ -415,19 +405,22 @@ def ask_driver() -> str:
     return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
 
 
-def read_cards(printed: str, *, visible: str | None = None) -> list[DriverCard]:
-    """Lines of `index, uuid, name, MiB`; others, and cards that are hidden, are passed over."""
+def read_cards(printed: str, *, visible: str | None = None) -> list[tuple[str, float]]:
+    """Name and GiB of each GPU, from lines of `index, uuid, name, MiB`.
+
+    Other lines, and GPUs that are hidden, are passed over.
+    """
     cards = []
     for line in printed.splitlines():
         cells = [cell.strip() for cell in line.split(",", 2)]
         try:
             index, uuid, rest = int(cells[0]), cells[1], cells[2]
             name, mib = (cell.strip() for cell in rest.rsplit(",", 1))
-            card = DriverCard(name, float(mib) / 1024)
+            memory_gib = float(mib) / 1024
         except (IndexError, ValueError):
             continue
         if is_visible(index, uuid, visible):
-            cards.append(card)
+            cards.append((name, memory_gib))
     return cards
 
 

@@ -18,8 +18,7 @@ from graftwork.week.problem import (
     WeekState,
     as_scenario,
     bin_losses,
-    combine,
-    fit_curve,
+    fit_half_hours,
     quota_left,
     reading_notes,
     score,
@@ -188,17 +187,13 @@ def test_the_calendar_has_an_event_for_each_manual_session_in_short_lines(planne
 def test_a_curve_is_fitted_to_losses_that_follow_one():
     hours = [number / 50 for number in range(400)]
     losses = [1.2 + 0.8 * 2 ** (-h / 1.5) + 0.02 * (-1) ** number for number, h in enumerate(hours)]
-    fitted = fit_curve(bin_losses(hours, losses))
-    assert fitted.half_hours == pytest.approx(1.5, rel=0.1)
-    assert fitted.explained > 0.99
-    assert combine([fitted]) == fitted.half_hours
+    assert fit_half_hours(bin_losses(hours, losses), least=0.99) == pytest.approx(1.5, rel=0.1)
 
 
 def test_losses_that_do_not_fall_give_no_curve():
     hours = [float(number) for number in range(40)]
-    assert fit_curve(bin_losses(hours, [1.0 + 0.01 * h for h in hours])) is None
-    assert fit_curve([(0.0, 1.0)]) is None
-    assert combine([]) is None
+    assert fit_half_hours(bin_losses(hours, [1.0 + 0.01 * h for h in hours])) is None
+    assert fit_half_hours([(0.0, 1.0)]) is None
 
 
 def test_a_changed_copy_of_a_problem_looks_up_its_own_models_and_places(problem):
