@@ -417,12 +417,14 @@ def choose_rhythm(
 ) -> tuple[int, int, float]:
     """Saves, evaluations and the hours of one evaluation; `rows` are those of all epochs."""
     read = evaluation_rows if evaluation_rows is not None else min(MOST_ROWS_READ, max(1.0, rows / 10))
-    one = FORWARD_SHARE * hours * read / max(rows, 1.0)
-    affordable = int(EVALUATION_SHARE * hours / one) if one > 0 else MOST_EVALUATIONS
+    evaluation_hours = FORWARD_SHARE * hours * read / max(rows, 1.0)
+    affordable = (
+        int(EVALUATION_SHARE * hours / evaluation_hours) if evaluation_hours > 0 else MOST_EVALUATIONS
+    )
     evaluations = max(1, min(MOST_EVALUATIONS, affordable, int(steps)))
-    work = hours + evaluations * one
+    work = hours + evaluations * evaluation_hours
     saves = max(1, min(choose_saves(hazard, work=work), int(steps) or 1))
-    return saves, evaluations, one
+    return saves, evaluations, evaluation_hours
 
 
 def describe_intervals(bill: "Bill", *, run: CardRun) -> Intervals:
@@ -582,9 +584,9 @@ def _machine_dollars(
         return dollars, dollars
     if candidate.billing == "subscription":
         a_month = (offer.usd_per_month or 0.0) * price_factor
-        held = offer.hours_a_month or HOURS_A_MONTH
-        months = math.ceil(terms.runs_a_month * machine / held - 1e-9)
-        return a_month * months / terms.runs_a_month, a_month * math.ceil(machine / held - 1e-9)
+        monthly_hours = offer.hours_a_month or HOURS_A_MONTH
+        months = math.ceil(terms.runs_a_month * machine / monthly_hours - 1e-9)
+        return a_month * months / terms.runs_a_month, a_month * math.ceil(machine / monthly_hours - 1e-9)
     unit = candidate.place.smallest_billed_minutes / 60
     # What is begun is paid: a place that bills by the hour bills two for 61 minutes.
     billed = math.ceil(machine / unit - 1e-9) * unit if unit else machine
@@ -613,10 +615,10 @@ def _run_of(text: str) -> CardRun:
     rates = rates_of(gpu)
     level = level_of(question, rates)
     fitting, failing = search(question, rates=rates, level=level)
-    chosen, _ = weigh(fitting, failing, question, level=level, rates=rates)
+    candidate, _ = weigh(fitting, failing, question, level=level, rates=rates)
     steps = steps_of(question)
     spread = TIME_SPREAD[level]
-    seconds = chosen.seconds_a_step * steps
+    seconds = candidate.seconds_a_step * steps
     start = start_seconds("cuda", parameters=total_parameters(question.shape))
     hours = Figure(
         value=(seconds + start) / 3600,
@@ -625,16 +627,16 @@ def _run_of(text: str) -> CardRun:
         unit="h",
     )
     reason = ""
-    if card_excess(chosen, question, level) > 0:
-        room = card_room(question, cards=chosen.way.shared.cards).value
-        reason = f"takes up to {reserved_figure(chosen, question, level).high:.1f} of {room:.1f} GiB"
-    elif host_excess(chosen, question) > 0:
-        reason = f"takes {chosen.host.value:.0f} of {host_room(question):.0f} GiB of host memory"
-    strategy = strategy_of(chosen, question)
+    if card_excess(candidate, question, level) > 0:
+        room = card_room(question, cards=candidate.way.shared.cards).value
+        reason = f"takes up to {reserved_figure(candidate, question, level).high:.1f} of {room:.1f} GiB"
+    elif host_excess(candidate, question) > 0:
+        reason = f"takes {candidate.host.value:.0f} of {host_room(question):.0f} GiB of host memory"
+    strategy = strategy_of(candidate, question)
     return CardRun(
         gpu=gpu.name,
         gpus=question.machine.gpus,
-        fits=fits(chosen, question, level),
+        fits=fits(candidate, question, level),
         why_not=reason,
         hours=hours,
         steps=float(steps),

@@ -57,7 +57,7 @@ FOREVER = 1e9
 
 def assess(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: float) -> PlaceRow:
     age = age_days(candidate.offer.dated, today=terms.today)
-    place, run = candidate.place, candidate.run
+    provider, run = candidate.place, candidate.run
     guessed = candidate.billing == "spot" and terms.preemptions_per_hour is None
     spread = ASSUMED_SPREAD if guessed else (1.0, 1.0)
     bills = tuple(
@@ -91,9 +91,9 @@ def assess(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: flo
                 unit="of the cost",
             )
     return PlaceRow(
-        place=place.name,
-        title=place.title,
-        kind=place.kind,
+        place=provider.name,
+        title=provider.title,
+        kind=provider.kind,
         gpu=run.gpu,
         gpus=run.gpus,
         instance=candidate.offer.instance,
@@ -124,13 +124,13 @@ def assess(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: flo
         return_ratio=ratio,
         intervals=describe_intervals(middle, run=run),
         limits=limits_of(candidate, middle),
-        driven_by=place.driven_by,
+        driven_by=provider.driven_by,
         meets_deadline=None if terms.deadline_hours is None else clock.value <= terms.deadline_hours,
         within_budget=None if terms.budget_usd is None else paid_first.value <= terms.budget_usd,
-        recommended=is_recommended(place),
+        recommended=is_recommended(provider),
         certainty=run.certainty,
         strategy=run.strategy,
-        notes=place.notes,
+        notes=provider.notes,
     )
 
 
@@ -147,19 +147,19 @@ def rate_source(candidate: OfferCandidate, terms: Terms) -> str:
 
 def limits_of(candidate: OfferCandidate, bill: Bill) -> tuple[str, ...]:
     """The rules of the place as they meet this run."""
-    place, limits = candidate.place, []
-    if place.session_hours:
-        limits.append(f"{plural(bill.sessions, 'session')} of at most {place.session_hours:g} h")
+    provider, limits = candidate.place, []
+    if provider.session_hours:
+        limits.append(f"{plural(bill.sessions, 'session')} of at most {provider.session_hours:g} h")
     for quota, unit, hours in (
-        (place.free_hours_a_week, "week", 168),
-        (place.free_hours_a_day, "day", 24),
+        (provider.free_hours_a_week, "week", 168),
+        (provider.free_hours_a_day, "day", 24),
     ):
         if quota:
             periods = math.ceil(bill.clock / hours) if math.isfinite(bill.clock) else 0
             limits.append(f"{quota:g} h a {unit}: {plural(periods, unit)}")
     if candidate.billing == "subscription" and candidate.offer.hours_a_month:
         limits.append(f"{candidate.offer.hours_a_month:g} h of this card a month")
-    if place.driven_by == "by hand":
+    if provider.driven_by == "by hand":
         limits.append("by hand: no API")
     return tuple(limits)
 
@@ -214,8 +214,8 @@ def best_of_each_place(rows: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
     best: dict[tuple[str, str], PlaceRow] = {}
     for row in rows:
         # Own cards are listed one by one.
-        own = f"{row.gpus} {row.gpu}" if row.billing == "electricity" else ""
-        best.setdefault((row.place, own or ("spot" if row.billing == "spot" else "")), row)
+        own_gpu = f"{row.gpus} {row.gpu}" if row.billing == "electricity" else ""
+        best.setdefault((row.place, own_gpu or ("spot" if row.billing == "spot" else "")), row)
     return tuple(best.values())
 
 
@@ -416,18 +416,20 @@ def _same(one: OfferCandidate | None, other: OfferCandidate) -> bool:
 def _price_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
     """The winner's place asks more for all that it offers; a rival asks less for its own offer."""
     if best.billing != "free":
-        found = _search(
+        turning_point = _search(
             lambda factor: winner(
                 inputs, tweak_of=lambda item: Tweak(price=factor) if _same(item, best) else PLAIN
             ),
             best,
             up=True,
         )
-        words = f"{best.place.title} stays the best at {FARTHEST:g} times its prices"
-        if found is not None:
-            more = f"{100 * (found[0] - 1):.0f} % more"
-            words = f"if {best.place.title} asked {more}, {_named(found[1])} would win"
-        yield _factor_change("price of the winner", "× the listed price", found, best=best, words=words)
+        explanation = f"{best.place.title} stays the best at {FARTHEST:g} times its prices"
+        if turning_point is not None:
+            increase = f"{100 * (turning_point[0] - 1):.0f} % more"
+            explanation = f"if {best.place.title} asked {increase}, {_named(turning_point[1])} would win"
+        yield _factor_change(
+            "price of the winner", "× the listed price", turning_point, best=best, words=explanation
+        )
     if inputs.terms.goal == "time":
         return
     # The rival that needs the smallest cut.
@@ -445,8 +447,8 @@ def _price_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[W
             nearest = factor, rival
     if nearest is not None:
         factor, rival = nearest
-        words = f"if {rival.label} cost {100 * (1 - factor):.0f} % less, it would win"
-        yield _factor_change("price of a rival", "× its listed price", nearest, best=best, words=words)
+        explanation = f"if {rival.label} cost {100 * (1 - factor):.0f} % less, it would win"
+        yield _factor_change("price of a rival", "× its listed price", nearest, best=best, words=explanation)
 
 
 def _factor_change(
@@ -469,11 +471,19 @@ def _factor_change(
 def _hours_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
     """The run takes longer, or less long, everywhere alike: more rows, an estimate that was off."""
     for up in (True, False):
-        found = _search(lambda factor: winner(inputs, tweak_of=lambda _: Tweak(hours=factor)), best, up=up)
-        if found is not None:
-            longer = f"{found[0]:.1f} times as long" if up else f"{100 * found[0]:.0f} % of the time"
-            words = f"if the run took {longer} everywhere, {_named(found[1])} would win"
-            yield _factor_change("hours of the run", "× the hours", found, best=best, words=words)
+        turning_point = _search(
+            lambda factor: winner(inputs, tweak_of=lambda _: Tweak(hours=factor)), best, up=up
+        )
+        if turning_point is not None:
+            longer = (
+                f"{turning_point[0]:.1f} times as long"
+                if up
+                else f"{100 * turning_point[0]:.0f} % of the time"
+            )
+            explanation = f"if the run took {longer} everywhere, {_named(turning_point[1])} would win"
+            yield _factor_change(
+                "hours of the run", "× the hours", turning_point, best=best, words=explanation
+            )
 
 
 def _rate_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
@@ -490,31 +500,33 @@ def _rate_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[Wi
         # whether spot pays.
         return best if who is not None and (who.billing == "spot") == spot_wins else who
 
-    found = _search(wins, best, up=spot_wins)
-    if found is not None:
-        factor, who = found
+    turning_point = _search(wins, best, up=spot_wins)
+    if turning_point is not None:
+        factor, who = turning_point
         rate = inputs.bill(best).hazard.rate if spot_wins else None
         stated = f" ({rate * factor:.2f} an hour)" if rate else ""
         many = "as many interruptions" if spot_wins else "of the interruptions"
-        words = f"with {factor:.2g} × {many}{stated} {_named(who)} would win"
+        explanation = f"with {factor:.2g} × {many}{stated} {_named(who)} would win"
     elif spot_wins:
-        words = f"{best.label} stays the best at {FARTHEST:g} times as many interruptions"
+        explanation = f"{best.label} stays the best at {FARTHEST:g} times as many interruptions"
     else:
-        words = "no spot machine would win if it were interrupted less"
-    yield _factor_change("interruptions of spot machines", "× the rate", found, best=best, words=words)
+        explanation = "no spot machine would win if it were interrupted less"
+    yield _factor_change(
+        "interruptions of spot machines", "× the rate", turning_point, best=best, words=explanation
+    )
 
 
 def _limit_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
     """From here on the winner is late; below this it cannot be paid. No budget changes what costs nothing."""
     bill, terms = inputs.bill(best), inputs.terms
-    for what, field, now, needed, unit, words in (
+    for what, field, now, needed, unit, suffix in (
         ("deadline", "deadline_hours", terms.deadline_hours, bill.clock, "h", "to the result"),
         ("budget", "budget_usd", terms.budget_usd, bill.paid_first, "USD", ""),
     ):
         if needed <= 0:
             continue
         who = winner(inputs, terms=terms.model_copy(update={field: needed * (1 - 1e-9)}))
-        less = f"{duration(needed)} {words}" if unit == "h" else dollars(needed)
+        less = f"{duration(needed)} {suffix}" if unit == "h" else dollars(needed)
         then = "no place will do" if who is None else f"{who.label} would win"
         yield WinnerChange(
             what=what,
@@ -576,31 +588,33 @@ def list_candidates(
     today: str,
 ) -> tuple[OfferCandidate, ...]:
     """Every offer as often as it has ways of being billed, then the team's own cards, by name and number."""
-    by_name = {place.name: place for place in places}
+    by_name = {provider.name: provider for provider in places}
     candidates = []
     for offer in offers:
-        place = by_name.get(offer.place)
-        if place is None:
+        provider = by_name.get(offer.place)
+        if provider is None:
             continue
         run = estimate(offer.gpu, offer.gpus, offer.memory_gib)
-        candidates += [OfferCandidate(place=place, offer=offer, billing=way, run=run) for way in ways(offer)]
-    place = by_name.get(OWN.name, OWN)
+        candidates += [
+            OfferCandidate(place=provider, offer=offer, billing=way, run=run) for way in ways(offer)
+        ]
+    provider = by_name.get(OWN.name, OWN)
     for gpu, gpus in own:
         offer = Offer(
-            place=place.name, gpu=gpu, gpus=gpus, usd_per_hour=None,
+            place=provider.name, gpu=gpu, gpus=gpus, usd_per_hour=None,
             source="electricity as stated", dated=today,
         )  # fmt: skip
         run = estimate(gpu, gpus, None)
-        candidates.append(OfferCandidate(place=place, offer=offer, billing="electricity", run=run))
+        candidates.append(OfferCandidate(place=provider, offer=offer, billing="electricity", run=run))
     return tuple(candidates)
 
 
 def within_disk(candidate: OfferCandidate, disk: DiskNeed) -> OfferCandidate:
     """The candidate; not possible where the place's disk is too small for what the run needs."""
-    there, needed = candidate.place.disk_gib, disk.total_gib
-    if there is None or needed.value <= there or not candidate.run.fits:
+    disk_gib, needed = candidate.place.disk_gib, disk.total_gib
+    if disk_gib is None or needed.value <= disk_gib or not candidate.run.fits:
         return candidate
-    why = f"its disk is too small: {needed.value:.0f} GiB are needed, {there:.0f} are there"
+    why = f"its disk is too small: {needed.value:.0f} GiB are needed, {disk_gib:.0f} are there"
     return candidate.model_copy(
         update={"run": candidate.run.model_copy(update={"fits": False, "why_not": why})}
     )
@@ -676,8 +690,8 @@ def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tu
             f"{len(stale)} of {len(rows)} prices are over {STALE_AFTER_DAYS} days old, the oldest {oldest}: "
             "check them before you pay"
         )
-    places = {candidate.place.title: candidate.place.notes for candidate in candidates}
-    notes += [f"{title}: {note}" for title, note in sorted(places.items()) if note]
+    provider_notes = {candidate.place.title: candidate.place.notes for candidate in candidates}
+    notes += [f"{title}: {note}" for title, note in sorted(provider_notes.items()) if note]
     return tuple(notes)
 
 
@@ -715,11 +729,11 @@ def compare_places(
     with_sensitivity: bool = True,
 ) -> PlaceComparison:
     """The question on every offer, and on own cards."""
-    places, gpu, cards, own = among
+    provider_names, gpu, cards, stated_gpus = among
     find = finder(overlay)
     catalog = list_places(overlay=overlay)
-    names = [place.name for place in catalog]
-    for name in places:
+    names = [provider.name for provider in catalog]
+    for name in provider_names:
         if name not in names:
             raise UserMistake(
                 f"the catalog has no place {name!r}",
@@ -727,15 +741,16 @@ def compare_places(
                 fix=f"one of: {', '.join(names)}",
                 where="--place",
             )
-    wanted = find(gpu).name if gpu else None
+    gpu_name = find(gpu).name if gpu else None
     offers = [
         offer
         for offer in list_offers(overlay=overlay)
-        if (not places or offer.place in places) and (wanted is None or find(offer.gpu).name == wanted)
+        if (not provider_names or offer.place in provider_names)
+        and (gpu_name is None or find(offer.gpu).name == gpu_name)
     ]
     offers += [reserved for offer in offers if (reserved := as_commitment(offer)) is not None]
     offers = of_size(offers, cards=cards if cards is not None else DEFAULT_CARDS.get(question.method, 1))
-    own_cards = [(find(name).name, count) for name, count in own]
+    own_cards = [(find(name).name, count) for name, count in stated_gpus]
     if not offers and not own_cards:
         raise UserMistake(
             f"no place of the catalog offers {gpu}",

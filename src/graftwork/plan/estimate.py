@@ -143,8 +143,8 @@ def rollout_seconds(
     if load is None:
         return {}
     if device.kind == "cuda":
-        known = rates or default_rates()
-        parts = gpu_seconds(shape, load, rates=known, weight_bytes=weight_width(tuning))
+        gpu_rates = rates or default_rates()
+        parts = gpu_seconds(shape, load, rates=gpu_rates, weight_bytes=weight_width(tuning))
     else:
         parts = cpu_seconds(shape, load, gflops=_matrix_rate(device))
     return {name: seconds * load.batches for name, seconds in parts.items()}
@@ -343,13 +343,13 @@ def _computed_memory(inputs: PlanInputs, trainable: int) -> tuple[dict[str, floa
     passes = [
         training_memory(
             shape,
-            some if plain is None else with_rows(some, min(plain.micro_rows, some.batch_size)),
+            workload if plain is None else with_rows(workload, min(plain.micro_rows, workload.batch_size)),
             parameters=total_parameters(shape),
             trainable=trainable,
             width=width,
             checkpointed=plain is not None and plain.checkpointed,
         )
-        for some in passes_of(work)
+        for workload in passes_of(work)
     ]
     parts = max(passes, key=lambda parts: sum(parts.values()))
     if work.rollouts is not None:
@@ -497,24 +497,26 @@ def compare(plan: Plan, outcome: TrainOutcome, *, minutes: float) -> tuple[Resid
 
 def compare_parts(plan: Plan, outcome: TrainOutcome, parts: RunParts) -> tuple[Residual, ...]:
     """The parts of time and memory compared, where both sides know them."""
-    found: list[Residual] = []
+    residuals: list[Residual] = []
     for name, planned in planned_minutes(plan).items():
         actual = parts.seconds.get(name)
         if actual is not None:
-            found.append(Residual(name=f"{TIME}.{name}", planned=planned, actual=actual / 60))
+            residuals.append(Residual(name=f"{TIME}.{name}", planned=planned, actual=actual / 60))
     for name, planned in planned_memory(plan).items():
-        taken = parts.memory_gib.get(name)
-        if taken is not None:
-            found.append(Residual(name=f"{MEMORY}.{name}", planned=planned, actual=taken))
+        measured_gib = parts.memory_gib.get(name)
+        if measured_gib is not None:
+            residuals.append(Residual(name=f"{MEMORY}.{name}", planned=planned, actual=measured_gib))
     if COMPUTED in plan.parts:
-        found.append(Residual(name=COMPUTED, planned=plan.parts[COMPUTED], actual=outcome.peak_memory_gib))
-    return tuple(found)
+        residuals.append(
+            Residual(name=COMPUTED, planned=plan.parts[COMPUTED], actual=outcome.peak_memory_gib)
+        )
+    return tuple(residuals)
 
 
 def planned_minutes(plan: Plan) -> dict[str, Figure]:
     """By parts. A plan that does not name them has at least its steps, the loading, and a rest."""
-    named = _parts_of(plan, TIME)
-    if not named:
+    parts = _parts_of(plan, TIME)
+    if not parts:
         speed = plan.tokens_per_second
         compute = Figure(
             value=plan.tokens.value / speed.value / 60,
@@ -523,26 +525,26 @@ def planned_minutes(plan: Plan) -> dict[str, Figure]:
             unit="min",
         )
         load = Figure.about(START_SECONDS[plan.device.kind] / 60, down=0.5, up=2.0, unit="min")
-        rest = max(0.0, plan.minutes.value - compute.value - load.value)
-        named = {
+        remaining = max(0.0, plan.minutes.value - compute.value - load.value)
+        parts = {
             "load": load,
             COMPUTE: compute,
-            "validation": Figure.about(rest, down=0.5, up=2.0, unit="min"),
+            "validation": Figure.about(remaining, down=0.5, up=2.0, unit="min"),
         }
     # Waiting for data, evaluations or restarts is never planned: all of it exceeds the plan.
     unplanned = {name: Figure.exact(0.0, "min") for name in (WAITING, "looks", "restarts", "checkpoints")}
-    return {**unplanned, **named}
+    return {**unplanned, **parts}
 
 
 def planned_memory(plan: Plan) -> dict[str, Figure]:
     """In the two groups that a run measures; empty where the plan names no parts."""
-    named = _parts_of(plan, MEMORY)
-    found: dict[str, Figure] = {}
+    parts = _parts_of(plan, MEMORY)
+    groups: dict[str, Figure] = {}
     for group, names in GROUPS.items():
-        members = [named[name] for name in names if name in named]
+        members = [parts[name] for name in names if name in parts]
         if members:
-            found[group] = Figure.total(members, "GiB")
-    return found if len(found) == len(GROUPS) else {}
+            groups[group] = Figure.total(members, "GiB")
+    return groups if len(groups) == len(GROUPS) else {}
 
 
 def _parts_of(plan: Plan, figure: str) -> dict[str, Figure]:
@@ -586,17 +588,19 @@ def find_drifts(residuals: Sequence[Residual], parts: Sequence[Residual]) -> tup
 
 def _cause(residual: Residual, parts: Sequence[Residual]) -> Residual | None:
     """The part whose difference is the largest in the drift's own direction."""
-    own = [part for part in parts if part.name.startswith(f"{residual.name}.") and part.name != COMPUTED]
-    more = residual.actual > residual.planned.value
+    candidates = [
+        part for part in parts if part.name.startswith(f"{residual.name}.") and part.name != COMPUTED
+    ]
+    exceeded = residual.actual > residual.planned.value
     if residual.name == SPEED:
         # Tokens a second are the inverse of the steps' time: more of one is less of the other.
         in_steps = [f"{TIME}.{part}" for part in (COMPUTE, WAITING, ROLLOUTS)]
-        own = [part for part in parts if part.name in in_steps]
-        more = not more
-    moved = [(residual.actual - residual.planned.value) * (1 if more else -1) for residual in own]
+        candidates = [part for part in parts if part.name in in_steps]
+        exceeded = not exceeded
+    moved = [(residual.actual - residual.planned.value) * (1 if exceeded else -1) for residual in candidates]
     if not moved or max(moved) <= 0:
         return None
-    return own[moved.index(max(moved))]
+    return candidates[moved.index(max(moved))]
 
 
 def find_biases(runs: Iterable[Sequence[Residual]]) -> tuple[Bias, ...]:
@@ -631,8 +635,8 @@ def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> Figure |
         name: [residual for residual in residuals if residual.name == name and residual.planned.value > 0]
         for name in (COMPUTED, MEMORY)
     }
-    found = (kinds[COMPUTED] or kinds[MEMORY])[:most]
-    ratios = [residual.actual / residual.planned.value for residual in found]
+    recent = (kinds[COMPUTED] or kinds[MEMORY])[:most]
+    ratios = [residual.actual / residual.planned.value for residual in recent]
     ratios = [ratio for ratio in ratios if LEAST_FACTOR <= ratio <= MOST_FACTOR]
     if not ratios:
         return None
@@ -678,11 +682,11 @@ NORMAL_95 = 1.6449
 
 def pool_runs(prior: Figure, seen: Sequence[float]) -> Figure:
     """The prior corrected by the values seen. Values that are not positive are ignored."""
-    known = [value for value in seen if value > 0]
-    if not known or prior.value <= 0:
+    usable = [value for value in seen if value > 0]
+    if not usable or prior.value <= 0:
         return prior
-    logs = [math.log(value) for value in known]
-    if len(known) < ENOUGH_RUNS:
+    logs = [math.log(value) for value in usable]
+    if len(usable) < ENOUGH_RUNS:
         # Prior and runs, each by the inverse of its variance.
         tau = math.log(prior.high / prior.low) / (2 * NORMAL_95) if prior.low > 0 else math.inf
         weight = (RUN_SPREAD / tau) ** 2 if tau > 0 else math.inf
@@ -696,9 +700,9 @@ def pool_runs(prior: Figure, seen: Sequence[float]) -> Figure:
         degrees = PRIOR_DEGREES + len(logs) - 1
         spread = math.sqrt((PRIOR_DEGREES * USUAL_SPREAD**2 + squares) / degrees)
         reach = math.exp(student_95(degrees) * spread * math.sqrt(1 + 1 / len(logs)))
-        value = median(known)
+        value = median(usable)
         low, high = value / reach, value * reach
-    low, high = min(low, *known), max(high, *known)
+    low, high = min(low, *usable), max(high, *usable)
     return Figure(value=min(max(value, low), high), low=low, high=high, unit=prior.unit)
 
 

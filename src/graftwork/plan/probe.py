@@ -39,8 +39,8 @@ Hear = Callable[[str, float], None]
 
 def shape_to_probe(project: ProjectFolder | None, model: str | None) -> ModelShape:
     """The shape of a model that the project, the catalog or a folder knows."""
-    known = project.settings.all_models if project is not None else ()
-    if project is not None and (model is None or model in known):
+    model_names = project.settings.all_models if project is not None else ()
+    if project is not None and (model is None or model in model_names):
         base = project.settings.of_model(model or project.settings.main_model).base
         return read_shape(Path(find_base(base, project_folder=project.root).folder))
     if model is None:
@@ -141,16 +141,16 @@ def stored_probe(
     here = name_device()
     folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
     for folder in folders:
-        found = []
+        probes = []
         for file in sorted((folder / _key(here)).glob("*.json")):
             with suppress(OSError, ValidationError):  # of another version
                 facts = ProbeFacts.from_json(file.read_bytes())
-                found += [facts] if facts.device == here else []
-        if found and shape is not None:
+                probes += [facts] if facts.device == here else []
+        if probes and shape is not None:
             size = layer_parameters(shape)
-            return min(found, key=lambda facts: abs(math.log(layer_parameters(facts.shape) / size)))
-        if found:
-            return max(found, key=lambda facts: facts.at)
+            return min(probes, key=lambda facts: abs(math.log(layer_parameters(facts.shape) / size)))
+        if probes:
+            return max(probes, key=lambda facts: facts.at)
     return None
 
 

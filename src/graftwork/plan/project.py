@@ -82,14 +82,14 @@ def plan_rollouts(
     if load.rollouts is None or load.rollouts.prompts_at_once is not None or load.rollouts.on_server:
         return load
     card = device.kind == "cuda"
-    chosen = choose_prompts_at_once(
+    rollouts = choose_prompts_at_once(
         shape,
         load.rollouts,
         memory_gib=work.settings.plan.memory_limit_gib or device.memory_gib * (GPU_SHARE if card else 1),
         width=ELEMENT_BYTES[dtype],
         recorded=card,
     )
-    return load.model_copy(update={"rollouts": chosen})
+    return load.model_copy(update={"rollouts": rollouts})
 
 
 def plan_passes(
@@ -123,18 +123,18 @@ def plan_passes(
     )
     sampled = sampling_gib(shape, load)
     limit -= sampled
-    found = choose_micro_batches(run, load, shared, limit_gib=limit, checkpointing=settings.checkpointing)
+    step = choose_micro_batches(run, load, shared, limit_gib=limit, checkpointing=settings.checkpointing)
     level = memory_level(run.architecture)
-    if needs_more(found, limit_gib=limit, level=level):
+    if needs_more(step, limit_gib=limit, level=level):
         raise AnswerIsNo(
             f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
-            why=f"{found.peak_gib:.1f} GiB are needed with {describe_plain(found)}",
+            why=f"{step.peak_gib:.1f} GiB are needed with {describe_plain(step)}",
             fix=_FEWER_ANSWERS if sampled else _LESS_AT_A_TIME,
         )
     if not sampled:
-        return found
-    parts = {**found.parts_gib, "rollouts": sampled}
-    return found.model_copy(update={"peak_gib": found.peak_gib + sampled, "parts_gib": parts})
+        return step
+    parts = {**step.parts_gib, "rollouts": sampled}
+    return step.model_copy(update={"peak_gib": step.peak_gib + sampled, "parts_gib": parts})
 
 
 _LESS_AT_A_TIME = (

@@ -367,9 +367,9 @@ def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -
 def _best_above(choice: PurchaseChoice, others: Sequence[PurchaseChoice]) -> Figure | None:
     """From which worth of an hour on it beats them all; None where that is from nothing on, or never."""
     low, high = 0.0, float("inf")
-    for other in others:
-        dearer = choice.cost_usd_a_run.value - other.cost_usd_a_run.value
-        quicker = other.hours_a_run.value - choice.hours_a_run.value
+    for rival in others:
+        dearer = choice.cost_usd_a_run.value - rival.cost_usd_a_run.value
+        quicker = rival.hours_a_run.value - choice.hours_a_run.value
         if quicker > 0:
             low = max(low, dearer / quicker)
         elif quicker < 0:
@@ -543,8 +543,8 @@ def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
             fix=f'state it: --option "{gpu.name}=1800"',
             where="--option",
         )
-    there = have.gpus if have.gpu is not None and have.gpu.name == gpu.name else 0
-    return Price(gpu.launch_usd * max(option.cards - there, 0), LAUNCH)
+    owned = have.gpus if have.gpu is not None and have.gpu.name == gpu.name else 0
+    return Price(gpu.launch_usd * max(option.cards - owned, 0), LAUNCH)
 
 
 def list_rentals(table: PlaceComparison) -> tuple[PlaceRow, ...]:

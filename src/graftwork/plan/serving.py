@@ -132,7 +132,7 @@ def in_words(figure: Figure, most: float) -> Word:
 def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> dict[str, float]:
     """Of one place, by what they are for."""
     engine, layout, shape = engine_of(question), lay_out(question), question.shape
-    held, _ = weights_of(question, form)
+    weights, _ = weights_of(question, form)
     # The widest moment of a prompt on its way through a layer, and logits in float32, twice.
     inside = engine.prompt_tokens * (2 * shape.intermediate_size + 4 * shape.hidden_size) * engine.cache_bytes
     workspace = inside + 2 * max(engine.logit_rows, question.users) * shape.vocab_size * 4
@@ -140,7 +140,7 @@ def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> dict[str, f
     tokens = math.ceil(question.context / engine.cache_block) * engine.cache_block
     cache = layout.users * cache_bytes(shape, tokens=tokens, width=engine.cache_bytes)
     return {
-        "weights": held * CHECKED_FORM[case] * layout.copies / layout.split,
+        "weights": weights * CHECKED_FORM[case] * layout.copies / layout.split,
         "adapters": layout.copies * question.adapters * adapter_bytes(question, engine) / layout.split,
         "cache": cache / min(layout.split, shape.kv_heads),
         "workspace": layout.copies * workspace * WORKSPACE[case] / layout.split,
@@ -195,8 +195,8 @@ def prompt_seconds(question: ServeQuestion, form: Form, *, case: int) -> float:
     tokens = question.prompt
     flops = 2.0 * layer_parameters(shape) * shape.layers * tokens + 2.0 * shape.vocab_size * shape.hidden_size
     # Every new token attends to what was held before and at half of what is new.
-    held = question.context - question.answer - tokens
-    flops += 4.0 * shape.heads * shape.head_dim * shape.layers * tokens * (held + tokens / 2)
+    cached = question.context - question.answer - tokens
+    flops += 4.0 * shape.heads * shape.head_dim * shape.layers * tokens * (cached + tokens / 2)
     multiply = flops / (rates.flops * engine.compute[form][case] * layout.split)
     _, weights = weights_of(question, form)
     read = weights / (rates.bytes_a_second * engine.bandwidth[form][case] * layout.split)
@@ -305,36 +305,36 @@ def make_question(model: CatalogModel, load: ServeLoad, *, machine: Machine) -> 
 
 def find_form(name: str) -> Form | Literal["auto"]:
     plain = name.lower().removesuffix(" bits").removesuffix("-bit").strip()
-    found = NAMES_OF_FORMS.get(plain)
-    if found is None:
+    form = NAMES_OF_FORMS.get(plain)
+    if form is None:
         raise UserMistake(
             f"weights cannot be served as {name!r}",
             fix="name one of auto, fp32, fp16, bf16, int8, fp8, 4bit",
             where="--weights",
         )
-    return found
+    return form
 
 
 def find_engine_name(name: str | None, *, machine: Machine) -> EngineName:
     """vLLM on a card, llama.cpp on a processor, unless another is named."""
     if name is None:
         return "llama.cpp" if machine.gpu is None else "vllm"
-    found = NAMES_OF_ENGINES.get(name.lower())
-    if found is None:
+    engine = NAMES_OF_ENGINES.get(name.lower())
+    if engine is None:
         raise UserMistake(
             f"there is no engine {name!r}", fix="name one of vllm, llama.cpp, embedded", where="--engine"
         )
-    if found == "vllm" and machine.gpu is None:
+    if engine == "vllm" and machine.gpu is None:
         raise UserMistake(
             "vLLM is planned for cards only",
             fix="name a card with --gpu, or --engine llama.cpp",
             where="--engine",
         )
-    if found == "embedded" and machine.gpu is not None:
+    if engine == "embedded" and machine.gpu is not None:
         raise UserMistake(
             "the embedded engine is planned for processors only", fix="leave --engine out", where="--engine"
         )
-    return found
+    return engine
 
 
 BEARABLE_SECONDS = 20.0
@@ -409,9 +409,9 @@ def _less_load(question: ServeQuestion, row: FormRow, target: float) -> Iterator
             f"reading prompts takes {say_seconds(prompts)} of it: keep what all prompts begin with "
             "(prefix caching), or shorten them"
         )
-    left = int((target - prompts) / latency.token_seconds.value)
-    if SHORT_ANSWER <= left < question.answer:
-        yield f"answers of at most {left} tokens take {say_seconds(target)}"
+    answer_tokens = int((target - prompts) / latency.token_seconds.value)
+    if SHORT_ANSWER <= answer_tokens < question.answer:
+        yield f"answers of at most {answer_tokens} tokens take {say_seconds(target)}"
     if question.users > 1:
         seconds = time_answers(alone, row.form).answer_seconds.value
         yield f"one user at a time: {say_seconds(seconds)} an answer"
@@ -511,9 +511,9 @@ def most_users_in_time(question: ServeQuestion, form: Form) -> Figure | None:
         return None
 
     def good(users: int, case: int) -> bool:
-        asked = question.model_copy(update={"users": users})
-        answer = time_answers(asked, form).answer_seconds
-        return _fits(asked, form, case) and (answer.low, answer.value, answer.high)[case] <= limit
+        with_users = question.model_copy(update={"users": users})
+        answer = time_answers(with_users, form).answer_seconds
+        return _fits(with_users, form, case) and (answer.low, answer.value, answer.high)[case] <= limit
 
     return _by_case(good, most=MOST_USERS, unit="users")
 
@@ -529,7 +529,7 @@ def longest_context(question: ServeQuestion, form: Form) -> Figure:
 
 def list_specialists(question: ServeQuestion) -> tuple[SpecialistRow, ...]:
     """For every width of weights: how many whole models, and how many adapters on one base."""
-    wanted = max(question.copies, question.adapters)
+    specialists = max(question.copies, question.adapters)
     whole = question.model_copy(update={"adapters": 0})
     shared = question.model_copy(update={"copies": 1})
     one_adapter = adapter_bytes(question, engine_of(question)) / GIB
@@ -548,25 +548,25 @@ def list_specialists(question: ServeQuestion) -> tuple[SpecialistRow, ...]:
             one_adapter_gib=Figure.exact(one_adapter, "GiB"),
             whole_models=most(whole, "copies", "models", form),
             adapters=most(shared, "adapters", "adapters", form),
-            asked=wanted,
-            asked_whole_gib=_total(whole.model_copy(update={"copies": wanted}), form),
-            asked_adapters_gib=_total(shared.model_copy(update={"adapters": wanted}), form),
+            asked=specialists,
+            asked_whole_gib=_total(whole.model_copy(update={"copies": specialists}), form),
+            asked_adapters_gib=_total(shared.model_copy(update={"adapters": specialists}), form),
         )
         for form in forms_of(question.engine, on_card=question.cards > 0)
     )
 
 
 def _one_model(question: ServeQuestion, form: Form) -> Figure:
-    held, _ = weights_of(question, form)
-    return Figure.about(held / GIB, down=1 - CHECKED, up=1 + CHECKED, unit="GiB")
+    weights, _ = weights_of(question, form)
+    return Figure.about(weights / GIB, down=1 - CHECKED, up=1 + CHECKED, unit="GiB")
 
 
 def _total(question: ServeQuestion, form: Form) -> Figure:
     """Over all places together: every model counted on its card."""
     # As if one place held all: what is split is whole again, what is spread is side by side.
     together = question.machine.model_copy(update={"gpus": min(question.cards, 1)})
-    asked = question.model_copy(update={"machine": together})
-    return _gib([sum(held_bytes(asked, form, case=case).values()) for case in CASES])
+    pooled = question.model_copy(update={"machine": together})
+    return _gib([sum(held_bytes(pooled, form, case=case).values()) for case in CASES])
 
 
 def _fits(question: ServeQuestion, form: Form, case: int) -> bool:
@@ -623,12 +623,12 @@ def ask_every_form(question: ServeQuestion) -> tuple[FormRow, ...]:
 
 def _row(question: ServeQuestion, form: Form) -> FormRow:
     holding, latency = hold(question, form), time_answers(question, form)
-    held, _ = weights_of(question, form)
+    weights, _ = weights_of(question, form)
     limit = question.limit_seconds
     return FormRow(
         form=form,
         format=FORMATS[question.engine, form],
-        bits=Figure.exact(8 * held / total_parameters(question.shape), "bits"),
+        bits=Figure.exact(8 * weights / total_parameters(question.shape), "bits"),
         one_model_gib=_one_model(question, form),
         holding=holding,
         latency=latency,

@@ -180,22 +180,22 @@ READING_SECONDS = 0.2
 
 def say_verdict(question: ServeQuestion, row: FormRow) -> str:
     """One sentence: fits or not and by how much, in time or not."""
-    held, there = row.holding.memory_gib, row.holding.available_gib.value
-    room = f"{held.value:.1f} of {there:.1f} GiB" + (" of each card" if question.cards > 1 else "")
+    memory, available = row.holding.memory_gib, row.holding.available_gib.value
+    room = f"{memory.value:.1f} of {available:.1f} GiB" + (" of each card" if question.cards > 1 else "")
     if not row.fits:
         if row.holding.fits == "likely":
-            return f"may not fit: {row.form} take {room}, and up to {held.high:.1f}"
+            return f"may not fit: {row.form} take {room}, and up to {memory.high:.1f}"
         return f"does not fit: {row.form} take {room}, {-row.holding.spare_gib.value:.1f} GiB too much"
     answer, limit = row.latency.answer_seconds, question.limit_seconds
-    taken = f"an answer takes {say_range(answer)}"
+    duration = f"an answer takes {say_range(answer)}"
     how = f"in {row.form}, with {room}"
     if limit is None:
         slow = answer.value >= SLOW_SECONDS
-        return f"fits, but {taken}, which is too slow; {how}" if slow else f"fits, and {taken} {how}"
+        return f"fits, but {duration}, which is too slow; {how}" if slow else f"fits, and {duration} {how}"
     if row.meets_limit in ("no", "unlikely"):
-        return f"too slow: {taken}, and the limit is {say_seconds(limit)}; {how}"
+        return f"too slow: {duration}, and the limit is {say_seconds(limit)}; {how}"
     met = "is likely to be met" if row.meets_limit == "likely" else "is met"
-    return f"fits, and {taken}: the limit of {say_seconds(limit)} {met}; {how}"
+    return f"fits, and {duration}: the limit of {say_seconds(limit)} {met}; {how}"
 
 
 def say_range(figure: Figure) -> str:
@@ -440,21 +440,21 @@ def weigh(shape: ModelShape, *, form: Form, engine: EngineName) -> tuple[float, 
         # Engines on a card leave what is outside the blocks in 16 bits.
         embedding_bits = head_bits = rest_bits = max(PLAIN_BITS[form], 16.0)
     # Norms and biases.
-    rest = max(total_parameters(shape) - counted, 0) * rest_bits / 8
+    other_bytes = max(total_parameters(shape) - counted, 0) * rest_bits / 8
     embedding = table * embedding_bits / 8
     head = 0.0 if shape.tied_embeddings else table * head_bits / 8
-    held = blocks / 8 + embedding + head + rest
-    return held, held if shape.tied_embeddings else held - embedding
+    weights = blocks / 8 + embedding + head + other_bytes
+    return weights, weights if shape.tied_embeddings else weights - embedding
 
 
 def _gguf_block_bits(shape: ModelShape, form: Form) -> float:
     bits, eighth = 0.0, shape.layers // 8
     for layer in range(shape.layers):
         # Q4_K_M: values and the way down, in the first and last eighth and every third layer between.
-        more = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
+        sensitive = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
         for path, (inputs, outputs) in linear_sizes(shape).items():
             name = path.rsplit(".", 1)[-1]
-            careful = more and name in ("v_proj", "down_proj")
+            careful = sensitive and name in ("v_proj", "down_proj")
             small = Q5_K if name == "qkv_proj" else _k_bits(inputs, careful=careful)
             bits += inputs * outputs * (Q8_0 if form == "8 bits" else small)
     return bits

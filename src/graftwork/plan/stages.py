@@ -188,7 +188,7 @@ def estimate_stage(stage: str, facts: StageFacts) -> Figure:
     if stage in ("evaluate", "try") and facts.device.gflops is None:
         spread = GUESSED_SPREAD
     free = facts.model_copy(update={"device": facts.device.when_free})
-    now, when_free = (sum(stage_parts(stage, each).values()) for each in (facts, free))
+    now, when_free = (sum(stage_parts(stage, scenario).values()) for scenario in (facts, free))
     return Figure(value=now, low=min(now, when_free) / spread, high=now * spread, unit="s")
 
 

@@ -126,10 +126,10 @@ def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None
             fix=f"make it, or leave {OVERLAY_VARIABLE} and `--catalog` out",
             where=str(folder),
         )
-    own = folder / f"{name}.csv"
-    if not own.exists():
+    own_file = folder / f"{name}.csv"
+    if not own_file.exists():
         return rows
-    theirs = _read(own, columns)
+    theirs = _read(own_file, columns)
     replaced = {row_key(row, columns) for row in theirs}
     return (*(row for row in rows if row_key(row, columns) not in replaced), *theirs)
 
@@ -187,16 +187,16 @@ Thing = TypeVar("Thing")
 
 def find_named(name: str, things: Mapping[str, tuple[Thing, Iterable[str]]], *, kind: str, fix: str) -> Thing:
     """The one called so, or by one of its other names; a mistake that offers the nearest ones otherwise."""
-    known: dict[str, str] = {}
+    title_by_name: dict[str, str] = {}
     for title, (_, aliases) in things.items():
-        known[normalise(title)] = title
+        title_by_name[normalise(title)] = title
         for alias in aliases:
-            known.setdefault(normalise(alias), title)
-    found = known.get(normalise(name))
-    if found is not None and normalise(name):
-        return things[found][0]
-    near = difflib.get_close_matches(normalise(name), known, n=4, cutoff=0.5)
-    names = list(dict.fromkeys(known[key] for key in near))
+            title_by_name.setdefault(normalise(alias), title)
+    match = title_by_name.get(normalise(name))
+    if match is not None and normalise(name):
+        return things[match][0]
+    near = difflib.get_close_matches(normalise(name), title_by_name, n=4, cutoff=0.5)
+    names = list(dict.fromkeys(title_by_name[key] for key in near))
     listed = f"did you mean {' or '.join(names)}? Otherwise " if names else ""
     raise UserMistake(
         f"the catalog has no {kind} {name!r}",

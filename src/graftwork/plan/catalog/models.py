@@ -135,5 +135,5 @@ def _model(values: dict[str, Any]) -> CatalogModel:
     shape = shape_of({key: values[column] for column, key in CONFIG_KEYS.items()}, name=values["name"])
     if "parameters" in values:
         shape = shape.model_copy(update={"parameters": int(values["parameters"])})
-    kept = {name: value for name, value in values.items() if name in CatalogModel.model_fields}
-    return CatalogModel(shape=shape, **kept)
+    fields = {name: value for name, value in values.items() if name in CatalogModel.model_fields}
+    return CatalogModel(shape=shape, **fields)

@@ -52,19 +52,19 @@ def list_token_prices(*, overlay: Path | None = None) -> tuple[TokenPrice, ...]:
 
 def index_prices(prices: tuple[TokenPrice, ...]) -> Mapping[str, TokenPrice]:
     """By every normalized name that a price has."""
-    found: dict[str, TokenPrice] = {}
+    by_name: dict[str, TokenPrice] = {}
     for price in prices:
         for name in (price.model, *price.aliases):
-            found.setdefault(normalise(name), price)
-    return found
+            by_name.setdefault(normalise(name), price)
+    return by_name
 
 
 def find_token_price(model: str, known: Mapping[str, TokenPrice]) -> TokenPrice | None:
     """The price of a model as a log names it: with its provider, its date, or neither. None if unknown."""
     name = _ROUTE.sub("", model.strip())
     while True:
-        if (found := known.get(normalise(name))) is not None:
-            return found
+        if (price := known.get(normalise(name))) is not None:
+            return price
         shorter = _VERSION.sub("", name)
         if shorter == name or not shorter:
             return None

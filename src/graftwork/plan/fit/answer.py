@@ -145,8 +145,8 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
             else "not run on a card yet: comparing is computed, not measured"
         )
     if gpu is not None and half_precision(question) == "float16":
-        more = "; it has no tensor cores either" if gpu.capability < 7.0 else ""
-        reasons.append(f"{gpu.name} has no bfloat16: float16 with loss scaling{more}")
+        suffix = "; it has no tensor cores either" if gpu.capability < 7.0 else ""
+        reasons.append(f"{gpu.name} has no bfloat16: float16 with loss scaling{suffix}")
     if (
         question.engine == "graft"
         and gpu is not None
@@ -170,10 +170,10 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
             f"activations: {tuning.keep} layers keep all, {tuning.lean} all but the widest tensor, {again} "
             "recompute them; training measures its first step and recomputes more layers if memory is short"
         )
-        room, taken = own_limit(question), load_peak(question.shape, tuning) / GIB
-        if taken > room:
+        room, loaded_gib = own_limit(question), load_peak(question.shape, tuning) / GIB
+        if loaded_gib > room:
             # Weights need more room on their way onto the card than the step does.
-            reasons.append(f"loading alone takes {taken:.1f} GiB of the card, and there are {room:.1f}")
+            reasons.append(f"loading alone takes {loaded_gib:.1f} GiB of the card, and there are {room:.1f}")
         if tuning.form != "whole":
             reasons.append(describe_trade(tuning.form))
     experts = describe_experts(question.shape, adapted=question.experts, four_bits=question.method == "qlora")
@@ -291,10 +291,10 @@ def _shorter(question: FitQuestion, *, rates: StepRates | None, level: Level) ->
     def has_room(tokens: int) -> bool:
         """Our own step is asked by its formula first: the search is the same, and slow."""
         shorter = cut_at(question, tokens)
-        own = takes_own_step(shorter)
-        if own and may_fit(shorter, spread=RESERVED_SPREAD[level]):
+        own_step = takes_own_step(shorter)
+        if own_step and may_fit(shorter, spread=RESERVED_SPREAD[level]):
             return True
-        if own and shorter.machine.gpus == 1:
+        if own_step and shorter.machine.gpus == 1:
             return False
         return bool(search(shorter, rates=rates, level=level, own_step=False)[0])
 
@@ -323,9 +323,13 @@ def _more_cards(question: FitQuestion, *, rates: StepRates | None, level: Level)
         return None
     for cards in CARDS:
         if cards > machine.gpus:
-            more = question.model_copy(update={"machine": machine.model_copy(update={"gpus": cards})})
-            if (best := _best(more, rates=rates, level=level)) is not None:
-                return consider(best, more, name=f"{cards} cards instead of {machine.gpus}", level=level)
+            scaled_question = question.model_copy(
+                update={"machine": machine.model_copy(update={"gpus": cards})}
+            )
+            if (best := _best(scaled_question, rates=rates, level=level)) is not None:
+                return consider(
+                    best, scaled_question, name=f"{cards} cards instead of {machine.gpus}", level=level
+                )
     return None
 
 
@@ -337,7 +341,9 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
     def shared_name(model: CatalogModel) -> int:
         """How many words of its name a model shares with the asked one."""
         ours, theirs = question.model.lower().split("-"), model.name.lower().split("-")
-        return next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
+        return next(
+            (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs)
+        )
 
     smaller = sorted(
         (model for model in list_models() if total_parameters(model.shape) < 0.95 * here),
@@ -349,7 +355,7 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
         if least_bytes(model.shape, question.method) > room or tried == SMALLER_TRIED:
             continue
         tried += 1
-        other = question.model_copy(
+        smaller_question = question.model_copy(
             update={
                 "model": model.name,
                 "shape": model.shape,
@@ -358,8 +364,10 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
                 "adapted_layers": model.shape.layers,
             }
         )
-        if (best := _best(other, rates=rates, level=level)) is not None:
-            return consider(best, other, name=f"{model.name} instead of {question.model}", level=level)
+        if (best := _best(smaller_question, rates=rates, level=level)) is not None:
+            return consider(
+                best, smaller_question, name=f"{model.name} instead of {question.model}", level=level
+            )
     return None
 
 
@@ -388,10 +396,10 @@ def fit(
     if len(ways) == 1:
         return _fit(ways[0], rates=rates, correction=correction, level=level, advise=advise)
     answers = [_fit(way, rates=rates, correction=correction, level=level, advise=False) for way in ways]
-    best, other = sorted(answers, key=lambda answer: (not answer.fits, answer.run_minutes.value))
+    best, runner_up = sorted(answers, key=lambda answer: (not answer.fits, answer.run_minutes.value))
     if advise and not best.fits:
         best = _fit(best.question, rates=rates, correction=correction, level=level, advise=True)
-    return compare_engines(best, other, cards=question.machine.gpus)
+    return compare_engines(best, runner_up, cards=question.machine.gpus)
 
 
 def _fit(
@@ -406,22 +414,24 @@ def _fit(
     rates = rates or (rates_of(gpu) if gpu is not None else None)
     level = level or level_of(question, rates)
     fitting, failing = search(question, rates=rates, level=level, correction=correction)
-    chosen, weighed = weigh(fitting, failing, question, level=level, rates=rates, correction=correction)
-    good = fits(chosen, question, level)
+    best_candidate, weighed = weigh(
+        fitting, failing, question, level=level, rates=rates, correction=correction
+    )
+    good = fits(best_candidate, question, level)
     remedies = () if good or not advise else find_remedies(question, rates=rates, level=level)
     exact = {candidate.way: candidate for candidate in weighed}
     computed = [exact.get(candidate.way, candidate) for candidate in (*fitting, *failing)]
-    considered = _others(computed, question, chosen, level)
+    considered = _others(computed, question, best_candidate, level)
     if advise and question.engine == "graft" and question.algorithm == "sft" and gpu is not None:
         # What transformers and PEFT would make of a run that was asked of `graft train`.
-        other = question.model_copy(update={"engine": "hf"})
-        if elsewhere := search(other, rates=rates, level=level)[0]:
+        hf_question = question.model_copy(update={"engine": "hf"})
+        if elsewhere := search(hf_question, rates=rates, level=level)[0]:
             best = min(elsewhere, key=preference)
-            considered += (consider(best, other, name=name_of(best, other), level=level),)
+            considered += (consider(best, hf_question, name=name_of(best, hf_question), level=level),)
     steps, spread = steps_of(question), time_spread(question, level)
-    step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
+    step = Figure.about(best_candidate.seconds_a_step, down=1 / spread, up=spread, unit="s")
     parameters = total_parameters(question.shape)
-    start = start_seconds(kind_of(question), parameters=parameters, tuning=chosen.tuning)
+    start = start_seconds(kind_of(question), parameters=parameters, tuning=best_candidate.tuning)
     run = _minutes(step, steps, fixed=start)
     return FitAnswer(
         question=question,
@@ -429,24 +439,24 @@ def _fit(
         certainty=level,
         total_parameters=Figure.exact(parameters),
         trainable_parameters=Figure.exact(trained(question)),
-        peak_allocated_gib=allocated_figure(chosen, level),
-        peak_reserved_gib=reserved_figure(chosen, question, level),
-        card_gib=card_room(question, cards=chosen.way.shared.cards),
-        host_gib=chosen.host,
-        parts_gib=_parts(chosen, level),
-        tokens_per_second=speed_figure(chosen, question, level),
+        peak_allocated_gib=allocated_figure(best_candidate, level),
+        peak_reserved_gib=reserved_figure(best_candidate, question, level),
+        card_gib=card_room(question, cards=best_candidate.way.shared.cards),
+        host_gib=best_candidate.host,
+        parts_gib=_parts(best_candidate, level),
+        tokens_per_second=speed_figure(best_candidate, question, level),
         step_seconds=step,
         steps=Figure.exact(steps, "steps"),
         epoch_minutes=_minutes(step, steps / question.epochs, fixed=0.0),
         run_minutes=run,
-        late_oom_chance=_late(question, chosen, level),
-        strategy=strategy_of(chosen, question),
+        late_oom_chance=_late(question, best_candidate, level),
+        strategy=strategy_of(best_candidate, question),
         others=tuple(option.strategy for option in considered if option.fits),
-        reasons=give_reasons(question, chosen, considered, good=good),
-        verdict=give_verdict(question, chosen, level=level, good=good, minutes=run),
+        reasons=give_reasons(question, best_candidate, considered, good=good),
+        verdict=give_verdict(question, best_candidate, level=level, good=good, minutes=run),
         step_parts_seconds={
             name: Figure.about(seconds, down=1 / spread, up=spread, unit="s")
-            for name, seconds in sorted(chosen.step_parts.items(), key=lambda part: -part[1])
+            for name, seconds in sorted(best_candidate.step_parts.items(), key=lambda part: -part[1])
         },
         considered=considered,
         remedies=remedies,
@@ -461,9 +471,9 @@ def steps_of(question: FitQuestion) -> int:
 
 def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
     """How sure the figures are without a trace."""
-    own = question.engine == "graft" and question.machine.gpus == 1 and why_plain(question) is None
+    own_step = question.engine == "graft" and question.machine.gpus == 1 and why_plain(question) is None
     # graft's own step is counted tensor by tensor for every family that it computes.
-    if question.machine.gpu is not None and memory_level(question.architecture) == "guessed" and not own:
+    if question.machine.gpu is not None and memory_level(question.architecture) == "guessed" and not own_step:
         return "guessed"
     return "probed" if rates is not None and rates.certainty == "probed" else "computed"
 
@@ -484,25 +494,25 @@ def compare_engines(best: FitAnswer, other: FitAnswer, *, cards: int) -> FitAnsw
     """The answer of the better engine, with the other one among those that were considered."""
     alone = best.question.engine == "graft"
     names = ("graft train on one card", f"TRL on {cards} cards")
-    mine, others = names if alone else reversed(names)
+    mine, rival_name = names if alone else reversed(names)
     reasons = []
     if best.fits and other.fits:
         times = other.run_minutes.value / best.run_minutes.value
-        reasons.append(f"{mine} is {times:.1f} × as fast as {others}")
+        reasons.append(f"{mine} is {times:.1f} × as fast as {rival_name}")
     elif best.fits:
-        reasons.append(f"{others} does not fit")
+        reasons.append(f"{rival_name} does not fit")
     if alone:
-        rest = "the other card stays" if cards == 2 else f"the other {cards - 1} cards stay"
+        idle = "the other card stays" if cards == 2 else f"the other {cards - 1} cards stay"
         write = (
             ", or let a server write the answers (`train.rollouts.endpoint`)"
             if best.question.algorithm == "grpo"
             else ""
         )
-        reasons.append(f"{rest} idle: train something else there{write}")
+        reasons.append(f"{idle} idle: train something else there{write}")
     else:
         reasons.append("the seconds of TRL are derived, not measured")
     considered = Considered(
-        name=others,
+        name=rival_name,
         fits=other.fits,
         peak_reserved_gib=other.peak_reserved_gib,
         card_gib=other.card_gib,

@@ -345,7 +345,7 @@ def host_memory(question: FitQuestion, shared: Distribution, *, trainable: int, 
         frozen = base_bytes / GIB if shared.offload == "weights" and question.method != "full" else 0.0
         # The reading is over when the states are made.
         down, middle, up = (
-            max(read, one + frozen) for read, one in zip((down, middle, up), learned, strict=True)
+            max(read, states + frozen) for read, states in zip((down, middle, up), learned, strict=True)
         )
     return Figure(value=usual + middle, low=low + down, high=high + up, unit="GiB")
 
@@ -383,14 +383,16 @@ def generation_seconds(
     question: FitQuestion, *, rows: int, cards: int, rates: StepRates, training: float
 ) -> dict[str, float]:
     """Seconds of a step that are spent before anything is learned: each card generates its own rows."""
-    own = max(-(-question.batch_size // cards), 1)
-    prompts = own * question.prompt_tokens * 2.0 * question.shape.layers * layer_parameters(question.shape)
-    graded = own * question.reward_seconds / graders(question)
+    rows_per_gpu = max(-(-question.batch_size // cards), 1)
+    prompts = (
+        rows_per_gpu * question.prompt_tokens * 2.0 * question.shape.layers * layer_parameters(question.shape)
+    )
+    graded = rows_per_gpu * question.reward_seconds / graders(question)
     a_round = launched_seconds(
         question.shape,
         prompt=question.prompt_tokens,
         completion=question.completion_tokens,
-        rows=min(rows, own),
+        rows=min(rows, rows_per_gpu),
         rates=rates,
         four_bits=question.method == "qlora",
     )
@@ -398,7 +400,7 @@ def generation_seconds(
     # TRL's reference reads every answer.
     read = 1.0 if load is None else forward_rows(load, own_step=False) / load.rows
     return {
-        "generation": -(-own // rows) * a_round,
+        "generation": -(-rows_per_gpu // rows) * a_round,
         "reading prompts": prompts / rates.half,
         "reference": FORWARD_SHARE * read * training,
         **({"rewards": graded} if graded else {}),
@@ -444,8 +446,10 @@ def plain_candidate(
     parts = plain_step_parts(run, usual, shared, passes=passes)
     mean = sum(question.lengths) / len(question.lengths)
     if question.algorithm == "grpo":
-        peak, more = _with_generation(question, run, setup, shared, peak, training=sum(parts.values()))
-        parts |= more
+        peak, generation_parts = _with_generation(
+            question, run, setup, shared, peak, training=sum(parts.values())
+        )
+        parts |= generation_parts
     base = run.base_bytes(setup)
     return FitCandidate(
         way=way,

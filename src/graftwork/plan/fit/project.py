@@ -135,15 +135,15 @@ def question_of(asked: FitRequest) -> FitQuestion:
 def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
     """The question: what was stated, then what the project says, then what is usual."""
     train = project.settings.train if project is not None else None
-    known = _own_rows(project) if asked.seq == OWN_DATA or (asked.seq is None and project) else None
-    if asked.seq == OWN_DATA and known is None:
+    own_rows = _own_rows(project) if asked.seq == OWN_DATA or (asked.seq is None and project) else None
+    if asked.seq == OWN_DATA and own_rows is None:
         raise UserMistake(
             "there is no dataset whose lengths could be read",
             why="`--seq data` means the rows of this project",
             fix="run `graft data prepare` first, or give a number: --seq 2048",
             where="--seq",
         )
-    if known is None and asked.seq is not None and not (asked.seq.isdigit() and int(asked.seq) >= 1):
+    if own_rows is None and asked.seq is not None and not (asked.seq.isdigit() and int(asked.seq) >= 1):
         raise UserMistake(
             f"--seq is {asked.seq!r}",
             why="it is the tokens of a row",
@@ -175,8 +175,10 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
         method=asked.method or (train.method if train is not None else "qlora"),
         algorithm=asked.algorithm,
         engine=asked.engine,
-        seq=int(asked.seq or DEFAULT_SEQ) if known is None else tuple(known.spread_lengths()),
-        trained_share=1.0 if known is None else max(known.trained_tokens / max(known.tokens, 1), 0.001),
+        seq=int(asked.seq or DEFAULT_SEQ) if own_rows is None else tuple(own_rows.spread_lengths()),
+        trained_share=1.0
+        if own_rows is None
+        else max(own_rows.trained_tokens / max(own_rows.tokens, 1), 0.001),
         rows=asked.rows,
         epochs=asked.epochs or (train.epochs if train is not None else 1.0),
         batch_size=asked.batch or (train.batch_size if train is not None else 16),
@@ -296,9 +298,9 @@ def cached_trace(config: dict[str, Any], setup: PlainSetup, *, on_progress: OnPr
 
 def trace(config: dict[str, Any], setup: PlainSetup) -> float:
     """Bytes allocated at the peak, traced on the `meta` device in a child process."""
-    asked = json.dumps({"config": config, "setup": setup.model_dump(mode="json")})
+    request = json.dumps({"config": config, "setup": setup.model_dump(mode="json")})
     done = subprocess.run(
-        [sys.executable, "-m", TRACER, asked],
+        [sys.executable, "-m", TRACER, request],
         capture_output=True,
         text=True,
         check=False,
@@ -323,8 +325,8 @@ def config_of(model: CatalogModel) -> dict[str, Any]:
     """The model's own config.json where it is at hand, else one of its sizes."""
     file = Path(model.source)
     if file.name.endswith(".json") and file.is_file():
-        own: dict[str, Any] = json.loads(file.read_text())
-        return own
+        config: dict[str, Any] = json.loads(file.read_text())
+        return config
     return shape_config(model.shape, architecture=model.architecture)
 
 
@@ -388,7 +390,7 @@ def this_machine(*, overlay: Path | None = None) -> Machine:
     gpu, count = None, 0
     if cards:
         name, memory_gib = cards[0]
-        count = sum(other == name for other, _ in cards)
+        count = sum(gpu_name == name for gpu_name, _ in cards)
         # The catalog's figures with the memory that the driver shows.
         gpu = find_gpu(name, overlay=overlay).model_copy(update={"memory_gib": memory_gib})
     return Machine(gpu=gpu, gpus=count, cpu=_processor(device, overlay=overlay), ram_gib=device.memory_gib)
@@ -414,8 +416,8 @@ def read_cards(printed: str, *, visible: str | None = None) -> list[tuple[str, f
     for line in printed.splitlines():
         cells = [cell.strip() for cell in line.split(",", 2)]
         try:
-            index, uuid, rest = int(cells[0]), cells[1], cells[2]
-            name, mib = (cell.strip() for cell in rest.rsplit(",", 1))
+            index, uuid, fields = int(cells[0]), cells[1], cells[2]
+            name, mib = (cell.strip() for cell in fields.rsplit(",", 1))
             memory_gib = float(mib) / 1024
         except (IndexError, ValueError):
             continue

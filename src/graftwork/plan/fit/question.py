@@ -167,12 +167,12 @@ def card_room(question: FitQuestion, *, cards: int) -> Figure:
     gpu = question.machine.gpu
     if gpu is None:
         return Figure.exact(host_room(question), "GiB")
-    taken = [CONTEXT_GIB]
+    reserves = [CONTEXT_GIB]
     if cards > 1:
-        taken.append(NCCL_GIB)
+        reserves.append(NCCL_GIB)
     if shows_a_desktop(gpu):
-        taken.append(DESKTOP_GIB)
-    least, usual, most = (sum(figures[at] for figures in taken) for at in range(3))
+        reserves.append(DESKTOP_GIB)
+    least, usual, most = (sum(figures[case] for figures in reserves) for case in range(3))
     total = gpu.memory_gib
     return Figure(
         value=max(total - usual, 0.0), low=max(total - most, 0.0), high=max(total - least, 0.0), unit="GiB"
@@ -234,7 +234,7 @@ def truths(value: float, *, spread: float) -> tuple[float, ...]:
     if spread <= 0:
         return (value,)
     normal = NormalDist(value, value * spread / RANGE_IN_DEVIATIONS)
-    return tuple(max(normal.inv_cdf(at), 0.0) for at in QUANTILES)
+    return tuple(max(normal.inv_cdf(quantile), 0.0) for quantile in QUANTILES)
 
 
 def length_that_fits(*, room: float, floor: float, at_longest: float, longest: int) -> float:

@@ -121,12 +121,12 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
         (
             training_memory(
                 shape,
-                some if fewer is None else with_rows(some, min(rows, some.batch_size)),
+                workload if fewer is None else with_rows(workload, min(rows, workload.batch_size)),
                 parameters=total_parameters(shape),
                 trainable=trained_by(shape, work),
                 width=width,
             )
-            for some in passes_of(work)
+            for workload in passes_of(work)
         ),
         key=lambda parts: sum(parts.values()),
     )
@@ -161,8 +161,8 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
 def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
     """The whole run, with graft's own step on processors where it takes that."""
     count = max(min(question.rows, MOST_ROWS), question.batch_size)
-    known = sorted(question.lengths)
-    lengths = tuple(known[at * len(known) // count] for at in range(count))
+    ordered = sorted(question.lengths)
+    lengths = tuple(ordered[index * len(ordered) // count] for index in range(count))
     work = Workload(
         lengths=lengths,
         trained_tokens=round(sum(lengths) * question.trained_share),
@@ -177,7 +177,7 @@ def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
     if why_plain(question) is not None:
         return work
     memory, distinct = question.machine.ram_gib * GIB, sum(lengths) - len(lengths)
-    own = ProcessorStep(
+    cpu_step = ProcessorStep(
         packed=packed_bytes(question.shape, adapted=work.adapted_layers, method=work.method)
         <= memory * MEMORY_SHARE,
         kept=choose_kept(
@@ -190,7 +190,7 @@ def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
         ),
         distinct_tokens=distinct,
     )
-    return work.model_copy(update={"processor": own})
+    return work.model_copy(update={"processor": cpu_step})
 
 
 def search(

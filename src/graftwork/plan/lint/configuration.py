@@ -119,12 +119,12 @@ class Configuration(Record):
 
     def where(self, *fields: str) -> str:
         """File and line of the first of these fields that is set."""
-        place = next((self.places[field] for field in fields if field in self.places), None)
-        if place is None:
+        location = next((self.places[field] for field in fields if field in self.places), None)
+        if location is None:
             return self.file
-        if place.key.startswith("--"):
-            return place.key
-        return f"{self.file}:{place.line}" if place.line else self.file
+        if location.key.startswith("--"):
+            return location.key
+        return f"{self.file}:{location.line}" if location.line else self.file
 
     def key(self, *fields: str) -> str:
         """The name that this file gives to the first of these fields that is set."""
@@ -218,21 +218,21 @@ def matching_texts(written: WrittenConfig, pattern: re.Pattern[str]) -> dict[str
 
 
 def _lines(node: yaml.Node | None, prefix: Path_ = ()) -> dict[Path_, int]:
-    found: dict[Path_, int] = {}
+    lines: dict[Path_, int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*prefix, str(key.value))
-            found[here] = key.start_mark.line + 1
-            found.update(_lines(value, here))
-    return found
+            lines[here] = key.start_mark.line + 1
+            lines.update(_lines(value, here))
+    return lines
 
 
 def _leaves(content: dict[Any, Any], prefix: Path_ = ()) -> dict[Path_, Any]:
-    found: dict[Path_, Any] = {}
+    leaves: dict[Path_, Any] = {}
     for key, value in content.items():
         here = (*prefix, str(key))
-        found |= _leaves(value, here) if isinstance(value, dict) else {here: value}
-    return found
+        leaves |= _leaves(value, here) if isinstance(value, dict) else {here: value}
+    return leaves
 
 
 class RuleHit(NamedTuple):
@@ -421,18 +421,18 @@ class FoundSettings:
                 self.move(field, "bits", bits)
 
     def configure(self, kind: Kind) -> Configuration:
-        written = self._written
-        unfilled = matching_texts(written, PLACEHOLDER)
-        texts = {} if written.file.endswith(".json") else matching_texts(written, NUMBER_AS_TEXT)
+        source = self._written
+        unfilled = matching_texts(source, PLACEHOLDER)
+        texts = {} if source.file.endswith(".json") else matching_texts(source, NUMBER_AS_TEXT)
         by_key = {
-            key: written.location(tuple(key.split(".")))
+            key: source.location(tuple(key.split(".")))
             for key in (*unfilled, *texts)
-            if tuple(key.split(".")) in written.leaves
+            if tuple(key.split(".")) in source.leaves
         }
         return Configuration.model_validate(
             {
                 **self.values,
-                "file": written.file,
+                "file": source.file,
                 "kind": kind,
                 "places": {**by_key, **self.places},
                 "unfilled": unfilled,
@@ -667,14 +667,14 @@ GRAFT_FIELDS = {
 def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str = "") -> Configuration:
     """`settings` are those of `model`; its own keys are looked for first."""
     values: dict[str, Any] = {}
-    places: dict[str, ConfigLocation] = {}
+    locations: dict[str, ConfigLocation] = {}
     for field, path in GRAFT_FIELDS.items():
         value = _at(settings, path)
         if value is not None:
             values[field] = value
-            places[field] = _place(written, path, model)
+            locations[field] = _place(written, path, model)
     if values.get("precision") == "auto":
-        del values["precision"], places["precision"]
+        del values["precision"], locations["precision"]
     # Packed rows never see each other here, whatever the switch says.
     values["packing"], values["document_masks"] = values.get("packing") != "off", True
     if values.get("targets") == "all":
@@ -691,13 +691,13 @@ def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str =
         if rule.get("over") is not None and 0 < rule["over"] < 1 and rule.get("bound") in (None, "lower")
     ]
     values["target_rate"] = max(rates, default=None)
-    places["target_rate"] = _place(written, ("gate", "rules"), model)
+    locations["target_rate"] = _place(written, ("gate", "rules"), model)
     return Configuration.model_validate(
         {
             **values,
             "file": written.file,
             "kind": "graft",
-            "places": {k: v for k, v in places.items() if v.line},
+            "places": {k: v for k, v in locations.items() if v.line},
         }
     )
 
@@ -740,8 +740,8 @@ def detect(written: WrittenConfig) -> Kind:
 def read_foreign(written: WrittenConfig) -> Configuration:
     """A configuration of another tool, by its own reader."""
     kind = detect(written)
-    found = READERS[kind](written)
-    if len(found.places) < KNOWN_ENOUGH:
+    config = READERS[kind](written)
+    if len(config.places) < KNOWN_ENOUGH:
         raise UserMistake(
             "this does not look like a training configuration",
             why="hardly any key in it is one that a trainer knows",
@@ -749,4 +749,4 @@ def read_foreign(written: WrittenConfig) -> Configuration:
             "or a DeepSpeed JSON",
             where=written.file,
         )
-    return found
+    return config

@@ -120,12 +120,15 @@ class Linted(Record):
 
 
 def lint_file(path: Path, given: Given) -> Linted:
-    written = read_written(_read(path), file=str(path))
+    source = read_written(_read(path), file=str(path))
     lengths = read_lengths(given.lengths)
-    if detect(written) == "graft":
-        looks = [_look(path, config, lengths or own, given) for config, own in _read_project(path, written)]
+    if detect(source) == "graft":
+        looks = [
+            _look(path, config, lengths or own_lengths, given)
+            for config, own_lengths in _read_project(path, source)
+        ]
     else:
-        looks = [_look(path, read_foreign(written), lengths, given)]
+        looks = [_look(path, read_foreign(source), lengths, given)]
     # Models of a project share most of their settings: a problem of several is reported once.
     findings = {
         (finding.rule, finding.where, finding.what): finding for look in looks for finding in look.findings
@@ -138,20 +141,20 @@ def lint_file(path: Path, given: Given) -> Linted:
 
 def _look(path: Path, config: Configuration, lengths: tuple[int, ...], given: Given) -> Linted:
     config = _add(config, given)
-    known = _find_model(config.model, near=path.parent, overlay=given.catalog)
+    model = _find_model(config.model, near=path.parent, overlay=given.catalog)
     config = _by_full_names(config, overlay=given.catalog)
     gpu = find_gpu(config.gpu, overlay=given.catalog) if config.gpu is not None else None
-    if config.deadline_minutes is not None and config.expected_minutes is None and known and gpu:
-        expected = least_minutes(config, known, gpu, lengths)
+    if config.deadline_minutes is not None and config.expected_minutes is None and model and gpu:
+        expected = least_minutes(config, model, gpu, lengths)
         config = config.model_copy(update={"expected_minutes": expected})
     context = LintContext(gpu=gpu, on_processor=config.on_processor and gpu is None, lengths=lengths)
-    if known is not None:
+    if model is not None:
         context = context.model_copy(
             update={
-                "shape": known.shape,
-                "parameters": total_parameters(known.shape),
-                "trainable": _trainable(config, known.shape),
-                "peaks": peaks_of(config, known, lengths) if gpu is not None else None,
+                "shape": model.shape,
+                "parameters": total_parameters(model.shape),
+                "trainable": _trainable(config, model.shape),
+                "peaks": peaks_of(config, model, lengths) if gpu is not None else None,
             }
         )
     return Linted(
@@ -232,18 +235,18 @@ def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configur
 
 def _add(config: Configuration, given: Given) -> Configuration:
     values: dict[str, Any] = {}
-    places = dict(config.places)
+    locations = dict(config.places)
     for name, (field, option) in OPTIONS.items():
         value = getattr(given, name)
         if value is not None:
             values[field] = value
-            places[field] = ConfigLocation(key=option)
+            locations[field] = ConfigLocation(key=option)
     gpu = values.get("gpu", config.gpu)
     if gpu is not None and gpu.lower() in PROCESSORS:
         values["gpu"], values["on_processor"] = None, True
     elif "gpu" in values:
         values["on_processor"] = False
-    return config.model_copy(update={**values, "places": places})
+    return config.model_copy(update={**values, "places": locations})
 
 
 def _find_model(name: str | None, *, near: Path, overlay: Path | None) -> CatalogModel | None:
@@ -263,9 +266,9 @@ def _by_full_names(config: Configuration, *, overlay: Path | None) -> Configurat
     full: dict[str, str] = {}
     for field in ("model", "data_model", "deployed_model"):
         name = getattr(config, field)
-        known = _find_model(name, near=Path(), overlay=overlay)
-        if known is not None and name.lower() == known.name.lower():
-            full[field] = known.hf_id
+        model = _find_model(name, near=Path(), overlay=overlay)
+        if model is not None and name.lower() == model.name.lower():
+            full[field] = model.hf_id
     return config.model_copy(update=full)
 
 

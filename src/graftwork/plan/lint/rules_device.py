@@ -69,18 +69,18 @@ def least_minutes(
     """The lower end of what the run takes on these cards, with the best settings that there are for it."""
     if config.rows is None or config.method is None or not lengths:
         return None
-    kept = [min(length, config.max_length or length) for length in lengths]
-    asked = FitOptions(
+    clipped = [min(length, config.max_length or length) for length in lengths]
+    options = FitOptions(
         method=config.method,
         engine="graft" if config.kind == "graft" else "hf",
-        seq=kept[0] if len(kept) == 1 else tuple(kept),
+        seq=clipped[0] if len(clipped) == 1 else tuple(clipped),
         rows=config.rows,
         epochs=config.epochs or 1.0,
         batch_size=effective_batch(config) or 16,
         rank=config.rank or 16,
     )
     machine = Machine(gpu=gpu, gpus=config.cards or 1, ram_gib=config.ram_gib or 64.0)
-    answer = fit(make_question(model, asked, machine=machine))
+    answer = fit(make_question(model, options, machine=machine))
     return answer.run_minutes.low if answer.fits else None
 
 
@@ -138,8 +138,8 @@ def full_floor(config: Configuration, context: LintContext) -> tuple[float, str]
         "gradients": gradients / (cards if stage >= 2 else 1),
         "optimizer": optimizer / (cards if stage >= 1 else 1),
     }
-    named = [f"{name} {size:g}" for name, size in parts.items() if size]
-    explanation = f"bytes a parameter and card: {' + '.join(named) or 'none'}"
+    terms = [f"{name} {size:g}" for name, size in parts.items() if size]
+    explanation = f"bytes a parameter and card: {' + '.join(terms) or 'none'}"
     return sum(parts.values()) * context.parameters / GIB, explanation
 
 
@@ -238,10 +238,10 @@ def full_hardly_fits(config: Configuration, context: LintContext) -> Iterator[Ru
     least, explanation = floor
     if not HARDLY * context.gpu.memory_gib < least <= context.gpu.memory_gib:
         return
-    left = context.gpu.memory_gib - least
+    remaining = context.gpu.memory_gib - least
     yield RuleHit(
         f"weights and what learns them take {least:.1f} of {context.gpu.memory_gib:.1f} GiB; "
-        f"{left:.1f} are left",
+        f"{remaining:.1f} are left",
         f"{explanation}; activations, buffers and the CUDA context must do with the rest",
         f"offload the weights too (ZeRO-3), or train an adapter; {FIT}",
         ("zero_stage", "method", "model"),

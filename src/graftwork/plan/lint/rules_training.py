@@ -217,13 +217,13 @@ def batch_contradicts_itself(config: Configuration, _context: LintContext) -> It
     if config.kind != "deepspeed" or None in (config.batch, config.micro_batch, config.accumulation):
         return
     assert config.batch is not None
-    each = (config.micro_batch or 1) * (config.accumulation or 1)
-    if config.cards is None and config.batch % each == 0:
+    rows_per_gpu = (config.micro_batch or 1) * (config.accumulation or 1)
+    if config.cards is None and config.batch % rows_per_gpu == 0:
         return
-    if config.batch == each * (config.cards or 1):
+    if config.batch == rows_per_gpu * (config.cards or 1):
         return
     yield RuleHit(
-        f"train_batch_size is {config.batch}, but {_product(config)} = {each * (config.cards or 1)}",
+        f"train_batch_size is {config.batch}, but {_product(config)} = {rows_per_gpu * (config.cards or 1)}",
         "DeepSpeed refuses to start unless they agree for the cards that are there",
         _fix_accumulation(config, config.batch),
         ("batch", "accumulation"),
@@ -310,10 +310,11 @@ def _product(config: Configuration) -> str:
 
 
 def _fix_accumulation(config: Configuration, wanted: int) -> str:
-    each = (config.micro_batch or 1) * (config.cards or 1)
-    if wanted % each == 0:
-        return f"accumulate {wanted // each} times for {wanted}, or say {effective_batch(config)}"
-    near = max(round(wanted / each), 1)
+    rows_per_pass = (config.micro_batch or 1) * (config.cards or 1)
+    if wanted % rows_per_pass == 0:
+        return f"accumulate {wanted // rows_per_pass} times for {wanted}, or say {effective_batch(config)}"
+    near = max(round(wanted / rows_per_pass), 1)
     return (
-        f"{wanted} cannot be made of {each} rows at a time; {near * each} can, by accumulating {near} times"
+        f"{wanted} cannot be made of {rows_per_pass} rows at a time; {near * rows_per_pass} can, by "
+        f"accumulating {near} times"
     )
