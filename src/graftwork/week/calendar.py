@@ -31,8 +31,8 @@ def minutes_since(start: datetime, moment: datetime) -> int:
 
 def local_moment(day: date, minute: int, zone: ZoneInfo) -> datetime:
     """The moment at which the clock shows this minute of the day; 1440 is the next midnight."""
-    more, minute = divmod(minute, MINUTES_A_DAY)
-    local = datetime.combine(day + timedelta(days=more), time(minute // 60, minute % 60), tzinfo=zone)
+    extra_days, minute = divmod(minute, MINUTES_A_DAY)
+    local = datetime.combine(day + timedelta(days=extra_days), time(minute // 60, minute % 60), tzinfo=zone)
     back = local.astimezone(UTC).astimezone(zone)
     if back.replace(tzinfo=None) != local.replace(tzinfo=None):
         # Skipped by the change to summer time: the offsets on both sides differ by the gap.
@@ -41,12 +41,12 @@ def local_moment(day: date, minute: int, zone: ZoneInfo) -> datetime:
         gap = abs(before - after)
         wall = back.replace(tzinfo=None)
         # The first minute after the gap: clocks change at whole minutes.
-        at = (wall - gap).replace(second=0, microsecond=0)
-        while at < wall:
-            moment = at.replace(tzinfo=zone)
-            if moment.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == at:
+        minute_after = (wall - gap).replace(second=0, microsecond=0)
+        while minute_after < wall:
+            moment = minute_after.replace(tzinfo=zone)
+            if moment.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == minute_after:
                 return moment
-            at += timedelta(minutes=1)
+            minute_after += timedelta(minutes=1)
         return wall.replace(tzinfo=zone)
     return local
 
@@ -68,15 +68,15 @@ def week_end(start: datetime, zone: str) -> datetime:
 
 def spans_of(windows: Iterable[WeeklyWindow], *, start: datetime, length: int, zone: str) -> tuple[Span, ...]:
     """When any of the windows is open, within the week."""
-    found = []
-    place = ZoneInfo(zone)
-    for day in _days_around(start, length, place):
+    spans = []
+    time_zone = ZoneInfo(zone)
+    for day in _days_around(start, length, time_zone):
         for window in windows:
             if day.weekday() in window.days:
-                begin = minutes_since(start, local_moment(day, window.start, place))
-                end = minutes_since(start, local_moment(day, window.end, place))
-                found.append((begin, end))
-    return clip(union(found), (0, length))
+                opens = minutes_since(start, local_moment(day, window.start, time_zone))
+                end = minutes_since(start, local_moment(day, window.end, time_zone))
+                spans.append((opens, end))
+    return clip(union(spans), (0, length))
 
 
 def periods_of(
@@ -86,10 +86,10 @@ def periods_of(
 
     It is reset at this minute of one weekday, or of each day.
     """
-    place = ZoneInfo(zone)
+    time_zone = ZoneInfo(zone)
     resets = [
-        minutes_since(start, local_moment(day, minute, place))
-        for day in _days_around(start, length, place)
+        minutes_since(start, local_moment(day, minute, time_zone))
+        for day in _days_around(start, length, time_zone)
         if weekday is None or day.weekday() == weekday
     ]
     resets = sorted(set(resets))
@@ -105,18 +105,18 @@ def _days_around(start: datetime, length: int, zone: ZoneInfo) -> list[date]:
 
 def union(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Sorted spans that neither overlap nor touch."""
-    made: list[Span] = []
-    for begin, end in sorted(span for span in spans if span[1] > span[0]):
-        if made and begin <= made[-1][1]:
-            made[-1] = (made[-1][0], max(made[-1][1], end))
+    merged: list[Span] = []
+    for start, end in sorted(span for span in spans if span[1] > span[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            made.append((begin, end))
-    return tuple(made)
+            merged.append((start, end))
+    return tuple(merged)
 
 
 def clip(spans: Iterable[Span], to: Span) -> tuple[Span, ...]:
-    cut = ((max(begin, to[0]), min(end, to[1])) for begin, end in spans)
-    return tuple((begin, end) for begin, end in cut if end > begin)
+    cut = ((max(start, to[0]), min(end, to[1])) for start, end in spans)
+    return tuple((start, end) for start, end in cut if end > start)
 
 
 def intersect(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...]:
@@ -124,22 +124,22 @@ def intersect(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...]
 
 
 def subtract(spans: Iterable[Span], gone: Iterable[Span]) -> tuple[Span, ...]:
-    left = list(spans)
-    for begin, end in gone:
-        left = [
-            part for low, high in left for part in ((low, min(high, begin)), (max(low, end), high))
+    remaining = list(spans)
+    for start, end in gone:
+        remaining = [
+            part for low, high in remaining for part in ((low, min(high, start)), (max(low, end), high))
             if part[1] > part[0]
         ]  # fmt: skip
-    return union(left)
+    return union(remaining)
 
 
 def cut_at(spans: Iterable[Span], moments: Iterable[int]) -> tuple[Span, ...]:
     """The spans, divided at these moments."""
-    made = []
-    for begin, end in spans:
-        inner = sorted({begin, end, *(at for at in moments if begin < at < end)})
-        made += list(itertools.pairwise(inner))
-    return tuple(made)
+    pieces = []
+    for start, end in spans:
+        inner = sorted({start, end, *(moment for moment in moments if start < moment < end)})
+        pieces += list(itertools.pairwise(inner))
+    return tuple(pieces)
 
 
 def overlap(first: Span, second: Span) -> int:

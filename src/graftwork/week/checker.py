@@ -25,16 +25,16 @@ HOURS_SLACK = 1e-6
 def check_week(problem: WeekProblem, state: WeekState, sessions: Iterable[Session]) -> list[str]:
     """Every broken rule."""
     listed = sorted(sessions, key=lambda session: (session.start, session.place, session.lane))
-    kept = {_key(session) for session in listed if session.fixed}
+    listed_facts = {_key(session) for session in listed if session.fixed}
     real = {_key(session) for session in state.fixed}
-    broken = [f"fixed session changed: {key}" for key in sorted(kept ^ real)]
-    for place in problem.places:
-        broken += _check_place(problem, state, place, [s for s in listed if s.place == place.name])
+    broken = [f"fixed session changed: {key}" for key in sorted(listed_facts ^ real)]
+    for provider in problem.places:
+        broken += _check_place(problem, state, provider, [s for s in listed if s.place == provider.name])
     for model in problem.models:
         broken += _check_model(problem, state, model, listed)
-    known = {place.name for place in problem.places}, {model.name for model in problem.models}
-    broken += [f"{s.model} at {s.place}: unknown" for s in listed if s.place not in known[0]]
-    broken += [f"{s.model} at {s.place}: unknown" for s in listed if s.model not in known[1]]
+    names = {provider.name for provider in problem.places}, {model.name for model in problem.models}
+    broken += [f"{s.model} at {s.place}: unknown" for s in listed if s.place not in names[0]]
+    broken += [f"{s.model} at {s.place}: unknown" for s in listed if s.model not in names[1]]
     planned = [session for session in listed if not session.fixed]
     added = cost_of(problem, planned)
     spent = max(cost_of(problem, state.fixed), state.spent_usd)
@@ -55,7 +55,7 @@ def _check_place(
         if not session.fixed:
             broken += [f"{_name(session)}: {text}" for text in _check_session(problem, state, place, session)]
     for session in sessions:
-        at_once = sum(other.start <= session.start < other.end for other in sessions)
+        at_once = sum(overlapping.start <= session.start < overlapping.end for overlapping in sessions)
         if not session.fixed and at_once > place.lanes:
             broken.append(f"{_name(session)}: {at_once} sessions at once, {place.lanes} possible")
     planned = [session for session in sessions if not session.fixed]
@@ -68,7 +68,7 @@ def _check_place(
     for rolling in place.rolling:
         facts = window_use(place, state, rolling.window)
         plans = [(s.start, s.end) for s in planned]
-        edges = {edge for begin, end in (*facts, *plans) for edge in (begin, end - rolling.window)}
+        edges = {edge for start, end in (*facts, *plans) for edge in (start, end - rolling.window)}
         for edge in sorted(edges):
             window = (edge, edge + rolling.window)
             added = sum(_shared(span, window) for span in plans)
@@ -84,11 +84,11 @@ def _check_session(problem: WeekProblem, state: WeekState, place: WeekPlace, ses
     length = session.end - session.start
     if session.start < state.now or session.end > problem.length:
         broken.append(f"not between now ({state.now}) and the end of the week ({problem.length})")
-    if not any(begin <= session.start and session.end <= end for begin, end in place.open):
+    if not any(start <= session.start and session.end <= end for start, end in place.open):
         broken.append("the place is closed")
-    if any(session.start < end and session.end > begin for begin, end in state.closed.get(place.name, ())):
+    if any(session.start < end and session.end > start for start, end in state.closed.get(place.name, ())):
         broken.append("the place is not available")
-    if place.starts is not None and not any(begin <= session.start < end for begin, end in place.starts):
+    if place.starts is not None and not any(start <= session.start < end for start, end in place.starts):
         broken.append("nobody is there to start it")
     if place.longest is not None and length > place.longest:
         broken.append(f"{length} minutes, {place.longest} possible")
@@ -106,15 +106,15 @@ def _check_session(problem: WeekProblem, state: WeekState, place: WeekPlace, ses
 def _check_model(
     problem: WeekProblem, state: WeekState, model: WeekModel, sessions: Sequence[Session]
 ) -> list[str]:
-    own = [session for session in sessions if session.model == model.name]
-    planned = [session for session in own if not session.fixed]
+    own_sessions = [session for session in sessions if session.model == model.name]
+    planned = [session for session in own_sessions if not session.fixed]
     broken = []
-    for earlier, later in itertools.pairwise(own):
+    for earlier, later in itertools.pairwise(own_sessions):
         if later.start < earlier.end and not (later.fixed and earlier.fixed):
             broken.append(f"{_name(later)}: another session of the model has not ended")
         if later.round < earlier.round and not later.fixed:
             broken.append(f"{_name(later)}: round {later.round} after round {earlier.round}")
-    hours = sum(problem.place(s.place).speed_of(s.model) * s.train / 60 for s in own)
+    hours = sum(problem.place(s.place).speed_of(s.model) * s.train / 60 for s in own_sessions)
     if hours < model.least_hours - HOURS_SLACK:
         broken.append(f"{model.name}: {hours:.2f} hours, {model.least_hours:.2f} at least")
     if planned and model.most_hours is not None and hours > model.most_hours + HOURS_SLACK:
@@ -140,8 +140,8 @@ def _check_after(
     for session in planned:
         if not good and (failed is not None or parent.done_hours <= 0):
             broken.append(f"{_name(session)}: {parent.name} was not trained before it")
-        for other in first:
-            if session.start < other.end + parent.gate:
+        for earlier in first:
+            if session.start < earlier.end + parent.gate:
                 broken.append(f"{_name(session)}: before {parent.name} and its gate")
     return broken
 
@@ -154,10 +154,10 @@ def _check_handover(
     broken = []
     for session in planned:
         needed = [s for s in sessions if s.model == parent.name and s.round < session.round]
-        if failed is not None and session.round and not any(other.end > failed for other in needed):
+        if failed is not None and session.round and not any(earlier.end > failed for earlier in needed):
             broken.append(f"{_name(session)}: {parent.name} failed its gate and was not trained since")
-        for other in needed:
-            if session.start < other.end + parent.gate:
+        for earlier in needed:
+            if session.start < earlier.end + parent.gate:
                 broken.append(f"{_name(session)}: before {parent.name} and its gate")
     return broken
 

@@ -125,7 +125,7 @@ class WeekFollower:
         for session in week.sessions:
             if session.state != "ordered":
                 continue
-            found = next(
+            match = next(
                 (
                     job
                     for job in jobs.values()
@@ -135,11 +135,11 @@ class WeekFollower:
                 ),
                 None,
             )
-            kept = [other for other in week.sessions if other is not session]
-            if found is not None:
-                linked.add(found.id)
-                kept.append(session.model_copy(update={"state": "running", "job": found.id}))
-            week = week.model_copy(update={"sessions": tuple(kept)})
+            sessions = [past for past in week.sessions if past is not session]
+            if match is not None:
+                linked.add(match.id)
+                sessions.append(session.model_copy(update={"state": "running", "job": match.id}))
+            week = week.model_copy(update={"sessions": tuple(sessions)})
             self.desk.save(week)
         return week
 
@@ -227,14 +227,14 @@ class WeekFollower:
 
 def due_sessions(week: FollowedWeek, now: datetime) -> list[ShownSession]:
     """Sessions that should run now, and were neither begun nor missed; one of a model at a time."""
-    known = {(session.model, session.place, session.starts_at) for session in week.sessions}
+    begun_keys = {(session.model, session.place, session.starts_at) for session in week.sessions}
     busy = {session.model for session in week.sessions if session.state in ("ordered", "running")}
     complete = {event.model for event in week.events if event.kind == "complete"}
     due = []
     for session in sorted(week.schedule.sessions, key=lambda session: session.starts_at):
         if not session.starts_at <= now < session.ends_at - SHORTEST:
             continue
-        if (session.model, session.place, session.starts_at) in known:
+        if (session.model, session.place, session.starts_at) in begun_keys:
             continue
         if session.model in busy or session.model in complete:
             continue
@@ -257,10 +257,10 @@ def _change(week: FollowedWeek, session: SessionJob, *events: WeekEvent, **chang
     """The week with this session changed, and with what has happened to it."""
     key = (session.model, session.place, session.starts_at, session.ordered_at)
     sessions = tuple(
-        other.model_copy(update=changes)
-        if (other.model, other.place, other.starts_at, other.ordered_at) == key
-        else other
-        for other in week.sessions
+        past.model_copy(update=changes)
+        if (past.model, past.place, past.starts_at, past.ordered_at) == key
+        else past
+        for past in week.sessions
     )
     return week.model_copy(
         update={
@@ -286,16 +286,16 @@ class WeekData:
 
     def outputs_of(self, model: str) -> StepOutputs:
         """What comes before training, as this week has it."""
-        kept = self._read(model)
-        if kept is not None:
-            return kept
+        outputs = self._read(model)
+        if outputs is not None:
+            return outputs
         logs = fingerprint(log_hashes(self.work))
         self._keep_logs(taken=logs, seen=logs)
         for name in dict.fromkeys((self.work.settings.main_model, model, *self.models)):
             if name in self.busy and self._read(name) is not None:
                 continue
             try:
-                made = self._make(name)
+                fresh = self._make(name)
             except (Interrupted, StoppedInOrder):
                 raise
             except GraftError:
@@ -303,39 +303,39 @@ class WeekData:
                     raise
                 continue  # its own first session says what is wrong
             for step in BEFORE_TRAINING:
-                self._keep(_name(step, name), made.outputs[step].model_dump(mode="json"))
-        kept = self._read(model)
+                self._keep(_name(step, name), fresh.outputs[step].model_dump(mode="json"))
+        outputs = self._read(model)
         # Data whose files were deleted are made again.
-        return kept if kept is not None else self._make(model)
+        return outputs if outputs is not None else self._make(model)
 
     def report_changes(self) -> None:
         """Once for each change of the logs."""
-        kept, now = self.work.ledger.get(_name(LOGS)), log_hashes(self.work)
-        if kept is None or kept.output is None or kept.output.get("seen") == fingerprint(now):
+        entry, now = self.work.ledger.get(_name(LOGS)), log_hashes(self.work)
+        if entry is None or entry.output is None or entry.output.get("seen") == fingerprint(now):
             return
-        if kept.output.get("taken") != fingerprint(now):
+        if entry.output.get("taken") != fingerprint(now):
             self.work.reporter.info(
                 "the logs have changed: this week continues with the data that it began with"
             )
-        self._keep_logs(taken=str(kept.output.get("taken")), seen=fingerprint(now))
+        self._keep_logs(taken=str(entry.output.get("taken")), seen=fingerprint(now))
 
     def _make(self, model: str) -> StepOutputs:
         # Nothing is trained here on the way: a model that starts from another waits for its adapter.
-        made = [
+        results = [
             run_pipeline(self._of(model), upto=name, may_do=BEFORE_TRAINING) for name in ("audit", "plan")
         ]
-        return StepOutputs({**made[0].outputs, **made[1].outputs})
+        return StepOutputs({**results[0].outputs, **results[1].outputs})
 
     def _read(self, model: str) -> StepOutputs | None:
-        found: dict[str, Record] = {}
+        outputs: dict[str, Record] = {}
         for name in BEFORE_TRAINING:
             step, entry = get_step(name), self.work.ledger.get(_name(name, model))
             if entry is None or (entry.fingerprint != self.start.isoformat() and model not in self.busy):
                 return None
-            found[name] = step.makes.model_validate(entry.output)
-            if not step.still_there(self._of(model), found[name]):
+            outputs[name] = step.makes.model_validate(entry.output)
+            if not step.still_there(self._of(model), outputs[name]):
                 return None
-        return StepOutputs(found)
+        return StepOutputs(outputs)
 
     def _keep_logs(self, *, taken: str, seen: str) -> None:
         self._keep(_name(LOGS), {"taken": taken, "seen": seen})
@@ -395,7 +395,7 @@ class ProjectWeek:
         if not self._state_file.exists():
             return FollowedWeek(schedule=schedule)
         try:
-            known = FollowedWeek.from_json(self._state_file.read_bytes())
+            followed = FollowedWeek.from_json(self._state_file.read_bytes())
         except ValidationError as error:
             raise Damaged(
                 f"{self._state_file} cannot be read",
@@ -403,17 +403,17 @@ class ProjectWeek:
                 fix="move it away: jobs that run are still listed by `graft fleet list`",
                 where=str(self._state_file),
             ) from error
-        if known.schedule.start != schedule.start:
-            open_ones = tuple(s for s in known.sessions if s.state in ("ordered", "running", "done"))
+        if followed.schedule.start != schedule.start:
+            open_ones = tuple(s for s in followed.sessions if s.state in ("ordered", "running", "done"))
             return FollowedWeek(schedule=schedule, sessions=open_ones)
         # A plan that a person wrote meanwhile counts.
-        return known.model_copy(update={"schedule": schedule})
+        return followed.model_copy(update={"schedule": schedule})
 
     def save(self, week: FollowedWeek) -> None:
         # The plan first: after a kill in between, what is pending is planned once more. A plan that a person
         # wrote since it was loaded counts, and is not overwritten.
-        found = read_schedule(self._plan_file) if self._plan_file.exists() else None
-        if found is None or (found != week.schedule and self._known_plan in (None, found)):
+        plan = read_schedule(self._plan_file) if self._plan_file.exists() else None
+        if plan is None or (plan != week.schedule and self._known_plan in (None, plan)):
             write_schedule(self._plan_file, week.schedule)
             self._known_plan = week.schedule
         write_atomic(self._state_file, week.to_json())
@@ -427,37 +427,37 @@ class ProjectWeek:
     def start(self, session: ShownSession, *, seconds: float) -> FleetJob:
         """Order the job of a session. Raises `RunIsComplete` where there is nothing left to train, another
         GraftError if the place or the project does not allow it."""
-        work, place = self._of(session.model), self._work.settings.fleet.places.get(session.place)
-        if place is None:
+        work, provider = self._of(session.model), self._work.settings.fleet.places.get(session.place)
+        if provider is None:
             raise UserMistake(
                 f"fleet.places has no {session.place}",
                 why="the plan of the week was made with other settings",
                 fix=f"graft plan week --keep {WEEK_FILE} --out {WEEK_FILE}",
                 where=f"fleet.places.{session.place}",
             )
-        made = self._data.outputs_of(session.model)
+        outputs = self._data.outputs_of(session.model)
         self._data.report_changes()
-        if find_trained(work, made) is not None:
+        if find_trained(work, outputs) is not None:
             raise RunIsComplete(f"the run of {session.model} is complete")
         request = FleetRequest(
-            place=place.place or session.place,
-            gpu=place.gpu if place.usd_per_hour else "",
+            place=provider.place or session.place,
+            gpu=provider.gpu if provider.usd_per_hour else "",
             deadline_seconds=seconds,
         )
         # The caps of the fleet are the confirmation: the ledger refuses what could break one.
-        return start_run(work, request, confirm=lambda _quote: True, made=made)
+        return start_run(work, request, confirm=lambda _quote: True, made=outputs)
 
     def runs_at(self, job: FleetJob, session: SessionJob) -> bool:
         """Whether the job is at the place of the session and trains its model."""
-        place = self._work.settings.fleet.places.get(session.place)
-        if place is None:
+        provider = self._work.settings.fleet.places.get(session.place)
+        if provider is None:
             return False
-        wanted = place.place or session.place
+        target = provider.place or session.place
         # Jobs of all SSH hosts are listed under one place.
-        if job.place not in (wanted, wanted.partition(":")[0]):
+        if job.place not in (target, target.partition(":")[0]):
             return False
         plan = self._data.outputs_of(session.model).get("plan", Plan)
-        return any(found.id == job.id for found in find_jobs(self._of(session.model), plan))
+        return any(job_here.id == job.id for job_here in find_jobs(self._of(session.model), plan))
 
     def give_up(self, job: FleetJob) -> None:
         """Stop a job that has not ended in its time."""
@@ -471,8 +471,8 @@ class ProjectWeek:
     def judge(self, model: str) -> bool:
         """Evaluate, gate and release a model whose run is complete. Doing it again changes nothing."""
         work = self._of(model)
-        made = find_trained(work, self._data.outputs_of(model))
-        if made is None:
+        outputs = find_trained(work, self._data.outputs_of(model))
+        if outputs is None:
             # Otherwise the whole run would be trained here.
             raise Stale(
                 f"the run of {model} is not the one of this week",
@@ -480,7 +480,7 @@ class ProjectWeek:
                 fix=f"judge it by `graft release make --model {model}`",
                 where=model,
             )
-        return finish_run(work, made).get("gate", Verdict).decision == "deploy"
+        return finish_run(work, outputs).get("gate", Verdict).decision == "deploy"
 
     @property
     def _data(self) -> WeekData:
@@ -490,20 +490,20 @@ class ProjectWeek:
         return WeekData(self._work, week.schedule.start, tuple(dict.fromkeys(models)), frozenset(busy))
 
     def plan_again(self, schedule: WeekSchedule, events: Sequence[WeekEvent], now: datetime) -> WeekSchedule:
-        asked = WeekRequest(
+        request = WeekRequest(
             effort=Effort(seconds=REPLAN_SECONDS, scenario=schedule.scenario, what_if=False),
             now=now,
             earlier=schedule,
             events=tuple(events),
         )
-        return plan_project_week(self._work.project, asked)
+        return plan_project_week(self._work.project, request)
 
     def report(self, text: str) -> None:
         self._work.reporter.info(text)
 
     def _of(self, model: str) -> OpenProject:
-        asked = None if model == self._work.settings.main_model else model
-        return replace(self._work, asked_model=asked)
+        model_name = None if model == self._work.settings.main_model else model
+        return replace(self._work, asked_model=model_name)
 
 
 class WeekStatus(Record):
@@ -554,5 +554,5 @@ def follow_week(work: OpenProject) -> WeekTick:
             if done.next_at != reported:
                 work.reporter.info(f"next: {done.next_at:%a %d %b %H:%M}")
                 reported = done.next_at
-            left = (done.next_at - datetime.now(tz=UTC)).total_seconds()
-            time.sleep(min(max(left, 1.0), POLL_SECONDS))
+            seconds = (done.next_at - datetime.now(tz=UTC)).total_seconds()
+            time.sleep(min(max(seconds, 1.0), POLL_SECONDS))

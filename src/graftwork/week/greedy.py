@@ -58,15 +58,15 @@ def plan_greedily(
     problem: WeekProblem, state: WeekState, rounds: Mapping[str, tuple[int, ...]]
 ) -> Iterator[GreedyPlan]:
     """Greedy plans, with the rules that they break: sizes far apart first, then those near the best."""
-    places = [open_place_of(problem, state, place) for place in problem.places]
-    builds_on = any(len(own) > 1 or own[0] > 0 for own in rounds.values())
-    offered = sum(hours_offered(opened, problem.cap_usd) for opened in places)
+    open_places = [open_place_of(problem, state, provider) for provider in problem.places]
+    builds_on = any(len(model_rounds) > 1 or model_rounds[0] > 0 for model_rounds in rounds.values())
+    offered = sum(hours_offered(opened, problem.cap_usd) for opened in open_places)
     tried: dict[_Choices, float] = {}
 
     def attempt(choices: _Choices) -> GreedyPlan | None:
         if choices in tried:
             return None
-        sessions = _Greedy(problem, state, places, choices, rounds).run()
+        sessions = _Greedy(problem, state, open_places, choices, rounds).run()
         broken = tuple(check_week(problem, state, sessions))
         plan = GreedyPlan(tuple(sessions), score(problem, sessions), broken)
         tried[choices] = -1.0 if broken else plan.score.value
@@ -77,11 +77,13 @@ def plan_greedily(
     levels = [0.0]
     if builds_on:
         # Speeds of places as shares of the fastest, the highest ones, and 0.
-        speeds = sorted({place.speed for place in problem.places}, reverse=True)
+        speeds = sorted({provider.speed for provider in problem.places}, reverse=True)
         levels = [*(speed / speeds[0] for speed in speeds[1:LEVELS] if speeds[0] > 0), 0.0]
-    is_paid = problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places)
-    left = problem.length - state.now
-    paid = [state.now + round(share * left / STEP) * STEP for share in (PAID_SHARES if is_paid else (0.0,))]
+    is_paid = problem.cap_usd is not None and any(provider.usd_per_hour > 0 for provider in problem.places)
+    remaining = problem.length - state.now
+    paid = [
+        state.now + round(share * remaining / STEP) * STEP for share in (PAID_SHARES if is_paid else (0.0,))
+    ]
     for paid_from, chunk, first, slowest, owed_first in product(paid, CHUNKS[:2], firsts, levels, orders):
         if (plan := attempt(_Choices(chunk, first, slowest, owed_first, paid_from))) is not None:
             yield plan
@@ -98,15 +100,15 @@ def plan_greedily(
 
 def hours_offered(opened: OpenPlace, cap_usd: float | None) -> float:
     """Reference hours that a place could give, roughly."""
-    place = opened.place
+    provider = opened.place
     minutes: float = sum(cell.end - cell.start for cell in opened.cells)
     for quota in opened.quotas:
         minutes = min(minutes, sum(period.minutes for period in quota))
-    for rolling in place.rolling:
+    for rolling in provider.rolling:
         minutes = min(minutes, rolling.minutes * MINUTES_A_WEEK / rolling.window)
-    if place.usd_per_hour > 0 and cap_usd is not None:
-        minutes = min(minutes, cap_usd / place.usd_per_hour * 60)
-    return minutes * place.speed / 60
+    if provider.usd_per_hour > 0 and cap_usd is not None:
+        minutes = min(minutes, cap_usd / provider.usd_per_hour * 60)
+    return minutes * provider.speed / 60
 
 
 class _Choices(NamedTuple):
@@ -172,16 +174,16 @@ class _Greedy:
                     for past in self.sessions
                     for moment in (past.end, past.end + self.problem.model(past.model).gate)
                 ]
-                moments += [other.start for _, other in waiting]
+                moments += [waiting_slot.start for _, waiting_slot in waiting]
                 later = (moment for moment in moments if moment > slot.start)
                 free[number] = min([*later, self.problem.length])
                 slots[number] = self._slot(slot.cell, free[number])
                 continue
             self._add(session)
             free[number] = session.end
-            for other, cell in enumerate(cells):
+            for index, cell in enumerate(cells):
                 if cell.place.name == session.place or cell.place.usd_per_hour > 0:
-                    slots[other] = self._slot(cell, free[other])
+                    slots[index] = self._slot(cell, free[index])
 
     def _add(self, session: Session) -> None:
         self.sessions.append(session)
@@ -193,44 +195,44 @@ class _Greedy:
 
     def _hours_with(self, session: Session) -> dict[tuple[str, int], float]:
         key = (session.model, session.round)
-        more = session.train * self.problem.place(session.place).speed_of(session.model) / 60
-        return {**self.hours, key: self.hours.get(key, 0.0) + more}
+        added = session.train * self.problem.place(session.place).speed_of(session.model) / 60
+        return {**self.hours, key: self.hours.get(key, 0.0) + added}
 
     def _slot(self, cell: WeekCell, at: int) -> _Slot | None:
         """The earliest session of this cell."""
-        place = cell.place
-        for begin, end in start_spans(cell):
-            start = max(begin, at, self.choices.paid_from if place.usd_per_hour > 0 else 0)
+        provider = cell.place
+        for opens, end in start_spans(cell):
+            start = max(opens, at, self.choices.paid_from if provider.usd_per_hour > 0 else 0)
             while start < end:
                 room = min(cell.end - start, self._room(cell, start))
-                if room >= place.overhead + place.shortest:
+                if room >= provider.overhead + provider.shortest:
                     return _Slot(cell, start, room // STEP * STEP)
-                later = self._rolling_change(place, start)
+                later = self._rolling_change(provider, start)
                 if later is None:
                     break
                 start = later
         return None
 
     def _room(self, cell: WeekCell, start: int) -> int:
-        place = cell.place
-        limits = [] if place.longest is None else [place.longest]
-        here = self.at_place[place.name]
+        provider = cell.place
+        limits = [] if provider.longest is None else [provider.longest]
+        here = self.at_place[provider.name]
         for period in cell.periods:
             inside = (s for s in here if not s.fixed and period.start <= s.start < period.end)
             limits.append(period.minutes - sum(s.end - s.start for s in inside))
-        for quota, spans in self._windows(place):
-            held = (s for s in spans if s[0] <= start and _until(place, s, quota.window) > start)
+        for quota, spans in self._windows(provider):
+            overlapping = (s for s in spans if s[0] <= start and _until(provider, s, quota.window) > start)
             # A session that comes later, in another lane, shares its window too.
             ahead = (s for s in spans if start < s[0] < start + 2 * quota.window)
-            limits.append(quota.minutes - sum(end - begin for begin, end in (*held, *ahead)))
-        if place.usd_per_hour > 0 and self.problem.cap_usd is not None:
-            limits.append(int((self.problem.cap_usd - self.spent) / place.usd_per_hour * 60))
+            limits.append(quota.minutes - sum(end - opens for opens, end in (*overlapping, *ahead)))
+        if provider.usd_per_hour > 0 and self.problem.cap_usd is not None:
+            limits.append(int((self.problem.cap_usd - self.spent) / provider.usd_per_hour * 60))
         return min(limits, default=self.problem.length)
 
     def _windows(self, place: WeekPlace) -> Iterator[tuple[OpenWindow, list[Span]]]:
         """Rolling quotas, with all that uses them."""
         planned = [(s.start, s.end) for s in self.at_place[place.name] if not s.fixed]
-        for quota in next(found.windows for found in self.places if found.place is place):
+        for quota in next(opened.windows for opened in self.places if opened.place is place):
             yield quota, [*quota.used, *planned]
 
     def _rolling_change(self, place: WeekPlace, start: int) -> int | None:
@@ -238,14 +240,14 @@ class _Greedy:
         return min((-(-end // STEP) * STEP for end in ends if end > start), default=None)
 
     def _choose(self, slot: _Slot) -> Session | None:
-        found = [
+        candidates = [
             session
             for model in self.problem.models
             for number in self.rounds[model.name]
             if (session := self._session(slot, model, number)) is not None
         ]
-        needy = [s for s in found if self.choices.owed_first and self._lacks(s.model)]
-        return max(needy or found, key=self._rank, default=None)
+        needy = [s for s in candidates if self.choices.owed_first and self._lacks(s.model)]
+        return max(needy or candidates, key=self._rank, default=None)
 
     def _rank(self, session: Session) -> tuple[int, float]:
         """The earliest deadline of what is still owed, then the gain by the minute."""
@@ -259,34 +261,34 @@ class _Greedy:
         return urgent, gained / (session.end - session.start)
 
     def _session(self, slot: _Slot, model: WeekModel, number: int) -> Session | None:
-        place = slot.cell.place
-        speed = place.speed_of(model.name)
+        provider = slot.cell.place
+        speed = provider.speed_of(model.name)
         if speed <= 0 or not self._may_start(model, slot.start, number):
             return None
-        if not self._is_worth_moving(model, place, number):
+        if not self._is_worth_moving(model, provider, number):
             return None
         waited_for = any(
             number < self.rounds[m.name][-1] for m in self.problem.models if m.inherits == model.name
         )
-        fastest = max(other.speed_of(model.name) for other in self.problem.places)
+        fastest = max(rival.speed_of(model.name) for rival in self.problem.places)
         if waited_for and speed < self.choices.slowest * fastest:
             return None
-        room = slot.room - place.overhead
+        room = slot.room - provider.overhead
         if self.choices.owed_first and self._lacks(model.name):
             owed = math.ceil((model.least_hours - self._trained(model.name)) / speed * 60 / STEP) * STEP
-            room = min(room, max(owed, place.shortest))
+            room = min(room, max(owed, provider.shortest))
         if self.choices.chunk is not None:
-            room = min(room, max(self.choices.chunk, place.shortest))
+            room = min(room, max(self.choices.chunk, provider.shortest))
         if model.deadline is not None:
-            room = min(room, model.deadline - model.gate - slot.start - place.overhead)
+            room = min(room, model.deadline - model.gate - slot.start - provider.overhead)
         if model.most_hours is not None:
             room = min(room, int((model.most_hours - self._trained(model.name)) / speed * 60 + 1e-6))
         train = room // STEP * STEP
-        if train < place.shortest:
+        if train < provider.shortest:
             return None
-        end = slot.start + place.overhead + train
+        end = slot.start + provider.overhead + train
         return Session(
-            place=place.name, model=model.name, start=slot.start, end=end, train=train,
+            place=provider.name, model=model.name, start=slot.start, end=end, train=train,
             lane=slot.cell.lane, round=number,
         )  # fmt: skip
 
@@ -311,22 +313,25 @@ class _Greedy:
     def _is_first_over(self, model: WeekModel, number: int) -> bool:
         """A parent trains its first hours in its first round; then it leaves that to its heirs."""
         heirs = [child.name for child in self.problem.models if child.inherits == model.name]
-        own = self.rounds[model.name]
-        if not heirs or (len(own) == 1 and self.rounds[heirs[0]] == own):
+        own_rounds = self.rounds[model.name]
+        if not heirs or (len(own_rounds) == 1 and self.rounds[heirs[0]] == own_rounds):
             return True
         if any(s.round > number for name in heirs for s in self.of_model[name]):
             return False
-        reached = self.hours.get((model.name, own[0]), 0.0) >= self.choices.first and not self._must_retrain(
-            model
-        )
-        return (number > own[0]) == reached if len(own) > 1 else not reached
+        reached = self.hours.get(
+            (model.name, own_rounds[0]), 0.0
+        ) >= self.choices.first and not self._must_retrain(model)
+        return (number > own_rounds[0]) == reached if len(own_rounds) > 1 else not reached
 
     def _may_inherit(self, model: WeekModel, start: int, number: int) -> bool:
         if model.inherits is None or number == 0:
             return True
         parent = self.problem.model(model.inherits)
         earlier = [s for s in self.of_model[parent.name] if s.round < number]
-        reached = sum(self.hours.get((parent.name, at), 0.0) for at in range(number)) >= self.choices.first
+        reached = (
+            sum(self.hours.get((parent.name, earlier_round), 0.0) for earlier_round in range(number))
+            >= self.choices.first
+        )
         return (
             reached and not self._must_retrain(parent) and all(s.end + parent.gate <= start for s in earlier)
         )

@@ -66,51 +66,53 @@ def try_changes(
     state = in_rounds(state, rounds_of(problem, scenario))
 
     def best(changed: WeekProblem) -> float:
-        own = as_scenario(changed, scenario)
-        done = solve(own, state, rounds=rounds_of(changed, scenario), hint=sessions, limits=keep)
-        return max(score(own, done.sessions or sessions).value, score(own, sessions).value)
+        scenario_problem = as_scenario(changed, scenario)
+        done = solve(scenario_problem, state, rounds=rounds_of(changed, scenario), hint=sessions, limits=keep)
+        return max(
+            score(scenario_problem, done.sessions or sessions).value, score(scenario_problem, sessions).value
+        )
 
     base = best(problem)
-    found = [
+    changes = [
         WhatIf(change=text, value=(value := best(changed)), gain=max(0.0, value - base))
         for text, changed in _changes(problem)
     ]
-    return tuple(sorted(found, key=lambda change: -change.gain))
+    return tuple(sorted(changes, key=lambda change: -change.gain))
 
 
 def _changes(problem: WeekProblem) -> Iterator[tuple[str, WeekProblem]]:
-    for place in problem.places:
+    for provider in problem.places:
         changes: list[tuple[str, dict[str, object]]] = []
-        if place.periods or place.rolling:
+        if provider.periods or provider.rolling:
             periods = tuple(
                 tuple(period.model_copy(update={"minutes": period.minutes + HOUR}) for period in quota)
-                for quota in place.periods
+                for quota in provider.periods
             )
             rolling = tuple(
-                quota.model_copy(update={"minutes": quota.minutes + HOUR}) for quota in place.rolling
+                quota.model_copy(update={"minutes": quota.minutes + HOUR}) for quota in provider.rolling
             )
-            longest = None if place.longest is None else place.longest + HOUR
+            longest = None if provider.longest is None else provider.longest + HOUR
             update: dict[str, object] = {"periods": periods, "rolling": rolling, "longest": longest}
             changes.append(("one more hour of quota and session", update))
-        elif place.open != ((0, problem.length),):
-            changes.append(("open an hour longer", {"open": _longer(place.open, problem.length)}))
-        if place.setup > 0:
+        elif provider.open != ((0, problem.length),):
+            changes.append(("open an hour longer", {"open": _longer(provider.open, problem.length)}))
+        if provider.setup > 0:
             changes.append(("no set-up time", {"setup": 0}))
         for text, update in changes:
-            changed = place.model_copy(update=update)
-            places = tuple(changed if each is place else each for each in problem.places)
-            yield f"{place.name}: {text}", problem.model_copy(update={"places": places})
-    if problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places):
-        more = problem.model_copy(update={"cap_usd": problem.cap_usd + DOLLARS})
-        yield f"${DOLLARS:.0f} more to spend", more
-    if any(place.starts is not None for place in problem.places):
-        places = tuple(
-            place
-            if place.starts is None
-            else place.model_copy(update={"starts": _longer(place.starts, problem.length)})
-            for place in problem.places
+            changed = provider.model_copy(update=update)
+            providers = tuple(changed if listed is provider else listed for listed in problem.places)
+            yield f"{provider.name}: {text}", problem.model_copy(update={"places": providers})
+    if problem.cap_usd is not None and any(provider.usd_per_hour > 0 for provider in problem.places):
+        richer = problem.model_copy(update={"cap_usd": problem.cap_usd + DOLLARS})
+        yield f"${DOLLARS:.0f} more to spend", richer
+    if any(provider.starts is not None for provider in problem.places):
+        providers = tuple(
+            provider
+            if provider.starts is None
+            else provider.model_copy(update={"starts": _longer(provider.starts, problem.length)})
+            for provider in problem.places
         )
-        yield "somebody there an hour longer each day", problem.model_copy(update={"places": places})
+        yield "somebody there an hour longer each day", problem.model_copy(update={"places": providers})
 
     def without_gate(name: str) -> WeekProblem:
         return with_models(problem, lambda model: {"gate": 0} if model.name == name else {})
@@ -122,7 +124,7 @@ def _changes(problem: WeekProblem) -> Iterator[tuple[str, WeekProblem]]:
 
 
 def _longer(spans: Sequence[Span], length: int) -> tuple[Span, ...]:
-    return clip(union((begin, end + HOUR) for begin, end in spans), (0, length))
+    return clip(union((start, end + HOUR) for start, end in spans), (0, length))
 
 
 def check_curves(
@@ -133,18 +135,20 @@ def check_curves(
     limits: SearchLimits,
 ) -> tuple[CurveCheck, ...]:
     """The plan under other curves, against plans made for them."""
-    made = []
+    checks = []
     for assumption, changed in _assumptions(problem).items():
         mine = score(as_scenario(changed, best.result.scenario), best.sessions).value
         values: dict[Scenario, float] = {best.result.scenario: mine}
         for plan in found:
             scenario = plan.result.scenario
-            own, rounds = as_scenario(changed, scenario), rounds_of(changed, scenario)
-            done = solve(own, in_rounds(state, rounds), rounds=rounds, hint=plan.sessions, limits=limits)
-            value = score(own, done.sessions or plan.sessions).value
+            scenario_problem, rounds = as_scenario(changed, scenario), rounds_of(changed, scenario)
+            done = solve(
+                scenario_problem, in_rounds(state, rounds), rounds=rounds, hint=plan.sessions, limits=limits
+            )
+            value = score(scenario_problem, done.sessions or plan.sessions).value
             values[scenario] = max(value, values.get(scenario, 0.0))
         winner = max(values, key=lambda name: values[name])
-        made.append(
+        checks.append(
             CurveCheck(
                 assumption=assumption,
                 value=mine,
@@ -153,7 +157,7 @@ def check_curves(
                 loss=share_missed(mine, values[winner]),
             )
         )
-    return tuple(made)
+    return tuple(checks)
 
 
 def _assumptions(problem: WeekProblem) -> dict[str, WeekProblem]:
@@ -205,17 +209,17 @@ def plan_week(
     """The best week that was found, with its bound. `earlier`: the plan so far, never lost by replanning."""
     state, effort = state or WeekState(), effort or Effort()
     problem = without_complete(problem, state)
-    begun = time.monotonic()
-    found = find_plans(problem, state, effort, earlier)
-    best = max(found, key=lambda plan: (round(plan.score.value, 6), plan.result.scenario == "sequential"))
+    started_at = time.monotonic()
+    plans = find_plans(problem, state, effort, earlier)
+    best = max(plans, key=lambda plan: (round(plan.score.value, 6), plan.result.scenario == "sequential"))
     limits = SearchLimits(max(0.5, effort.seconds / 30), effort.workers, 0.0, effort.seed)
     changes = (
         try_changes(problem, state, best.sessions, best.result.scenario, limits) if effort.what_if else ()
     )
-    curves = check_curves(problem, state, found, best, limits) if effort.what_if else ()
-    schedule = describe(problem, state, best, found)
+    curves = check_curves(problem, state, plans, best, limits) if effort.what_if else ()
+    schedule = describe(problem, state, best, plans)
     return schedule.model_copy(
-        update={"what_if": changes, "curve_checks": curves, "seconds": time.monotonic() - begun}
+        update={"what_if": changes, "curve_checks": curves, "seconds": time.monotonic() - started_at}
     )
 
 
@@ -224,22 +228,22 @@ def find_plans(
 ) -> list[ScenarioPlan]:
     """The best plan of each scenario asked for."""
     possible = scenarios_of(problem)
-    wanted = possible if effort.scenario == "auto" else (effort.scenario,)
+    scenarios = possible if effort.scenario == "auto" else (effort.scenario,)
     if effort.scenario != "auto" and effort.scenario not in possible:
-        wanted = possible  # without models that start from others, all strategies are the same
-    share = sum(SHARES[name] for name in wanted)
-    found: list[ScenarioPlan] = []
-    for name in wanted:
+        scenarios = possible  # without models that start from others, all strategies are the same
+    share = sum(SHARES[name] for name in scenarios)
+    found_plans: list[ScenarioPlan] = []
+    for name in scenarios:
         seconds = effort.seconds * SHARES[name] / share
-        others = [tuple(earlier), *(other.sessions for other in found)]
+        hints = [tuple(earlier), *(finished.sessions for finished in found_plans)]
         limits = SearchLimits(seconds, effort.workers, effort.enough, effort.seed)
-        plan = find_plan(problem, state, name, limits, others)
+        plan = find_plan(problem, state, name, limits, hints)
         if plan is not None:
-            found.append(plan)
-    if not found:
+            found_plans.append(plan)
+    if not found_plans:
         # Shown by the greedy plan that breaks the fewest rules.
-        rounds = rounds_of(problem, wanted[-1])
-        plans = plan_greedily(as_scenario(problem, wanted[-1]), in_rounds(state, rounds), rounds)
+        rounds = rounds_of(problem, scenarios[-1])
+        plans = plan_greedily(as_scenario(problem, scenarios[-1]), in_rounds(state, rounds), rounds)
         nearest = min(plans, key=lambda plan: (len(plan.broken), -plan.score.value))
         raise WeekImpossible(
             f"no week that keeps every rule was found within {effort.seconds:.0f} s",
@@ -248,7 +252,7 @@ def find_plans(
             "or give the search more time with --seconds",
             where="plan.week",
         )
-    return found
+    return found_plans
 
 
 def find_plan(
@@ -259,7 +263,7 @@ def find_plan(
     others: Sequence[tuple[Session, ...]] = (),
 ) -> ScenarioPlan | None:
     """The best plan that was found; `others` are plans to start from, as far as they fit."""
-    begun = time.monotonic()
+    started_at = time.monotonic()
     rounds = rounds_of(problem, scenario)
     problem, state = as_scenario(problem, scenario), in_rounds(state, rounds)
     plans: list[tuple[Session, ...]] = []
@@ -267,17 +271,17 @@ def find_plan(
     for greedy in plan_greedily(problem, state, rounds):
         if not greedy.broken:
             plans.append(greedy.sessions)
-            first = first if first is not None else time.monotonic() - begun
-        if time.monotonic() - begun > limits.seconds * GREEDY:
+            first = first if first is not None else time.monotonic() - started_at
+        if time.monotonic() - started_at > limits.seconds * GREEDY:
             break
 
     def value_of(plan: tuple[Session, ...]) -> float:
         return score(problem, plan).value
 
     greedy_value = max(map(value_of, plans), default=None)
-    places = {place.name for place in problem.places}
-    for other in others:
-        ahead = [s for s in other if not s.fixed and s.start >= state.now and s.place in places]
+    provider_names = {provider.name for provider in problem.places}
+    for hint in others:
+        ahead = [s for s in hint if not s.fixed and s.start >= state.now and s.place in provider_names]
         if any(session.round not in rounds.get(session.model, ()) for session in ahead):
             continue
         whole = (*state.fixed, *ahead)
@@ -289,15 +293,15 @@ def find_plan(
         if at_other_times is not None:
             plans.append(at_other_times)
     best = max(plans, key=value_of, default=None)
-    left = limits.seconds * (1 - REFINING) - (time.monotonic() - begun)
-    searching = limits._replace(seconds=max(LEAST_FOR_SOLVER, left))
+    remaining = limits.seconds * (1 - REFINING) - (time.monotonic() - started_at)
+    searching = limits._replace(seconds=max(LEAST_FOR_SOLVER, remaining))
     solved = solve(problem, state, rounds=rounds, hint=best, limits=searching)
     if solved.sessions is not None and (best is None or value_of(solved.sessions) > value_of(best)):
         best = solved.sessions
     if best is None:
         return None
-    first = first if first is not None else time.monotonic() - begun
-    seconds = max(LEAST_FOR_SOLVER, limits.seconds - (time.monotonic() - begun))
+    first = first if first is not None else time.monotonic() - started_at
+    seconds = max(LEAST_FOR_SOLVER, limits.seconds - (time.monotonic() - started_at))
     refined = refine(
         problem, state, rounds=rounds, plan=best,
         limits=limits._replace(seconds=min(seconds, limits.seconds * 2 * REFINING)),
@@ -320,7 +324,7 @@ def find_plan(
             cost_usd=worth.cost_usd,
             greedy_value=greedy_value,
             first_seconds=first,
-            seconds=time.monotonic() - begun,
+            seconds=time.monotonic() - started_at,
             gap=share_missed(worth.value, bound),
             optimal=bound <= worth.value * (1 + 1e-6),
         ),
@@ -333,17 +337,17 @@ def describe(
     """The plan as people and programs read it."""
     zone = ZoneInfo(problem.timezone)
     start = problem.start.astimezone(UTC)
-    notes = [note for place in problem.places for note in reading_notes(place, state)]
+    notes = [note for provider in problem.places for note in reading_notes(provider, state)]
 
     def show(session: Session) -> ShownSession:
-        place = problem.place(session.place)
+        provider = problem.place(session.place)
         return ShownSession(
             **session.model_dump(),
             starts_at=(start + timedelta(minutes=session.start)).astimezone(zone),
             ends_at=(start + timedelta(minutes=session.end)).astimezone(zone),
-            hours=session.train * place.speed_of(session.model) / 60,
-            cost_usd=place.usd_per_hour * (session.end - session.start) / 60,
-            by_hand=place.by_hand,
+            hours=session.train * provider.speed_of(session.model) / 60,
+            cost_usd=provider.usd_per_hour * (session.end - session.start) / 60,
+            by_hand=provider.by_hand,
         )
 
     ordered = sorted(best.sessions, key=lambda s: (s.start, s.place, s.lane))
@@ -355,7 +359,7 @@ def describe(
         scenario=best.result.scenario,
         sessions=tuple(show(session) for session in ordered),
         models=tuple(_model_week(best, name) for name in best.score.models),
-        places=tuple(_place_week(problem, state, place, ordered) for place in problem.places),
+        places=tuple(_place_week(problem, state, provider, ordered) for provider in problem.places),
         value=best.score.value,
         bound=best.result.bound,
         gap=best.result.gap,
@@ -369,16 +373,16 @@ def describe(
 
 
 def _model_week(best: ScenarioPlan, name: str) -> ModelWeek:
-    model, found = best.problem.model(name), best.score.models[name]
+    model, model_score = best.problem.model(name), best.score.models[name]
     return ModelWeek(
         model=name,
         sessions=sum(session.model == name for session in best.sessions),
-        hours=found.own,
-        inherited_hours=found.inherited,
-        learned_before=found.before,
-        learned_after=found.after,
-        value=found.value,
-        another_hour=marginal(best.problem, model, found.hours),
+        hours=model_score.own,
+        inherited_hours=model_score.inherited,
+        learned_before=model_score.before,
+        learned_after=model_score.after,
+        value=model_score.value,
+        another_hour=marginal(best.problem, model, model_score.hours),
         curve=model.curve.source,
         half_hours=model.curve.half_hours,
     )
@@ -407,7 +411,7 @@ def _place_week(
 def offered_minutes(problem: WeekProblem, state: WeekState, place: WeekPlace) -> int:
     """Open time from now on, as far as quotas and the money allow."""
     free = clip(union(place.open), (state.now, problem.length))
-    most = [place.lanes * sum(end - begin for begin, end in free)]
+    most = [place.lanes * sum(end - start for start, end in free)]
     for quota in quota_left(place, state)[0]:
         most.append(
             sum(
@@ -417,7 +421,10 @@ def offered_minutes(problem: WeekProblem, state: WeekState, place: WeekPlace) ->
         )
     for rolling in place.rolling:
         used = window_use(place, state, rolling.window)
-        windows = [(at - rolling.window, at) for at in range(problem.length, state.now, -rolling.window)]
+        windows = [
+            (window_end - rolling.window, window_end)
+            for window_end in range(problem.length, state.now, -rolling.window)
+        ]
         most.append(
             sum(
                 min(
@@ -428,6 +435,6 @@ def offered_minutes(problem: WeekProblem, state: WeekState, place: WeekPlace) ->
             )
         )
     if place.usd_per_hour > 0 and problem.cap_usd is not None:
-        left = max(0.0, problem.cap_usd - spent_so_far(problem, state))
-        most.append(int(left / place.usd_per_hour * 60))
+        budget_left = max(0.0, problem.cap_usd - spent_so_far(problem, state))
+        most.append(int(budget_left / place.usd_per_hour * 60))
     return min(most)

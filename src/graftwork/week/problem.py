@@ -140,9 +140,9 @@ class WeekProblem(Record):
         for model in self.models:
             for name in (*model.after, *((model.inherits,) if model.inherits else ())):
                 require_name(name, models, kind="model", where=f"plan.week.models.{model.name}")
-        for place in self.places:
-            for name in place.speeds:
-                require_name(name, models, kind="model", where=f"fleet.places.{place.name}")
+        for provider in self.places:
+            for name in provider.speeds:
+                require_name(name, models, kind="model", where=f"fleet.places.{provider.name}")
         # Models that wait for each other could never start.
         waits = {model.name: {*model.after, *filter(None, (model.inherits,))} for model in self.models}
         while ready := [name for name, needed in waits.items() if not needed & waits.keys()]:
@@ -158,10 +158,10 @@ class WeekProblem(Record):
         return self
 
     def place(self, name: str) -> WeekPlace:
-        for place in self.places:
-            if place.name == name:
-                return place
-        raise unknown_name(name, [place.name for place in self.places], kind="place", where=name)
+        for provider in self.places:
+            if provider.name == name:
+                return provider
+        raise unknown_name(name, [provider.name for provider in self.places], kind="place", where=name)
 
     def model(self, name: str) -> WeekModel:
         for model in self.models:
@@ -292,9 +292,9 @@ def quota_left(place: WeekPlace, state: WeekState) -> tuple[tuple[tuple[QuotaPer
     notes: list[str] = []
     fixed = [session for session in state.fixed if session.place == place.name]
     readings = sorted((r for r in state.readings if r.place == place.name), key=lambda r: r.at)
-    made = []
+    quotas = []
     for quota in place.periods:
-        left = []
+        remaining = []
         for period in quota:
             used, since = 0, -math.inf
             for reading in readings:
@@ -306,26 +306,26 @@ def quota_left(place: WeekPlace, state: WeekState) -> tuple[tuple[tuple[QuotaPer
                         )
                     used, since = max(used, reading.used), reading.at
             for session in fixed:
-                begin = max(session.start, period.start, since)
-                used += max(0, math.ceil(min(session.end, period.end) - begin))
-            left.append(period.model_copy(update={"minutes": max(0, period.minutes - used)}))
-        made.append(tuple(left))
-    return tuple(made), notes
+                counted_from = max(session.start, period.start, since)
+                used += max(0, math.ceil(min(session.end, period.end) - counted_from))
+            remaining.append(period.model_copy(update={"minutes": max(0, period.minutes - used)}))
+        quotas.append(tuple(remaining))
+    return tuple(quotas), notes
 
 
 def _believed(place: WeekPlace, state: WeekState) -> tuple[list[QuotaReading], list[str]]:
     """Readings of a rolling quota: one does not fall faster than time leaves the window."""
-    made: list[QuotaReading] = []
+    believed: list[QuotaReading] = []
     notes: list[str] = []
     for reading in sorted((r for r in state.readings if r.place == place.name), key=lambda r: r.at):
-        least = made[-1].used - place.lanes * (reading.at - made[-1].at) if made else 0
+        least = believed[-1].used - place.lanes * (reading.at - believed[-1].at) if believed else 0
         if reading.used < least:
             notes.append(
                 f"{place.name}: a quota reading of {reading.used / 60:.1f} h comes too soon after one of "
-                f"{made[-1].used / 60:.1f} h: at least {least / 60:.1f} h count"
+                f"{believed[-1].used / 60:.1f} h: at least {least / 60:.1f} h count"
             )
-        made.append(reading.model_copy(update={"used": max(reading.used, least)}))
-    return made, notes
+        believed.append(reading.model_copy(update={"used": max(reading.used, least)}))
+    return believed, notes
 
 
 def reading_notes(place: WeekPlace, state: WeekState) -> list[str]:
@@ -343,25 +343,25 @@ def window_use(place: WeekPlace, state: WeekState, window: int) -> tuple[Span, .
     spans = [(s.start, s.end) for s in state.fixed if s.place == place.name]
     for reading in _believed(place, state)[0]:
         later = clip(spans, (reading.at, max((end for _, end in spans), default=reading.at)))
-        left, known = reading.used, []
-        for begin, end in sorted(clip(spans, (reading.at - window, reading.at)), reverse=True):
-            size = min(end - begin, left)
-            left -= size
-            known.append((end - size, end))
-        spans = [*(span for span in known if span[1] > span[0]), *later]
-        if left > 0:
-            spans.append((reading.at - left, reading.at))
+        unexplained, used_spans = reading.used, []
+        for start, end in sorted(clip(spans, (reading.at - window, reading.at)), reverse=True):
+            size = min(end - start, unexplained)
+            unexplained -= size
+            used_spans.append((end - size, end))
+        spans = [*(span for span in used_spans if span[1] > span[0]), *later]
+        if unexplained > 0:
+            spans.append((reading.at - unexplained, reading.at))
     return tuple(sorted(spans))
 
 
 def own_hours(problem: WeekProblem, sessions: Iterable[Session]) -> Mapping[tuple[str, int], float]:
     """Reference hours of each model and round."""
-    found: dict[tuple[str, int], float] = {}
+    hours: dict[tuple[str, int], float] = {}
     for session in sessions:
         speed = problem.place(session.place).speed_of(session.model)
         key = (session.model, session.round)
-        found[key] = found.get(key, 0.0) + session.train * speed / 60
-    return found
+        hours[key] = hours.get(key, 0.0) + session.train * speed / 60
+    return hours
 
 
 class WeekCell(NamedTuple):
@@ -420,10 +420,10 @@ def open_place_of(problem: WeekProblem, state: WeekState, place: WeekPlace) -> O
     cells = []
     for lane in range(place.lanes):
         busy = [(s.start, s.end) for s in state.fixed if s.place == place.name and s.lane == lane]
-        for begin, end in cut_at(subtract(free, busy), resets):
-            start, stop = -(-begin // STEP) * STEP, end // STEP * STEP
+        for opens, end in cut_at(subtract(free, busy), resets):
+            start, stop = -(-opens // STEP) * STEP, end // STEP * STEP
             periods = tuple(
-                period for quota in quotas for period in quota if period.start <= begin < period.end
+                period for quota in quotas for period in quota if period.start <= opens < period.end
             )
             cell = WeekCell(place, lane, start, stop, periods)
             if len(periods) == len(quotas) and cell.usable >= place.overhead + place.shortest:
@@ -435,8 +435,8 @@ def start_spans(cell: WeekCell) -> tuple[Span, ...]:
     """When a session of the cell may begin: where somebody is there, if it is started by hand."""
     last = cell.end - cell.place.overhead - cell.place.shortest
     whole = (cell.start, last + 1)
-    found = (whole,) if cell.place.starts is None else clip(cell.place.starts, whole)
-    aligned = ((-(-begin // STEP) * STEP, (end - 1) // STEP * STEP + 1) for begin, end in found)
+    spans = (whole,) if cell.place.starts is None else clip(cell.place.starts, whole)
+    aligned = ((-(-opens // STEP) * STEP, (end - 1) // STEP * STEP + 1) for opens, end in spans)
     return tuple(span for span in aligned if span[1] > span[0])
 
 
@@ -500,14 +500,18 @@ def spent_so_far(problem: WeekProblem, state: WeekState) -> float:
 
 
 def score_model(problem: WeekProblem, model: WeekModel, hours: Mapping[tuple[str, int], float]) -> ModelScore:
-    own = {number: value for (name, number), value in hours.items() if name == model.name and value > 0}
-    last = max(own, default=0)
-    kept = sum(value if number == last else model.carry * value for number, value in own.items())
-    inherited = inherited_hours(model, own, hours)
+    own_hours_by_round = {
+        number: value for (name, number), value in hours.items() if name == model.name and value > 0
+    }
+    last = max(own_hours_by_round, default=0)
+    kept_hours = sum(
+        value if number == last else model.carry * value for number, value in own_hours_by_round.items()
+    )
+    inherited = inherited_hours(model, own_hours_by_round, hours)
     before = model.curve.learned(model.done_hours)
-    after = model.curve.learned(model.done_hours + kept + inherited)
+    after = model.curve.learned(model.done_hours + kept_hours + inherited)
     value = POINTS * model.weight / problem.total_weight * (after - before)
-    return ModelScore(sum(own.values()), kept, inherited, before, after, value)
+    return ModelScore(sum(own_hours_by_round.values()), kept_hours, inherited, before, after, value)
 
 
 def inherited_hours(
@@ -516,11 +520,11 @@ def inherited_hours(
     """A share of the parent's hours of each earlier round, at most as many as are trained from there on."""
     if model.inherits is None or model.share <= 0:
         return 0.0
-    taken = trained = 0.0
+    inherited = trained = 0.0
     for number in range(max(own, default=0), 0, -1):
         trained += own.get(number, 0.0)
-        taken += min(model.share * hours.get((model.inherits, number - 1), 0.0), trained - taken)
-    return taken
+        inherited += min(model.share * hours.get((model.inherits, number - 1), 0.0), trained - inherited)
+    return inherited
 
 
 def marginal(problem: WeekProblem, model: WeekModel, hours: float) -> float:

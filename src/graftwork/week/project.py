@@ -119,19 +119,19 @@ def week_money(
     last = start.astimezone(UTC) + timedelta(minutes=length - 1)
     month = month_of(start.timestamp())
     spent = sum(usd for created_at, usd in before if month_of(created_at.timestamp()) == month)
-    left = caps.month_usd - spent
-    if left >= most:
+    budget_left = caps.month_usd - spent
+    if budget_left >= most:
         return WeekMoney(max(0.0, most))
     note = (
-        f"${max(0.0, left):.2f} of fleet.caps.month_usd are left in {month}: "
+        f"${max(0.0, budget_left):.2f} of fleet.caps.month_usd are left in {month}: "
         f"${spent:.2f} are spent or reserved"
     )
     if month == month_of(last.timestamp()):
-        return WeekMoney(max(0.0, left), notes=(note,))
+        return WeekMoney(max(0.0, budget_left), notes=(note,))
     # The week ends in another month, which has its whole cap.
     turn = minutes_since(start, last.replace(day=1, hour=0, minute=0, second=0, microsecond=0))
-    if left >= most * (length - turn) / length:
-        return WeekMoney(max(0.0, left), notes=(note,))
+    if budget_left >= most * (length - turn) / length:
+        return WeekMoney(max(0.0, budget_left), notes=(note,))
     return WeekMoney(max(0.0, most), turn, (f"{note}; paid places are used from {last:%Y-%m}-01 on",))
 
 
@@ -248,16 +248,16 @@ def week_problem(project: ProjectFolder, asked: WeekRequest) -> WeekProblem:
     if asked.earlier is not None and asked.start is None:
         start = asked.earlier.start.astimezone(UTC)
     length = minutes_since(start, week_end(start, week.timezone))
-    terms = {place.name: place for place in list_places()}
+    terms = {provider.name: provider for provider in list_places()}
     reference, speeds, speed_notes = _speeds(project, settings)
     for name in asked.only:
         require_name(name, settings.fleet.places, kind="place", where="--only")
     money = week_money(settings.fleet.caps, week.spend_usd, asked.paid, start=start, length=length)
-    places = []
+    providers = []
     for name, place_settings in settings.fleet.places.items():
         if asked.only and name not in asked.only:
             continue
-        place = _place(
+        provider = _place(
             name,
             place_settings,
             week,
@@ -265,33 +265,33 @@ def week_problem(project: ProjectFolder, asked: WeekRequest) -> WeekProblem:
             speeds[name],
             (start, length),
         )
-        if place.usd_per_hour > 0:
+        if provider.usd_per_hour > 0:
             # A paid place as the caps allow it: no job costs more than one may, none begins too early.
-            longest = longest_paid_minutes(settings.fleet, place.usd_per_hour)
-            last = max((end for _, end in place.open), default=0)
+            longest = longest_paid_minutes(settings.fleet, provider.usd_per_hour)
+            last = max((end for _, end in provider.open), default=0)
             changes: dict[str, object] = {"open": ()}
-            if longest >= place.overhead + place.shortest:
-                opened = clip(place.open, (money.paid_from, last))
-                changes = {"longest": min(place.longest or longest, longest), "open": opened}
-            place = place.model_copy(update=changes)
-        places.append(place)
+            if longest >= provider.overhead + provider.shortest:
+                opened = clip(provider.open, (money.paid_from, last))
+                changes = {"longest": min(provider.longest or longest, longest), "open": opened}
+            provider = provider.model_copy(update=changes)
+        providers.append(provider)
     fitted = _fitted(project, settings)
     models = tuple(_model(name, settings, fitted, start) for name in settings.all_models)
-    notes = money.notes if any(place.usd_per_hour > 0 for place in places) else ()
+    notes = money.notes if any(provider.usd_per_hour > 0 for provider in providers) else ()
     return WeekProblem(
         start=start,
         length=length,
         timezone=week.timezone,
-        places=tuple(places),
+        places=tuple(providers),
         models=models,
         cap_usd=money.cap_usd,
         reference=reference,
         assumptions=(
             *_assumptions(settings, models, reference),
             *speed_notes,
-            *_job_caps(settings, places),
+            *_job_caps(settings, providers),
             *notes,
-            *_before_the_week(places, asked),
+            *_before_the_week(providers, asked),
         ),
     )
 
@@ -307,11 +307,11 @@ def _require_week(settings: ProjectSettings) -> None:
     for name, model in settings.plan.week.models.items():
         where = f"plan.week.models.{name}"
         require_name(name, settings.all_models, kind="model", where="plan.week.models")
-        for other in (*model.after, *(filter(None, [model.starts_from]))):
-            if other != FROM_BASE:
-                require_name(other, settings.all_models, kind="model", where=where)
-    for name, place in settings.fleet.places.items():
-        for model_name in place.models:
+        for needed in (*model.after, *(filter(None, [model.starts_from]))):
+            if needed != FROM_BASE:
+                require_name(needed, settings.all_models, kind="model", where=where)
+    for name, provider in settings.fleet.places.items():
+        for model_name in provider.models:
             require_name(model_name, settings.all_models, kind="model", where=f"fleet.places.{name}.models")
     if settings.plan.week.reference:
         require_name(
@@ -326,22 +326,22 @@ def _speeds(
 
     Returns the reference place, the speeds by place and model, and remarks.
     """
-    places = settings.fleet.places
-    reference = settings.plan.week.reference or next(iter(places))
+    providers = settings.fleet.places
+    reference = settings.plan.week.reference or next(iter(providers))
     bases = {name: _base(project, settings.of_model(name).base) for name in settings.all_models}
     notes: list[str] = []
     by_place: dict[str, dict[str, float]] = {}
-    for name, place in places.items():
-        known = {}
+    for name, provider in providers.items():
+        speeds = {}
         for model, base in bases.items():
-            if place.models and model not in place.models:
-                known[model] = 0.0
-            elif place.speed is not None or not place.gpu:
-                known[model] = place.speed or 1.0
+            if provider.models and model not in provider.models:
+                speeds[model] = 0.0
+            elif provider.speed is not None or not provider.gpu:
+                speeds[model] = provider.speed or 1.0
             else:
-                known[model] = _planned_speed(base, place, places[reference], settings, notes, name)
-        by_place[name] = known
-    card = places[reference].gpu
+                speeds[model] = _planned_speed(base, provider, providers[reference], settings, notes, name)
+        by_place[name] = speeds
+    card = providers[reference].gpu
     title = f"{reference} ({card})" if card else reference
     return title, by_place, notes
 
@@ -373,25 +373,25 @@ def _planned_speed(
         if note not in notes:
             notes.append(note)
         return 0.0
-    there = _hours(base, reference, settings, "the reference place")
-    if there is None:
+    reference_hours = _hours(base, reference, settings, "the reference place")
+    if reference_hours is None:
         raise UserMistake(
             f"{base} does not fit {reference.gpu} at the reference place",
             fix="choose another reference place with plan.week.reference",
             where="plan.week.reference",
         )
-    return there / here
+    return reference_hours / here
 
 
 def _hours(base: str, place: PlaceCalendarSettings, settings: ProjectSettings, name: str) -> float | None:
     """Of a run of the project's method on this card; None: it does not fit."""
     train = settings.train
-    asked = FitRequest(
+    request = FitRequest(
         model=base, gpu=place.gpu, gpus=place.gpus, rows=ROWS, seq=str(TOKENS), epochs=1.0,
         method=train.method, rank=train.rank,
     )  # fmt: skip
     try:
-        brief = fit_in_brief(question_of(asked))
+        brief = fit_in_brief(question_of(request))
     except GraftError as error:
         raise UserMistake(
             f"the speed of {name} cannot be computed: {error.what}",
@@ -458,16 +458,16 @@ def _place(
 def _job_caps(settings: ProjectSettings, places: Sequence[WeekPlace]) -> list[str]:
     """Sessions that would be longer without the cap of a job."""
     return [
-        f"a session at {place.name} has at most {place.longest / 60:.1f} h: more could cost more than "
+        f"a session at {provider.name} has at most {provider.longest / 60:.1f} h: more could cost more than "
         f"fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}"
-        for place in places
-        if place.usd_per_hour > 0
-        and place.longest == longest_paid_minutes(settings.fleet, place.usd_per_hour)
+        for provider in places
+        if provider.usd_per_hour > 0
+        and provider.longest == longest_paid_minutes(settings.fleet, provider.usd_per_hour)
     ] + [
-        f"{place.name} is not used: fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}, does not pay for "
-        f"its shortest session"
-        for place in places
-        if place.usd_per_hour > 0 and not place.open
+        f"{provider.name} is not used: fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}, does not pay "
+        "for its shortest session"
+        for provider in places
+        if provider.usd_per_hour > 0 and not provider.open
     ]
 
 
@@ -493,12 +493,12 @@ def _on_grid(minutes: float) -> int:
 def _catalog_quotas(terms: PlaceTerms | None) -> tuple[QuotaSettings, ...]:
     if terms is None:
         return ()
-    made = []
+    quotas = []
     if terms.free_hours_a_week is not None:
-        made.append(QuotaSettings(hours=terms.free_hours_a_week, per="week", resets="sat 00:00"))
+        quotas.append(QuotaSettings(hours=terms.free_hours_a_week, per="week", resets="sat 00:00"))
     if terms.free_hours_a_day is not None:
-        made.append(QuotaSettings(hours=terms.free_hours_a_day, within_hours=24))
-    return tuple(made)
+        quotas.append(QuotaSettings(hours=terms.free_hours_a_day, within_hours=24))
+    return tuple(quotas)
 
 
 def _periods(quota: QuotaSettings, frame: tuple[datetime, int], zone: str) -> tuple[QuotaPeriod, ...]:
@@ -513,9 +513,9 @@ def _periods(quota: QuotaSettings, frame: tuple[datetime, int], zone: str) -> tu
 def _model(name: str, settings: ProjectSettings, fitted: Mapping[str, float], start: datetime) -> WeekModel:
     week = settings.plan.week
     model = week.models.get(name, WeekModelSettings())
-    own = settings.of_model(name)
+    own_settings = settings.of_model(name)
     parent = model.starts_from
-    if parent is None and own.train.start_from == FROM_MAIN and name != settings.main_model:
+    if parent is None and own_settings.train.start_from == FROM_MAIN and name != settings.main_model:
         parent = settings.main_model
     if parent in (FROM_BASE, name):
         parent = None
@@ -552,38 +552,40 @@ def _fitted(project: ProjectFolder, settings: ProjectSettings) -> dict[str, floa
     """Hours until half is learned, from the project's own runs, for the models that have some."""
     if not (project.state / "runs").is_dir():
         return {}
-    places = settings.fleet.places
-    name = settings.plan.week.reference or next(iter(places))
-    if not places[name].gpu:
+    providers = settings.fleet.places
+    name = settings.plan.week.reference or next(iter(providers))
+    if not providers[name].gpu:
         return fit_project_curves(project, hours_as_run)
-    hours = _hours(_base(project, settings.base), places[name], settings, name)
+    hours = _hours(_base(project, settings.base), providers[name], settings, name)
     return fit_project_curves(project, hours_by_tokens(ROWS * TOKENS / hours)) if hours else {}
 
 
 def _assumptions(settings: ProjectSettings, models: Sequence[WeekModel], reference: str) -> list[str]:
     week = settings.plan.week
-    made = [f"an hour of training is an hour of {reference}; other places by the planner's times"]
+    assumptions = [f"an hour of training is an hour of {reference}; other places by the planner's times"]
     assumed = [model.name for model in models if model.curve.source == "assumed"]
     if assumed:
-        made.append(f"half of what can be gained is gained in {week.half_hours:g} h: {', '.join(assumed)}")
+        assumptions.append(
+            f"half of what can be gained is gained in {week.half_hours:g} h: {', '.join(assumed)}"
+        )
     if any(model.inherits for model in models):
-        made.append(
+        assumptions.append(
             f"a model that starts from another counts {100 * week.inherit:.0f} % of its hours, at most its "
             f"own from there on; moving there keeps {100 * week.carry:.0f} % of its own earlier hours"
         )
-    return made
+    return assumptions
 
 
 def _before_the_week(places: Sequence[WeekPlace], asked: WeekRequest) -> list[str]:
     """Quotas that began before the week: what was used of them then is not known here."""
-    known = {event.place for event in asked.events if event.kind == "quota"}
+    metered = {event.place for event in asked.events if event.kind == "quota"}
     return [
-        f"nothing of {place.name}'s quota was used before the week; --event with a reading says otherwise"
-        for place in places
-        if place.name not in known
+        f"nothing of {provider.name}'s quota was used before the week; --event with a reading says otherwise"
+        for provider in places
+        if provider.name not in metered
         and (
-            any(rolling.window > MINUTES_A_DAY for rolling in place.rolling)
-            or any(period.start < 0 < period.end for quota in place.periods for period in quota)
+            any(rolling.window > MINUTES_A_DAY for rolling in provider.rolling)
+            or any(period.start < 0 < period.end for quota in provider.periods for period in quota)
         )
     ]
 
@@ -692,34 +694,34 @@ def compare_proposal(
     plain = [_session(problem, session) for session in proposal.sessions]
     best: ComparedProposal | None = None
     for scenario in scenarios_of(problem):
-        own = as_scenario(problem, scenario)
+        scenario_problem = as_scenario(problem, scenario)
         later = scenario == "sequential"
         sessions = [
             session.model_copy(update={"round": 1})
-            if later and own.model(session.model).inherits is not None
+            if later and scenario_problem.model(session.model).inherits is not None
             else session
             for session in plain
         ]
-        worth = score(own, sessions)
-        made = ComparedProposal(
+        worth = score(scenario_problem, sessions)
+        compared = ComparedProposal(
             title=proposal.title,
             sessions=len(sessions),
             value=worth.value,
             cost_usd=worth.cost_usd,
             scenario=scenario,
-            broken=tuple(check_week(own, state, sessions)),
+            broken=tuple(check_week(scenario_problem, state, sessions)),
             plan_value=schedule.value,
             ahead=schedule.value / worth.value - 1 if worth.value > 0 else 0.0,
         )
-        if best is None or (len(made.broken), -made.value) < (len(best.broken), -best.value):
-            best = made
+        if best is None or (len(compared.broken), -compared.value) < (len(best.broken), -best.value):
+            best = compared
     if best is None:
         raise UserMistake(f"{path} has no sessions", where="--compare")
     return best
 
 
 def _session(problem: WeekProblem, proposed: ProposedSession) -> Session:
-    place = problem.place(proposed.place)
+    provider = problem.place(proposed.place)
     problem.model(proposed.model)
     try:
         weekday, minute = parse_moment(proposed.start)
@@ -732,8 +734,8 @@ def _session(problem: WeekProblem, proposed: ProposedSession) -> Session:
     start = minutes_since(problem.start, local)
     length = round(proposed.hours * 60)
     return Session(
-        place=place.name, model=proposed.model, start=start, end=start + length,
-        train=max(0, length - place.overhead),
+        place=provider.name, model=proposed.model, start=start, end=start + length,
+        train=max(0, length - provider.overhead),
     )  # fmt: skip
 
 
@@ -771,10 +773,10 @@ class WeekDial(Record):
 def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
     """Every term that this week can be tried with."""
     problem, _ = week_as_it_is(project, WeekRequest())
-    found = []
-    if problem.cap_usd is not None and any(place.usd_per_hour > 0 for place in problem.places):
+    dials = []
+    if problem.cap_usd is not None and any(provider.usd_per_hour > 0 for provider in problem.places):
         most = max(20.0, 3 * problem.cap_usd)
-        found.append(
+        dials.append(
             WeekDial(
                 name="spend",
                 label="Money for the week",
@@ -785,15 +787,15 @@ def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
                 step=_step(problem.cap_usd, 1.0),
             )
         )
-    for place in problem.places:
+    for provider in problem.places:
         # The smallest quota: fewer hours than none cannot be had.
-        minutes = [part.minutes for quota in place.periods for part in quota]
-        minutes += [quota.minutes for quota in place.rolling]
-        if place.periods or place.rolling:
-            found.append(
+        minutes = [part.minutes for quota in provider.periods for part in quota]
+        minutes += [quota.minutes for quota in provider.rolling]
+        if provider.periods or provider.rolling:
+            dials.append(
                 WeekDial(
-                    name=f"hours.{place.name}",
-                    label=f"Hours at {place.name}, more or fewer",
+                    name=f"hours.{provider.name}",
+                    label=f"Hours at {provider.name}, more or fewer",
                     unit="h",
                     now=0,
                     least=-math.floor(min(minutes, default=0) / 60 / 0.5) * 0.5,
@@ -803,13 +805,13 @@ def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
             )
     gates = [model.gate for model in problem.models if model.gate]
     if gates:
-        found.append(
+        dials.append(
             WeekDial(
                 name="gate", label="A gate takes", unit="min", now=max(gates), least=0, most=240, step=STEP
             )
         )
     if len(problem.models) > 1:
-        found += [
+        dials += [
             WeekDial(
                 name=f"priority.{model.name}",
                 label=f"Importance of {model.name}",
@@ -821,7 +823,7 @@ def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
             )
             for model in problem.models
         ]
-    return tuple(found)
+    return tuple(dials)
 
 
 def _step(value: float, usual: float) -> float:
@@ -854,29 +856,35 @@ def _plan(problem: str, effort: str) -> WeekSchedule:
 def change_terms(problem: WeekProblem, terms: WeekTerms) -> WeekProblem:
     """The problem under other terms. UserMistake for a place or a model that is not there."""
     for name in terms.hours:
-        require_name(name, {place.name: place for place in problem.places}, kind="place", where="hours")
+        require_name(
+            name, {provider.name: provider for provider in problem.places}, kind="place", where="hours"
+        )
     for name in terms.priority:
         require_name(name, {model.name: model for model in problem.models}, kind="model", where="priority")
-    places = []
-    for place in problem.places:
+    providers = []
+    for provider in problem.places:
         # More hours of every quota; a session may become as much longer.
-        more = round(terms.hours.get(place.name, 0.0) * 60)
-        if more:
+        more_minutes = round(terms.hours.get(provider.name, 0.0) * 60)
+        if more_minutes:
             periods = tuple(
-                tuple(part.model_copy(update={"minutes": max(0, part.minutes + more)}) for part in quota)
-                for quota in place.periods
+                tuple(
+                    part.model_copy(update={"minutes": max(0, part.minutes + more_minutes)}) for part in quota
+                )
+                for quota in provider.periods
             )
             rolling = tuple(
-                quota.model_copy(update={"minutes": min(max(0, quota.minutes + more), quota.window)})
-                for quota in place.rolling
+                quota.model_copy(update={"minutes": min(max(0, quota.minutes + more_minutes), quota.window)})
+                for quota in provider.rolling
             )
-            places.append(place.model_copy(update={"periods": periods, "rolling": rolling}))
+            providers.append(provider.model_copy(update={"periods": periods, "rolling": rolling}))
         else:
-            places.append(place)
+            providers.append(provider)
     models = []
     for model in problem.models:
         weight = max(terms.priority.get(model.name, model.weight), LEAST_WEIGHT)
         gate = model.gate if terms.gate_minutes is None or not model.gate else _on_grid(terms.gate_minutes)
         models.append(model.model_copy(update={"weight": weight, "gate": gate}))
     cap_usd = problem.cap_usd if terms.spend_usd is None else terms.spend_usd
-    return problem.model_copy(update={"cap_usd": cap_usd, "places": tuple(places), "models": tuple(models)})
+    return problem.model_copy(
+        update={"cap_usd": cap_usd, "places": tuple(providers), "models": tuple(models)}
+    )

@@ -54,17 +54,19 @@ def state_after(
     problem: WeekProblem, earlier: WeekSchedule | None, events: Iterable[WeekEvent], now: datetime
 ) -> WeekState:
     """The state now: what has been, what runs, readings, failed gates."""
-    at = minutes_since(problem.start, now)
-    if not 0 <= at <= problem.length:
+    minute_now = minutes_since(problem.start, now)
+    if not 0 <= minute_now <= problem.length:
         raise UserMistake(
             f"{now.isoformat()} is not in the week that starts {problem.start.isoformat()}",
             fix="give a time of this week with --now, or plan another week with --start",
             where="--now",
         )
     sessions = (
-        [_plain(s, fixed=True) for s in earlier.sessions if s.start < at] if earlier is not None else []
+        [_plain(s, fixed=True) for s in earlier.sessions if s.start < minute_now]
+        if earlier is not None
+        else []
     )
-    past = WeekState(now=at, fixed=tuple(sessions))
+    past = WeekState(now=minute_now, fixed=tuple(sessions))
     for event in sorted(events, key=lambda event: event.at):
         past = _apply(problem, past, event)
     return past
@@ -104,47 +106,56 @@ def _apply(problem: WeekProblem, state: WeekState, event: WeekEvent) -> WeekStat
         require_name(event.place, [p.name for p in problem.places], kind="place", where="--event")
     if event.model is not None:
         require_name(event.model, [m.name for m in problem.models], kind="model", where="--event")
-    at = minutes_since(problem.start, event.at)
+    minute = minutes_since(problem.start, event.at)
     if event.kind == "quota":
-        reading = QuotaReading(place=event.place or "", at=at, used=round((event.used_hours or 0) * 60))
+        reading = QuotaReading(place=event.place or "", at=minute, used=round((event.used_hours or 0) * 60))
         return state.model_copy(update={"readings": (*state.readings, reading)})
     if event.kind == "gate":
         failed = {name: when for name, when in state.failed_gates.items() if name != event.model}
         if event.passed is False:
-            failed[event.model or ""] = at
+            failed[event.model or ""] = minute
         return state.model_copy(update={"failed_gates": failed})
     if event.kind == "complete":
         return state.model_copy(update={"complete": state.complete | {event.model or ""}})
     if event.kind == "closed":
         until = minutes_since(problem.start, event.until or event.at)
-        spans = (*state.closed.get(event.place or "", ()), (at, until))
+        spans = (*state.closed.get(event.place or "", ()), (minute, until))
         return state.model_copy(update={"closed": {**state.closed, event.place or "": spans}})
-    fixed = _changed(problem, state.fixed, event, at)
+    fixed = _changed(problem, state.fixed, event, minute)
     return state.model_copy(update={"fixed": tuple(fixed)})
 
 
 def _changed(problem: WeekProblem, fixed: Sequence[Session], event: WeekEvent, at: int) -> list[Session]:
-    place = problem.place(event.place or "")
+    provider = problem.place(event.place or "")
     if event.kind == "started":
         length = round((event.hours or 0) * 60)
-        begun = max((s.round for s in fixed if s.model == event.model), default=0)
-        taken = {s.lane for s in fixed if s.place == place.name and s.start <= at < s.end}
-        lane = next((n for n in range(place.lanes) if n not in taken), 0)
-        made = Session(
-            place=place.name, model=event.model or "", start=at, end=at + length,
-            train=max(0, length - place.overhead), lane=lane, round=begun, fixed=True,
+        last_round = max((s.round for s in fixed if s.model == event.model), default=0)
+        busy_lanes = {s.lane for s in fixed if s.place == provider.name and s.start <= at < s.end}
+        lane = next((n for n in range(provider.lanes) if n not in busy_lanes), 0)
+        begun_session = Session(
+            place=provider.name, model=event.model or "", start=at, end=at + length,
+            train=max(0, length - provider.overhead), lane=lane, round=last_round, fixed=True,
         )  # fmt: skip
-        return [*(s for s in fixed if not (s.place == place.name and s.lane == lane and s.end > at)), made]
+        return [
+            *(s for s in fixed if not (s.place == provider.name and s.lane == lane and s.end > at)),
+            begun_session,
+        ]
     running = [
-        s for s in fixed if s.place == place.name and s.start <= at < s.end and event.model in (None, s.model)
+        s
+        for s in fixed
+        if s.place == provider.name and s.start <= at < s.end and event.model in (None, s.model)
     ]
     if not running:
         return list(fixed)
     ended = running[-1]
-    others = [session for session in fixed if session is not ended]
+    other_sessions = [session for session in fixed if session is not ended]
     if event.kind == "missed":
-        return others
+        return other_sessions
     # What was not saved is lost with a preemption: a transfer's time of training, as saving takes.
-    lost = place.transfer if event.kind == "preempted" else 0
-    train = max(0, min(ended.train, at - ended.start - place.setup - place.transfer - lost))
-    return [*others, ended.model_copy(update={"end": at, "train": train})] if at > ended.start else others
+    lost = provider.transfer if event.kind == "preempted" else 0
+    train = max(0, min(ended.train, at - ended.start - provider.setup - provider.transfer - lost))
+    return (
+        [*other_sessions, ended.model_copy(update={"end": at, "train": train})]
+        if at > ended.start
+        else other_sessions
+    )

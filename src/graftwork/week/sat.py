@@ -173,8 +173,8 @@ class SatWeek:
         self.options: dict[RoundTask, list[_Option]] = defaultdict(list)
         self.moved: dict[str, Any] = {}
         self.over: dict[tuple[tuple[RoundTask, ...], int], IntVar] = {}
-        for place in problem.places:
-            self._add_place(place, keep=keep)
+        for provider in problem.places:
+            self._add_place(provider, keep=keep)
         for model in problem.models:
             self._add_chain(model)
             self._add_rounds(model)
@@ -255,7 +255,7 @@ class SatWeek:
     def _task_in_hint(self, session: Session) -> RoundTask:
         first = self.rounds[session.model][0]
         moves = self._may_move(session.model) and any(
-            other.model == session.model and other.round > first for other in self.hint
+            hinted.model == session.model and hinted.round > first for hinted in self.hint
         )
         return RoundTask(session.model, session.round, moves)
 
@@ -274,8 +274,8 @@ class SatWeek:
             usual = max(1, min(math.ceil(cell.usable / longest) + 1, fitting, MOST_SESSIONS))
             count = max(usual, len(inside))
             for number in range(count):
-                known = inside[number] if number < len(inside) else None
-                position = self._add_position(cell, known, keep=keep)
+                hinted_session = inside[number] if number < len(inside) else None
+                position = self._add_position(cell, hinted_session, keep=keep)
                 if position is None:
                     break
                 if before is not None:
@@ -295,16 +295,18 @@ class SatWeek:
     def _add_position(self, cell: WeekCell, known: Session | None, *, keep: bool) -> _Position | None:
         from ortools.sat.python import cp_model
 
-        model, place = self.model, cell.place
+        model, provider = self.model, cell.place
         spans = start_spans(cell)
         low, high = cell.start // STEP, cell.end // STEP
-        overhead = place.overhead // STEP
-        longest = min(cell.usable, place.longest or cell.usable) // STEP - overhead
-        shortest = max(1, place.shortest // STEP)
-        tasks = [t for own in self.tasks.values() for t in own if place.speed_of(t.model) > 0]
+        overhead = provider.overhead // STEP
+        longest = min(cell.usable, provider.longest or cell.usable) // STEP - overhead
+        shortest = max(1, provider.shortest // STEP)
+        tasks = [
+            t for model_tasks in self.tasks.values() for t in model_tasks if provider.speed_of(t.model) > 0
+        ]
         if not spans or longest < shortest or not tasks:
             return None
-        ranges = [[begin // STEP, (end - 1) // STEP] for begin, end in spans]
+        ranges = [[opens // STEP, (end - 1) // STEP] for opens, end in spans]
         start = model.new_int_var_from_domain(cp_model.Domain.from_intervals([*ranges, [high, high]]), "")
         end = model.new_int_var(low, high, "")
         size = model.new_int_var(0, longest + overhead, "")
@@ -316,10 +318,10 @@ class SatWeek:
             model.add(train <= longest * takes)
             model.add(train >= shortest * takes)
             options.append(_Option(position, task, takes, train))
-            taken = known is not None and task == self._task_in_hint(known)
-            model.add_hint(takes, taken)
-            model.add_hint(train, known.train // STEP if known is not None and taken else 0)
-            if keep and taken:
+            is_hinted = known is not None and task == self._task_in_hint(known)
+            model.add_hint(takes, is_hinted)
+            model.add_hint(train, known.train // STEP if known is not None and is_hinted else 0)
+            if keep and is_hinted:
                 model.add(takes == 1)
         model.add_exactly_one([*(option.takes for option in options), present.negated()])
         model.add(size == sum(option.train for option in options) + overhead * present)
@@ -338,19 +340,19 @@ class SatWeek:
         demands: list[Any] = []
         length = quota.window // STEP
         for position in here:
-            one = place.lanes == 1
-            reach = length if one else position.size + length
-            leaves = (position.start if one else position.end) + length
+            single_lane = place.lanes == 1
+            reach = length if single_lane else position.size + length
+            leaves = (position.start if single_lane else position.end) + length
             intervals.append(
                 self.model.new_optional_interval_var(position.start, reach, leaves, position.present, "")
             )
             demands.append(position.size)
-        for begin, end in quota.used:
-            until = -(-(begin if place.lanes == 1 else end) // STEP) + length
+        for start, end in quota.used:
+            until = -(-(start if place.lanes == 1 else end) // STEP) + length
             if until > max(self.state.now, quota.blocked_until) // STEP:
-                used = self.model.new_fixed_size_interval_var(begin // STEP, until - begin // STEP, "")
+                used = self.model.new_fixed_size_interval_var(start // STEP, until - start // STEP, "")
                 intervals.append(used)
-                demands.append(-(-(end - begin) // STEP))
+                demands.append(-(-(end - start) // STEP))
         if here:
             self.model.add_cumulative(intervals, demands, quota.minutes // STEP)
             whole = -(-(self.horizon - self.state.now // STEP) // length)
@@ -364,15 +366,15 @@ class SatWeek:
         ]
         for session in self.state.fixed:
             if session.model == model.name and session.end > self.state.now:
-                begin, until = session.start // STEP, -(-session.end // STEP)
-                intervals.append(self.model.new_fixed_size_interval_var(begin, until - begin, ""))
+                start, until = session.start // STEP, -(-session.end // STEP)
+                intervals.append(self.model.new_fixed_size_interval_var(start, until - start, ""))
         self.model.add_no_overlap(intervals)
 
     def _add_rounds(self, model: WeekModel) -> None:
         """The rounds of a model follow each other; those of an heir come after the parent's gate."""
         tasks = self.tasks[model.name]
-        begun = max((s.round for s in self.state.fixed if s.model == model.name), default=0)
-        for _, _, takes, _ in self._options_of(task for task in tasks if task.round < begun):
+        last_round = max((s.round for s in self.state.fixed if s.model == model.name), default=0)
+        for _, _, takes, _ in self._options_of(task for task in tasks if task.round < last_round):
             self.model.add(takes == 0)
         for number in self.rounds[model.name][:-1]:
             earlier = [task for task in tasks if task.round <= number]
@@ -447,11 +449,11 @@ class SatWeek:
         """Points by tangents of the curve, rounded up; no model has learned less than the fairness says."""
         tasks = self.tasks[model.name]
         done = sum(hours for (name, _), hours in self.past.items() if name == model.name)
-        own = self._hours(tasks) + done
+        model_hours = self._hours(tasks) + done
         if model.least_hours > 0:
-            self.model.add(own >= math.ceil(model.least_hours * PER_HOUR - 1e-6))
+            self.model.add(model_hours >= math.ceil(model.least_hours * PER_HOUR - 1e-6))
         if model.most_hours is not None:
-            self.model.add(own <= max(math.floor(model.most_hours * PER_HOUR + 1e-6), done))
+            self.model.add(model_hours <= max(math.floor(model.most_hours * PER_HOUR + 1e-6), done))
         if model.deadline is not None:
             last = (model.deadline - model.gate) // STEP
             for position, _, takes, _ in self._options_of(tasks):
@@ -465,9 +467,9 @@ class SatWeek:
         value = self.model.new_int_var(0, math.ceil(weight * VALUE_UNITS), "")
         for number in range(TANGENTS + 1):
             # Closer where the curve bends most.
-            at = model.curve.half_hours * HALVES * (number / TANGENTS) ** 1.5
-            slope = model.curve.slope(model.done_hours + at)
-            height = model.curve.learned(model.done_hours + at) - slope * at
+            tangent_hours = model.curve.half_hours * HALVES * (number / TANGENTS) ** 1.5
+            slope = model.curve.slope(model.done_hours + tangent_hours)
+            height = model.curve.learned(model.done_hours + tangent_hours) - slope * tangent_hours
             for variable, scale, zero in (
                 (value, weight * VALUE_UNITS, before),
                 (self.fairness, float(VALUE_UNITS), 0.0),
@@ -482,34 +484,34 @@ class SatWeek:
         """Thousandths of own hours; a part of those before a move is lost with it."""
         carry = math.ceil(model.carry * 1000)
         first = self.rounds[model.name][0]
-        kept: Any = 0
+        kept_hours: Any = 0
         for task in self.tasks[model.name]:
-            kept += (carry if task.moves and task.round == first else 1000) * self._hours([task])
+            kept_hours += (carry if task.moves and task.round == first else 1000) * self._hours([task])
         for (name, number), done in self.past.items():
             if name == model.name:
-                kept += 1000 * done
+                kept_hours += 1000 * done
                 if number == first and name in self.moved:
-                    kept -= (1000 - carry) * done * self.moved[name]
-        return kept
+                    kept_hours -= (1000 - carry) * done * self.moved[name]
+        return kept_hours
 
     def _inherited(self, model: WeekModel, most: int) -> Any:
         """At most a share of the parent's earlier hours, and as many as are trained from there on."""
         if model.inherits is None or model.share <= 0:
             return 0
         share = math.ceil(model.share * 1000)
-        parent_speed = max(_speed(place, model.inherits) for place in self.problem.places)
+        parent_speed = max(_speed(provider, model.inherits) for provider in self.problem.places)
         parent_past = sum(done for (name, _), done in self.past.items() if name == model.inherits)
         # The parent is trained by one session at a time.
         parent_most = max(0, self.horizon - self.state.now // STEP) * parent_speed + parent_past
         parts: list[Any] = []
         trained: Any = 0
         for number in sorted((n for n in self.rounds[model.name] if n > 0), reverse=True):
-            own = [task for task in self.tasks[model.name] if task.round == number]
+            own_tasks = [task for task in self.tasks[model.name] if task.round == number]
             before = [task for task in self.tasks[model.inherits] if task.round == number - 1]
             parent_hours = self._hours(before) + self.past.get((model.inherits, number - 1), 0)
             part = self.model.new_int_var(0, most, "")
             parts.append(part)
-            trained += self._hours(own) + self.past.get((model.name, number), 0)
+            trained += self._hours(own_tasks) + self.past.get((model.name, number), 0)
             self.model.add(1000 * part <= share * parent_hours)
             self.model.add(sum(parts) <= trained)
             if model.name in self.moved:
