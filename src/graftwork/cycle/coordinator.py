@@ -138,8 +138,8 @@ class Coordinator:
             state = self.store.change(lambda state: start_schedule(state, now=now))
         # Facts for the triggers, measured again when they are due.
         idle = state.open_cycle is None and not state.queue and state.paused is None
-        asked = self.settings.when.is_set and now >= rests_until(state, self.settings)
-        if idle and asked and now - self._measured_at >= CHECK_SECONDS:
+        may_trigger = self.settings.when.is_set and now >= rests_until(state, self.settings)
+        if idle and may_trigger and now - self._measured_at >= CHECK_SECONDS:
             self._facts, self._measured_at = self.runner.measure_facts(), now
         facts = self._facts
         action = next_action(state, self.settings, facts, now=now, place=self.holder.place)
@@ -192,8 +192,8 @@ class Coordinator:
             if failure and notice.tries + 1 < MOST_TRIES:
                 again = now + retry_pause(notice.tries + 1)
             if failure:
-                left = "it is tried again" if again is not None else "given up"
-                self.on_event(f"notice not delivered: {failure}; {left}")
+                consequence = "it is tried again" if again is not None else "given up"
+                self.on_event(f"notice not delivered: {failure}; {consequence}")
             self.store.change(lambda state, n=notice, at=again: settle_notice(state, n, retry_at=at))  # type: ignore[misc]
 
     def watch(self) -> None:
@@ -202,24 +202,24 @@ class Coordinator:
 
         def apply(state: CoordinatorState) -> CoordinatorState:
             nonlocal is_newest
-            is_newest = all(getattr(state, name) == getattr(seen, name) for name in update)
-            return post_notices(state.model_copy(update=update), wanted) if is_newest else state
+            is_newest = all(getattr(state, name) == getattr(before, name) for name in update)
+            return post_notices(state.model_copy(update=update), subscribed) if is_newest else state
 
         while not is_newest:
             # Once more if another coordinator has reported some of them since this one looked.
-            seen, is_newest = self.store.read(), True
-            update, notices = self.runner.watch(seen)
-            wanted = tuple(notice for notice in notices if notice.kind in self.settings.notify.kinds)
-            if update or wanted:
+            before, is_newest = self.store.read(), True
+            update, notices = self.runner.watch(before)
+            subscribed = tuple(notice for notice in notices if notice.kind in self.settings.notify.kinds)
+            if update or subscribed:
                 self._change(apply)
 
     def _begin(self, model: str, cause: str, still_due: StillDue) -> None:
-        now, begun = self.clock(), False
+        now, opened = self.clock(), False
 
         def apply(state: CoordinatorState) -> CoordinatorState:
-            nonlocal begun
-            begun = still_due(state)
-            if not begun:
+            nonlocal opened
+            opened = still_due(state)
+            if not opened:
                 return state
             if not model:
                 state = enqueue(state, self.models, cause=cause)
@@ -228,7 +228,7 @@ class Coordinator:
 
         state = self._change(apply)
         self._measured_at = float("-inf")
-        if begun and state.cycle is not None:
+        if opened and state.cycle is not None:
             self.on_event(f"cycle {state.cycle.number} of {state.cycle.model} begins: {state.cycle.cause}")
 
     def _ask(self, step: str, still_due: StillDue) -> None:
@@ -309,8 +309,8 @@ class Coordinator:
 
     def _abandon_canceled(self, cycle: CycleState) -> None:
         """What the step has begun elsewhere after its cycle was canceled is ended: nobody else knows it."""
-        known = (self.store.read().cycle, *self.store.history())
-        if any(found and found.number == cycle.number and found.outcome == "canceled" for found in known):
+        cycles = (self.store.read().cycle, *self.store.history())
+        if any(past and past.number == cycle.number and past.outcome == "canceled" for past in cycles):
             self.runner.abandon(cycle)
 
     def _note_error(self, step: str, token: int, error: Exception) -> None:
@@ -339,16 +339,20 @@ class Coordinator:
     def _give_back(self, step: str, token: int, stopped: BaseException, cycle: CycleState) -> None:
         """The step resumes later; a stop not requested here ends a session, not the cycle."""
         now = self.clock()
-        asked = not isinstance(stopped, StoppedInOrder) or isinstance(interruption_error(), StoppedInOrder)
-        until = now if asked else next_date(self.settings, after=now) or now + BUSY_SECONDS
+        by_request = not isinstance(stopped, StoppedInOrder) or isinstance(
+            interruption_error(), StoppedInOrder
+        )
+        until = now if by_request else next_date(self.settings, after=now) or now + BUSY_SECONDS
         why = (
-            "stopped at a checkpoint" if asked else "its time limit was reached; it resumes at the next date"
+            "stopped at a checkpoint"
+            if by_request
+            else "its time limit was reached; it resumes at the next date"
         )
         try:
             self._change(lambda state: postpone(state, step, token, until=until, why=why))
         except Superseded:
             self._abandon_canceled(cycle)
-        if asked:
+        if by_request:
             raise stopped
 
     def _change(self, change: Callable[[CoordinatorState], CoordinatorState]) -> CoordinatorState:
@@ -377,9 +381,9 @@ class ClaimKeeper:
 
     @contextmanager
     def keep(self, step: str, token: int) -> Iterator[None]:
-        kept = _KeptClaim(step, token)
-        renewer = threading.Thread(target=self._renew, args=(kept,), daemon=True)
-        chores = threading.Thread(target=self._do_chores, args=(kept,), daemon=True)
+        claim = _KeptClaim(step, token)
+        renewer = threading.Thread(target=self._renew, args=(claim,), daemon=True)
+        chores = threading.Thread(target=self._do_chores, args=(claim,), daemon=True)
         renewer.start()
         chores.start()
         try:
@@ -387,23 +391,23 @@ class ClaimKeeper:
                 try:
                     yield
                 finally:
-                    kept.end()
+                    claim.end()
         except (StoppedInOrder, Interrupted, KeyboardInterrupt):
-            if kept.lost:
+            if claim.lost:
                 raise Superseded(step) from None
             raise
         finally:
             # A signal that came as the step ended may have kept `end` from saying so.
-            kept.over.set()
+            claim.over.set()
             # The claim is renewed until the chores have ended, however long they take.
             try:
                 chores.join()
             finally:
-                kept.released.set()
+                claim.released.set()
             renewer.join()
-            if kept.lost:
+            if claim.lost:
                 forget_stop()
-        if kept.lost:
+        if claim.lost:
             raise Superseded(step)
 
     @property

@@ -164,9 +164,9 @@ def _close(cycle: CycleState) -> Close:
         decision = str(gate.get("decision")).replace("_", " ")
         return Close("not_promoted", f"the gate said {decision}: {gate.get('reason', '')}")
     for step in (DELIVER, PROMOTE):
-        found = cycle.summary(step)
-        if found.get("action") == "rolled_back":
-            return Close("rolled_back", str(found.get("why", "")))
+        summary = cycle.summary(step)
+        if summary.get("action") == "rolled_back":
+            return Close("rolled_back", str(summary.get("why", "")))
     release = str(cycle.summary("release").get("id", ""))[:12]
     return Close("promoted", f"release {release} is live")
 
@@ -181,15 +181,15 @@ def find_notices(
     cycle = after.cycle
     if cycle is None:
         return ()
-    known = before.cycle if before.cycle is not None and before.cycle.number == cycle.number else None
-    found = _of_steps(known, cycle, now)
-    if not cycle.is_open and (known is None or known.is_open):
+    previous = before.cycle if before.cycle is not None and before.cycle.number == cycle.number else None
+    notices = _of_steps(previous, cycle, now)
+    if not cycle.is_open and (previous is None or previous.is_open):
         kind = "failed" if cycle.outcome in STUCK else "finished"
         what = f"cycle {cycle.number} ended: {cycle.outcome.replace('_', ' ')}"
-        found.append(_notice(kind, cycle, now, what, key="end", why=cycle.reason, fix="graft up status"))
+        notices.append(_notice(kind, cycle, now, what, key="end", why=cycle.reason, fix="graft up status"))
     if after.paused is not None and before.paused is None and after.paused.who == COORDINATOR:
-        found.append(_notice("paused", cycle, now, "the coordinator paused itself", why=after.paused.why))
-    return tuple(notice for notice in found if notice.kind in settings.notify.kinds)
+        notices.append(_notice("paused", cycle, now, "the coordinator paused itself", why=after.paused.why))
+    return tuple(notice for notice in notices if notice.kind in settings.notify.kinds)
 
 
 COORDINATOR = "coordinator"
@@ -209,13 +209,13 @@ def approval_notice(cycle: CycleState, step: str, *, now: float) -> Notice:
 
 
 def _of_steps(known: CycleState | None, cycle: CycleState, now: float) -> list[Notice]:
-    found = []
+    notices = []
     for step in cycle.steps:
         earlier = known.step(step.name) if known is not None else None
         if earlier is not None and earlier.status == step.status and earlier.failures == step.failures:
             continue
         if step.name == "gate" and step.status == "done":
-            found.append(_notice("gate", cycle, now, _describe_gate(cycle)))
+            notices.append(_notice("gate", cycle, now, _describe_gate(cycle)))
         action = step.summary.get("action")
         if step.name in (PROMOTE, DELIVER) and step.status == "done" and action:
             release = str(step.summary.get("release", ""))[:12]
@@ -224,12 +224,12 @@ def _of_steps(known: CycleState | None, cycle: CycleState, now: float) -> list[N
             if step.name == DELIVER and kind == "promoted":
                 text = f"is served by {', '.join(step.summary.get('to', ()))}"
             why = str(step.summary.get("why", ""))
-            found.append(_notice(kind, cycle, now, f"release {release} {text}", key=step.name, why=why))
+            notices.append(_notice(kind, cycle, now, f"release {release} {text}", key=step.name, why=why))
         if step.failures and step.status == "waiting":
             what = f"{step.name} failed ({step.error.get('what', 'a bug')}); trying again"
             key = f"{step.name}-{step.failures}"
-            found.append(_notice("failed", cycle, now, what, key=key, why=str(step.error.get("why", ""))))
-    return found
+            notices.append(_notice("failed", cycle, now, what, key=key, why=str(step.error.get("why", ""))))
+    return notices
 
 
 def _describe_gate(cycle: CycleState) -> str:

@@ -79,29 +79,29 @@ class ProjectRunner:
     def measure_facts(self) -> CycleFacts:
         when = self._work.settings.cycle.when
         drift = None
-        if when.drift is not None and (found := measure_drift(self._work)).all is not None:
-            drift = found.all.low
+        if when.drift is not None and (drifts := measure_drift(self._work)).all is not None:
+            drift = drifts.all.low
         return CycleFacts(rows=self._count_rows() if when.new_rows is not None else None, drift=drift)
 
     def do(self, step: str, cycle: CycleState) -> CycleStepResult:
         work = self._of_model(cycle)
         if step == COLLECT:
-            for known in STEPS:
+            for table_step in STEPS:
                 # What the steps of an old cycle made; its summary stays.
-                work.ledger.forget(name_cycle(cycle.number - KEPT_CYCLES, known.name))
+                work.ledger.forget(name_cycle(cycle.number - KEPT_CYCLES, table_step.name))
             return self._collect(work)
-        made = self._load(work, cycle)
+        outputs = self._load(work, cycle)
         if step == CANARY:
-            return watch_canary(work, cycle, made.get("release", Release), now=time.time())
+            return watch_canary(work, cycle, outputs.get("release", Release), now=time.time())
         if step == PROMOTE:
-            return promote_or_roll_back(work, cycle, made.get("release", Release))
+            return promote_or_roll_back(work, cycle, outputs.get("release", Release))
         if step == DELIVER:
-            return deliver(work, cycle, made.get("release", Release), made)
+            return deliver(work, cycle, outputs.get("release", Release), outputs)
         if step == "train" and work.settings.cycle.place != "local":
-            made = train_at_place(work, made)
+            outputs = train_at_place(work, outputs)
             # The steps after this one go on from what was trained.
-            work.cycles.keep_output(cycle, step, "plan", made.get("plan", Plan))
-        output = run_step(work, step, made)
+            work.cycles.keep_output(cycle, step, "plan", outputs.get("plan", Plan))
+        output = run_step(work, step, outputs)
         work.cycles.keep_output(cycle, step, step, output)
         summary = summarize(output)
         if step == "plan":
@@ -140,8 +140,8 @@ class ProjectRunner:
         if not run:
             return spent, tuple(notices)
         lines = Journal(self._work.project.runs / run / ALERTS_FILE).read()
-        seen = state.alerts.get(run, 0)
-        for number, line in enumerate(lines[seen:], seen):
+        reported = state.alerts.get(run, 0)
+        for number, line in enumerate(lines[reported:], reported):
             if isinstance(line, dict) and line.get("kind") in ALERTS_SHOWN:
                 kind = "stalled" if line["kind"] == "stalled" else "failed"
                 notices.append(
@@ -159,9 +159,9 @@ class ProjectRunner:
 
     def send(self, notice: Notice) -> str:
         settings = self._work.settings
-        named = notice.model_copy(update={"project": settings.project})
+        addressed = notice.model_copy(update={"project": settings.project})
         self._work.reporter.info(f"{notice.what}: {notice.why}" if notice.why else notice.what)
-        return send_notice(named, settings.cycle.notify)
+        return send_notice(addressed, settings.cycle.notify)
 
     def _of_model(self, cycle: CycleState) -> OpenProject:
         work = replace(self._work, asked_model=cycle.model)
@@ -169,13 +169,13 @@ class ProjectRunner:
 
     def _load(self, work: OpenProject, cycle: CycleState) -> StepOutputs:
         """What the steps of this cycle have made."""
-        made = StepOutputs({})
+        outputs = StepOutputs({})
         for step in STEPS:
             state = cycle.step(step.name)
             entry = work.ledger.get(name_cycle(cycle.number, step.name))
             if state is not None and state.status == "done" and entry is not None:
-                made.outputs[step.name] = get_step(step.name).makes.model_validate(entry.output)
-        return made
+                outputs.outputs[step.name] = get_step(step.name).makes.model_validate(entry.output)
+        return outputs
 
     def _collect(self, work: OpenProject) -> CycleStepResult:
         """Export the captures that may become data, to the log file that the settings name."""
@@ -215,8 +215,8 @@ class ProjectRunner:
         try:
             stat = path.stat()
             stamp = (stat.st_size, stat.st_mtime_ns)
-            if (known := self._lines.get(path)) is not None and known[0] == stamp:
-                return known[1]
+            if (cached := self._lines.get(path)) is not None and cached[0] == stamp:
+                return cached[1]
             with path.open("rb") as handle:
                 lines = sum(piece.count(b"\n") for piece in iter(lambda: handle.read(2**20), b""))
         except OSError:
@@ -263,26 +263,26 @@ def send_notice(notice: Notice, settings: NotifySettings) -> str:
 
 def summarize(output: Record) -> dict[str, Any]:
     """What the coordinator remembers of a step, in a few figures."""
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     match output:
         case Audit():
-            found = {"rows": output.rows, "usable": output.usable}
+            summary = {"rows": output.rows, "usable": output.usable}
         case PreparedData():
             rows = {name: split.rows for name, split in output.dataset.splits.items()}
-            found = {"dataset": output.dataset.content_hash[:12], "rows": rows}
+            summary = {"dataset": output.dataset.content_hash[:12], "rows": rows}
         case Plan():
-            found = {"run": run_id_of(output), "minutes": round(output.minutes.value, 1)}
+            summary = {"run": run_id_of(output), "minutes": round(output.minutes.value, 1)}
         case TrainOutcome():
-            found = {"run": output.run_id, "steps": output.steps, "restarts": output.restarts}
+            summary = {"run": output.run_id, "steps": output.steps, "restarts": output.restarts}
         case Evaluated():
-            found = {"answers": output.report.candidate.generation.answers}
+            summary = {"answers": output.report.candidate.generation.answers}
         case Verdict():
-            found = {"decision": output.decision, "reason": output.reason}
+            summary = {"decision": output.decision, "reason": output.reason}
         case Release():
-            found = {"id": output.id}
+            summary = {"id": output.id}
         case WrittenReport():
-            found = {"path": output.path}
-    return found
+            summary = {"path": output.path}
+    return summary
 
 
 def choose_place(work: OpenProject) -> FleetRequest:
@@ -305,9 +305,9 @@ def find_trained(work: OpenProject, made: StepOutputs) -> StepOutputs | None:
 
 
 def _with_plan(work: OpenProject, made: StepOutputs, run_id: str) -> StepOutputs:
-    if run_id == run_id_of(made.get("plan", Plan)) or (there := planned_as(work, run_id)) is None:
+    if run_id == run_id_of(made.get("plan", Plan)) or (plan := planned_as(work, run_id)) is None:
         return made
-    return StepOutputs({**made.outputs, "plan": there})
+    return StepOutputs({**made.outputs, "plan": plan})
 
 
 def stop_jobs(work: OpenProject, cycle: CycleState) -> None:
@@ -367,13 +367,15 @@ def watch_canary(work: OpenProject, cycle: CycleState, release: Release, *, now:
         experiment = make_experiment(split, champion=champion, challenger=release.id).experiment
     metric = choose_live_metric(work, settings.metric)
     look = LiveComparison(work, pair, metric=metric, experiment=experiment, is_canary=True)
-    found = look.look()
-    step, state = look.decide(found), cycle.step("canary")
+    comparison = look.look()
+    step, state = look.decide(comparison), cycle.step("canary")
     if step != "wait":
         verdict = "promote" if step == "promote" else "roll_back"
-        return CycleStepResult({**_facts(found), "verdict": verdict, "why": explain_step(step, found, look)})
-    begun = state.started_at if state is not None and state.started_at is not None else now
-    return end_or_wait(found, settings, begun=begun, now=now)
+        return CycleStepResult(
+            {**_facts(comparison), "verdict": verdict, "why": explain_step(step, comparison, look)}
+        )
+    started_at = state.started_at if state is not None and state.started_at is not None else now
+    return end_or_wait(comparison, settings, begun=started_at, now=now)
 
 
 def _facts(found: ABResult) -> dict[str, object]:
@@ -393,10 +395,12 @@ def end_or_wait(found: ABResult, settings: CanarySettings, *, begun: float, now:
     if minutes >= settings.minutes * LONGEST_WAITS:
         why = f"only {new.sessions} sessions in {minutes:.0f} min; the gate's verdict counts"
         return CycleStepResult({**facts, "verdict": "promote", "why": why})
-    left = (
+    wait_reason = (
         f"{new.sessions} of {settings.fewest_sessions} sessions, {minutes:.0f} of {settings.minutes:.0f} min"
     )
-    return CycleStepResult(facts, again_at=now + min(LOOK_SECONDS, settings.minutes * 60 or 1.0), why=left)
+    return CycleStepResult(
+        facts, again_at=now + min(LOOK_SECONDS, settings.minutes * 60 or 1.0), why=wait_reason
+    )
 
 
 def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release) -> CycleStepResult:
@@ -413,10 +417,12 @@ def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release)
         return CycleStepResult(
             {"action": "rolled_back", "release": release.id, "alias": alias, "why": verdict.get("why", "")}
         )
-    approved = next((given for given in cycle.approvals if given.step == "promote"), None)
+    approved = next((approval for approval in cycle.approvals if approval.step == "promote"), None)
     reason = f"cycle {cycle.number}" + (f", approved by {approved.who}" if approved else "")
     moves = work.releases.alias_log(alias)
-    promoted = [at for at, move in enumerate(moves) if move.release_id == release.id and move.why == reason]
+    promoted = [
+        index for index, move in enumerate(moves) if move.release_id == release.id and move.why == reason
+    ]
     if champion != release.id and promoted and promoted[-1] + 1 < len(moves):
         # An earlier attempt of this cycle had promoted it, and the alias left it since.
         why = moves[promoted[-1] + 1].why
@@ -438,17 +444,17 @@ def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOu
     work, targets = replace(work, publish_to=None), work.settings.cycle.deliver
     # What the release was tried with here: it must be able to answer that there.
     tried = made.get("try", TryOut).tried if "try" in made.outputs else ()
-    asked: list[Question] = [[{"role": "user", "content": attempt.question}] for attempt in tried]
+    questions: list[Question] = [[{"role": "user", "content": attempt.question}] for attempt in tried]
     champion = work.releases.aliases().get(full_alias(work))
     if champion is not None and champion != release.id:
         # An earlier attempt rolled it back, or a person promoted another one.
-        _bring(work, champion, targets, asked)
+        _bring(work, champion, targets, questions)
         why = f"{full_alias(work)} is {champion[:12]}"
         return _rolled_back(release, [target.to for target in targets], why)
     reached: list[DeliverSettings] = []
     for target in targets:
         done = deploy(
-            work, release.id, to=target.to, graft=target.graft, requests=target.requests, questions=asked
+            work, release.id, to=target.to, graft=target.graft, requests=target.requests, questions=questions
         )
         if not done.ok:
             # The alias here, and the machines that had taken the release, get the one before it.
@@ -461,8 +467,10 @@ def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOu
             elif champion == release.id:
                 champion = None
             if champion is not None:
-                others = [other for other in reached if "://" not in other.to and other.to != HERE]
-                _bring(work, champion, others, asked)
+                local_targets = [
+                    contact for contact in reached if "://" not in contact.to and contact.to != HERE
+                ]
+                _bring(work, champion, local_targets, questions)
             return _rolled_back(release, [target.to], f"{target.to}: {done.why}")
         reached.append(target)
     return CycleStepResult(

@@ -43,19 +43,21 @@ RECENT_SECONDS = 86400.0
 
 def make_coordinator(work: OpenProject, housekeeper: "Housekeeper | None" = None) -> Coordinator:
     settings = work.settings
-    place = f"{socket.gethostname()}:{work.project.state.resolve()}"
-    made = Coordinator(
+    host_and_folder = f"{socket.gethostname()}:{work.project.state.resolve()}"
+    coordinator = Coordinator(
         store=work.cycles,
         runner=ProjectRunner(work),
         settings=settings.cycle,
         steps=CYCLE_STEPS,
         models=settings.cycle.models or (settings.main_model,),
-        holder=Holder(f"{socket.gethostname()} process {os.getpid()} {uuid.uuid4().hex[:6]}", place),
+        holder=Holder(
+            f"{socket.gethostname()} process {os.getpid()} {uuid.uuid4().hex[:6]}", host_and_folder
+        ),
         version=__version__,
         on_event=work.reporter.info,
     )
-    made.keep_claim = ClaimKeeper(made, (housekeeper or Housekeeper(work)).tick).keep
-    return made
+    coordinator.keep_claim = ClaimKeeper(coordinator, (housekeeper or Housekeeper(work)).tick).keep
+    return coordinator
 
 
 def run_once(work: OpenProject) -> CycleState:
@@ -119,8 +121,8 @@ def _wait(action: Action) -> None:
     if isinstance(action, AwaitApproval):
         time.sleep(POLL_SECONDS)
     elif isinstance(action, Rest):
-        left = action.until - time.time()
-        time.sleep(min(max(left, 0.0), POLL_SECONDS))
+        seconds = action.until - time.time()
+        time.sleep(min(max(seconds, 0.0), POLL_SECONDS))
 
 
 class CycleStatus(Record):
@@ -153,8 +155,8 @@ def _describe_next(work: OpenProject, state: CoordinatorState) -> str:
         return f"paused by {state.paused.who}" + (f": {state.paused.why}" if state.paused.why else "")
     cycle = state.open_cycle
     if cycle is not None and (step := cycle.current) is not None:
-        given = {approval.step for approval in cycle.approvals}
-        if step.name in settings.approve and step.name not in given:
+        approved = {approval.step for approval in cycle.approvals}
+        if step.name in settings.approve and step.name not in approved:
             return f"{step.name} waits for approval: graft up approve {step.name}"
         if step.status == "running":
             return f"{step.name}, done by {step.holder}"
@@ -204,7 +206,7 @@ def plan_cycle(work: OpenProject) -> CyclePlan:
         cycle_steps=CYCLE_STEPS,
         approve=settings.approve,
         deliver=tuple(target.to for target in settings.deliver),
-        notified=tuple(name for name, given in channels.items() if given is not None),
+        notified=tuple(name for name, channel in channels.items() if channel is not None),
     )
 
 
@@ -236,18 +238,20 @@ def approve_step(
     work: OpenProject, step: str | None, *, why: str = "", who: str | None = None, cycle: int | None = None
 ) -> CoordinatorState:
     """Allow a step of the open cycle, or of the one that was shown; by default the one that waits."""
-    found = work.cycles.read().open_cycle
-    named = step or (found.current.name if found is not None and found.current is not None else "")
-    entry = LogEntry(at=time.time(), who=who or current_user(), action="approve", what=named, why=why)
+    open_cycle = work.cycles.read().open_cycle
+    step_name = step or (
+        open_cycle.current.name if open_cycle is not None and open_cycle.current is not None else ""
+    )
+    entry = LogEntry(at=time.time(), who=who or current_user(), action="approve", what=step_name, why=why)
     # The same step of the next cycle is another decision.
-    seen = cycle if cycle is not None or found is None else found.number
-    return work.cycles.change(lambda state: approve(_with_open(state, seen), named, entry))
+    number = cycle if cycle is not None or open_cycle is None else open_cycle.number
+    return work.cycles.change(lambda state: approve(_with_open(state, number), step_name, entry))
 
 
 def _with_open(state: CoordinatorState, number: int | None) -> CoordinatorState:
     """The state, if this cycle is open in it: a decision must be about the one that was seen."""
-    found = state.open_cycle
-    if number is not None and (found is None or found.number != number):
+    open_cycle = state.open_cycle
+    if number is not None and (open_cycle is None or open_cycle.number != number):
         raise AnswerIsNo(
             f"cycle {number} is not open any more",
             why="it ended since it was shown",

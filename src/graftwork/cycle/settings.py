@@ -71,7 +71,7 @@ class CronSchedule(NamedTuple):
         for offset in range(LONGEST_DAYS):
             day = first + timedelta(days=offset)
             if self.matches_day(day):
-                later = [at for at in self._moments(day, zone) if at > moment]
+                later = [candidate for candidate in self._moments(day, zone) if candidate > moment]
                 if later:
                     return min(later)
         raise ValueError("this date never comes")
@@ -81,8 +81,8 @@ class CronSchedule(NamedTuple):
             for minute in self.minutes:
                 local = datetime.combine(day, time(hour, minute), zone)
                 early = local.timestamp()
-                shown = datetime.fromtimestamp(early, zone).replace(tzinfo=None)
-                skipped = shown != local.replace(tzinfo=None)
+                wall_time = datetime.fromtimestamp(early, zone).replace(tzinfo=None)
+                skipped = wall_time != local.replace(tzinfo=None)
                 if not (skipped and self.any_hour):
                     yield early
                 if self.any_hour and not skipped:
@@ -99,7 +99,7 @@ def parse_cron(expression: str) -> CronSchedule:
             f"a cron expression has five fields (minute, hour, day, month, weekday), {expression!r} has "
             f"{len(fields)}"
         )
-    values = [_values(*field, given) for field, given in zip(FIELDS, fields, strict=True)]
+    values = [_values(*field, field_text) for field, field_text in zip(FIELDS, fields, strict=True)]
     minutes, hours, days, months, weekdays = values
     schedule = CronSchedule(
         minutes=tuple(sorted(minutes)),

@@ -110,8 +110,8 @@ class CycleState(Record):
         return next((step for step in self.steps if step.name == name), None)
 
     def summary(self, name: str) -> dict[str, Any]:
-        found = self.step(name)
-        return found.summary if found is not None and found.status == "done" else {}
+        step = self.step(name)
+        return step.summary if step is not None and step.status == "done" else {}
 
     @property
     def current(self) -> CycleStepState | None:
@@ -167,14 +167,14 @@ def begin(
         return state
     number = state.cycle.number + 1 if state.cycle is not None else 1
     # A claim of the last cycle must not hold in this one, so that tokens are counted on.
-    given = max((step.token for step in state.cycle.steps), default=0) if state.cycle is not None else 0
+    last_token = max((step.token for step in state.cycle.steps), default=0) if state.cycle is not None else 0
     cycle = CycleState(
         number=number,
         model=model,
         cause=cause,
         version=version,
         started_at=now,
-        steps=tuple(CycleStepState(name=name, token=given) for name in steps),
+        steps=tuple(CycleStepState(name=name, token=last_token) for name in steps),
     )
     queue = state.queue[1:] if state.queue[:1] == (model,) else state.queue
     return state.model_copy(update={"cycle": cycle, "served_until": now, "queue": queue})
@@ -199,21 +199,21 @@ def claim(
 ) -> tuple[CoordinatorState, int | None]:
     """Take the step, and the token of the claim; None if another coordinator has it."""
     cycle = state.open_cycle
-    found = cycle.current if cycle is not None else None
-    if found is None or found.name != step or not is_free(found, holder.place, now):
+    current = cycle.current if cycle is not None else None
+    if current is None or current.name != step or not is_free(current, holder.place, now):
         return state, None
-    token = found.token + 1
-    taken = found.model_copy(
+    token = current.token + 1
+    claimed = current.model_copy(
         update={
             "status": "running",
             "token": token,
             "holder": holder.name,
             "place": holder.place,
             "until": now + lease,
-            "started_at": found.started_at if found.started_at is not None else now,
+            "started_at": current.started_at if current.started_at is not None else now,
         }
     )
-    return _with_step(state, taken), token
+    return _with_step(state, claimed), token
 
 
 def is_free(step: CycleStepState, place: str, now: float) -> bool:
@@ -228,8 +228,8 @@ def renew(state: CoordinatorState, step: str, token: int, *, now: float, lease: 
 def complete(
     state: CoordinatorState, step: str, token: int, *, now: float, summary: dict[str, Any]
 ) -> CoordinatorState:
-    held = require_held(state, step, token)
-    done = held.model_copy(
+    current = require_held(state, step, token)
+    done = current.model_copy(
         update={"status": "done", "finished_at": now, "summary": summary, "error": {}, "failures": 0}
     )
     return _with_step(state, done)
@@ -237,11 +237,11 @@ def complete(
 
 def skip(state: CoordinatorState, step: str, *, why: str, now: float) -> CoordinatorState:
     cycle = state.open_cycle
-    found = cycle.step(step) if cycle is not None else None
-    if found is None or found.status != "waiting":
+    current = cycle.step(step) if cycle is not None else None
+    if current is None or current.status != "waiting":
         return state
     update = {"status": "skipped", "finished_at": now, "summary": {"why": why}}
-    return _with_step(state, found.model_copy(update=update))
+    return _with_step(state, current.model_copy(update=update))
 
 
 def postpone(state: CoordinatorState, step: str, token: int, *, until: float, why: str) -> CoordinatorState:
@@ -255,15 +255,15 @@ def reopen(state: CoordinatorState, held: str, token: int, *, first: str, why: s
     require_held(state, held, token)
     cycle = state.open_cycle
     assert cycle is not None
-    names = [known.name for known in cycle.steps]
+    names = [cycle_step.name for cycle_step in cycle.steps]
     again = set(names[names.index(first) :])
     steps = tuple(
-        known.model_copy(
+        cycle_step.model_copy(
             update={"status": "waiting", "until": 0.0, "summary": {"why": why}, "finished_at": None}
         )
-        if known.name in again and known.status != "waiting"
-        else known
-        for known in cycle.steps
+        if cycle_step.name in again and cycle_step.status != "waiting"
+        else cycle_step
+        for cycle_step in cycle.steps
     )
     return state.model_copy(update={"cycle": cycle.model_copy(update={"steps": steps})})
 
@@ -283,8 +283,8 @@ def fail(
     retry: RetrySettings | None,
 ) -> CoordinatorState:
     """Note the failure: another attempt after a pause, or the end of the cycle; without `retry` the end."""
-    held = require_held(state, step, token)
-    failures = held.failures + 1
+    current = require_held(state, step, token)
+    failures = current.failures + 1
     if retry is not None and failures < retry.attempts:
         update = {
             "status": "waiting",
@@ -293,9 +293,9 @@ def fail(
             "until": 0.0,
             "error": error,
         }
-        return _with_step(state, held.model_copy(update=update))
+        return _with_step(state, current.model_copy(update=update))
     update = {"status": "failed", "failures": failures, "finished_at": now, "error": error}
-    state = _with_step(state, held.model_copy(update=update))
+    state = _with_step(state, current.model_copy(update=update))
     attempts = f" after {failures} attempts" if failures > 1 else ""
     return finish(state, "failed", reason=f"{step} failed{attempts}: {error.get('what', 'a bug')}", now=now)
 
@@ -333,17 +333,17 @@ def approve(state: CoordinatorState, step: str, entry: LogEntry) -> CoordinatorS
     cycle = state.open_cycle
     if cycle is None:
         raise UserMistake("no cycle is open", why="there is nothing to approve", fix="graft up status")
-    found = cycle.step(step)
-    if found is None or found.status not in OPEN_STATUS:
-        known = ", ".join(other.name for other in cycle.steps if other.status in OPEN_STATUS)
+    waiting_step = cycle.step(step)
+    if waiting_step is None or waiting_step.status not in OPEN_STATUS:
+        open_names = ", ".join(open_step.name for open_step in cycle.steps if open_step.status in OPEN_STATUS)
         raise UserMistake(
             f"{step!r} is no step that is still to be done in cycle {cycle.number}",
-            why=f"still to be done: {known or 'nothing'}",
+            why=f"still to be done: {open_names or 'nothing'}",
             fix="name one of these",
             where="STEP",
         )
-    given = Approval(step=step, who=entry.who, at=entry.at, why=entry.why)
-    approved = cycle.model_copy(update={"approvals": (*cycle.approvals, given)})
+    approval = Approval(step=step, who=entry.who, at=entry.at, why=entry.why)
+    approved = cycle.model_copy(update={"approvals": (*cycle.approvals, approval)})
     return _logged(state.model_copy(update={"cycle": approved}), entry)
 
 
@@ -352,14 +352,14 @@ def ask_approval(state: CoordinatorState, step: str, notice: Notice) -> Coordina
     cycle = state.open_cycle
     if cycle is None or step in cycle.asked:
         return state
-    asked = cycle.model_copy(update={"asked": (*cycle.asked, step)})
-    return post_notices(state.model_copy(update={"cycle": asked}), (notice,))
+    updated = cycle.model_copy(update={"asked": (*cycle.asked, step)})
+    return post_notices(state.model_copy(update={"cycle": updated}), (notice,))
 
 
 def post_notices(state: CoordinatorState, notices: tuple[Notice, ...]) -> CoordinatorState:
     """Add notices to the outbox, each once."""
-    known = {notice.id for notice in state.outbox}
-    new = tuple(notice for notice in notices if notice.id not in known)
+    posted_ids = {notice.id for notice in state.outbox}
+    new = tuple(notice for notice in notices if notice.id not in posted_ids)
     return state.model_copy(update={"outbox": (*state.outbox, *new)}) if new else state
 
 
@@ -380,10 +380,10 @@ def settle_notice(state: CoordinatorState, sent: Notice, *, retry_at: float | No
 def require_held(state: CoordinatorState, step: str, token: int) -> CycleStepState:
     """The step, if this claim of it is the newest one and its cycle is open; else raises Superseded."""
     cycle = state.open_cycle
-    found = cycle.step(step) if cycle is not None else None
-    if found is None or found.status != "running" or found.token != token:
+    current = cycle.step(step) if cycle is not None else None
+    if current is None or current.status != "running" or current.token != token:
         raise Superseded(step)
-    return found
+    return current
 
 
 def _with_step(state: CoordinatorState, changed: CycleStepState) -> CoordinatorState:
