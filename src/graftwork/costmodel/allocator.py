@@ -80,21 +80,21 @@ class Allocator:
         if key not in self._pools:
             self._pools[key] = Pool(small=size <= SMALL, expandable=self.expandable)
         blocks = self._pools[key]
-        found = self._cached(blocks, size)
-        if found is None:
-            found = self._fresh(blocks, size)
-        if found is None:
+        block = self._cached(blocks, size)
+        if block is None:
+            block = self._fresh(blocks, size)
+        if block is None:
             self.empty_cache()
-            found = self._fresh(blocks, size)
-        if found is None:
+            block = self._fresh(blocks, size)
+        if block is None:
             raise AllocatorLimitExceeded(f"{size} bytes besides {self.allocated}")
-        rest = found.size - size
-        if rest >= BLOCK if blocks.small or self.expandable else rest > SMALL:
-            blocks.add(self._cut(found, size))
-        found.used = True
-        self.allocated += found.size
+        remainder = block.size - size
+        if remainder >= BLOCK if blocks.small or self.expandable else remainder > SMALL:
+            blocks.add(self._cut(block, size))
+        block.used = True
+        self.allocated += block.size
         self.allocated_peak = max(self.allocated_peak, self.allocated)
-        return found
+        return block
 
     def free(self, block: MemoryBlock) -> None:
         self.allocated -= block.size
@@ -124,28 +124,30 @@ class Allocator:
 
     def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
         """The smallest free block that is large enough."""
-        at = bisect_left(pool.free, (size,))
-        if at == len(pool.free):
+        index = bisect_left(pool.free, (size,))
+        if index == len(pool.free):
             return None
         if self.expandable:
             # A block that could grow counts as large as it could become.
-            while at + 1 < len(pool.free) and _could_be(pool.free[at + 1][2]) < _could_be(pool.free[at][2]):
-                at += 1
-        block: MemoryBlock = pool.free.pop(at)[2]
+            while index + 1 < len(pool.free) and _could_be(pool.free[index + 1][2]) < _could_be(
+                pool.free[index][2]
+            ):
+                index += 1
+        block: MemoryBlock = pool.free.pop(index)[2]
         return block
 
     def _fresh(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Memory from the GPU; None where the limit has no room for it."""
-        wanted = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+        segment_bytes = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
         if size >= OWN_SEGMENT:
-            wanted = -(-size // ROUND_LARGE) * ROUND_LARGE
-        if self.limit is not None and self.reserved + wanted > self.limit:
+            segment_bytes = -(-size // ROUND_LARGE) * ROUND_LARGE
+        if self.limit is not None and self.reserved + segment_bytes > self.limit:
             return None
         if self.expandable:
             return self._grown(pool, size)
-        self._reserve(wanted)
-        block = MemoryBlock(pool, self._next_address, wanted)
-        self._next_address += wanted + ROUND_LARGE
+        self._reserve(segment_bytes)
+        block = MemoryBlock(pool, self._next_address, segment_bytes)
+        self._next_address += segment_bytes + ROUND_LARGE
         return block
 
     def _grown(self, pool: Pool, size: int) -> MemoryBlock:
@@ -181,9 +183,9 @@ class Allocator:
         size = min(-(-size // pool.page) * pool.page, hole.size)
         pool.unmapped.pop(bisect_left(pool.unmapped, (hole.start,)))
         if hole.size > size:
-            rest = MemoryBlock(pool, hole.start + size, hole.size - size, mapped=False)
-            _link_after(hole, rest)
-            insort(pool.unmapped, (rest.start, rest))
+            remainder = MemoryBlock(pool, hole.start + size, hole.size - size, mapped=False)
+            _link_after(hole, remainder)
+            insort(pool.unmapped, (remainder.start, remainder))
             hole.size = size
         hole.mapped = True
         self._reserve(size)
@@ -191,16 +193,16 @@ class Allocator:
     def _unmap(self, block: MemoryBlock) -> None:
         """The whole pages within a free block become a hole; what is left at its ends stays free."""
         pool = block.pool
-        begin = -(-block.start // pool.page) * pool.page
+        first_page = -(-block.start // pool.page) * pool.page
         end = (block.start + block.size) // pool.page * pool.page
-        if end <= begin:
+        if end <= first_page:
             return
         pool.remove(block)
-        if block.start < begin:
-            head, block = block, self._cut(block, begin - block.start)
+        if block.start < first_page:
+            head, block = block, self._cut(block, first_page - block.start)
             pool.add(head)
         if block.start + block.size > end:
-            pool.add(self._cut(block, end - begin))
+            pool.add(self._cut(block, end - first_page))
         block.mapped = False
         self.reserved -= block.size
         for neighbour in (block.before, block.after):
@@ -212,10 +214,10 @@ class Allocator:
     @staticmethod
     def _cut(block: MemoryBlock, size: int) -> MemoryBlock:
         """What is behind the first `size` bytes, as a block of its own."""
-        rest = MemoryBlock(block.pool, block.start + size, block.size - size, mapped=block.mapped)
-        _link_after(block, rest)
+        remainder = MemoryBlock(block.pool, block.start + size, block.size - size, mapped=block.mapped)
+        _link_after(block, remainder)
         block.size = size
-        return rest
+        return remainder
 
     def _reserve(self, size: int) -> None:
         self.reserved += size
@@ -289,20 +291,20 @@ class AllocationStream:
     def finish(self) -> MemoryTrace:
         """Sum it up. The first phase is where the model is set up: no peak of training is there."""
         phases: dict[str, float] = {}
-        held, most, at, phase = 0, -1, 0, ""
+        current_bytes, most, peak_index, phase = 0, -1, 0, ""
         marks = iter([*self.marks, (len(self.events) + 1, "")])
         following = next(marks)
-        for place, event in enumerate(self.events):
-            while place >= following[0]:
+        for index, event in enumerate(self.events):
+            while index >= following[0]:
                 phase = following[1]
-                phases[phase] = held
+                phases[phase] = current_bytes
                 following = next(marks)
-            held += rounded(self.sizes[event]) if event >= 0 else -rounded(self.sizes[~event])
-            phases[phase] = max(phases.get(phase, 0), held)
-            if held > most and phase != "setup":
-                most, at, peak_phase = held, place, phase
+            current_bytes += rounded(self.sizes[event]) if event >= 0 else -rounded(self.sizes[~event])
+            phases[phase] = max(phases.get(phase, 0), current_bytes)
+            if current_bytes > most and phase != "setup":
+                most, peak_index, peak_phase = current_bytes, index, phase
         alive: set[int] = set()
-        for event in self.events[: at + 1]:
+        for event in self.events[: peak_index + 1]:
             if event >= 0:
                 alive.add(event)
             else:
@@ -346,10 +348,10 @@ def flash_backward_sizes(sizes: AttentionSizes, *, deterministic: bool = False) 
     padded = -(-queries // ROUND_QUERIES) * ROUND_QUERIES
     wide = -(-head_dim // 32) * 32 if head_dim <= 128 else -(-head_dim // 64) * 64
     splits = -(-MULTIPROCESSORS // (rows * heads)) if deterministic else 1
-    found = [rows * heads * padded * 4, splits * rows * padded * heads * wide * 4]
+    sizes_in_order = [rows * heads * padded * 4, splits * rows * padded * heads * wide * 4]
     if kv_heads != heads:
-        found += [rows * keys * heads * head_dim * width] * 2
-    return found
+        sizes_in_order += [rows * keys * heads * head_dim * width] * 2
+    return sizes_in_order
 
 
 def dequantised_sizes(weights: int, width: int) -> list[int]:

@@ -112,18 +112,18 @@ def training_memory(
     longest = sorted(work.lengths)[-work.batch_size :]
     mean_replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
     replies = max(work.most_replies, mean_replies)
-    own = _step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed)
+    step_bytes = _step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed)
     return {
         "runtime": (RUNTIME_GIB if work.processor is None else PROCESSOR_RUNTIME_GIB) * GIB,
         "weights": float(weight_bytes(shape, work, parameters=parameters, width=width)),
         # The CPU's own copies of frozen weights.
-        "packed": float(own.get("packed", 0)),
+        "packed": float(step_bytes.get("packed", 0)),
         # What is trained is kept in float32, with its gradient; full weights were counted already.
         "adapter": (1.0 if work.method == "full" else 2.0) * trainable * 4,
         "optimizer": float(ADAM_STATES * trainable * 4),
         # Output of the frozen blocks that waits for the next epoch.
-        "states": float(own.get("states", 0)),
-        "activations": own["activations"],
+        "states": float(step_bytes.get("states", 0)),
+        "activations": step_bytes["activations"],
         "logits": float(3 * replies * shape.vocab_size * 4),
     }
 
@@ -138,24 +138,26 @@ def _step_bytes(
     checkpointed: bool,
 ) -> dict[str, float]:
     """What depends on which step is taken."""
-    own = work.processor
-    if own is None:
+    cpu_step = work.processor
+    if cpu_step is None:
         padded = (max(longest) - work.shared_tokens) * len(longest) + work.shared_tokens
-        kept = padded * work.adapted_layers * layer_bytes(shape, work, width=width)
+        saved = padded * work.adapted_layers * layer_bytes(shape, work, width=width)
         if checkpointed:
             # Nothing is shared by the rows then.
             inputs = work.adapted_layers * shape.hidden_size * width
-            kept = max(longest) * len(longest) * (inputs + layer_bytes(shape, work, width=width))
-        return {"activations": FRAGMENTATION * kept}
-    kept = processor_activations(shape, work, longest, replies=replies)
-    waiting = states_bytes(shape, own.distinct_tokens) if own.kept == "memory" else 0
+            saved = max(longest) * len(longest) * (inputs + layer_bytes(shape, work, width=width))
+        return {"activations": FRAGMENTATION * saved}
+    saved = processor_activations(shape, work, longest, replies=replies)
+    waiting = states_bytes(shape, cpu_step.distinct_tokens) if cpu_step.kept == "memory" else 0
     steps = math.ceil(len(work.lengths) / work.batch_size)
     return {
-        "packed": packed_bytes(shape, adapted=work.adapted_layers, method=work.method) if own.packed else 0,
+        "packed": packed_bytes(shape, adapted=work.adapted_layers, method=work.method)
+        if cpu_step.packed
+        else 0,
         "states": waiting,
-        "activations": kept * scattered(steps)
+        "activations": saved * scattered(steps)
         if waiting
-        else kept + min(HEAP_GIB * GIB, MOST_HEAP_SHARE * kept),
+        else saved + min(HEAP_GIB * GIB, MOST_HEAP_SHARE * saved),
     }
 
 
@@ -281,12 +283,12 @@ def validation_share(shape: ModelShape, work: Workload) -> float:
 def lost_states_share(shape: ModelShape, work: Workload) -> float:
     """Of the time of all steps, what computing the frozen blocks' output of all rows again takes: a process
     that is started again has to, where it was kept in memory."""
-    own = work.processor
-    if own is None or not own.restarted or own.kept == "nowhere":
+    cpu_step = work.processor
+    if cpu_step is None or not cpu_step.restarted or cpu_step.kept == "nowhere":
         return 0.0
     frozen = shape.layers - work.adapted_layers
-    again = (own.distinct_tokens + work.shared_tokens) * frozen * 2.0 * layer_parameters(shape)
-    return again / (training_flops(shape, work) + _pass_flops(shape, work, own))
+    again = (cpu_step.distinct_tokens + work.shared_tokens) * frozen * 2.0 * layer_parameters(shape)
+    return again / (training_flops(shape, work) + _pass_flops(shape, work, cpu_step))
 
 
 def _read_tokens(work: Workload) -> float:

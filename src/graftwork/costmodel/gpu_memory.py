@@ -88,12 +88,17 @@ def count_by_levels(
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
     # What is there before and after every step: one block's, as many times as there are blocks.
     tied, on_host = shape.tied_embeddings, tuning.host_embedding
-    one, two = (_loaded(walk.sizes, layers, tied, on_host) for layers in (1, 2))
+    one_block, two_blocks = (_loaded(walk.sizes, layers, tied, on_host) for layers in (1, 2))
     tally = ByteTally()
     tally.alloc(WORKSPACE)
     if tuning.compiled or tuning.recorded:
         hold_recording(tally, walk)
-    standing = one + (shape.layers - 1) * (two - one) + walk.adapted * _learned(walk.sizes) + tally.now
+    standing = (
+        one_block
+        + (shape.layers - 1) * (two_blocks - one_block)
+        + walk.adapted * _learned(walk.sizes)
+        + tally.now
+    )
     most_of_pass = _most_by_levels(walk)
     return lambda keep, lean: StepBytes(standing, most_of_pass(keep, lean))
 
@@ -165,9 +170,9 @@ def _forward(s: StepSizes, tokens: int, chunk: int, level: gpu_step.Level) -> Pi
 def _backward(s: StepSizes, tokens: int, chunk: int, level: gpu_step.Level) -> PieceBytes:
     tally = ByteTally()
     x = tally.alloc(WIDTH * tokens * s.hidden)
-    dy, held = gpu_step.forward(tally, s, tokens, chunk, level, x)
+    dy, saved = gpu_step.forward(tally, s, tokens, chunk, level, x)
     before = tally.most = tally.now
-    gpu_step.backward(tally, s, tokens, chunk, held, wants_input=True)
+    gpu_step.backward(tally, s, tokens, chunk, saved, wants_input=True)
     most = tally.most
     tally.free(dy)
     return PieceBytes(most - before, tally.now - before)
@@ -176,7 +181,7 @@ def _backward(s: StepSizes, tokens: int, chunk: int, level: gpu_step.Level) -> P
 @lru_cache(maxsize=4096)
 def _most_of_loss(s: StepSizes, tokens: int, places: int, head_tokens: int) -> int:
     tally = ByteTally()
-    gpu_step.lose(tally, s, tokens, places, head_tokens)
+    gpu_step.compute_loss(tally, s, tokens, places, head_tokens)
     return tally.most
 
 
@@ -185,10 +190,10 @@ def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) ->
     keeping, leaning = (extra_bytes(shape, level) * tokens for level in ("keep", "lean"))
     best, least = (0, 0), weights_again(shape, (0, 0), adapted)
     for keep in range(adapted + 1):
-        left = room - keep * keeping
-        if left < 0:
+        remaining = room - keep * keeping
+        if remaining < 0:
             break
-        lean = min(adapted - keep, int(left // leaning))
+        lean = min(adapted - keep, int(remaining // leaning))
         if (again := weights_again(shape, (keep, lean), adapted)) < least:
             best, least = (keep, lean), again
     return best
@@ -320,40 +325,40 @@ def _load(memory: TensorMemory, walk: StepRecipe, *, note: Callable[[str], None]
 
 
 def _count_pass(tally: ByteTally, walk: StepRecipe, standing: dict[str, float]) -> Top:
-    one, before = Pass(tally, walk), tally.now
-    one.begin()
+    step_pass, before = Pass(tally, walk), tally.now
+    step_pass.begin()
     parts = {**standing, "batch": float(tally.now - before)}
-    begun, found = tally.now, 0
+    before_blocks, gradient_bytes = tally.now, 0
     best = Top(0, "forward", {})
 
-    def look(phase: str, kept: int) -> None:
+    def look(phase: str, saved: int) -> None:
         nonlocal best
         if tally.most > best.bytes:
-            passing = tally.most - begun - kept
-            split = {"activations": kept - found, "logits": 0.0, "workspace": parts["workspace"]}
+            passing = tally.most - before_blocks - saved
+            split = {"activations": saved - gradient_bytes, "logits": 0.0, "workspace": parts["workspace"]}
             if phase == "loss":
                 split["logits"] = passing
             else:
                 split["workspace"] += passing
-            grown = {"gradients": parts["gradients"] + found}
+            grown = {"gradients": parts["gradients"] + gradient_bytes}
             best = Top(tally.most, phase, {**parts, **split, **grown})
         tally.most = tally.now
 
     for _ in range(walk.shape.layers - walk.adapted):
-        one.forward(None)
+        step_pass.forward(None)
         look("forward", 0)
     for level in walk.levels:
-        kept = tally.now - begun
-        one.forward(level)
-        look("forward", kept)
-    kept = tally.now - begun
-    one.lose()
-    look("loss", kept)
+        saved = tally.now - before_blocks
+        step_pass.forward(level)
+        look("forward", saved)
+    saved = tally.now - before_blocks
+    step_pass.compute_loss()
+    look("loss", saved)
     for _ in range(walk.adapted):
-        kept, more = tally.now - begun, len(one.found)
-        one.backward()
-        look("backward", kept)
-        found += sum(one.found[more:])
+        saved, known_gradients = tally.now - before_blocks, len(step_pass.gradients)
+        step_pass.backward()
+        look("backward", saved)
+        gradient_bytes += sum(step_pass.gradients[known_gradients:])
     return best
 
 

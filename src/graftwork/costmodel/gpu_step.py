@@ -35,11 +35,11 @@ class SavedActivationBytes:
     middle: Any
     gate_up: Any
     lows: list[Any]
-    normed_behind: list[Any] = field(default_factory=list)
+    normed_after: list[Any] = field(default_factory=list)
 
     def blocks(self) -> list[Any]:
         """In the order in which a tuple lets go of them: from its end."""
-        return [*self.normed_behind[::-1], *self.lows[::-1], self.gate_up, self.middle]
+        return [*self.normed_after[::-1], *self.lows[::-1], self.gate_up, self.middle]
 
 
 def _weight(memory: TensorMemory, s: StepSizes, group: LinearGroup) -> list[Any]:
@@ -90,9 +90,9 @@ def _gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
     if not group.rank:
         return []
     products = [memory.alloc(HALF * group.ranks * width) for width in (group.inputs, group.out)]
-    found = [memory.alloc(size) for size in group.gradient_bytes]
+    gradients = [memory.alloc(size) for size in group.gradient_bytes]
     free_all(memory, products)
-    return found
+    return gradients
 
 
 def compiled_before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
@@ -102,26 +102,26 @@ def compiled_before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -
     extra = [] if low is None else [low]
     if s.head_norms != "none":
         extra.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
-    found = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
+    heads = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
     memory.free(qkv)
-    return found, extra
+    return heads, extra
 
 
 def compiled_before_attention_backward(
     memory: TensorMemory, s: StepSizes, tokens: int, *, wants_input: bool
 ) -> tuple[Any, list[Any]]:
     dqkv = memory.alloc(HALF * tokens * s.qkv.out)
-    held = [dqkv]
+    temporaries = [dqkv]
     if wants_input:
         dn, dlow = _turned(memory, s, s.qkv, tokens)
-        held.append(dn)
+        temporaries.append(dn)
     else:
         dlow = _thin(memory, s.qkv, tokens)
     if s.norms_before:
-        held.append(memory.alloc(HALF * tokens * s.hidden))
+        temporaries.append(memory.alloc(HALF * tokens * s.hidden))
     dx = memory.alloc(HALF * tokens * s.hidden) if wants_input else None
     gradient = _gradient(memory, s.qkv)
-    free_all(memory, [*held, dlow])
+    free_all(memory, [*temporaries, dlow])
     return dx, gradient
 
 
@@ -218,9 +218,9 @@ def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[l
         heads = [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
     if s.layout.interleaved:
         heads += [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv)]
-    found = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
+    qkv_heads = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
     free_all(memory, [*heads, qkv])
-    return found, extra
+    return qkv_heads, extra
 
 
 def before_attention_backward(
@@ -229,27 +229,27 @@ def before_attention_backward(
     """The gradient of the block's input, and of its adapters."""
     if s.compiled:
         return compiled_before_attention_backward(memory, s, tokens, wants_input=wants_input)
-    held = [memory.alloc(HALF * tokens * s.qkv.out)]
+    temporaries = [memory.alloc(HALF * tokens * s.qkv.out)]
     if s.head_norms != "none":
-        held += [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
-        rotated, together = held[0], memory.alloc(HALF * tokens * s.qkv.out)
+        temporaries += [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
+        rotated, together = temporaries[0], memory.alloc(HALF * tokens * s.qkv.out)
         memory.free(rotated)
-        held = [*held[1:], together]
+        temporaries = [*temporaries[1:], together]
     if s.layout.interleaved:
         parts = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv)]
         together = memory.alloc(HALF * tokens * s.qkv.out)
-        free_all(memory, [*parts, held.pop()])
-        held.append(together)
+        free_all(memory, [*parts, temporaries.pop()])
+        temporaries.append(together)
     normed = _norm_if(memory, s, tokens, s.norms_before)
-    held += [] if normed is None else [normed]
+    temporaries += [] if normed is None else [normed]
     dx = None
     if wants_input:
         dn, dlow = pieces.input_gradient(memory, s, s.qkv, tokens)
         dx = _norm_backward(memory, s, tokens)
-        held.append(dn)
+        temporaries.append(dn)
     else:
         dlow = memory.alloc(HALF * tokens * s.qkv.ranks) if s.qkv.rank else None
-    free_all(memory, [*held, dlow])
+    free_all(memory, [*temporaries, dlow])
     return dx, []
 
 
@@ -266,12 +266,12 @@ def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[SavedActiva
     free_all(memory, [normed])
     lows = [low_out, low]
     # Where attention and MLP read one input, that is the middle, and nothing more is kept.
-    kept = SavedActivationBytes(None if s.layout.parallel else mid, gate_up, lows)
+    saved = SavedActivationBytes(None if s.layout.parallel else mid, gate_up, lows)
     if s.norms_after:
-        kept.normed_behind.append(attended)
+        saved.normed_after.append(attended)
     else:
         memory.free(attended)
-    return kept, mid if s.layout.parallel else None
+    return saved, mid if s.layout.parallel else None
 
 
 def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
@@ -283,24 +283,24 @@ def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
 
 
 def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivationBytes]:
-    kept, start = middle(memory, s, tokens)
+    saved, start = middle(memory, s, tokens)
     last = mlp_output(memory, s, tokens)
     normed = _norm_if(memory, s, tokens, s.norms_after and not s.compiled)
     y = memory.alloc(HALF * tokens * s.hidden)
     free_all(memory, [normed, start])
     if s.norms_after:
-        kept.normed_behind.append(last)
+        saved.normed_after.append(last)
     else:
         memory.free(last)
-    return y, kept
+    return y, saved
 
 
-def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
-    kept, start = middle(memory, s, tokens)
+def recompute_saved(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
+    saved, start = middle(memory, s, tokens)
     free_all(memory, [start])
     if s.norms_after:
-        kept.normed_behind.append(mlp_output(memory, s, tokens))
-    return kept
+        saved.normed_after.append(mlp_output(memory, s, tokens))
+    return saved
 
 
 def after_attention_backward(
@@ -309,32 +309,32 @@ def after_attention_backward(
     """(gradients of the mixed values and of the middle), and those of the adapters."""
     if s.compiled:
         return compiled_after_attention_backward(memory, s, tokens, has_gate_up=has_gate_up)
-    held: list[Any] = []
+    temporaries: list[Any] = []
     if s.norms_before:
-        held.append(_norm_if(memory, s, tokens, True))
+        temporaries.append(_norm_if(memory, s, tokens, True))
     if not has_gate_up:
-        held += pieces.grafted_product(memory, s, s.gate_up, tokens)
+        temporaries += pieces.grafted_product(memory, s, s.gate_up, tokens)
     if s.changes_output:
-        held.append(memory.alloc(HALF * tokens * s.hidden))
-    held += pieces.input_gradient(memory, s, s.down, tokens)
+        temporaries.append(memory.alloc(HALF * tokens * s.hidden))
+    temporaries += pieces.input_gradient(memory, s, s.down, tokens)
     dn = None
     if not s.has_gate_kernel:
         recipe = pieces.OTHER_GATE_BACKWARD if s.layout.gated else pieces.UNGATED_BACKWARD
-        held += follow(memory, recipe, tokens * s.inner).values()
+        temporaries += follow(memory, recipe, tokens * s.inner).values()
     elif s.form == "eight":
-        held += [memory.alloc(HALF * tokens * s.inner), memory.alloc(2 * HALF * tokens * s.inner)]
+        temporaries += [memory.alloc(HALF * tokens * s.inner), memory.alloc(2 * HALF * tokens * s.inner)]
         codes = memory.alloc(2 * tokens * s.inner)
         dn = pieces.codes_turned(memory, tokens, 2 * s.inner, s.hidden, codes, turned=s.turned)
     else:
-        held += follow(memory, pieces.GATE_BACKWARD, tokens * s.inner).values()
+        temporaries += follow(memory, pieces.GATE_BACKWARD, tokens * s.inner).values()
     if s.down.rank:
-        held.append(memory.alloc(HALF * tokens * s.down.ranks))
-    held += pieces.input_gradient(memory, s, s.gate_up, tokens, dn)
+        temporaries.append(memory.alloc(HALF * tokens * s.down.ranks))
+    temporaries += pieces.input_gradient(memory, s, s.gate_up, tokens, dn)
     d_middle = _norm_backward(memory, s, tokens)
     if s.changes_output:
-        held.append(memory.alloc(HALF * tokens * s.hidden))
+        temporaries.append(memory.alloc(HALF * tokens * s.hidden))
     d_mixed, dlow = pieces.input_gradient(memory, s, s.out, tokens)
-    free_all(memory, [*held, dlow])
+    free_all(memory, [*temporaries, dlow])
     return [d_mixed, d_middle], []
 
 
@@ -346,12 +346,12 @@ def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) ->
     mixed = pieces.attend(memory, s, tokens)
     free_all(memory, [*qkv, *mixed[1:]])
     parts = []
-    for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
-        if is_like_others(at, len(sizes_of_chunks)):
-            parts.append(memory.alloc(HALF * some * s.hidden))
+    for index, chunk_tokens in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
+        if is_like_others(index, len(sizes_of_chunks)):
+            parts.append(memory.alloc(HALF * chunk_tokens * s.hidden))
             continue
-        y, kept = after_attention(memory, s, some)
-        free_all(memory, kept.blocks())
+        y, saved = after_attention(memory, s, chunk_tokens)
+        free_all(memory, saved.blocks())
         parts.append(y)
     if len(parts) == 1:
         free_all(memory, [*extra, mixed[0]])
@@ -368,62 +368,64 @@ def forward(
         return pass_through(memory, s, tokens, chunk), SavedBlock(x)
     qkv, extra = before_attention(memory, s, tokens)
     island = [*qkv, *pieces.attend(memory, s, tokens)]
-    y, kept = after_attention(memory, s, tokens)
+    y, saved = after_attention(memory, s, tokens)
     if level == "lean":
-        memory.free(kept.gate_up)
-        kept.gate_up = None
-    return y, SavedBlock(x, island, extra, kept)
+        memory.free(saved.gate_up)
+        saved.gate_up = None
+    return y, SavedBlock(x, island, extra, saved)
 
 
 def backward(
     memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, held: SavedBlock, *, wants_input: bool
 ) -> tuple[Any, list[Any]]:
     """The gradient of the block's input and of its adapters; what the block held is given back."""
-    kept = held.kept
+    saved = held.kept
     island, extra = held.island, held.extra
-    if kept is None:
+    if saved is None:
         island, extra = before_attention(memory, s, tokens)
         island = [*island, *pieces.attend(memory, s, tokens)]
-    if kept is not None and kept.gate_up is not None:
-        between, found = after_attention_backward(memory, s, tokens, has_gate_up=True)
+    if saved is not None and saved.gate_up is not None:
+        between, gradients_after = after_attention_backward(memory, s, tokens, has_gate_up=True)
     else:
-        between, found = _in_chunks(memory, s, tokens, chunk, again=kept is None)
+        between, gradients_after = _in_chunks(memory, s, tokens, chunk, again=saved is None)
     gradients = pieces.attend_backward(memory, s, tokens, island.pop())
     values = [*island[2::-1], island[3]]
-    if kept is None:
+    if saved is None:
         # What was computed again is held by names of this pass alone, which it deletes.
         free_all(memory, values)
     memory.free(between[0])
-    dx, more = before_attention_backward(memory, s, tokens, wants_input=wants_input)
-    if kept is not None:
+    dx, gradients_before = before_attention_backward(memory, s, tokens, wants_input=wants_input)
+    if saved is not None:
         # What was kept is held by the caller until the block is done.
-        free_all(memory, [*kept.blocks(), *values])
+        free_all(memory, [*saved.blocks(), *values])
     x = [] if held.x is None else [held.x]
     free_all(memory, [*x, *extra, between[1], *gradients[::-1]])
-    return dx, [*found, *more]
+    return dx, [*gradients_after, *gradients_before]
 
 
 def _in_chunks(
     memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, *, again: bool
 ) -> tuple[list[Any], list[Any]]:
     """The second half where its widest tensors were not kept."""
-    parts, found = [], []
+    parts, gradients = [], []
     last: SavedActivationBytes | None = None
-    for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
-        if is_like_others(at, len(sizes_of_chunks)):
-            parts.append([memory.alloc(HALF * some * width) for width in (s.q, s.hidden)])
+    for index, chunk_tokens in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
+        if is_like_others(index, len(sizes_of_chunks)):
+            parts.append([memory.alloc(HALF * chunk_tokens * width) for width in (s.q, s.hidden)])
             if s.compiled:
-                found += [memory.alloc(size) for g in (s.out, s.gate_up, s.down) for size in g.gradient_bytes]
+                gradients += [
+                    memory.alloc(size) for g in (s.out, s.gate_up, s.down) for size in g.gradient_bytes
+                ]
             continue
         if again:
             # The last chunk's is freed only when the name is rebound.
-            kept = kept_again(memory, s, some)
+            saved = recompute_saved(memory, s, chunk_tokens)
             if last is not None:
                 free_all(memory, last.blocks())
-            last = kept
-        pair, gradient = after_attention_backward(memory, s, some, has_gate_up=again)
+            last = saved
+        pair, gradient = after_attention_backward(memory, s, chunk_tokens, has_gate_up=again)
         parts.append(pair)
-        found += gradient
+        gradients += gradient
     if len(parts) > 1:
         whole = [memory.alloc(HALF * tokens * s.q), memory.alloc(HALF * tokens * s.hidden)]
         for pair in parts:
@@ -432,11 +434,11 @@ def _in_chunks(
         whole = parts[0]
     if last is not None:
         free_all(memory, last.blocks())
-    return whole, found
+    return whole, gradients
 
 
 def chunks(tokens: int, size: int) -> list[int]:
-    return [min(size, tokens - begin) for begin in range(0, tokens, size)]
+    return [min(size, tokens - start) for start in range(0, tokens, size)]
 
 
 def is_like_others(at: int, count: int) -> bool:
@@ -444,18 +446,18 @@ def is_like_others(at: int, count: int) -> bool:
     return SHOWN <= at < count - 1
 
 
-def lose(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_tokens: int) -> Any:
+def compute_loss(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_tokens: int) -> Any:
     """The loss at the places that predict: the gradient of the last block's output is left."""
     dx = memory.alloc(HALF * tokens * s.hidden)
     last: list[Any] = []
-    for some in chunks(places, head_tokens)[:SHOWN]:
+    for chunk_tokens in chunks(places, head_tokens)[:SHOWN]:
         # Each name holds what the last chunk left until it is rebound.
-        wide = some * s.hidden
+        wide = chunk_tokens * s.hidden
         hidden = memory.alloc(HALF * wide)
         free_all(memory, last[:1])
         normed = memory.alloc(HALF * wide) if s.compiled else pieces.norm(memory, wide)
         free_all(memory, last[1:2])
-        dh = _chunk_loss(memory, s, some)
+        dh = _chunk_loss(memory, s, chunk_tokens)
         free_all(memory, last[2:])
         scaled = memory.alloc(HALF * wide)
         d = memory.alloc(HALF * wide) if s.compiled else pieces.norm(memory, wide)
@@ -505,10 +507,10 @@ def load(
         for group in s.groups:
             load_group(memory, group, form=s.form, turned=s.turned)
     if tally is not None and layers > 1:
-        more = (tally.now - before) * (layers - 1)
-        tally.now += more
+        other_layers = (tally.now - before) * (layers - 1)
+        tally.now += other_layers
         # The temporaries of the last block, on top of all that stays.
-        tally.most += more
+        tally.most += other_layers
     note("weights")
     if s.head == "eight":
         load_eight(memory, (s.vocabulary,), s.hidden, turned=s.turned)
@@ -574,18 +576,18 @@ def load_eight(
         memory.alloc(bias)
     memory.alloc(weights)
     memory.alloc(WORD * sum(outs))
-    held: list[Any] = []
+    last_chunk: list[Any] = []
     rows = max(1, AT_ONCE // inputs)
-    for count in (min(rows, out - begin) for out in outs for begin in range(0, out, rows)):
+    for count in (min(rows, out - start) for out in outs for start in range(0, out, rows)):
         half, wide = memory.alloc(HALF * count * inputs), memory.alloc(WORD * count * inputs)
         memory.free(half)
-        _let_go(memory, held, "wide")
+        _let_go(memory, last_chunk, "wide")
         sizes = memory.alloc(WORD * count * inputs)
-        own = memory.alloc(WORD * count)
+        row_scales = memory.alloc(WORD * count)
         memory.free(sizes)
-        _let_go(memory, held, "own")
-        held = [("wide", wide), ("own", own)]
-    free_all(memory, [block for _, block in held])
+        _let_go(memory, last_chunk, "row_scales")
+        last_chunk = [("wide", wide), ("row_scales", row_scales)]
+    free_all(memory, [block for _, block in last_chunk])
     if turned:
         memory.alloc(weights)
 
@@ -598,38 +600,38 @@ def _load_four(memory: TensorMemory, out: int, inputs: int) -> None:
     small = [memory.alloc(WORD * 16), memory.alloc(WORD * 15)]
     memory.alloc(weights // 2)
     every = memory.alloc(scales)
-    held: list[Any] = []
+    last_chunk: list[Any] = []
     rows = max(1, AT_ONCE // inputs)
-    for begin in range(0, out, rows):
-        some = min(rows, out - begin) * inputs
-        wide = memory.alloc(WORD * some)
-        _let_go(memory, held, "wide")
-        sizes = memory.alloc(WORD * some)
-        largest = memory.alloc(WORD * some // NF4_BLOCK)
+    for start in range(0, out, rows):
+        elements = min(rows, out - start) * inputs
+        wide = memory.alloc(WORD * elements)
+        _let_go(memory, last_chunk, "wide")
+        sizes = memory.alloc(WORD * elements)
+        largest = memory.alloc(WORD * elements // NF4_BLOCK)
         memory.free(sizes)
-        _let_go(memory, held, "largest")
-        least = memory.alloc(WORD * some // NF4_BLOCK)
-        unit = memory.alloc(WORD * some)
+        _let_go(memory, last_chunk, "largest")
+        least = memory.alloc(WORD * elements // NF4_BLOCK)
+        unit = memory.alloc(WORD * elements)
         memory.free(least)
-        _let_go(memory, held, "unit")
-        places = memory.alloc(WORD * some)
-        nearest = memory.alloc(some)
-        memory.free(places)
-        _let_go(memory, held, "nearest")
-        high = memory.alloc(some // 2)
-        pair = memory.alloc(some // 2)
+        _let_go(memory, last_chunk, "unit")
+        indices = memory.alloc(WORD * elements)
+        nearest = memory.alloc(elements)
+        memory.free(indices)
+        _let_go(memory, last_chunk, "nearest")
+        high = memory.alloc(elements // 2)
+        pair = memory.alloc(elements // 2)
         free_all(memory, [high, pair])
-        held = [("wide", wide), ("largest", largest), ("unit", unit), ("nearest", nearest)]
-    free_all(memory, [block for _, block in held])
+        last_chunk = [("wide", wide), ("largest", largest), ("unit", unit), ("nearest", nearest)]
+    free_all(memory, [block for _, block in last_chunk])
     _load_scales(memory, weights // NF4_BLOCK)
     free_all(memory, [*small, every, weight])
 
 
 def _let_go(memory: TensorMemory, held: list[Any], name: str) -> None:
-    for at, (of, block) in enumerate(held):
+    for index, (of, block) in enumerate(held):
         if of == name:
             memory.free(block)
-            del held[at]
+            del held[index]
             return
 
 
@@ -690,8 +692,8 @@ def step_recipe(
 ) -> StepRecipe:
     """`places`: of one pass, those that predict; all of them by default."""
     sizes = sizes_of(shape, tuning, trainable=trainable, adapted=adapted, even=even)
-    wanted = round_places(places or tuning.micro_tokens, head_tokens=tuning.head_tokens)
-    return StepRecipe(shape, tuning, sizes, adapted, trainable, wanted)
+    rounded = round_places(places or tuning.micro_tokens, head_tokens=tuning.head_tokens)
+    return StepRecipe(shape, tuning, sizes, adapted, trainable, rounded)
 
 
 def adapter_sizes(s: StepSizes, blocks: int) -> list[int]:
@@ -719,8 +721,8 @@ class Pass:
 
     def __init__(self, memory: TensorMemory, walk: StepRecipe) -> None:
         self.memory, self.walk = memory, walk
-        self.found: list[Any] = []
-        self.held: list[SavedBlock] = []
+        self.gradients: list[Any] = []
+        self.saved_blocks: list[SavedBlock] = []
         self.batch: list[Any] = []
         self.x: Any = None
 
@@ -749,35 +751,37 @@ class Pass:
         tuning, first = self.walk.tuning, self.x is self.batch[-1]
         # The first input is held by the call itself, to the end.
         x = None if first else self.x
-        y, held = forward(
+        y, saved = forward(
             self.memory, self.walk.sizes, tuning.micro_tokens, tuning.chunk_tokens, level or "again", x
         )
         if level is not None:
-            self.held.append(held)
+            self.saved_blocks.append(saved)
         elif not first:
             self.memory.free(self.x)
         self.x = y
 
-    def lose(self) -> None:
+    def compute_loss(self) -> None:
         tuning = self.walk.tuning
-        dx = lose(self.memory, self.walk.sizes, tuning.micro_tokens, self.walk.places, tuning.head_tokens)
+        dx = compute_loss(
+            self.memory, self.walk.sizes, tuning.micro_tokens, self.walk.places, tuning.head_tokens
+        )
         self.memory.free(self.x)
         self.x = dx
 
     def backward(self) -> None:
         """The uppermost block that is left."""
-        tuning, held = self.walk.tuning, self.held.pop()
-        dx, found = backward(
+        tuning, saved = self.walk.tuning, self.saved_blocks.pop()
+        dx, gradients = backward(
             self.memory,
             self.walk.sizes,
             tuning.micro_tokens,
             tuning.chunk_tokens,
-            held,
-            wants_input=bool(self.held),
+            saved,
+            wants_input=bool(self.saved_blocks),
         )
         self.memory.free(self.x)
         self.x = dx
-        self.found += found
+        self.gradients += gradients
 
     def end(self, *, keep_gradients: bool) -> None:
         """Gradients become those of the adapters, or are added to them."""
@@ -786,7 +790,7 @@ class Pass:
             for size in sizes:
                 self.memory.alloc(size)
         free_all(self.memory, self.batch)
-        free_all(self.memory, self.found if not keep_gradients else self.found[len(sizes) :])
+        free_all(self.memory, self.gradients if not keep_gradients else self.gradients[len(sizes) :])
 
 
 def hold_recording(memory: TensorMemory, walk: StepRecipe) -> None:
@@ -802,13 +806,13 @@ def _number_bytes(walk: StepRecipe) -> int:
 
 def take_pass(memory: TensorMemory, walk: StepRecipe, *, keep_gradients: bool) -> None:
     """All of it: with `keep_gradients` the first, whose gradients stay."""
-    one = Pass(memory, walk)
-    one.begin()
+    step_pass = Pass(memory, walk)
+    step_pass.begin()
     for _ in range(walk.shape.layers - walk.adapted):
-        one.forward(None)
+        step_pass.forward(None)
     for level in walk.levels:
-        one.forward(level)
-    one.lose()
+        step_pass.forward(level)
+    step_pass.compute_loss()
     for _ in range(walk.adapted):
-        one.backward()
-    one.end(keep_gradients=keep_gradients)
+        step_pass.backward()
+    step_pass.end(keep_gradients=keep_gradients)

@@ -219,13 +219,13 @@ def _read(recipe: str) -> tuple[tuple[str, float], ...]:
 
 def follow(memory: TensorMemory, recipe: str, elements: int) -> dict[str, Any]:
     """What is left at the end, by name."""
-    held: dict[str, Any] = {}
+    blocks: dict[str, Any] = {}
     for name, size in _read(recipe):
         if size:
-            held[name] = memory.alloc(int(size * elements))
+            blocks[name] = memory.alloc(int(size * elements))
         else:
-            memory.free(held.pop(name))
-    return held
+            memory.free(blocks.pop(name))
+    return blocks
 
 
 def free_all(memory: TensorMemory, blocks: Iterable[Any]) -> None:
@@ -242,13 +242,13 @@ def norm(memory: TensorMemory, elements: int) -> Any:
 
 def layer_norm(memory: TensorMemory, elements: int, rows: int, *, keeps: bool = False) -> Any:
     """A norm of mean and variance: its result; its backward pass computes it again for the two."""
-    made = [memory.alloc(HALF * elements), memory.alloc(HALF * rows), memory.alloc(HALF * rows)]
+    outputs = [memory.alloc(HALF * elements), memory.alloc(HALF * rows), memory.alloc(HALF * rows)]
     if not keeps:
-        free_all(memory, made[1:])
-        return made[0]
-    found = memory.alloc(HALF * elements)
-    free_all(memory, made)
-    return found
+        free_all(memory, outputs[1:])
+        return outputs[0]
+    result = memory.alloc(HALF * elements)
+    free_all(memory, outputs)
+    return result
 
 
 def numbers(memory: TensorMemory, group: LinearGroup) -> Any:
@@ -337,13 +337,13 @@ def attend_backward(memory: TensorMemory, sizes: StepSizes, tokens: int, sums: A
     """Gradients of queries, keys and values, and what the kernel works in. cuDNN's, for rows of one length:
     queries' gradients and sums in float32; where heads share keys and values, those of each head before they
     are summed. Our own: a sum for each query."""
-    found = [memory.alloc(HALF * tokens * width) for width in (sizes.q, sizes.kv, sizes.kv)]
+    gradients = [memory.alloc(HALF * tokens * width) for width in (sizes.q, sizes.kv, sizes.kv)]
     if sizes.capped or not sizes.even:
         along = memory.alloc(WORD * tokens * sizes.heads)
         free_all(memory, [along, sums])
-        return found
+        return gradients
     room = WORD * tokens * (sizes.q + sizes.heads) + 256
     if sizes.kv_heads != sizes.heads:
         room += 2 * HALF * tokens * sizes.q
     free_all(memory, [memory.alloc(room), sums])
-    return found
+    return gradients

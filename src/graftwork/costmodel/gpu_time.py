@@ -190,8 +190,8 @@ def _elementwise(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     values = sum(sum(size) for size in joined_sizes(shape).values())
     layout = layout_of_shape(shape)
-    places = (layout.before_attention, layout.after_attention, layout.before_mlp, layout.after_mlp)
-    norms = sum(place is not None for place in places)
+    norm_positions = (layout.before_attention, layout.after_attention, layout.before_mlp, layout.after_mlp)
+    norms = sum(norm is not None for norm in norm_positions)
     gate = GATE_BYTES if layout.gated and layout.activation == "silu" else OTHER_GATE * GATE_BYTES
     bytes_ = {
         "elementwise": NORM_BYTES * h * norms / 2 + ROTARY_BYTES * heads + gate * i,
@@ -222,15 +222,15 @@ def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates:
 def head_seconds(shape: ModelShape, tuning: Tuning, *, rates: StepRates, trained_share: float = 1.0) -> float:
     """Logits and their gradient, a chunk at a time, where a token is predicted."""
     table = shape.vocab_size * shape.hidden_size
-    places = tuning.micro_tokens * trained_share
-    goes = max(1.0, places / tuning.head_tokens)
+    predicted_tokens = tuning.micro_tokens * trained_share
+    goes = max(1.0, predicted_tokens / tuning.head_tokens)
     product = rates.best_eight if tuning.head == "eight" else rates.half
     reading = goes * 2 * table * BYTES_A_WEIGHT[tuning.head] / rates.bandwidth
     turning = goes * 2 * table / (rates.bandwidth * rates.turning)
     logit_bytes = LOGIT_BYTES + (CODED_LOGIT_BYTES if tuning.head == "eight" else 0)
     return (
-        max(places * 4.0 * table / product, reading)
-        + places * shape.vocab_size * logit_bytes / rates.bandwidth
+        max(predicted_tokens * 4.0 * table / product, reading)
+        + predicted_tokens * shape.vocab_size * logit_bytes / rates.bandwidth
         + HEAD_GO_SECONDS * goes
         + (turning if tuning.head == "eight" and not tuning.turned else 0.0)
     )

@@ -66,20 +66,22 @@ def with_room(
     pressing = max(-(-tally.largest // ROUND_LARGE) * ROUND_LARGE, LARGE_SEGMENT) + SPARE
 
     def under(limit_gib: float) -> Tuning | None:
-        there = tuning.model_copy(update={"limit_gib": limit_gib})
-        reserved = reserved_within(shape, there, trainable=trainable, adapted=adapted)
-        return None if reserved is None else there.model_copy(update={"peak_gib": reserved / GIB})
+        limited = tuning.model_copy(update={"limit_gib": limit_gib})
+        reserved = reserved_within(shape, limited, trainable=trainable, adapted=adapted)
+        return None if reserved is None else limited.model_copy(update={"peak_gib": reserved / GIB})
 
     if with_margin(counted) + pressing <= limit * GIB:
         free = under(WITHOUT_END)
         if free is not None and free.peak_gib * GIB + pressing <= limit * GIB:
             return free.model_copy(update={"limit_gib": limit})
-    for own in sorted({own for own in own_limits(counted, scant=scant) if own <= limit}, reverse=True):
-        found = under(own)
-        if found is not None:
+    for own_limit in sorted(
+        {own_limit for own_limit in own_limits(counted, scant=scant) if own_limit <= limit}, reverse=True
+    ):
+        tuned = under(own_limit)
+        if tuned is not None:
             # All that there is, where that is much more and the allocator gets along with it, too.
-            much = (limit - own) * GIB > 2 * counted.passing / PARTS
-            return (under(limit) if much else None) or found
+            much = (limit - own_limit) * GIB > 2 * counted.passing / PARTS
+            return (under(limit) if much else None) or tuned
     return None
 
 
@@ -175,7 +177,7 @@ class TuningOption:
 
     def replayed(self, keep: int, lean: int, *, scant: bool = False) -> Tuning | None:
         """With what the allocator would really hold; None where that is more than there is."""
-        found = with_room(
+        tuning = with_room(
             self.shape,
             self.tuning.model_copy(update={"keep": keep, "lean": lean}),
             self.count(keep, lean),
@@ -183,7 +185,7 @@ class TuningOption:
             adapted=self.trained.adapted,
             scant=scant,
         )
-        return found and found.model_copy(update={"seconds_a_token": self.estimate(keep, lean)})
+        return tuning and tuning.model_copy(update={"seconds_a_token": self.estimate(keep, lean)})
 
 
 def _grain(standing: int) -> int:
@@ -205,8 +207,8 @@ def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart)
     """The fastest that fits, of all settings and levels."""
     ways = [TuningOption(shape, tuning, trained) for tuning in settings]
     failed, most, least = Failed(), trained.adapted, smallest(ways)
-    heap = [TuningCandidate(way.estimate(most, 0), at, most, 0, False) for at, way in enumerate(ways)]
-    heap += [TuningCandidate(ways[at].seconds(0, 0), at, 0, 0, True) for at in least]
+    heap = [TuningCandidate(way.estimate(most, 0), index, most, 0, False) for index, way in enumerate(ways)]
+    heap += [TuningCandidate(ways[index].seconds(0, 0), index, 0, 0, True) for index in least]
     heapq.heapify(heap)
     while heap:
         best = heapq.heappop(heap)
@@ -219,9 +221,9 @@ def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart)
         scant = best.way in least and best.keep + best.lean == 0
         if scant or not failed.foretell(way, counted):
             least -= {best.way} if scant else set()
-            found = way.replayed(best.keep, best.lean, scant=scant)
-            if found is not None:
-                return found
+            fitting = way.replayed(best.keep, best.lean, scant=scant)
+            if fitting is not None:
+                return fitting
             failed.add(way, counted)
         if best.lean:
             fewer = best.lean - 1
@@ -232,10 +234,10 @@ def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart)
 def smallest(ways: Sequence[TuningOption]) -> set[int]:
     """Of each kind the one with the fewest tokens at a time: it is asked in its turn even where the margin of
     the allocator has no room, and whatever failed before. Of each, since more memory lets more kinds load."""
-    found: dict[tuple[object, ...], int] = {}
-    for at in sorted(range(len(ways)), key=lambda at: ways[at].tokens):
-        found.setdefault(ways[at].kind, at)
-    return set(found.values())
+    smallest_by_kind: dict[tuple[object, ...], int] = {}
+    for index in sorted(range(len(ways)), key=lambda index: ways[index].tokens):
+        smallest_by_kind.setdefault(ways[index].kind, index)
+    return set(smallest_by_kind.values())
 
 
 class Failed:

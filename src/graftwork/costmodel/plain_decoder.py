@@ -126,15 +126,15 @@ class Tape:
     def backward(self, root: tuple[Node, int], gradient: Tensor | None) -> None:
         """From the root to every leaf, the latest made first."""
         waits: dict[Node, int] = {}
-        seen, stack = {root[0]}, [root[0]]
+        visited, stack = {root[0]}, [root[0]]
         while stack:
             for edge in stack.pop().edges:
                 if edge is not None:
                     waits[edge[0]] = waits.get(edge[0], 0) + 1
-                    if edge[0] not in seen:
-                        seen.add(edge[0])
+                    if edge[0] not in visited:
+                        visited.add(edge[0])
                         stack.append(edge[0])
-        del seen
+        del visited
         buffers: dict[Node, dict[int, Tensor]] = {root[0]: {} if gradient is None else {root[1]: gradient}}
         gradient = None
         ready = [root[0]]
@@ -143,19 +143,19 @@ class Tape:
         self.learning, self.part, self._going_back = False, "workspace", True
         while ready:
             node = heapq.heappop(ready)
-            held = buffers.pop(node, {})
-            grads = [held[key] for key in sorted(held)]
-            del held
+            buffer = buffers.pop(node, {})
+            grads = [buffer[key] for key in sorted(buffer)]
+            del buffer
             results = node.back(grads)
             del grads
             edges, node.edges = node.edges, []
             if node.order:
                 node.back = _used
-            for place, edge in enumerate(edges):
+            for index, edge in enumerate(edges):
                 if edge is None:
                     continue
-                if place < len(results) and results[place] is not None:
-                    self._accumulate(buffers.setdefault(edge[0], {}), edge[1], results, place)
+                if index < len(results) and results[index] is not None:
+                    self._accumulate(buffers.setdefault(edge[0], {}), edge[1], results, index)
                 waits[edge[0]] -= 1
                 if not waits[edge[0]]:
                     heapq.heappush(ready, edge[0])
@@ -166,14 +166,14 @@ class Tape:
         self, buffer: dict[int, Tensor], key: int, results: "Sequence[Tensor | None]", place: int
     ) -> None:
         """Accumulate, in place where there is no other reference."""
-        more = results[place]
-        assert more is not None
+        gradient = results[place]
+        assert gradient is not None
         if key not in buffer:
             # The tensor may be shared with another edge; its storage is what counts.
-            buffer[key] = Tensor(more.storage, more.count, more.width)
-            buffer[key].is_view = more.is_view
+            buffer[key] = Tensor(gradient.storage, gradient.count, gradient.width)
+            buffer[key].is_view = gradient.is_view
         elif buffer[key].is_view or sys.getrefcount(buffer[key].storage) > ONLY_THE_BUFFER:
-            buffer[key] = self.new(more.count, more.width)
+            buffer[key] = self.new(gradient.count, gradient.width)
 
 
 def _used(_: "list[Tensor]") -> "Sequence[Tensor | None]":
@@ -265,7 +265,9 @@ def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     def back(grads: list[Tensor]) -> list[Tensor | None]:
         gradient = grads.pop()
         both = zip(widths, needed, strict=True)
-        return [_cast_back(tape, [gradient], width) if wanted else None for width, wanted in both]
+        return [
+            _cast_back(tape, [gradient], width) if needs_gradient else None for width, needs_gradient in both
+        ]
 
     return tape.made(result, [a, b], back)
 
@@ -273,19 +275,22 @@ def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 def multiply(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """Each factor is kept for the other's gradient, which is summed where the factor was spread."""
     result = tape.new(max(a.count, b.count), max(a.width, b.width))
-    kept = (a.storage if b.edge else None, b.storage if a.edge else None)
+    saved = (a.storage if b.edge else None, b.storage if a.edge else None)
     needed = ((a.count, a.width, a.edge is not None), (b.count, b.width, b.edge is not None))
 
-    def back(grads: list[Tensor], _: object = kept) -> list[Tensor | None]:
-        raw = [tape.new(grads[0].count, grads[0].width) if wanted else None for *_, wanted in needed]
+    def back(grads: list[Tensor], _: object = saved) -> list[Tensor | None]:
+        raw = [
+            tape.new(grads[0].count, grads[0].width) if needs_gradient else None
+            for *_, needs_gradient in needed
+        ]
         grads.pop()
-        for place, (count, width, _wanted) in enumerate(needed):
-            one = raw[place]
-            if one is not None and one.count != count:
-                raw[place] = one = tape.new(count, one.width)
-            if one is not None and one.width != width:
-                raw[place] = tape.new(count, width)
-            del one
+        for index, (count, width, _wanted) in enumerate(needed):
+            gradient = raw[index]
+            if gradient is not None and gradient.count != count:
+                raw[index] = gradient = tape.new(count, gradient.width)
+            if gradient is not None and gradient.width != width:
+                raw[index] = tape.new(count, width)
+            del gradient
         return raw
 
     return tape.made(result, [a, b], back)
@@ -293,9 +298,9 @@ def multiply(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 def activate(tape: Tape, x: Tensor) -> Tensor:
     """SiLU or GELU: the input is kept."""
-    kept = x.storage
+    saved = x.storage
 
-    def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
+    def back(grads: list[Tensor], _: object = saved) -> list[Tensor]:
         return [tape.new(grads[0].count, grads[0].width)]
 
     return tape.made(tape.new(x.count, x.width), [x], back)
@@ -303,19 +308,19 @@ def activate(tape: Tape, x: Tensor) -> Tensor:
 
 def mean_square(tape: Tape, x: Tensor, places: int) -> Tensor:
     """x.pow(2).mean(-1): backward holds four tensors as large as x at once."""
-    kept = x.storage
+    saved = x.storage
     squares = tape.new(x.count, x.width)
     result = tape.new(places, x.width)
     del squares
     count, width = x.count, x.width
 
-    def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
+    def back(grads: list[Tensor], _: object = saved) -> list[Tensor]:
         grads.clear()
         spread = tape.new(count, width)
         power, doubled = tape.new(count, width), tape.new(count, width)
-        made = tape.new(count, width)
+        gradient = tape.new(count, width)
         del spread, power, doubled
-        return [made]
+        return [gradient]
 
     return tape.made(result, [x], back)
 
@@ -323,13 +328,13 @@ def mean_square(tape: Tape, x: Tensor, places: int) -> Tensor:
 def inverse_root(tape: Tape, x: Tensor) -> Tensor:
     shifted = tape.made(tape.new(x.count, x.width), [x], lambda grads: [grads.pop()])
     result = tape.new(shifted.count, shifted.width)
-    kept = result.storage
+    saved = result.storage
 
-    def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
+    def back(grads: list[Tensor], _: object = saved) -> list[Tensor]:
         temporary = [tape.new(grads[0].count, grads[0].width) for _ in range(2)]
-        made = tape.new(grads[0].count, grads[0].width)
+        gradient = tape.new(grads[0].count, grads[0].width)
         temporary.clear()
-        return [made]
+        return [gradient]
 
     return tape.made(result, [shifted], back)
 
@@ -342,21 +347,21 @@ def linear(
     `last`: nothing behind it is kept, so that running a layer again ends here.
     """
     inputs = weight.count // outputs
-    places = x.count // inputs
+    tokens = x.count // inputs
     tape.muted |= last
-    result = tape.new(places * outputs, x.width)
+    result = tape.new(tokens * outputs, x.width)
     tape.multiply_matrices()
-    kept = (x.storage if weight.edge else None, weight.storage if x.edge else None)
+    saved = (x.storage if weight.edge else None, weight.storage if x.edge else None)
     needed = x.edge is not None, weight.edge is not None, bias is not None and bias.edge is not None
     size = weight.count
 
-    def back(grads: list[Tensor], _: object = kept) -> list[Tensor | None]:
+    def back(grads: list[Tensor], _: object = saved) -> list[Tensor | None]:
         width = grads[0].width
         of_bias = tape.new(outputs, width) if needed[2] else None
         of_weight = tape.new(size, width).seen_otherwise() if needed[1] else None
         if needed[1]:
             tape.multiply_matrices()
-        of_input = tape.new(places * inputs, width).seen_otherwise() if needed[0] else None
+        of_input = tape.new(tokens * inputs, width).seen_otherwise() if needed[0] else None
         tape.multiply_matrices()
         return [of_input, of_weight, of_bias]
 
@@ -368,9 +373,9 @@ def embed(tape: Tape, weight: Tensor, *, places: int, hidden: int) -> Tensor:
     result = tape.new(places * hidden, weight.width)
 
     def back(grads: list[Tensor]) -> list[Tensor]:
-        made = tape.new(size, grads[0].width)
+        gradient = tape.new(size, grads[0].width)
         tape.stream.use_together([places * 8] * 2)
-        return [made]
+        return [gradient]
 
     return tape.made(result, [weight], back)
 
@@ -574,15 +579,15 @@ def rotate(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor
 
 
 def _half_turned(tape: Tape, x: Tensor) -> Tensor:
-    one, other = part_of(tape, x, x.count // 2), part_of(tape, x, x.count // 2)
-    return join(tape, [scale(tape, other), one])
+    first_half, second_half = part_of(tape, x, x.count // 2), part_of(tape, x, x.count // 2)
+    return join(tape, [scale(tape, second_half), first_half])
 
 
 def rotate_part(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
     """As Phi-3 does it: the rotated part and the rest are concatenated, though there is no rest."""
     tape = shared.tape
-    inner, rest = part_of(tape, x, x.count), Tensor(x.storage, 0, x.width)
-    return join(tape, [rotate(shared, inner, waves), rest])
+    inner, untouched = part_of(tape, x, x.count), Tensor(x.storage, 0, x.width)
+    return join(tape, [rotate(shared, inner, waves), untouched])
 
 
 def attend(
@@ -595,18 +600,18 @@ def attend(
     out = tape.new(q.count, q.width)
     sums = tape.new(setup.rows * shape.heads * setup.tokens, FLOAT)
     seed, offset = tape.new(2, 8), tape.new(1, 8)
-    kept: list[Storage] = [value.storage for value in (q, k, v, out, sums, seed, offset)]
+    saved: list[Storage] = [value.storage for value in (q, k, v, out, sums, seed, offset)]
     counts = q.count, k.count, v.count
     del sums, seed, offset
 
-    def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
+    def back(grads: list[Tensor], _: object = saved) -> list[Tensor]:
         width = grads[0].width
-        made = [tape.new(count, width) for count in counts]
+        gradients = [tape.new(count, width) for count in counts]
         sizes = AttentionSizes(
             setup.rows, setup.tokens, setup.tokens, shape.heads, shape.kv_heads, shape.head_dim, width
         )
         tape.stream.use_together(flash_backward_sizes(sizes, deterministic=setup.deterministic))
-        return made
+        return gradients
 
     result = tape.made(out, [q, k, v], back)
     return result if in_order else clone(tape, result)
@@ -620,13 +625,13 @@ def _expert_weights(shape: ModelShape, setup: PlainSetup, *, adapted: bool, trai
     if not shape.experts:
         return []
     idle = (shape.experts - shape.experts_used) * expert_parameters(shape) + shape.experts * shape.hidden_size
-    found = [Weight(idle, ELEMENT_BYTES[setup.dtype], trained=trained)]
+    weights = [Weight(idle, ELEMENT_BYTES[setup.dtype], trained=trained)]
     if adapted and setup.experts:
         learned = expert_adapter_parameters(shape, setup.rank)
-        found.append(Weight(learned, ELEMENT_BYTES[setup.adapter_dtype], trained=True))
+        weights.append(Weight(learned, ELEMENT_BYTES[setup.adapter_dtype], trained=True))
         # Each layer keeps its changed stack for the backward pass, and makes the gradient of it there.
-        found.append(Weight(shape.experts * expert_parameters(shape), min(ELEMENT_BYTES[setup.dtype], 2)))
-    return found
+        weights.append(Weight(shape.experts * expert_parameters(shape), min(ELEMENT_BYTES[setup.dtype], 2)))
+    return weights
 
 
 class PlainBlock:
@@ -727,7 +732,7 @@ class PlainDecoder:
         self.embedding = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
         first = shape.layers - setup.adapted_layers
         self.blocks = [
-            PlainBlock(shape, setup, family, adapted=place >= first) for place in range(shape.layers)
+            PlainBlock(shape, setup, family, adapted=layer >= first) for layer in range(shape.layers)
         ]
         self.norm = Norm(shape.hidden_size, setup, style=recipe.norm, trained=whole)
         self.head = self.embedding
@@ -746,8 +751,8 @@ class PlainDecoder:
         count = setup.tokens * self.shape.head_dim
         tape.multiply_matrices()  # positions times frequencies
         waves = (tape.new(count, x.width), tape.new(count, x.width))
-        for place, block in enumerate(self.blocks):
-            if place < setup.checkpointed:
+        for layer, block in enumerate(self.blocks):
+            if layer < setup.checkpointed:
                 x = _run_again_later(block, shared, x, waves)
             else:
                 x = block.run(shared, x, waves)
@@ -763,13 +768,13 @@ class PlainDecoder:
         logits = shared.product(hidden, self.head, outputs=vocabulary)
         whole = cast(tape, logits, FLOAT)
         logs = tape.new(whole.count, FLOAT)
-        kept = logs.storage
+        saved = logs.storage
 
-        def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
+        def back(grads: list[Tensor], _: object = saved) -> list[Tensor]:
             before = tape.new(shared.places * vocabulary, FLOAT, part="logits")
-            made = tape.new(shared.places * vocabulary, FLOAT, part="logits")
+            gradient = tape.new(shared.places * vocabulary, FLOAT, part="logits")
             del before
-            return [made]
+            return [gradient]
 
         tape.part = part
         loss = tape.made(tape.new(1, FLOAT), [whole], back)
@@ -793,10 +798,10 @@ class PlainDecoder:
         tape.multiply_matrices()
         for _ in range(0, shared.places, tile):
             self._fused_tile(shared, tile, width, same=same, trained=of_head is not None)
-        kept = [gradient, of_head]
+        gradients = [gradient, of_head]
 
-        def back(grads: list[Tensor], _: object = kept) -> list[Tensor | None]:
-            return list(kept)
+        def back(grads: list[Tensor], _: object = gradients) -> list[Tensor | None]:
+            return list(gradients)
 
         del logits, gradient, of_head, losses
         return tape.made(tape.new(1, FLOAT), [hidden, head], back)
@@ -820,16 +825,16 @@ def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tup
     tape.learning = False
     result = block.run(shared, x, waves)
     tape.learning = True
-    kept, count, width, needs = x.storage, x.count, x.width, x.edge is not None
+    saved, count, width, needs = x.storage, x.count, x.width, x.edge is not None
     trained = any(weight.trained for weight in block.weights)
     if not needs and not trained:
         return result
 
-    def back(grads: list[Tensor], _: object = kept) -> list[Tensor | None]:
-        found: list[Tensor] = []
-        again = Tensor(kept, count, width)
+    def back(grads: list[Tensor], _: object = saved) -> list[Tensor | None]:
+        collected: list[Tensor] = []
+        again = Tensor(saved, count, width)
         if needs:
-            again.edge = (Node([], lambda given: _pass_on(found, given)), 0)
+            again.edge = (Node([], lambda given: _pass_on(collected, given)), 0)
         learning, part = tape.learning, tape.part
         tape.learning, tape.part = True, "activations"
         shared.again = True
@@ -845,7 +850,7 @@ def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tup
         assert root is not None
         tape.backward(root, grads.pop())
         tape.learning, tape.part = learning, part
-        return [found.pop()] if found else [None]
+        return [collected.pop()] if collected else [None]
 
     result.edge = (Node([x.edge], back), 0)
     return result

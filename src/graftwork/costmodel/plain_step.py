@@ -153,12 +153,12 @@ def _modules(shape: ModelShape, setup: PlainSetup, family: ModelFamily) -> list[
     h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     rms, rotary, gate = (FUSED_NORM, FUSED_ROTARY, FUSED_GATE) if setup.liger else (RMS_NORM, ROTARY, GATE)
     norm = LAYER_NORM if family.norm_bias else rms
-    found = [(norm, h)] * family.norms + [(RESIDUAL, h)] * 2
-    found += [(rms, q), (rms, kv)] if family.head_norms != "none" else []
-    found += [] if family.positions else [(rotary, q + kv)]
+    modules = [(norm, h)] * family.norms + [(RESIDUAL, h)] * 2
+    modules += [(rms, q), (rms, kv)] if family.head_norms != "none" else []
+    modules += [] if family.positions else [(rotary, q + kv)]
     names = {path.rsplit(".", 1)[-1] for path in linear_sizes(shape)}
     gated = bool(names & {"gate_proj", "gate_up_proj"})
-    return [*found, (gate if gated else ACTIVATION, shape.intermediate_size)]
+    return [*modules, (gate if gated else ACTIVATION, shape.intermediate_size)]
 
 
 def _targets(shape: ModelShape, setup: PlainSetup) -> list[tuple[int, int]]:
@@ -254,8 +254,8 @@ def expected_longest(lengths: Sequence[int], rows: int) -> float:
     """Tokens that each row of a batch is padded to, on average: the longest of `rows` drawn ones."""
     ordered, count = sorted(lengths), len(lengths)
     total, below = 0.0, 0.0
-    for at, length in enumerate(ordered, start=1):
-        upto = (at / count) ** rows
+    for rank, length in enumerate(ordered, start=1):
+        upto = (rank / count) ** rows
         total += length * (upto - below)
         below = upto
     return total
@@ -333,9 +333,9 @@ def share(
     parts = {name: size for name, size in passing.parts.items() if name not in HELD}
     parts |= _lasting(setup, shared, trainable=trainable, frozen=frozen, learned=learned)
     if full:
-        kept = setup.adapted_layers if not setup.checkpointed else 1
+        norm_layers = setup.adapted_layers if not setup.checkpointed else 1
         norms = NORMED * shape.hidden_size * ELEMENT_BYTES[passing_setup(setup).dtype]
-        parts["activations"] = parts.get("activations", 0.0) + norms * kept * setup.rows * setup.tokens
+        parts["activations"] = parts.get("activations", 0.0) + norms * norm_layers * setup.rows * setup.tokens
     parts["workspace"] = parts.get("workspace", 0.0) + _buffers(
         shape, setup, shared, trainable=trainable, held=frozen or learned
     )
@@ -410,8 +410,8 @@ def transfers(
     fetched = 0.0
     if shared.offload == "weights":
         # Forward and backward each fetch a GPU's own part; the rest comes from the other GPUs.
-        held = trainable * width if full else base_bytes
-        fetched = 2 * held / shared.cards / pcie
+        moved_bytes = trainable * width if full else base_bytes
+        fetched = 2 * moved_bytes / shared.cards / pcie
     back = trainable * width / shared.cards / pcie if shared.offload == "optimizer" else 0.0
     return HostTransfers(a_pass=fetched + gradients, a_step=back, adam=adam_seconds(machine, trainable))
 
@@ -562,11 +562,11 @@ def replayed(trace: MemoryTrace, *, expandable: bool = False) -> MemoryPeak:
         else:
             allocator.free(blocks.pop(~event))
     # A block that is not worth cutting is given whole, and counted so.
-    given = float(allocator.allocated_peak)
-    workspace = trace.peak.parts.get("workspace", 0.0) + max(0.0, given - trace.peak.allocated)
+    allocated = float(allocator.allocated_peak)
+    workspace = trace.peak.parts.get("workspace", 0.0) + max(0.0, allocated - trace.peak.allocated)
     parts = {**trace.peak.parts, "workspace": workspace}
     return trace.peak.model_copy(
-        update={"allocated": given, "reserved": float(allocator.reserved_peak), "parts": parts}
+        update={"allocated": allocated, "reserved": float(allocator.reserved_peak), "parts": parts}
     )
 
 
@@ -584,36 +584,36 @@ def quick_peak(shape: ModelShape, setup: PlainSetup, *, architecture: str, train
     """By straight lines through small cases."""
     # Where all weights are learned, the optimizer's own moment hides the passes: it is added apart.
     apart = setup.method == "full" and setup.optimizer != "sgd"
-    asked = setup.model_copy(update={"optimizer": "sgd"}) if apart else setup
-    tokens = asked.rows * asked.tokens
+    measured_setup = setup.model_copy(update={"optimizer": "sgd"}) if apart else setup
+    tokens = measured_setup.rows * measured_setup.tokens
     low = FIRST_ANCHOR
     while low * ANCHOR_STEP < tokens:
         low *= ANCHOR_STEP
     high = low * ANCHOR_STEP
-    below, above = (_all_layers(shape, asked, at, architecture) for at in (low, high))
-    found = _line(below, above, share=(tokens - low) / (high - low))
-    return _with_optimizer(found, setup, trainable=trainable) if apart else found
+    below, above = (_all_layers(shape, measured_setup, anchor, architecture) for anchor in (low, high))
+    peak = _line(below, above, share=(tokens - low) / (high - low))
+    return _with_optimizer(peak, setup, trainable=trainable) if apart else peak
 
 
 def _all_layers(shape: ModelShape, setup: PlainSetup, tokens: int, architecture: str) -> MemoryPeak:
     """All adapted layers from a few of them, and the frozen ones below, which keep only their weights."""
-    few, more = (_anchor(shape, setup, tokens, layers, architecture) for layers in (FEW, MORE))
+    few, two = (_anchor(shape, setup, tokens, layers, architecture) for layers in (FEW, MORE))
     share = (setup.adapted_layers - FEW) / (MORE - FEW)
-    found = _line(few, more, share=share)
-    reserved = found.reserved
+    peak = _line(few, two, share=share)
+    reserved = peak.reserved
     if setup.checkpointed:
         # What the allocator adds then grows with what passes, not with what stays.
-        beyond = (more.reserved - more.allocated) / max(_passing(more), 1.0)
-        grown = min(beyond * _passing(found), MOST_BEYOND * found.allocated)
-        reserved = max(reserved, found.allocated + grown)
+        beyond = (two.reserved - two.allocated) / max(_passing(two), 1.0)
+        grown = min(beyond * _passing(peak), MOST_BEYOND * peak.allocated)
+        reserved = max(reserved, peak.allocated + grown)
     below = shape.layers - setup.adapted_layers
-    a_layer = (more.parts.get("weights", 0.0) - few.parts.get("weights", 0.0)) / (MORE - FEW)
+    a_layer = (two.parts.get("weights", 0.0) - few.parts.get("weights", 0.0)) / (MORE - FEW)
     frozen = below * a_layer
     return MemoryPeak(
-        allocated=found.allocated + frozen,
+        allocated=peak.allocated + frozen,
         reserved=reserved + frozen,
-        parts={**found.parts, "weights": found.parts.get("weights", 0.0) + frozen},
-        phase=found.phase,
+        parts={**peak.parts, "weights": peak.parts.get("weights", 0.0) + frozen},
+        phase=peak.phase,
     )
 
 
@@ -673,11 +673,11 @@ def peak_of_each(
     run: PlainRun, setup: PlainSetup, shared: Distribution, *, exact: bool = False
 ) -> MemoryPeak:
     """The peak of each GPU that shares the run. `exact`: tensor by tensor, else by straight lines."""
-    asked = passing_setup(setup) if is_cut_up(setup, shared) else setup
+    own_setup = passing_setup(setup) if is_cut_up(setup, shared) else setup
     if exact:
-        alone = plain_peak(run.shape, asked, architecture=run.architecture)
+        alone = plain_peak(run.shape, own_setup, architecture=run.architecture)
     else:
-        alone = quick_peak(run.shape, asked, architecture=run.architecture, trainable=run.trainable)
+        alone = quick_peak(run.shape, own_setup, architecture=run.architecture, trainable=run.trainable)
     if run.correction != 1.0:
         alone = alone.times(run.correction)
     if run.predicted != 1.0:

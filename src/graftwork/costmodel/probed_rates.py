@@ -71,8 +71,8 @@ def rates_of_probe(facts: ProbeFacts) -> StepRates:
 
 def _rate(facts: ProbeFacts, dtypes: tuple[str, ...]) -> float | None:
     """Of all products of a block in full passes: their operations over their seconds."""
-    found = [rate for rate in facts.products if rate.dtype in dtypes]
-    full = [item for item in found if item.tokens >= FULL_TOKENS] or found
+    matching = [rate for rate in facts.products if rate.dtype in dtypes]
+    full = [item for item in matching if item.tokens >= FULL_TOKENS] or matching
     return _reached(full) if full else None
 
 
@@ -120,8 +120,8 @@ def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates
             continue
         low, high = same[0], same[-1]
         computed = _blocks(shape, high, rates) - _blocks(shape, low, rates)
-        more = high.layers - low.layers
-        points.append((computed / more, (high.seconds - low.seconds) / more))
+        extra_layers = high.layers - low.layers
+        points.append((computed / extra_layers, (high.seconds - low.seconds) / extra_layers))
     return _line(points, fixed=FIXED_A_LAYER) if points else None
 
 
@@ -138,14 +138,14 @@ def _fit_outside(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRate
     points: list[tuple[float, float]] = []
     for tokens in sorted({step.tokens for step in steps}):
         same = [step for step in steps if step.tokens == tokens]
-        left = [
+        outside = [
             step.seconds - blocks.factor * _blocks(shape, step, rates) - blocks.fixed * step.layers
             for step in same
         ]
         first = same[0]
         assert first.tuning is not None
         head = head_seconds(shape, first.tuning, rates=rates, trained_share=first.trained_share)
-        points.append((head, sum(left) / len(left)))
+        points.append((head, sum(outside) / len(outside)))
     return _line(points, fixed=FIXED_SECONDS)
 
 
@@ -160,9 +160,9 @@ def _line(points: Sequence[tuple[float, float]], *, fixed: float) -> Line:
     else:
         fixed = min(fixed, y2 / 2)
         factor = (y2 - fixed) / x2
-    held = min(max(factor, LEAST_FACTOR), MOST_FACTOR)
+    clamped = min(max(factor, LEAST_FACTOR), MOST_FACTOR)
     # What a factor within reason does not explain, is there whatever the tokens.
-    return Line(held, max(0.0, fixed if held == factor else y2 - held * x2))
+    return Line(clamped, max(0.0, fixed if clamped == factor else y2 - clamped * x2))
 
 
 def _blocks(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
@@ -179,10 +179,10 @@ MEASURED_RANGE = 0.1
 
 def probe_figures(facts: ProbeFacts) -> dict[str, Figure]:
     """Only what was measured."""
-    found: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     for dtype in dict.fromkeys(rate.dtype for rate in facts.products):
         figure = _products(facts, dtype)
-        found[f"products_{dtype}_{figure.unit.lower()}"] = figure
+        figures[f"products_{dtype}_{figure.unit.lower()}"] = figure
     single = {
         "memory_gb_s": (facts.copy_bytes_s, 1e9, "GB/s"),
         "to_device_gb_s": (facts.to_device_bytes_s, 1e9, "GB/s"),
@@ -194,11 +194,11 @@ def probe_figures(facts: ProbeFacts) -> dict[str, Figure]:
     }
     for name, (value, scale, unit) in single.items():
         if value:
-            found[name] = Figure.about(
+            figures[name] = Figure.about(
                 value / scale, down=1 - MEASURED_RANGE, up=1 + MEASURED_RANGE, unit=unit
             )
     speed = whole_model_speed(facts)
-    return found if speed is None else {**found, "tokens_per_second": speed}
+    return figures if speed is None else {**figures, "tokens_per_second": speed}
 
 
 def whole_model_speed(facts: ProbeFacts) -> Figure | None:

@@ -103,9 +103,9 @@ class StepRates(Record):
     ) -> float:
         """One product with a weight of `width` bytes a number. Few outputs do not fill a GPU; with few
         tokens it waits for the weight."""
-        made = tokens * outputs
+        results = tokens * outputs
         full = FULL_OUTPUTS * rate / MEASURED_HALF
-        computing = 2.0 * made * inputs / rate * (1 + full / made)
+        computing = 2.0 * results * inputs / rate * (1 + full / results)
         return max(computing, width * inputs * outputs / self.bandwidth, self.kernel_seconds)
 
     def products(self, dtype: str) -> float:

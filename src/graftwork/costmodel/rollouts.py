@@ -38,8 +38,8 @@ def count_batches(load: RolloutLoad, *, gpu: bool) -> int:
     """Batches of a step, one after the other."""
     if not gpu:
         return load.prompts * -(-load.answers // MOST_ROWS)
-    rounds, rest = divmod(load.rows, load.rows_at_once)
-    return rounds * -(-load.rows_at_once // MOST_ROWS) + -(-rest // MOST_ROWS)
+    rounds, remainder = divmod(load.rows, load.rows_at_once)
+    return rounds * -(-load.rows_at_once // MOST_ROWS) + -(-remainder // MOST_ROWS)
 
 
 def remembered_bytes(shape: ModelShape, load: RolloutLoad, *, rows: int, width: float, gpu: bool) -> float:
@@ -50,9 +50,9 @@ def remembered_bytes(shape: ModelShape, load: RolloutLoad, *, rows: int, width: 
     """
     position = 2.0 * shape.kv_heads * shape.head_dim * width * rows
     final, read = load.longest + load.max_tokens - 1, load.longest if gpu else 0
-    kept = [min(final, size) if size else final for size in shape.remembered]
+    columns_by_layer = [min(final, size) if size else final for size in shape.remembered]
     # A layer's keys are copied for each token: both are there for a moment.
-    return position * (sum(max(held, read) for held in kept) + max(kept) / 2)
+    return position * (sum(max(columns, read) for columns in columns_by_layer) + max(columns_by_layer) / 2)
 
 
 def gpu_batch_seconds(
@@ -62,8 +62,8 @@ def gpu_batch_seconds(
     weights = float(shape.layers * layer_parameters(shape))
     rows = batch_size(load, gpu=True)
     length = load.longest + load.max_tokens
-    seen = sum(min(length, size) if size else length for size in shape.remembered) / len(shape.remembered)
-    cache = cache_bytes(shape, tokens=seen, rows=rows, width=2.0)
+    attended = sum(min(length, size) if size else length for size in shape.remembered) / len(shape.remembered)
+    cache = cache_bytes(shape, tokens=attended, rows=rows, width=2.0)
     table = shape.vocab_size * shape.hidden_size * 2.0
     reading = (weights * weight_bytes + table + cache) / rates.bandwidth
     passing = shape.layers * LAUNCHED_SECONDS_A_BLOCK + max(reading, rows * 2.0 * weights / rates.half)
@@ -129,7 +129,9 @@ def sampling_sizes(load: RolloutLoad, *, recorded: bool) -> SamplingSizes:
         token_rows=sizes.rows(rows),
         recordings=max(len(read), 1) if recorded else 1,
         prompts=tuple(
-            found for length in lengths for found in _prompt_passes(load, length, sizes, recorded=recorded)
+            prompt_pass
+            for length in lengths
+            for prompt_pass in _prompt_passes(load, length, sizes, recorded=recorded)
         ),
     )
 
@@ -140,29 +142,29 @@ def _prompt_passes(
     """The passes that read prompts of this length, each once, and then their last tokens in every row."""
     rows = min(load.rows_at_once, sizes.most) if recorded else load.answers
     read = [length - 1] * -(-rows // load.answers)
-    found = []
+    passes = []
     for lengths in (read, [length + load.max_tokens] * load.answers) if load.has_turns else (read,):
-        for places in cut_prompts(lengths):
-            needed = lengths[places[0]]
+        for indices in cut_prompts(lengths):
+            needed = lengths[indices[0]]
             width = min(needed, PREFILL_TOKENS)
-            width = sizes.recorded_width(len(places), width) or width
-            found.append(PromptPass(len(places), width, sizes.columns(needed)))
-    return [*found, PromptPass(rows, 1, sizes.columns(length))]
+            width = sizes.recorded_width(len(indices), width) or width
+            passes.append(PromptPass(len(indices), width, sizes.columns(needed)))
+    return [*passes, PromptPass(rows, 1, sizes.columns(length))]
 
 
 def prompt_bytes(shape: ModelShape, read: PromptPass, *, width: float) -> float:
     """What one block holds at most while prompts are read by the model's own pass."""
-    tokens, seen = read.rows * read.width, read.rows * read.columns
+    tokens, attended = read.rows * read.width, read.rows * read.columns
     heads, groups = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    mask = float(read.width * seen)
+    mask = float(read.width * attended)
     # The keys and values of these slots are copied.
-    attention = width * (tokens * (2 * shape.hidden_size + 2 * heads + 2 * groups) + 2 * groups * seen)
+    attention = width * (tokens * (2 * shape.hidden_size + 2 * heads + 2 * groups) + 2 * groups * attended)
     if read.width > 1:
         # For every head once more, and the mask as numbers.
-        attention += width * (2 * heads * seen * (groups < heads) + mask)
+        attention += width * (2 * heads * attended * (groups < heads) + mask)
     else:
         # One token at a time has its scores written out, and their softmax in 32 bits.
-        attention += shape.heads * seen * (width + 4 + 4 * (width < 4))
+        attention += shape.heads * attended * (width + 4 + 4 * (width < 4))
     return mask + max(attention, width * tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size))
 
 
@@ -355,7 +357,7 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
     load = work.rollouts
     if load is None:
         return {}
-    own = work.processor
+    cpu_step = work.processor
     # The answers of a step as rows of their expected length.
     answers = work.model_copy(
         update={
@@ -364,25 +366,27 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
             "shared_tokens": round(load.prompt_tokens),
             "batch_size": load.answers,
             "epochs": 1,
-            "processor": None if own is None else own.model_copy(update={"kept": "nowhere"}),
+            "processor": None if cpu_step is None else cpu_step.model_copy(update={"kept": "nowhere"}),
         }
     )
     tokens = sum(answers.lengths)
-    found = {
+    parts = {
         name: seconds * tokens
         for name, seconds in seconds_a_token(shape, answers, gflops=gflops, cores=cores).items()
     }
     rate = gflops * 1e9 * reached_share(work, cores)
-    found["reference"] = _forward_flops(shape, load, rows=load.reference_rows) / rate
+    parts["reference"] = _forward_flops(shape, load, rows=load.reference_rows) / rate
     if load.on_server:
         # Its probabilities are compared with those of the trainer.
-        found["comparing"] = _forward_flops(shape, load, rows=load.rows) / rate
+        parts["comparing"] = _forward_flops(shape, load, rows=load.rows) / rate
     if load.supervised_rows:
         steps = len(work.lengths) / work.batch_size
         whole = load.rows * (load.prompt_tokens + load.max_tokens)
-        rest = max(sum(work.lengths) / steps - whole, 0.0)
-        found["supervised"] = rest * sum(seconds_a_token(shape, work, gflops=gflops, cores=cores).values())
-    return found
+        supervised = max(sum(work.lengths) / steps - whole, 0.0)
+        parts["supervised"] = supervised * sum(
+            seconds_a_token(shape, work, gflops=gflops, cores=cores).values()
+        )
+    return parts
 
 
 def _forward_flops(shape: ModelShape, load: RolloutLoad, *, rows: int) -> float:

@@ -54,16 +54,16 @@ FEWEST_PLACES = 64
 def bin_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
     """Which rows go together: the longest first, each where it leaves the least room."""
     bins: list[list[int]] = []
-    left: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
-        fitting = [at for at, space in enumerate(left) if space >= lengths[row]]
+    spaces: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        fitting = [index for index, space in enumerate(spaces) if space >= lengths[row]]
         if fitting:
-            best = min(fitting, key=lambda at: (left[at], at))
+            best = min(fitting, key=lambda index: (spaces[index], index))
             bins[best].append(row)
-            left[best] -= lengths[row]
+            spaces[best] -= lengths[row]
         else:
             bins.append([row])
-            left.append(max(room - lengths[row], 0))
+            spaces.append(max(room - lengths[row], 0))
     return bins
 
 

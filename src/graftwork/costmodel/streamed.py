@@ -65,12 +65,12 @@ def held_tensors(
     of_head = FLOAT if several or shape.tied_embeddings else width
     of_outer = FLOAT if several else width
     below = shape.layers - layers
-    kept = layers - min(max(step.host_inputs - below, 0), layers)
+    kept_layers = layers - min(max(step.host_inputs - below, 0), layers)
     gradients = SLOTS * block * width + (block * FLOAT if passes > 1 and width != FLOAT else 0)
     return {
         "weights": SLOTS * block * width,
         "gradients": gradients,
-        "inputs": kept * sum(portions) * hidden,
+        "inputs": kept_layers * sum(portions) * hidden,
         "states": sum(portions) * hidden,
         "head": table * (width + (of_head if whole else 0)),
         "outer": outer * (width + (of_outer if whole else 0)),
@@ -178,15 +178,15 @@ class _Replay:
 
     def run(self) -> MemoryTrace:
         sizes, stream = self._sizes, self._stream
-        held = held_tensors(
+        tensors = held_tensors(
             self._shape, self._step, [sizes.tokens] * sizes.portions, trained_layers=sizes.trained
         )
         stream.enter("setup")
-        self._keep(held["weights"], "weights", SLOTS)
+        self._keep(tensors["weights"], "weights", SLOTS)
         block = layer_parameters(self._shape) * self._width
         self._keep(SLOTS * block, "gradients", SLOTS)
         for number in range(STEPS):
-            self._take_step(held)
+            self._take_step(tensors)
             if number == 0 and self._step.update == "card":
                 self._keep(UPDATE_SLICES, "optimizer", UPDATE_BUFFERS)
         return stream.finish()
@@ -232,19 +232,19 @@ class _Replay:
     def _forward(self) -> None:
         tape, layers = self._tape, self._shape.layers
         tape.learning = False
-        for at in range(layers):
+        for layer in range(layers):
             for number, waves in enumerate(self._waves):
-                given = self._states[number]
-                if at >= max(self._step.host_inputs, self._lowest):
+                block_input = self._states[number]
+                if layer >= max(self._step.host_inputs, self._lowest):
                     self._leaving.clear()
-                    self._kept[at, number] = given
-                elif at >= self._lowest:
-                    self._leaving = [*self._leaving, given][-LEAVING:]
-                if SIMULATED_BLOCKS <= at < layers - SIMULATED_BLOCKS:
+                    self._kept[layer, number] = block_input
+                elif layer >= self._lowest:
+                    self._leaving = [*self._leaving, block_input][-LEAVING:]
+                if SIMULATED_BLOCKS <= layer < layers - SIMULATED_BLOCKS:
                     self._states[number] = tape.new(self._hidden, self._width)
                 else:
-                    self._states[number] = self._decoder.blocks[0].run(self._shared, given, waves)
-                del given
+                    self._states[number] = self._decoder.blocks[0].run(self._shared, block_input, waves)
+                del block_input
         tape.learning = True
 
     @property
@@ -269,24 +269,24 @@ class _Replay:
     def _head_pass(self, hidden: Tensor) -> Tensor:
         """The gradient of one portion's hidden states."""
         tape, width, sizes = self._tape, self._width, self._sizes
-        found: list[Tensor] = []
+        collected: list[Tensor] = []
         leaf = Tensor(hidden.storage, hidden.count, hidden.width)
-        leaf.edge = (Node([], lambda grads: _collect(found, grads)), 0)
+        leaf.edge = (Node([], lambda grads: _collect(collected, grads)), 0)
         states = self._decoder.norm.run(self._shared, leaf)
         predicted = sizes.predicted * self._shape.hidden_size
-        chosen = tape.new(predicted, width)
+        predicted_states = tape.new(predicted, width)
         back = tape.new(self._hidden, width)
         gradient = tape.new(predicted, width)
-        for begin in range(0, sizes.predicted, sizes.chunk):
-            if begin < SIMULATED_CHUNKS * sizes.chunk:
-                self._chunk(min(sizes.chunk, sizes.predicted - begin))
+        for start in range(0, sizes.predicted, sizes.chunk):
+            if start < SIMULATED_CHUNKS * sizes.chunk:
+                self._chunk(min(sizes.chunk, sizes.predicted - start))
         del gradient
         root = states.edge
         if root is not None:
             tape.backward(root, back)
         self._decoder.norm.weight.gradient = None
-        del states, chosen, back, leaf
-        return found.pop()
+        del states, predicted_states, back, leaf
+        return collected.pop()
 
     def _chunk(self, positions: int) -> None:
         """Logits, their logarithms and their gradients, which are replaced by those of head and states."""
@@ -311,33 +311,33 @@ class _Replay:
         if several and not self._summed:
             self._summed = True
             self._keep(several, "gradients", 1)
-        for at in reversed(range(self._lowest, self._shape.layers)):
+        for layer in reversed(range(self._lowest, self._shape.layers)):
             for number in range(self._sizes.portions):
                 # The next input comes back from the host while this one is computed with.
-                following = (at, number + 1) if number + 1 < self._sizes.portions else (at - 1, 0)
-                for place in ((at, number), following):
-                    if place not in self._kept and place[0] >= self._lowest:
+                following = (layer, number + 1) if number + 1 < self._sizes.portions else (layer - 1, 0)
+                for key in ((layer, number), following):
+                    if key not in self._kept and key[0] >= self._lowest:
                         self._leaving.clear()
-                        self._kept[place] = tape.new(self._hidden, self._width)
-                given = self._kept.pop((at, number))
-                if at >= self._shape.layers - SIMULATED_BLOCKS:
-                    self._states[number] = self._back(given, number)
+                        self._kept[key] = tape.new(self._hidden, self._width)
+                block_input = self._kept.pop((layer, number))
+                if layer >= self._shape.layers - SIMULATED_BLOCKS:
+                    self._states[number] = self._back(block_input, number)
                 else:
                     self._states[number] = tape.new(self._hidden, self._width)
-                del given
+                del block_input
 
     def _back(self, given: Tensor, number: int) -> Tensor:
         """A block runs again and back: the gradients of all its weights exist at the end of it."""
-        tape, decoder, found = self._tape, self._decoder, list[Tensor]()
+        tape, decoder, collected = self._tape, self._decoder, list[Tensor]()
         leaf = Tensor(given.storage, given.count, given.width)
-        leaf.edge = (Node([], lambda grads: _collect(found, grads)), 0)
+        leaf.edge = (Node([], lambda grads: _collect(collected, grads)), 0)
         out = decoder.blocks[0].run(self._shared, leaf, self._waves[number])
         assert out.edge is not None
         tape.backward(out.edge, self._states[number])
         del out, leaf
         for weight in decoder.weights:
             weight.gradient = None
-        return found.pop()
+        return collected.pop()
 
 
 def _collect(found: list[Tensor], gradients: list[Tensor]) -> "list[Tensor | None]":

@@ -124,11 +124,13 @@ def add_adapters(model: Any, setup: PlainSetup) -> nn.Module:
 def _stacked_parameters(model: Any, setup: PlainSetup) -> list[str]:
     """The weights of experts in the adapted layers."""
     layers = model.config.num_hidden_layers
-    chosen = {str(at) for at in range(layers - setup.adapted_layers, layers)} if setup.experts else set()
+    layer_names = (
+        {str(index) for index in range(layers - setup.adapted_layers, layers)} if setup.experts else set()
+    )
     return [
         name
         for name, parameter in model.named_parameters()
-        if parameter.dim() == STACKED and chosen & set(name.split("."))
+        if parameter.dim() == STACKED and layer_names & set(name.split("."))
     ]
 
 
@@ -139,8 +141,8 @@ def checkpoint_layers(model: Any, count: int, *, contexts: Contexts | None = Non
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     how: dict[str, Any] = {"use_reentrant": False, **({"context_fn": contexts} if contexts else {})}
     inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-    for place, layer in enumerate(find_layers(model)):
-        layer.gradient_checkpointing = place < count
+    for index, layer in enumerate(find_layers(model)):
+        layer.gradient_checkpointing = index < count
 
 
 def put_in_four_bits(model: Any, setup: PlainSetup, *, device: str) -> None:
@@ -172,7 +174,7 @@ def put_in_four_bits(model: Any, setup: PlainSetup, *, device: str) -> None:
 
 def _four_bits(bnb: Any, linear: nn.Linear, setup: PlainSetup, *, device: str) -> nn.Module:
     kind = getattr(torch, setup.dtype)
-    made: nn.Module = bnb.nn.Linear4bit(
+    quantized: nn.Module = bnb.nn.Linear4bit(
         linear.in_features,
         linear.out_features,
         bias=linear.bias is not None,
@@ -181,12 +183,14 @@ def _four_bits(bnb: Any, linear: nn.Linear, setup: PlainSetup, *, device: str) -
         device="meta",
     )
     if device == "meta":
-        made.weight = _empty_four_bits(bnb, linear, kind, module=made)
+        quantized.weight = _empty_four_bits(bnb, linear, kind, module=quantized)
     else:
-        weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=made)
-        made.weight = weight.to(device)
-    made.bias = linear.bias
-    return made
+        weight = bnb.nn.Params4bit(
+            linear.weight.data, requires_grad=False, quant_type="nf4", module=quantized
+        )
+        quantized.weight = weight.to(device)
+    quantized.bias = linear.bias
+    return quantized
 
 
 def _empty_four_bits(bnb: Any, linear: nn.Linear, kind: torch.dtype, *, module: nn.Module) -> Any:
@@ -422,14 +426,14 @@ class FusedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, low: torch.dtype, trained: bool
     ) -> torch.Tensor:
-        places, width = hidden.shape
-        tile = tile_places(places, width, weight.shape[0])
+        tokens, width = hidden.shape
+        tile = tile_places(tokens, width, weight.shape[0])
         gradient = torch.empty_like(hidden)
         weight_gradient = torch.empty_like(weight) if trained else None
-        losses = torch.empty(places, dtype=torch.float32, device=hidden.device)
+        losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
         same = hidden.dtype == weight.dtype == low
         shared = torch.empty(tile, weight.shape[0], dtype=low, device=hidden.device) if same else None
-        for start in range(0, places, tile):
+        for start in range(0, tokens, tile):
             part = hidden[start : start + tile]
             if shared is not None:
                 # Where nothing is cast, all tiles share one buffer and write in place.
@@ -505,9 +509,9 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known[id(storage)] = (number, weakref.ref(storage, self._forget(id(storage), number)))
 
     def rename(self, tensor: torch.Tensor, part: str) -> None:
-        known = self._known.get(id(tensor.untyped_storage()))
-        if known:
-            self.stream.parts[known[0]] = part
+        numbers = self._known.get(id(tensor.untyped_storage()))
+        if numbers:
+            self.stream.parts[numbers[0]] = part
 
     def _forget(self, key: int, number: int) -> Callable[[Any], None]:
         def gone(_: Any) -> None:
@@ -628,8 +632,8 @@ def _loss(model: Any, ids: torch.Tensor, setup: PlainSetup) -> torch.Tensor:
     weight = inner.get_output_embeddings().weight
     kind = _low_type(setup) if setup.autocast else hidden.dtype
     head_and_loss: Any = FusedLoss
-    places = hidden.view(-1, hidden.shape[-1])
-    fused: torch.Tensor = head_and_loss.apply(places, weight, kind, weight.requires_grad)
+    rows = hidden.view(-1, hidden.shape[-1])
+    fused: torch.Tensor = head_and_loss.apply(rows, weight, kind, weight.requires_grad)
     return fused
 
 
