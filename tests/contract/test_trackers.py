@@ -31,7 +31,7 @@ socket.socket.connect = refuse
 from graftwork.train.trackers import load_tracker
 name, folder = sys.argv[1], Path(sys.argv[2])
 for attempt in json.loads(sys.argv[3]):
-    run = load_tracker(name).open_run("run-1", {"rank": 8, "examine": {"every": 5}}, folder)
+    run = load_tracker(name).open_run("run-1", {"rank": 8, "eval": {"every": 5}}, folder)
     for step in attempt:
         run.log(step, {"train/loss": 1.0 / step, "look/json_valid": 0.5})
     run.close()
@@ -51,7 +51,7 @@ def read_mlflow(folder):
     files = list(Path(folder).glob("*/*/metrics/train/loss"))
     assert len(files) == 1, "one run"
     rows = [line.split() for line in files[0].read_text().splitlines()]
-    assert (files[0].parents[2] / "params" / "examine.every").read_text() == "5"
+    assert (files[0].parents[2] / "params" / "eval.every").read_text() == "5"
     return [(int(step), float(value)) for _, value, step, *_ in rows]
 
 

@@ -69,7 +69,7 @@ import sys
 from pathlib import Path
 from graftwork.train.trackers import load_tracker
 for steps in ([1, 2], [3]):
-    run = load_tracker(sys.argv[1]).open_run("run-1", {"rank": 8, "examine": {"every": 5}}, Path(sys.argv[2]))
+    run = load_tracker(sys.argv[1]).open_run("run-1", {"rank": 8, "eval": {"every": 5}}, Path(sys.argv[2]))
     for step in steps:
         run.log(step, {"train/loss": 1.0 / step})
     run.close()
@@ -325,7 +325,7 @@ reported = [[run.info.run_name, run.info.status, run.data.params] for run in run
 print(json.dumps([reported, [[point.step, point.value] for point in curve]]))
 """
     runs, curve = json.loads(project.run(read, **where))
-    assert runs == [["run-1", "FINISHED", {"rank": "8", "examine.every": "5"}]]
+    assert runs == [["run-1", "FINISHED", {"rank": "8", "eval.every": "5"}]]
     assert curve == [[1, 1.0], [2, 0.5], [3, 1 / 3]]
     project.assert_nobody_else_was_called()
 

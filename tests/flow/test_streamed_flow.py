@@ -27,5 +27,5 @@ def test_a_streamed_run_writes_the_bytes_of_one_that_recomputes_its_layers(
     shutil.copytree(small_project, other)
     full = {"method": "full", "learning_rate": 1e-3, "epochs": 1}
     change_settings(small_project, train={**full, "offload": True})
-    change_settings(other, train={**full, "checkpointing": "on"})
+    change_settings(other, train={**full, "gradient_checkpointing": "on"})
     assert trained_weights(small_project) == trained_weights(other)

@@ -57,7 +57,7 @@ def make_team(folder: Path, base: Path) -> None:
             "max_grad_norm": 1.0,
             "checkpoint_every": 9,
             "threads": 1,
-            "examine": {"every": 15, "patience": 2},
+            "eval": {"every": 15, "early_stopping": 2},
             "run": {"rehearse_crash": True},
         },
         "evaluate": {"max_new_tokens": 4, "latency_cases": 6, "metrics": ["token_f1"]},

@@ -251,7 +251,7 @@ def _planned(entry: RunEntry) -> dict[str, Any]:
 
 
 def flatten(value: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Settings by their path, such as `examine.every`."""
+    """Settings by their path, such as `eval.every`."""
     flat: dict[str, Any] = {}
     for key, inner in value.items():
         flat |= (

@@ -214,8 +214,8 @@ def find_unpacked(train: TrainSettings, checks: Sequence[GradeCheck] = ()) -> li
         found.append("train.rollouts.taskset")
     elif not train.rollouts.asks_rows:
         found.append(f"train.rollouts.source: {train.rollouts.source}")
-    if train.examine.source is not None:
-        found.append(f"train.examine.source: {train.examine.source}")
+    if train.eval.source is not None:
+        found.append(f"train.eval.source: {train.eval.source}")
     return [*found, *own]
 
 

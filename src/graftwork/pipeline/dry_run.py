@@ -24,7 +24,7 @@ from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedIn
 from graftwork.records.run import TrainOutcome
 from graftwork.train.checkpoints import verify_checkpoint
 from graftwork.train.run_folder import CHECKPOINTS
-from graftwork.train.settings import ExamineSettings, RunSettings
+from graftwork.train.settings import EvalSettings, RunSettings
 
 STEPS = 10
 ROWS_AT_MOST = 2
@@ -98,7 +98,7 @@ def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
             "keep_checkpoints": 1,
             "start_from": None,
             "compile": "off",
-            "examine": ExamineSettings(),
+            "eval": EvalSettings(),
             "run": RunSettings(max_restarts=0),
         }
     )

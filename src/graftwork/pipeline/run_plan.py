@@ -346,7 +346,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         batch_size=settings.batch_size,
         epochs=settings.epochs,
         rank=settings.rank,
-        targets=linear_names(shape) if settings.targets == "all" else settings.targets,
+        targets=linear_names(shape) if settings.target_modules == "all" else settings.target_modules,
         adapted_layers=min(settings.upper_layers or shape.layers, shape.layers),
         method=settings.method,
         processor=own_step,

@@ -105,7 +105,7 @@ def plan_passes(
     settings = work.settings.train
     if device.kind != "cuda":
         limit = work.settings.plan.memory_limit_gib or device.memory_gib
-        again = settings.checkpointing == "on"
+        again = settings.gradient_checkpointing == "on"
         return choose_host_micro_batches(
             shape, load, limit_gib=limit, width=ELEMENT_BYTES[dtype], checkpointed=again
         )
@@ -123,7 +123,9 @@ def plan_passes(
     )
     sampled = sampling_gib(shape, load)
     limit -= sampled
-    step = choose_micro_batches(run, load, shared, limit_gib=limit, checkpointing=settings.checkpointing)
+    step = choose_micro_batches(
+        run, load, shared, limit_gib=limit, checkpointing=settings.gradient_checkpointing
+    )
     level = memory_level(run.architecture)
     if needs_more(step, limit_gib=limit, level=level):
         raise AnswerIsNo(
@@ -138,7 +140,7 @@ def plan_passes(
 
 
 _LESS_AT_A_TIME = (
-    "set `train.method: qlora` or `train.checkpointing: auto`, lower `data.max_tokens`, share it "
+    "set `train.method: qlora` or `train.gradient_checkpointing: auto`, lower `data.max_tokens`, share it "
     "(`train.strategy`), or give it a larger card; `plan.memory_limit_gib` states what there is"
 )
 _FEWER_ANSWERS = (

@@ -198,7 +198,7 @@ class ProjectSettings(Record):
     @classmethod
     def _looks_are_by_a_known_metric(cls, train: TrainSettings) -> TrainSettings:
         """Training does not know the metrics of evaluation; the project knows both."""
-        require_examinable(train, where="examine.metric")
+        require_eval_metric(train, where="eval.metric")
         return train
 
     @field_validator("gate")
@@ -270,7 +270,7 @@ class ProjectSettings(Record):
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 raise ValueError(f"models.{name}.train: {first['msg']}") from error
-            require_examinable(own.train, where=f"models.{name}.train.examine.metric")
+            require_eval_metric(own.train, where=f"models.{name}.train.eval.metric")
             if own.train.start_from != FROM_MAIN:
                 continue
             if name == self.main_model:
@@ -289,10 +289,10 @@ def suggest(name: str, known: Iterable[str], *, kind: str) -> str:
     return f"there is no {kind} {name}; {hint}"
 
 
-def require_examinable(train: TrainSettings, *, where: str) -> None:
+def require_eval_metric(train: TrainSettings, *, where: str) -> None:
     """Evaluations during training use the loss or a metric of evaluation."""
     try:
-        require_known(train.examine.metric, (LOSS, REWARD, *OF_ANSWERS))
+        require_known(train.eval.metric, (LOSS, REWARD, *OF_ANSWERS))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

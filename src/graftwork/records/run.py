@@ -34,7 +34,7 @@ class TrainJob(Record):
     """Where own reward functions are."""
     cases_file: str | None = None
     """The prompts of reinforcement learning; None: a split of the dataset."""
-    examined_file: str | None = None
+    eval_file: str | None = None
     """Held-out cases whose answers are rewarded during training; None: there are none."""
     start_adapter: str | None = None
     """A PEFT folder that training starts from."""

@@ -274,7 +274,7 @@ def _require_alike(parents: Sequence[_Parent], method: MergeMethod) -> None:
             raise UserMistake(
                 f"{parent.name} and {first.name} adapt different layers",
                 why=f"only one of them has {only[0]} ({len(only)} differ)",
-                fix="merge adapters with the same train.targets and train.upper_layers",
+                fix="merge adapters with the same train.target_modules and train.upper_layers",
             )
     for parent in parents:
         ranks = {pair.a.shape[0] for pair in parent.pairs.values()}

@@ -24,7 +24,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, GraftError, StoppedInOrder, UserMistake
 from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.train.run_folder import EVALUATIONS, REHEARSED, SAVED
-from graftwork.train.settings import LOSS, ExamineSettings, WatchSettings
+from graftwork.train.settings import LOSS, EvalSettings, WatchSettings
 
 if TYPE_CHECKING:
     from graftwork.train.engine import StepResult, TrainingEngine
@@ -440,7 +440,7 @@ class TrainingEvaluator(Protocol):
 
     def smaller_is_better(self, metric: str) -> bool: ...
 
-    def examine(
+    def evaluate(
         self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, progress: Callable[[], None]
     ) -> tuple[float, ...]:
         """Grades of the first rows: as many as fit into `seconds`, at least one.
@@ -453,11 +453,11 @@ ROWS_TOGETHER = 8
 
 
 class EvaluationCallback(TrainingCallback):
-    name = "examine"
+    name = "evaluation"
 
     def __init__(
         self,
-        settings: ExamineSettings,
+        settings: EvalSettings,
         rows: Sequence[Row],
         *,
         folder: Path,
@@ -500,8 +500,8 @@ class EvaluationCallback(TrainingCallback):
             log_evaluation(self._folder, evaluation, step)
         self.latest = evaluation
         self._report(describe_evaluation(evaluation, of=len(self._rows), best_step=self._history.best_step))
-        patience = self._settings.patience
-        if patience is not None and self._history.since >= patience and step.step != steps:
+        early_stopping = self._settings.early_stopping
+        if early_stopping is not None and self._history.since >= early_stopping and step.step != steps:
             raise EarlyStop(
                 f"stopped early after step {step.step} of {steps}: {evaluation.metric} was best at step "
                 f"{self._history.best_step} and has not improved in {self._history.since} evaluation(s)"
@@ -548,7 +548,7 @@ class EvaluationCallback(TrainingCallback):
 
         common = self._history.cases
         asked = self._rows[:common]
-        grades = self._evaluator.examine(
+        grades = self._evaluator.evaluate(
             self._running().model,
             asked,
             metric=self._settings.metric,
@@ -564,7 +564,7 @@ class EvaluationCallback(TrainingCallback):
 
 
 def choose_evaluation_rows(
-    rows: Sequence[Row], *, settings: ExamineSettings, evaluator: TrainingEvaluator | None
+    rows: Sequence[Row], *, settings: EvalSettings, evaluator: TrainingEvaluator | None
 ) -> Sequence[Row]:
     """The first validation rows to which the metric applies, or an error if there are none."""
     if settings.metric == LOSS:
@@ -573,7 +573,7 @@ def choose_evaluation_rows(
         raise EnvironmentLacks(
             f"the metric {settings.metric} cannot be measured here",
             why="the training worker was started alone, without an evaluator",
-            fix="start the run with `graft train`, or set `train.examine.metric: loss`",
+            fix="start the run with `graft train`, or set `train.eval.metric: loss`",
         )
     else:
         chosen = evaluator.choose(rows, metric=settings.metric, most=settings.cases)
@@ -582,8 +582,8 @@ def choose_evaluation_rows(
             f"nothing to evaluate: {settings.metric} applies to no validation row"
             if rows
             else "nothing to evaluate: the validation split is empty",
-            why="`train.examine.every` asks for evaluations during training",
-            fix="give `data.validation` a share, choose another `train.examine.metric`, or remove `every`",
+            why="`train.eval.every` asks for evaluations during training",
+            fix="give `data.validation` a share, choose another `train.eval.metric`, or remove `every`",
         )
     return chosen
 

@@ -79,8 +79,8 @@ def make_engine(
     from graftwork.train.cpu import make_cpu_step
     from graftwork.train.engine import StepOptions, TrainingEngine
 
-    checkpointed = settings.checkpointing == "on"
-    if settings.checkpointing == "auto":
+    checkpointed = settings.gradient_checkpointing == "on"
+    if settings.gradient_checkpointing == "auto":
         checkpointed = plan.plain is not None and plan.plain.checkpointed
     logits = None if strategy.shares_steps else autocast_logits(model, settings, dtype=plan.dtype)
     on_cpu = plan.device.kind == "cpu" and not strategy.shares_steps
@@ -146,7 +146,7 @@ def why_plain_step(
     """Why a run of these settings takes the plain step; None where it takes graft's own."""
     if device == "cuda" and settings.packing == "off":
         return "packing is off"
-    if device == "cpu" and settings.checkpointing == "on":
+    if device == "cpu" and settings.gradient_checkpointing == "on":
         return "only the plain step checkpoints activations"
     return why_plain(
         shape,

@@ -551,8 +551,8 @@ def why_impossible(train: TrainSettings) -> str:
         return f"`method: {train.method}` does not train plain LoRA factors"
     if train.modules or train.experts:
         return "`train.modules` and `train.experts` give layers of different shapes"
-    if train.examine.every is not None and train.examine.metric != "loss":
-        return f"`examine.metric: {train.examine.metric}` writes answers into the run's folder, which travels"
+    if train.eval.every is not None and train.eval.metric != "loss":
+        return f"`eval.metric: {train.eval.metric}` writes answers into the run's folder, which travels"
     if train.start_from == "main":
         return "`start_from: main` is this project's run; name the folder of an adapter instead"
     return ""

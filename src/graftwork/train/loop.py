@@ -225,7 +225,7 @@ class TrainingLoop:
 
     def _digest(self, number: int, step_seconds: float) -> str:
         """A digest of the weights if a checkpoint or an evaluation is due, or if it costs little."""
-        every = self._settings.examine.every
+        every = self._settings.eval.every
         evaluated = every is not None and number % every == 0
         if not (self._digest_is_cheap or self._is_due(number) or evaluated):
             return ""
@@ -259,9 +259,7 @@ class TrainingLoop:
         wanted = [callback.wants_checkpoint(step) for callback in self._callbacks]
         self.finished = self._strategy.broadcast(self.finished)
         # The best model must still exist at the end, so it is saved at once.
-        is_best = (
-            score is not None and self._settings.examine.keep_best and is_better(score, self._store.saved)
-        )
+        is_best = score is not None and self._settings.eval.keep_best and is_better(score, self._store.saved)
         due = self.finished or self._is_due(step.step) or any(wanted) or is_best
         if self._strategy.broadcast(bool(due)):
             self._save(step.step, score)
@@ -383,7 +381,7 @@ class TrainingLoop:
 
     def _take_best(self) -> None:
         """Restore the weights of the best evaluation if the last step is not the best."""
-        if not self._settings.examine.keep_best:
+        if not self._settings.eval.keep_best:
             return
         best = self._seen_by_all(self._store.best)
         self._report_saved()

@@ -93,8 +93,8 @@ def name_rewards(work: "OpenProject") -> dict[str, Any]:
         return {}
     path = find_case_file(work)
     named: dict[str, Any] = {} if path is None else {"prompts": file_digest(path)}
-    if (examined := find_examined_file(work)) is not None:
-        named["examined"] = file_digest(examined)
+    if (examined := find_eval_file(work)) is not None:
+        named["eval_cases"] = file_digest(examined)
     environment = train.rollouts.environment
     if environment is not None:
         texts = [read_inner(work.project.root, name) for name in environment_files(environment)]
@@ -126,26 +126,26 @@ def _require_file(work: "OpenProject", source: str, what: str, *, fix: str, wher
     return path
 
 
-def find_examined_file(work: "OpenProject") -> Path | None:
+def find_eval_file(work: "OpenProject") -> Path | None:
     """The file of held-out cases whose answers are rewarded during training; None without one."""
     train = work.settings.train
-    source = train.examine.source
-    if train.objective != "grpo" or train.examine.every is None or source is None:
+    source = train.eval.source
+    if train.objective != "grpo" or train.eval.every is None or source is None:
         return None
     return _require_file(
         work,
         source,
         "there is no file of cases",
         fix="name a JSONL file with one case per line that is not trained on",
-        where="train.examine.source",
+        where="train.eval.source",
     )
 
 
-def read_examined(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
+def read_eval_cases(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
     """The held-out cases of a run; none of them may be one of its prompts."""
-    if job.examined_file is None:
+    if job.eval_file is None:
         return ()
-    cases = read_case_file(Path(job.examined_file))
+    cases = read_case_file(Path(job.eval_file))
     asked = {case.messages for case in job_prompts(job, settings)}
     known = [case.id for case in cases if case.messages in asked]
     if known:
@@ -153,7 +153,7 @@ def read_examined(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
             f"the case {known[0]} is a prompt of this run",
             why=f"{len(known)} of {len(cases)} held-out cases are trained on: they would measure memory",
             fix="take them out of the file, or out of `train.rollouts.source`",
-            where="train.examine.source",
+            where="train.eval.source",
         )
     return cases
 

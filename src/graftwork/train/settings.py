@@ -255,7 +255,14 @@ Switch = Annotated[
 BUILT_IN_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 DISTRIBUTION = ("strategy", "processes", "offload")
-KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing", "deterministic")
+KEEPING = (
+    "checkpoint_every",
+    "keep_checkpoints",
+    "compile",
+    "packing",
+    "gradient_checkpointing",
+    "deterministic",
+)
 ENDPOINT_ACCESS = ("url", "api_key_env", "concurrency", "seconds")
 """Of `rollouts.endpoint`, what does not change the result."""
 LOSS = "loss"
@@ -271,7 +278,7 @@ class ModuleSettings(Record):
     alpha: float | None = Field(None, gt=0, description="Alpha of the adapters of this layer.")
 
 
-class ExamineSettings(Record):
+class EvalSettings(Record):
     """Evaluation of the model during training, early stopping and the best checkpoint."""
 
     every: int | None = Field(
@@ -285,7 +292,7 @@ class ExamineSettings(Record):
     source: str | None = Field(None, description="JSONL file of held-out cases for `metric: reward`.")
     cases: int = Field(8, ge=1, description="Number of validation rows, or of these cases, to evaluate.")
     seconds: float = Field(60, gt=0, description="Time limit for the answers of one evaluation.")
-    patience: int | None = Field(
+    early_stopping: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without an improvement."
     )
     keep_best: bool = Field(
@@ -300,8 +307,8 @@ class ExamineSettings(Record):
 
     @model_validator(mode="after")
     def _patience_needs_looks(self) -> Self:
-        if self.patience is not None and self.every is None:
-            raise ValueError("patience counts evaluations; set `every` as well")
+        if self.early_stopping is not None and self.every is None:
+            raise ValueError("early_stopping counts evaluations; set `every` as well")
         return self
 
 
@@ -382,7 +389,7 @@ class TrainSettings(Record):
     rank: int = Field(8, ge=1, le=512, description="Rank of the adapters.")
     alpha: float = Field(16, gt=0, description="Scale adapter outputs by alpha / rank.")
     use_rslora: bool = Field(False, description="Scale by alpha / √rank instead (rsLoRA).")
-    targets: tuple[str, ...] | Literal["all"] = Field(
+    target_modules: tuple[str, ...] | Literal["all"] = Field(
         "all", description="Linear layers with an adapter, by name; all of the decoder's by default."
     )
     modules: dict[str, ModuleSettings] = Field({}, description="Rank or alpha per layer name.")
@@ -403,7 +410,7 @@ class TrainSettings(Record):
     )
     compile: Switch = Field("auto", description="Compile the layers with torch.compile where that is faster.")
     packing: Switch = Field("auto", description="Pack rows into sequences; attention does not cross rows.")
-    checkpointing: Switch = Field(
+    gradient_checkpointing: Switch = Field(
         "auto",
         description="Gradient checkpointing on the plain step; auto: as planned.",
     )
@@ -432,8 +439,8 @@ class TrainSettings(Record):
     )
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Checkpoints to keep, besides the best.")
-    examine: ExamineSettings = Field(
-        default_factory=ExamineSettings,
+    eval: EvalSettings = Field(
+        default_factory=EvalSettings,
         description="Evaluations during training: early stopping, best checkpoint.",
     )
     watch: WatchSettings = Field(
@@ -509,30 +516,30 @@ class TrainSettings(Record):
 
     @model_validator(mode="after")
     def _reward_is_examinable(self) -> Self:
-        if self.examine.metric != REWARD:
+        if self.eval.metric != REWARD:
             return self
         if self.objective != "grpo":
-            raise ValueError("examine by reward needs `objective: grpo`, whose rewards it asks")
+            raise ValueError("evaluation by reward needs `objective: grpo`, whose rewards it asks")
         if self.rollouts.environment is not None or self.rollouts.taskset is not None:
             raise ValueError(
-                "examine by reward asks for single replies to cases of a file: remove `rollouts.environment` "
-                f"or `rollouts.taskset`, or examine by {LOSS}"
+                "evaluation by reward asks for single replies to cases of a file: remove "
+                f"`rollouts.environment` or `rollouts.taskset`, or evaluate by {LOSS}"
             )
         return self
 
     @model_validator(mode="after")
     def _answers_need_a_whole_model(self) -> Self:
-        if not self.examine.every or self.examine.metric == LOSS:
+        if not self.eval.every or self.eval.metric == LOSS:
             return self
         if self.strategy in ("fsdp", "zero3"):
             raise ValueError(
-                f"examine by {self.examine.metric} needs the whole model on one device, and the strategy "
-                f"{self.strategy} cuts it up; examine by {LOSS} instead"
+                f"evaluation by {self.eval.metric} needs the whole model on one device, and the strategy "
+                f"{self.strategy} cuts it up; evaluate by {LOSS} instead"
             )
         if self.method == "full" and self.offload and self.strategy == "single":
             raise ValueError(
-                f"examine by {self.examine.metric} needs the whole model on one device, and `offload` leaves "
-                f"it in host memory; examine by {LOSS} instead"
+                f"evaluation by {self.eval.metric} needs the whole model on one device, and `offload` leaves "
+                f"it in host memory; evaluate by {LOSS} instead"
             )
         return self
 

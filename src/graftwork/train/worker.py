@@ -418,7 +418,7 @@ def guard_callbacks(
         DivergenceCallback(settings.watch, compares_losses=compares, peek=peek, report=report)
     ]
     if deadline is not None:
-        every, seconds = settings.examine.every, settings.examine.seconds
+        every, seconds = settings.eval.every, settings.eval.seconds
         found.append(
             DeadlineCallback(
                 deadline,
@@ -460,9 +460,9 @@ def reporting_callbacks(
     require_installed(settings.run.trackers)
     callbacks: list[TrainingCallback] = []
     latest: Callable[[], TrainingEvaluation | None] = lambda: None  # noqa: E731
-    if settings.examine.every is not None:
-        examine = EvaluationCallback(
-            settings.examine,
+    if settings.eval.every is not None:
+        evaluation = EvaluationCallback(
+            settings.eval,
             read_rows(Path(job.dataset_folder), "validation"),
             folder=folder,
             evaluator=evaluator,
@@ -470,8 +470,8 @@ def reporting_callbacks(
             progress=progress,
             stop_requested=stop_requested,
         )
-        callbacks.append(examine)
-        latest = lambda: examine.latest  # noqa: E731
+        callbacks.append(evaluation)
+        latest = lambda: evaluation.latest  # noqa: E731
     if settings.run.trackers and (strategy is None or strategy.rank == 0):
         track = TrackerCallback(
             settings.run.trackers,

@@ -24,7 +24,7 @@ from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.callbacks import TrainingEvaluator
 from graftwork.train.distributed.launch import is_main_process, leave
 from graftwork.train.multi_run import train_many
-from graftwork.train.rewards import job_prompts, read_examined
+from graftwork.train.rewards import job_prompts, read_eval_cases
 from graftwork.train.worker import job_settings, train
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class GradedAnswers:
     def smaller_is_better(self, metric: str) -> bool:
         return metric in LOWER_IS_BETTER
 
-    def examine(
+    def evaluate(
         self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, progress: Callable[[], None]
     ) -> tuple[float, ...]:
         from graftwork.model.generate.generator import Generator, Sampling
@@ -160,24 +160,24 @@ def _cut(rows: Sequence[Row], *, together: int) -> Iterator[Sequence[Row]]:
 
 def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
     """None where the run is judged by its loss alone: then nothing of this is needed."""
-    examination = job.plan.train.get("examination")
-    if examination is None and job.examined_file is None:
+    evaluation = job.plan.train.get("evaluation")
+    if evaluation is None and job.eval_file is None:
         return None
     from graftwork.model.chat.template import ChatTemplate
 
-    if job.examined_file is not None:
+    if job.eval_file is not None:
         settings, rendering = job_settings(job), job.plan.train.get("rendering", {})
         return RewardedAnswers(
             ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(rendering.get("reasoning", True))),
-            cases=read_examined(job, settings),
+            cases=read_eval_cases(job, settings),
             spec=RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder}),
             max_new_tokens=settings.rollouts.max_tokens,
         )
-    assert examination is not None
+    assert evaluation is not None
     return GradedAnswers(
-        ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(examination["reasoning"])),
-        fields=AnswerFields.model_validate(examination["fields"]),
-        max_new_tokens=int(examination["max_new_tokens"]),
+        ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(evaluation["reasoning"])),
+        fields=AnswerFields.model_validate(evaluation["fields"]),
+        max_new_tokens=int(evaluation["max_new_tokens"]),
     )
 
 

@@ -180,10 +180,10 @@ def test_advice_starts_with_what_was_changed_since_a_better_run():
 
 
 def test_two_plans_are_compared_by_settings_data_and_base():
-    before = plan(train={"settings": {"epochs": 3, "examine": {"every": None}}}, dataset_hash="a" * 64)
-    now = plan(train={"settings": {"epochs": 1, "examine": {"every": 5}}}, dataset_hash="b" * 64)
+    before = plan(train={"settings": {"epochs": 3, "eval": {"every": None}}}, dataset_hash="a" * 64)
+    now = plan(train={"settings": {"epochs": 1, "eval": {"every": 5}}}, dataset_hash="b" * 64)
     changed = compare_plans(before, now.model_copy(update={"base_fingerprint": "other"}))
     assert changed[0].startswith("the files of the base")
-    assert changed[1:3] == ("train.epochs 3 → 1", "train.examine.every none → 5")
+    assert changed[1:3] == ("train.epochs 3 → 1", "train.eval.every none → 5")
     assert changed[3].startswith("the dataset aaaaaaaa → bbbbbbbb")
     assert compare_plans(now, now) == ()

@@ -138,7 +138,7 @@ def test_training_goes_on_from_an_adapter_of_the_same_shape(tiny_base, tmp_path,
     [
         ({"rank": 8}, "train.rank"),
         ({"alpha": 9.0}, "train.alpha"),
-        ({"targets": ("q_proj",)}, "train.targets"),
+        ({"target_modules": ("q_proj",)}, "train.target_modules"),
         ({"layers": (1,)}, "train.upper_layers"),
         ({"stabilised": True}, "train.use_rslora"),
         ({"kind": "dora"}, "train.method"),

@@ -93,7 +93,7 @@ def test_a_stored_probe_goes_before_the_catalog(tmp_path, monkeypatch):
 def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):
     found = step.plan_passes(opened_project(tmp_path, limit=4.5), CARD, SHAPE, LOAD, "bfloat16", rates=None)
     assert found.checkpointed
-    forbidden = opened_project(tmp_path, limit=4.5, checkpointing="off")
+    forbidden = opened_project(tmp_path, limit=4.5, gradient_checkpointing="off")
     with pytest.raises(AnswerIsNo, match="does not fit") as refused:
         step.plan_passes(forbidden, CARD, SHAPE, LOAD, "bfloat16", rates=None)
     assert "1 row at a time" in refused.value.why
@@ -216,7 +216,7 @@ def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=No
         base_folder="x",
         dataset_folder="y",
         plan=plan,
-        keeping=keeping or {"checkpointing": "auto"},
+        keeping=keeping or {"gradient_checkpointing": "auto"},
         crew=distribution or {"strategy": "single", "processes": 1},
     )
 
@@ -238,17 +238,19 @@ def test_two_processes_have_half_of_a_step_each(tmp_path):
 def test_with_one_row_at_a_time_blocks_compute_again_at_last(tmp_path):
     job = make_job(tmp_path, plain=PlainStep(micro_rows=1, peak_gib=9.0))
     smaller, output, word = train_step._take_less(job)
-    assert smaller.keeping["checkpointing"] == "on"
+    assert smaller.keeping["gradient_checkpointing"] == "on"
     assert "activation checkpointing" in word
     assert train_step._take_less(smaller) is None
     (tmp_path / REPLANNED).write_text(json.dumps(output))
-    assert train_step.as_replanned(job).keeping["checkpointing"] == "on"
+    assert train_step.as_replanned(job).keeping["gradient_checkpointing"] == "on"
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("cuda", "off"), ("cpu", "auto")])
 def test_nothing_more_gives_way_where_it_was_forbidden_or_does_not_help(tmp_path, kind, asked):
     plain = PlainStep(micro_rows=1, peak_gib=9.0)
     assert (
-        train_step._take_less(make_job(tmp_path, plain=plain, kind=kind, keeping={"checkpointing": asked}))
+        train_step._take_less(
+            make_job(tmp_path, plain=plain, kind=kind, keeping={"gradient_checkpointing": asked})
+        )
         is None
     )

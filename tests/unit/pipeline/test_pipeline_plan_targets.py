@@ -60,9 +60,9 @@ def test_settings_become_a_shape():
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
-        ({"targets": ["q_prj"]}, "did you mean 'q_proj'?"),
-        ({"targets": ["q_proj"], "modules": {"k_proj": {"rank": 2}}}, "did you mean 'q_proj'?"),
-        ({"targets": ["zzz"]}, "set `train.targets` to names of its linear layers"),
+        ({"target_modules": ["q_prj"]}, "did you mean 'q_proj'?"),
+        ({"target_modules": ["q_proj"], "modules": {"k_proj": {"rank": 2}}}, "did you mean 'q_proj'?"),
+        ({"target_modules": ["zzz"]}, "set `train.target_modules` to names of its linear layers"),
     ],
 )
 def test_a_name_that_no_layer_has_is_refused_with_the_nearest(settings, hint):

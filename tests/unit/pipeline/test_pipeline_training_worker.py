@@ -24,7 +24,7 @@ from graftwork.train.engine import TrainingEngine
 from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.run_folder import read_steps
-from graftwork.train.settings import ExamineSettings, TrainSettings
+from graftwork.train.settings import EvalSettings, TrainSettings
 from graftwork.train.worker_process import GradedAnswers, RewardedAnswers, make_evaluator
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -78,7 +78,7 @@ def test_every_metric_of_answers_can_be_examined(tiny_base, template, evaluator)
     assert set(METRICS) < set(OF_ANSWERS)
     for metric in OF_ANSWERS:
         chosen = evaluator.choose(rows, metric=metric, most=2)
-        grades = evaluator.examine(model, chosen, metric=metric, seconds=60, progress=lambda: None)
+        grades = evaluator.evaluate(model, chosen, metric=metric, seconds=60, progress=lambda: None)
         assert len(grades) == len(chosen)
         assert set(grades) <= {0.0, 1.0}
     assert evaluator.smaller_is_better("truncated")
@@ -87,7 +87,7 @@ def test_every_metric_of_answers_can_be_examined(tiny_base, template, evaluator)
 
 def test_the_time_cuts_off_cases_but_never_the_first(tiny_base, template, evaluator):
     model, rows = load_base(tiny_base), make_rows(template, 12)
-    late = evaluator.examine(model, rows, metric="json_valid", seconds=1e-6, progress=lambda: None)
+    late = evaluator.evaluate(model, rows, metric="json_valid", seconds=1e-6, progress=lambda: None)
     assert len(late) == 1
     ticks = []
 
@@ -97,7 +97,7 @@ def test_the_time_cuts_off_cases_but_never_the_first(tiny_base, template, evalua
         if len(ticks) > 6 + 4 * 6:
             time.sleep(0.6)
 
-    some = evaluator.examine(model, rows, metric="truncated", seconds=0.5, progress=progress)
+    some = evaluator.evaluate(model, rows, metric="truncated", seconds=0.5, progress=progress)
     assert len(some) in (1, 5), "only whole batches count"
 
 
@@ -127,9 +127,9 @@ def run(tiny_base, template, folder, evaluator):
     rows, ruffled = make_rows(template, 12), Ruffled()
     callbacks: list[TrainingCallback] = [ruffled]
     if evaluator:
-        settings = ExamineSettings(every=1, metric="json_valid", cases=6, keep_best=False)
+        settings = EvalSettings(every=1, metric="json_valid", cases=6, keep_best=False)
         callbacks.append(EvaluationCallback(settings, rows, folder=folder, evaluator=evaluator))
-    settings = SETTINGS.model_copy(update={"examine": ExamineSettings(keep_best=False)})
+    settings = SETTINGS.model_copy(update={"eval": EvalSettings(keep_best=False)})
     TrainingLoop(
         engine, EpochOrder(rows, settings=settings), RunContext(settings, folder), callbacks=callbacks
     ).run()
@@ -155,14 +155,14 @@ def test_a_look_that_fails_leaves_the_model_as_it_was_too(tiny_base, template, e
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluator.examine(model, rows, metric="json_valid", seconds=9, progress=burst)
+        evaluator.evaluate(model, rows, metric="json_valid", seconds=9, progress=burst)
     assert model.training
     assert model.config._attn_implementation == before
 
 
 def test_a_run_judged_by_its_loss_needs_no_examiner():
     class Job:
-        examined_file = None
+        eval_file = None
 
         class plan:  # noqa: N801
             train = {}
@@ -199,7 +199,7 @@ def test_held_out_cases_are_graded_by_the_rewards_of_the_run(tiny_base, template
     evaluator = rewarded(template, tmp_path)
     chosen = evaluator.choose((), metric="reward", most=3)
     assert len(chosen) == 3
-    grades = evaluator.examine(
+    grades = evaluator.evaluate(
         load_base(tiny_base), chosen, metric="reward", seconds=60, progress=lambda: None
     )
     assert grades == (0.25, 0.25, 0.25)
@@ -209,14 +209,14 @@ def test_held_out_cases_are_graded_by_the_rewards_of_the_run(tiny_base, template
 def test_a_reward_that_fails_makes_an_evaluation_that_is_not_compared(tiny_base, template, tmp_path):
     evaluator = rewarded(template, tmp_path, source="def some(case, text):\n    raise OSError('down')\n")
     chosen = evaluator.choose((), metric="reward", most=2)
-    grades = evaluator.examine(
+    grades = evaluator.evaluate(
         load_base(tiny_base), chosen, metric="reward", seconds=60, progress=lambda: None
     )
     assert all(math.isnan(grade) for grade in grades)
 
 
 @pytest.mark.parametrize(
-    ("examine", "more", "problem"),
+    ("during", "more", "problem"),
     [
         ({"metric": "reward"}, {}, "belong together"),
         ({"source": "held.jsonl"}, {}, "belong together"),
@@ -228,7 +228,7 @@ def test_a_reward_that_fails_makes_an_evaluation_that_is_not_compared(tiny_base,
         ),
     ],
 )
-def test_rewards_on_held_out_cases_need_both_and_grpo(examine, more, problem):
+def test_rewards_on_held_out_cases_need_both_and_grpo(during, more, problem):
     settings = {"objective": "grpo", "rewards": [{"metric": "task_success"}], **more}
     with pytest.raises(ValueError, match=problem):
-        TrainSettings.model_validate({**settings, "examine": {"every": 2, **examine}})
+        TrainSettings.model_validate({**settings, "eval": {"every": 2, **during}})

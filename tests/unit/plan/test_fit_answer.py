@@ -324,7 +324,7 @@ def test_two_cards_share_a_7b_in_four_bits_with_checkpointing_and_the_settings_s
     assert answer.fits
     assert answer.strategy.sharding == "ddp"
     assert answer.strategy.checkpointed_layers == 28
-    assert answer.strategy.train["checkpointing"] == "on"
+    assert answer.strategy.train["gradient_checkpointing"] == "on"
     TrainSettings.model_validate(answer.strategy.train)
     assert any("with checkpointing" in reason for reason in answer.reasons)
     without = [

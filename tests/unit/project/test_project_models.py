@@ -13,7 +13,7 @@ HEAD = "project: p\ndata: {logs: [a.jsonl]}\n"
 CHANGES = {
     "rank": st.integers(1, 64),
     "epochs": st.integers(1, 9),
-    "targets": st.just(("q_proj",)),
+    "target_modules": st.just(("q_proj",)),
     "upper_layers": st.none() | st.integers(1, 8),
     "seed": st.integers(0, 99),
     "watch": st.fixed_dictionaries({}, optional={"spike": st.floats(2, 9), "window": st.integers(4, 9)}),

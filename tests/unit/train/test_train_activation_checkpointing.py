@@ -131,7 +131,7 @@ def test_the_plan_decides_unless_the_settings_do(tiny_base, tmp_path, asked, pla
     )
     job = SimpleNamespace(plan=plan, folder=str(tmp_path), base_folder=str(tiny_base))
     # Several processes train eagerly; a single one has the CPU step.
-    settings = SETTINGS.model_copy(update={"checkpointing": asked, "strategy": "ddp"})
+    settings = SETTINGS.model_copy(update={"gradient_checkpointing": asked, "strategy": "ddp"})
     engine, _ = assemble_engine(
         job,
         settings,

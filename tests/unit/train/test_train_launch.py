@@ -140,7 +140,7 @@ def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_w
 
 
 @pytest.mark.parametrize(
-    "changed", [{"watch": {"spike": 3.0}}, {"seed": 3}, {"validation_rows": 4}, {"examine": {"every": 2}}]
+    "changed", [{"watch": {"spike": 3.0}}, {"seed": 3}, {"validation_rows": 4}, {"eval": {"every": 2}}]
 )
 def test_a_setting_that_changes_the_result_makes_another_run(changed):
     assert TrainSettings.model_validate(changed).what_is_learned() != TrainSettings().what_is_learned()

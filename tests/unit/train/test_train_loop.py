@@ -31,7 +31,7 @@ from graftwork.train.loop import RunContext, StepInterrupted, TrainingLoop
 from graftwork.train.loss import TokenBatch, summed_loss
 from graftwork.train.objectives.epochs import EpochOrder, shared_tokens
 from graftwork.train.run_folder import StepLog, read_journal, read_steps
-from graftwork.train.settings import ExamineSettings
+from graftwork.train.settings import EvalSettings
 from graftwork.train.worker import stoppable_progress
 
 
@@ -421,7 +421,7 @@ class After(TrainingCallback):
 def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
     plain = make_loop(tiny_base, tmp_path / "plain")
     plain.run()
-    settings = SETTINGS.model_copy(update={"examine": ExamineSettings(keep_best=False)})
+    settings = SETTINGS.model_copy(update={"eval": EvalSettings(keep_best=False)})
     loop = make_loop(tiny_base, tmp_path / "best", callbacks=[Looks({2: 0.1})], settings=settings)
     loop.run()
     assert final(loop) == final(plain)
@@ -702,7 +702,7 @@ def test_every_attempt_is_in_the_account_of_what_was_done_again(tiny_base, tmp_p
 
 
 def test_weights_are_hashed_only_where_it_costs_nothing_or_is_due(tiny_base, tmp_path):
-    settings = SETTINGS.model_copy(update={"examine": ExamineSettings(every=4)})
+    settings = SETTINGS.model_copy(update={"eval": EvalSettings(every=4)})
     loop = make_loop(tiny_base, tmp_path, settings=settings)
     digest = loop._engine.digest
 

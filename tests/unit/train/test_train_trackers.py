@@ -173,7 +173,7 @@ def test_a_missing_tracker_is_reported_before_rows_are_read_or_a_model_is_loaded
 
     monkeypatch.setattr("graftwork.train.trackers.WeightsAndBiases.PACKAGE", "surely_not_installed")
     job = types.SimpleNamespace(run_id="run-1", folder=str(tmp_path), dataset_folder=str(tmp_path / "none"))
-    settings = TrainSettings(run=RunSettings(trackers=("wandb",)), examine={"every": 5})
+    settings = TrainSettings(run=RunSettings(trackers=("wandb",)), eval={"every": 5})
     with pytest.raises(EnvironmentLacks, match="the tracker wandb is not installed"):
         reporting_callbacks(job, settings)
 

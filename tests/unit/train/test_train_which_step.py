@@ -44,9 +44,9 @@ def test_a_fit_is_of_the_step_that_training_takes(model, method, where):
         ("cuda", {"packing": "off"}, "packing is off"),
         ("cuda", {"strategy": "ddp", "processes": 2}, "several devices"),
         ("cpu", {"strategy": "ddp", "processes": 2}, "several devices"),
-        ("cpu", {"checkpointing": "on"}, "checkpoints activations"),
+        ("cpu", {"gradient_checkpointing": "on"}, "checkpoints activations"),
         ("cpu", {"packing": "off"}, None),
-        ("cuda", {"checkpointing": "on"}, None),
+        ("cuda", {"gradient_checkpointing": "on"}, None),
     ],
 )
 def test_settings_choose_the_plain_step(device, changes, why):

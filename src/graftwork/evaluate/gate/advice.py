@@ -131,7 +131,7 @@ def _on_overfitting(outcome: TrainOutcome, learned: float) -> str:
     losses += f", up from {first:.2f}" if rose else ""
     return (
         f"The rows were memorized ({losses}): train less (fewer epochs, a lower rank or rate; "
-        "train.examine keeps the best evaluation), or on more rows."
+        "train.eval keeps the best evaluation), or on more rows."
     )
 
 

@@ -227,7 +227,7 @@ def _targets(model: Any, shape: AdapterShape, *, where: str = "") -> Iterator[tu
     paths = {path for _, path, _ in linears}
     # A name with dots is the end of a path; it counts where any path ends so.
     unmet = [t for t in shape.targets if not any(p == t or p.endswith(f".{t}") for p in paths)]
-    require_names(unmet, names, setting="train.targets", where=where)
+    require_names(unmet, names, setting="train.target_modules", where=where)
     for block, path, module in linears:
         if block not in shape.layers or not shape.wants(path):
             continue

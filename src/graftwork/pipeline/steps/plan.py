@@ -149,7 +149,7 @@ def plan_for(
                 "settings": settings.what_is_learned(),
                 "adapter": describe_adapter(settings, shape),
                 **_started_from(work),
-                **_examination(work),
+                **_evaluation_during(work),
                 **_rendering(work),
                 **name_rewards(work),
                 # In other bits another adapter is learned: another run.
@@ -318,13 +318,13 @@ def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
     return {} if start is None else {"started_from": start.named}
 
 
-def _examination(work: OpenProject) -> dict[str, Any]:
+def _evaluation_during(work: OpenProject) -> dict[str, Any]:
     """How answers are asked for and read during training: it decides when a run ends, and with what."""
-    examine, evaluate = work.settings.train.examine, work.settings.evaluate
-    if examine.every is None or examine.metric in (LOSS, REWARD):
+    during, evaluate = work.settings.train.eval, work.settings.evaluate
+    if during.every is None or during.metric in (LOSS, REWARD):
         return {}
     read = evaluate.model_dump(mode="json", include={"max_new_tokens", "fields"})
-    return {"examination": {**read, "reasoning": work.settings.data.reasoning == "keep"}}
+    return {"evaluation": {**read, "reasoning": work.settings.data.reasoning == "keep"}}
 
 
 def _rendering(work: OpenProject) -> dict[str, Any]:
@@ -337,8 +337,8 @@ def _rendering(work: OpenProject) -> dict[str, Any]:
 def _target_names(settings: TrainSettings, shape: ModelShape) -> tuple[str, ...]:
     """The layers with an adapter, as this base names them."""
     known = linear_names(shape)
-    names = known if settings.targets == "all" else settings.targets
-    require_names(names, known, setting="train.targets")
+    names = known if settings.target_modules == "all" else settings.target_modules
+    require_names(names, known, setting="train.target_modules")
     require_names(settings.modules, names, setting="train.modules")
     return names
 
@@ -354,7 +354,8 @@ def _layers(settings: TrainSettings, shape: ModelShape) -> range:
 def kind_of_run(work: OpenProject) -> str:
     """Runs of the same kind do the same work a token, so that their speeds can be compared."""
     same = work.settings.train.model_dump(
-        mode="json", include={"method", "rank", "modules", "targets", "upper_layers", "batch_size", "threads"}
+        mode="json",
+        include={"method", "rank", "modules", "target_modules", "upper_layers", "batch_size", "threads"},
     )
     if streams_layers(work.settings.train):
         same["offload"] = True
@@ -374,7 +375,7 @@ STEP = PipelineStep(
         work.settings.train.distribution(),
         work.settings.plan.model_dump(mode="json"),
         _started_from(work),
-        {**_examination(work), **_rendering(work), **name_rewards(work)},
+        {**_evaluation_during(work), **_rendering(work), **name_rewards(work)},
     ],
     do=lambda work, made: plan_for(
         work, made, probe_device(threads=work.settings.train.threads), forked=is_supported()

@@ -33,7 +33,7 @@ from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.redact import publish_text, publishable
 from graftwork.train.checkpoints import pass_mirrors
 from graftwork.train.distributed.multi_node import launch_of
-from graftwork.train.rewards import find_case_file, find_examined_file, keep_reward_seconds
+from graftwork.train.rewards import find_case_file, find_eval_file, keep_reward_seconds
 from graftwork.train.run_folder import MESSAGES, OUTCOME, REPLANNED
 from graftwork.train.runs import read_parts, write_training_page
 
@@ -102,7 +102,7 @@ def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
         start_adapter=str(start.folder) if start else None,
         project_folder=str(work.project.root),
         cases_file=str(path) if (path := find_case_file(work)) is not None else None,
-        examined_file=str(held) if (held := find_examined_file(work)) is not None else None,
+        eval_file=str(held) if (held := find_eval_file(work)) is not None else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
         deadline=begun.at + minutes * 60 if minutes else None,
         deadline_from=begun if minutes else None,
@@ -215,7 +215,7 @@ STEP = PipelineStep(
 
 
 MICRO_ROWS = "micro_rows"
-CHECKPOINTING = "checkpointing"
+CHECKPOINTING = "gradient_checkpointing"
 LIMIT = "limit_gib"
 GIVE_WAY = 0.92
 """Of a card's limit, each time that it was too much."""

@@ -214,7 +214,7 @@ def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, 
         # Supervised rows are not trained on.
         del settings["batch_size"], settings["epochs"]
     if candidate.way.checkpointed and not candidate.way.own_step and candidate.streamed is None:
-        settings["checkpointing"] = "on"
+        settings["gradient_checkpointing"] = "on"
     if question.adapted_layers < question.shape.layers:
         settings["upper_layers"] = question.adapted_layers
     return settings

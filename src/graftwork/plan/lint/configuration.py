@@ -651,15 +651,15 @@ GRAFT_FIELDS = {
     "cards": ("train", "processes"),
     "warmup_ratio": ("train", "warmup_ratio"),
     "save_steps": ("train", "checkpoint_every"),
-    "eval_steps": ("train", "examine", "every"),
-    "best_metric": ("train", "examine", "metric"),
+    "eval_steps": ("train", "eval", "every"),
+    "best_metric": ("train", "eval", "metric"),
     "max_length": ("data", "max_tokens"),
     "offload_optimizer": ("train", "offload"),
     "mirror": ("train", "run", "mirror"),
     "deadline_minutes": ("train", "run", "deadline_minutes"),
     "precision": ("train", "precision"),
     "packing": ("train", "packing"),
-    "targets": ("train", "targets"),
+    "targets": ("train", "target_modules"),
     "ram_gib": ("plan", "memory_limit_gib"),
 }
 
@@ -680,9 +680,9 @@ def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str =
     if values.get("targets") == "all":
         del values["targets"]
     values["save_when"] = "steps"
-    examine = _at(settings, ("train", "examine")) or {}
-    values["eval_when"] = "steps" if examine.get("every") else "no"
-    values["stops_early"] = examine.get("patience") is not None
+    during = _at(settings, ("train", "eval")) or {}
+    values["eval_when"] = "steps" if during.get("every") else "no"
+    values["stops_early"] = during.get("early_stopping") is not None
     values["zero_stage"] = {"zero2": 2, "zero3": 3, "fsdp": 3}.get(str(_at(settings, ("train", "strategy"))))
     # The strictest rate of the gate that is held by the lower bound of its interval.
     rates = [

@@ -16,7 +16,7 @@ from graftwork.train.engine import TrainingEngine
 from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.run_folder import read_steps
-from graftwork.train.settings import ExamineSettings
+from graftwork.train.settings import EvalSettings
 
 
 class Scripted:
@@ -33,7 +33,7 @@ class Scripted:
     def smaller_is_better(self, metric):
         return self.smaller
 
-    def examine(self, model, rows, *, metric, seconds, progress):
+    def evaluate(self, model, rows, *, metric, seconds, progress):
         progress()
         self.asked.append(len(rows))
         return tuple(self.looks.pop(0))[: len(rows)]
@@ -44,26 +44,26 @@ def make_loop(tiny_base, folder, *, settings=None, evaluator=None, before=None, 
     model = load_base(tiny_base)
     engine = TrainingEngine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
     callbacks = [Before(before)] if before else []
-    examine = None
+    evaluation = None
     if settings:
         output = words.append if words is not None else lambda word: None
-        examine = EvaluationCallback(
+        evaluation = EvaluationCallback(
             settings, make_rows(6), folder=folder, evaluator=evaluator, report=output, **more
         )
-        callbacks.append(examine)
+        callbacks.append(evaluation)
     loop = TrainingLoop(
         engine,
         EpochOrder(make_rows(), settings=SETTINGS),
         RunContext(SETTINGS, folder, report=words.append if words is not None else lambda word: None),
         callbacks=callbacks,
     )
-    return loop, examine
+    return loop, evaluation
 
 
 def test_a_run_with_evaluations_has_the_losses_and_bytes_of_one_without(tiny_base, tmp_path):
     plain, _ = make_loop(tiny_base, tmp_path / "plain")
     plain.run()
-    looked, _ = make_loop(tiny_base, tmp_path / "looked", settings=ExamineSettings(every=3, cases=4))
+    looked, _ = make_loop(tiny_base, tmp_path / "looked", settings=EvalSettings(every=3, cases=4))
     looked.run()
     assert final(looked) == final(plain)
     assert [s.loss for s in read_steps(tmp_path / "looked")] == [
@@ -77,30 +77,30 @@ def test_a_run_with_evaluations_has_the_losses_and_bytes_of_one_without(tiny_bas
 
 def test_patience_ends_a_run_with_a_plain_reason(tiny_base, tmp_path):
     words = []
-    settings = ExamineSettings(every=1, metric="m", cases=2, patience=2)
+    settings = EvalSettings(every=1, metric="m", cases=2, early_stopping=2)
     evaluator = Scripted((0, 1), (1, 1), (1, 0), (1, 1))
-    loop, examine = make_loop(tiny_base, tmp_path, settings=settings, evaluator=evaluator, words=words)
+    loop, evaluation = make_loop(tiny_base, tmp_path, settings=settings, evaluator=evaluator, words=words)
     loop.run()
     assert len(read_steps(tmp_path)) == 4
     reason = next(word for word in words if word.startswith("stopped early"))
     assert "after step 4 of 8" in reason
     assert "best at step 2" in reason
-    assert examine.state()["best_step"] == 2
+    assert evaluation.state()["best_step"] == 2
 
 
 @pytest.mark.parametrize("smaller", [True, False])
 def test_the_score_is_smaller_for_the_better_model_whatever_the_metric(tiny_base, tmp_path, smaller):
-    settings = ExamineSettings(every=4, metric="m", cases=2)
+    settings = EvalSettings(every=4, metric="m", cases=2)
     scores = []
-    loop, examine = make_loop(
+    loop, evaluation = make_loop(
         tiny_base,
         tmp_path,
         settings=settings,
         evaluator=Scripted((0, 1), (1, 1), smaller=smaller),
-        before=lambda *_: scores.append(examine.score()),
+        before=lambda *_: scores.append(evaluation.score()),
     )
     loop.run()
-    scores.append(examine.score())
+    scores.append(evaluation.score())
     assert [score is not None for score in scores] == [False] * 4 + [True] + [False] * 3 + [True]
     assert (scores[4] < scores[-1]) is smaller
 
@@ -108,9 +108,9 @@ def test_the_score_is_smaller_for_the_better_model_whatever_the_metric(tiny_base
 @pytest.mark.parametrize("killed_before", [2, 4, 5, 7, 8])
 def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, killed_before):
     """The evaluator of the second process would say otherwise; what was found before the kill holds."""
-    settings = ExamineSettings(every=2, metric="m", cases=4, patience=2)
+    settings = EvalSettings(every=2, metric="m", cases=4, early_stopping=2)
     reported = [(1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 0, 0), (1, 0, 0, 0)]
-    whole, whole_examine = make_loop(
+    whole, whole_evaluation = make_loop(
         tiny_base, tmp_path / "a", settings=settings, evaluator=Scripted(*reported)
     )
     whole.run()
@@ -125,10 +125,10 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
     with pytest.raises(Killed):
         cut.run()
     second = Scripted(*reported[taken:])
-    resumed, examine = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=second)
+    resumed, evaluation = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=second)
     resumed.run()
     assert final(resumed) == final(whole)
-    assert examine.state() == whole_examine.state()
+    assert evaluation.state() == whole_evaluation.state()
 
     def seen(folder):
         return [look.model_copy(update={"seconds": 0}) for look in read_evaluations(folder)]
@@ -141,7 +141,7 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
 def test_a_first_evaluation_cut_short_sets_the_measure_and_a_shorter_one_is_not_compared(tiny_base, tmp_path):
     words = []
     evaluator = Scripted((1, 1, 1, 1, 0), (1,) * 6, (1, 1, 1), (0, 0, 0, 0))
-    settings = ExamineSettings(every=2, metric="m", cases=6, patience=1)
+    settings = EvalSettings(every=2, metric="m", cases=6, early_stopping=1)
     loop, _ = make_loop(tiny_base, tmp_path, settings=settings, evaluator=evaluator, words=words)
     loop.run()
     looks = read_evaluations(tmp_path)
@@ -154,7 +154,7 @@ def test_a_first_evaluation_cut_short_sets_the_measure_and_a_shorter_one_is_not_
 
 
 def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base, tmp_path):
-    settings = ExamineSettings(every=4, metric="m", cases=2)
+    settings = EvalSettings(every=4, metric="m", cases=2)
     whole, _ = make_loop(tiny_base, tmp_path / "a", settings=settings, evaluator=Scripted((0, 1), (1, 1)))
     whole.run()
     cut, _ = make_loop(
@@ -175,10 +175,10 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
 def test_a_missing_requirement_of_evaluations_is_reported_before_the_run():
     with pytest.raises(EnvironmentLacks, match="the metric json_valid cannot be measured here"):
         choose_evaluation_rows(
-            make_rows(2), settings=ExamineSettings(every=1, metric="json_valid"), evaluator=None
+            make_rows(2), settings=EvalSettings(every=1, metric="json_valid"), evaluator=None
         )
     with pytest.raises(UserMistake, match="the validation split is empty"):
-        choose_evaluation_rows([], settings=ExamineSettings(every=1), evaluator=None)
+        choose_evaluation_rows([], settings=EvalSettings(every=1), evaluator=None)
 
 
 class Second(SingleProcess):
@@ -197,13 +197,13 @@ class Second(SingleProcess):
 def test_other_processes_decide_by_the_evaluation_of_the_first(tiny_base, tmp_path):
     from test_train_evaluations import make_step
 
-    settings = ExamineSettings(every=1, metric="m", cases=4)
+    settings = EvalSettings(every=1, metric="m", cases=4)
     first = {"metric": "m", "cases": 4, "seconds": 1.0}
     strategy = Second(False, {**first, "step": 1, "value": 0.75}, True, {**first, "step": 2, "value": 0.5})
-    examine = EvaluationCallback(settings, make_rows(4), folder=tmp_path, evaluator=Scripted())
-    examine.on_train_begin(SimpleNamespace(strategy=strategy), done=0, steps=9)
-    examine.on_step_end(make_step(1), 9)
-    assert (examine.latest.value, examine.latest.cases, examine.latest.better) == (0.75, 4, True)
-    examine.on_step_end(make_step(2), 9)
-    assert (examine.latest.value, examine.latest.better) == (0.5, False)
+    evaluation = EvaluationCallback(settings, make_rows(4), folder=tmp_path, evaluator=Scripted())
+    evaluation.on_train_begin(SimpleNamespace(strategy=strategy), done=0, steps=9)
+    evaluation.on_step_end(make_step(1), 9)
+    assert (evaluation.latest.value, evaluation.latest.cases, evaluation.latest.better) == (0.75, 4, True)
+    evaluation.on_step_end(make_step(2), 9)
+    assert (evaluation.latest.value, evaluation.latest.better) == (0.5, False)
     assert not (tmp_path / "evaluations.jsonl").exists()

@@ -20,7 +20,7 @@ def test_a_killed_run_with_evaluations_ends_as_if_nothing_had_happened(
             "batch_size": 4,
             "checkpoint_every": 4,
             "threads": 1,
-            "examine": {"every": 3, "metric": "truncated", "cases": 3},
+            "eval": {"every": 3, "metric": "truncated", "cases": 3},
             "run": {"trackers": ["tensorboard"], "rehearse_crash": True},
         },
     )
@@ -30,7 +30,7 @@ def test_a_killed_run_with_evaluations_ends_as_if_nothing_had_happened(
     assert outcome.looks[-1].step == outcome.steps
     assert {look.cases for look in outcome.looks} == {3}
     assert outcome.best_step == outcome.looks[0].step, "a tie is not better"
-    assert outcome.settings["examination"]["max_new_tokens"] == 4
+    assert outcome.settings["evaluation"]["max_new_tokens"] == 4
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, outcome.steps + 1))
