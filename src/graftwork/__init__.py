@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from graftwork.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from graftwork.api.audits import audit_files as audit_files
     from graftwork.api.components import check_spec as check_spec
     from graftwork.api.components import generate_components as generate_components
     from graftwork.api.components import verify_generated as verify_generated
-    from graftwork.api.models import list_models as list_models
-    from graftwork.api.models import pull_model as pull_model
-    from graftwork.api.models import remove_model as remove_model
     from graftwork.api.plans import plan_fit as plan_fit
     from graftwork.api.project import Project as Project
+    from graftwork.api.project import audit_files as audit_files
     from graftwork.api.project import init_project as init_project
+    from graftwork.api.project import list_models as list_models
     from graftwork.api.project import open_project as open_project
+    from graftwork.api.project import pull_model as pull_model
+    from graftwork.api.project import remove_model as remove_model
     from graftwork.data.project import PreparedData as PreparedData
     from graftwork.evaluate.project import Evaluated as Evaluated
     from graftwork.project.reporter import NullReporter as NullReporter
@@ -46,11 +46,17 @@ if TYPE_CHECKING:
     from graftwork.records.run import TrainOutcome as TrainOutcome
 
 _MODULES = {
-    "graftwork.api.audits": ("audit_files",),
     "graftwork.api.components": ("check_spec", "generate_components", "verify_generated"),
-    "graftwork.api.models": ("list_models", "pull_model", "remove_model"),
     "graftwork.api.plans": ("plan_fit",),
-    "graftwork.api.project": ("Project", "init_project", "open_project"),
+    "graftwork.api.project": (
+        "Project",
+        "audit_files",
+        "init_project",
+        "list_models",
+        "open_project",
+        "pull_model",
+        "remove_model",
+    ),
     "graftwork.evaluate.project": ("Evaluated",),
     "graftwork.project.reporter": ("NullReporter", "Reporter"),
     "graftwork.data.project": ("PreparedData",),

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from graftwork.api.captures import Traffic, summarize_traffic
 from graftwork.api.cycle import find_waiting_step, next_sessions, read_week
+from graftwork.api.endpoint import Traffic, summarize_traffic
 from graftwork.api.project import Project, changed_at
 from graftwork.cycle.state import CoordinatorState
 from graftwork.fleet.jobs import CostSummary, summarize_costs

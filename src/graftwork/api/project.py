@@ -1,35 +1,45 @@
 """A project as an object: each step of the pipeline is a method that returns its record.
 
-In: the folder with graft.yaml, and a reporter for progress. Out: the records of the steps. Each call opens
-the project's database and closes it again. Knows neither the terminal nor exit codes.
+Each call opens the project's database and closes it again. Beside it what needs no project: audits of log
+files, and the base models on this machine. Knows neither the terminal nor exit codes.
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from graftwork.project import load as project_folder
-from graftwork.project.open_project import OpenProject, use_project
+from pydantic import ValidationError
+
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.project import PreparedData, audit_context_here, counter_here, template_here
+from graftwork.data.settings import DataSettings, RepairSettings
+from graftwork.model import base as base_models
+from graftwork.process import worker
+from graftwork.project.load import PROJECT_FILE, ProjectFolder
+from graftwork.project.load import open_project as open_folder
+from graftwork.project.open_project import OpenProject, report_downloads, use_project
 from graftwork.project.open_project import current_user as current_user  # noqa: PLC0414
 from graftwork.project.open_project import timestamp as timestamp  # noqa: PLC0414
-from graftwork.project.reporter import NullReporter, Reporter
+from graftwork.project.reporter import NullReporter, Reporter, progress_listener
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.dataset import Audit
+from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.plan import Plan, RunPlan
 from graftwork.records.release import Release, ReleaseEntry, ReleaseQuery
 from graftwork.records.report import NextStart, Verdict
 from graftwork.records.run import TrainOutcome
+from graftwork.text.wording import explain_error
 
 if TYPE_CHECKING:
     from graftwork.cycle.session import CycleStatus
     from graftwork.cycle.state import CycleState
-    from graftwork.data.project import PreparedData
+    from graftwork.data.audit.findings import CountTokens
     from graftwork.data.review import CalibratedJudge
-    from graftwork.data.settings import RepairSettings
     from graftwork.engines.settings import EngineSettings
     from graftwork.evaluate.commands import GatedAll
     from graftwork.evaluate.project import Evaluated
@@ -37,7 +47,6 @@ if TYPE_CHECKING:
     from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
     from graftwork.records.dataset import (
-        Audit,
         Corrections,
         JudgeLabel,
         RepairOutcome,
@@ -63,6 +72,7 @@ if TYPE_CHECKING:
     from graftwork.train.federated import Federation
     from graftwork.train.sweep import SweepRequest, SweepResult
     from graftwork.week.project import WeekRequest
+
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
@@ -99,7 +109,7 @@ class Project:
     for an expected failure.
     """
 
-    folder: project_folder.ProjectFolder
+    folder: ProjectFolder
     model: str | None = None
     reporter: Reporter = field(default_factory=NullReporter)
 
@@ -116,20 +126,17 @@ class Project:
         """The same project, working on another of its models."""
         return replace(self, model=model)
 
-    def audit(self, files: Sequence[str] = (), *, row_format: str | None = None) -> "Audit":
+    def audit(self, files: Sequence[str] = (), *, row_format: str | None = None) -> Audit:
         """Find rows that would spoil training: in the project's logs, or in other files by its settings.
 
         `row_format` forces the format of other files; that of the project's logs is in graft.yaml.
         """
-        from graftwork.api.audits import audit_project, audit_with_settings
 
         if files:
-            return audit_with_settings(self.folder, files, reporter=self.reporter, row_format=row_format)
-        return audit_project(self.folder, reporter=self.reporter)
+            return _audit_with_settings(self.folder, files, reporter=self.reporter, row_format=row_format)
+        return _audit_project(self.folder, reporter=self.reporter)
 
-    def plan_repair(
-        self, settings: "RepairSettings | None" = None, *, out: Path | None = None
-    ) -> "RepairPlan":
+    def plan_repair(self, settings: RepairSettings | None = None, *, out: Path | None = None) -> "RepairPlan":
         """List the rows that a teacher would answer again, with tokens and cost. Asks nothing."""
         from graftwork.data.repair.project import RepairJob, default_out, plan_project_repair
 
@@ -137,7 +144,7 @@ class Project:
             job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
             return plan_project_repair(work, job)
 
-    def repair(self, settings: "RepairSettings | None" = None, *, out: Path | None = None) -> "RepairOutcome":
+    def repair(self, settings: RepairSettings | None = None, *, out: Path | None = None) -> "RepairOutcome":
         """Let a teacher answer rows that would be dropped; write the accepted ones to a log of their own."""
         from graftwork.data.repair.project import RepairJob, default_out, repair_project
 
@@ -166,10 +173,8 @@ class Project:
         with self.open() as work:
             return tuple(list_items(work))
 
-    def prepare(self) -> "PreparedData":
+    def prepare(self) -> PreparedData:
         """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""
-        from graftwork.data.project import PreparedData
-
         return self._run_to("prepare", PreparedData)
 
     def plan(self) -> Plan:
@@ -252,10 +257,8 @@ class Project:
 
     def savings(self) -> "Savings | None":
         """What the model saves a month at the logged volume; None where the log has no calls of it."""
-        from graftwork.data.project import PreparedData
         from graftwork.evaluate.project import savings_of
         from graftwork.pipeline.table import run_pipeline
-        from graftwork.records.dataset import Audit
 
         with self.open() as work:
             audit = run_pipeline(work, upto="audit").get("audit", Audit)
@@ -514,7 +517,7 @@ def open_project(
 
     `reporter` receives progress: subclass `NullReporter` and override what you need.
     """
-    folder = project_folder.open_project(Path(path) if path is not None else None)
+    folder = open_folder(Path(path) if path is not None else None)
     return Project(folder, model=model, reporter=reporter or NullReporter())
 
 
@@ -526,6 +529,51 @@ def init_project(
 
     start_project(Path(folder), logs, base=base)
     return open_project(folder)
+
+
+def audit_files(
+    files: Sequence[str], *, row_format: str | None = None, reporter: Reporter | None = None
+) -> Audit:
+    """Audit files, folders or globs with the default settings; no project is needed.
+
+    Tokens are counted by the tokenizer of the embedded base if it is at hand.
+    """
+    settings = _force_format(DataSettings(logs=tuple(files)), row_format)
+    count = counter_here(template_here(base_models.EMBEDDED, settings), settings)
+    return _audit_in_scratch_folder(AuditContext(settings=settings), reporter or NullReporter(), count=count)
+
+
+def pull_model(
+    name: str,
+    *,
+    project: str | Path = ".",
+    update: bool = False,
+    weights: bool = True,
+    reporter: Reporter | None = None,
+) -> base_models.PulledModel:
+    """Fetch a model at the commit that the project uses, or with `update` at the newest of its revision."""
+    return base_models.pull_model(
+        name,
+        project_folder=Path(project),
+        place=report_downloads(reporter or NullReporter()),
+        update=update,
+        weights=weights,
+    )
+
+
+def list_models(*, project: str | Path = ".") -> base_models.LocalModels:
+    """List the base models on this machine, with their commits and sizes; those of a project are marked."""
+    root = Path(project)
+    bases: tuple[str, ...] = ()
+    if (root / PROJECT_FILE).is_file():
+        settings = open_folder(root).settings
+        bases = tuple(settings.of_model(model).base for model in settings.all_models)
+    return base_models.list_models(project_folder=root, bases=bases)
+
+
+def remove_model(name: str) -> base_models.RemovedModels:
+    """Remove a model from this machine: one commit if it is named, else all of them."""
+    return base_models.remove_model(name)
 
 
 def changed_at(path: "Path | os.DirEntry[str]") -> float:
@@ -555,3 +603,59 @@ def _allowed(work: OpenProject, upto: str, *, update: bool) -> Collection[str] |
     session = " --session" if upto == "evaluate" else ""
     require_fresh(work, upto=upto, update=f"graft gate{model}{session} --update")
     return ("gate",)
+
+
+def _audit_with_settings(
+    folder: ProjectFolder, files: Sequence[str], *, reporter: Reporter, row_format: str | None = None
+) -> Audit:
+    """Audit other files than the project's logs, with the project's data settings."""
+    template = template_here(folder.settings.base, folder.settings.data, root=folder.root)
+    context = audit_context_here(folder, template=template)
+    settings = _force_format(context.settings.model_copy(update={"logs": tuple(files)}), row_format)
+    count = counter_here(template, settings)
+    return _audit_in_scratch_folder(replace(context, settings=settings), reporter, count=count)
+
+
+def _force_format(settings: DataSettings, row_format: str | None) -> DataSettings:
+    if row_format is None:
+        return settings
+    try:
+        return DataSettings.model_validate({**settings.model_dump(), "format": row_format, "mapping": None})
+    except ValidationError as error:
+        message = explain_error(error.errors()[-1])
+        raise UserMistake(
+            f"there is no format {row_format!r}", why=message, fix="name one of these", where="--format"
+        ) from None
+
+
+def _audit_project(folder: ProjectFolder, *, reporter: Reporter) -> Audit:
+    """Audit the project's logs."""
+    from graftwork.data.prepare import audit_logs
+
+    data = folder.settings.data
+    template = template_here(folder.settings.base, data, root=folder.root)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(worker.hold_lock(folder.state / "pipeline"))
+            cache = folder.sifted
+        except Busy:
+            # A run holds the project, and its cache of row features.
+            cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-audit-")))
+        return audit_logs(
+            audit_context_here(folder, template=template),
+            folder=cache,
+            root=folder.root,
+            on_progress=progress_listener(reporter),
+            count_tokens=counter_here(template, data),
+        )
+
+
+def _audit_in_scratch_folder(
+    context: AuditContext, reporter: Reporter, *, count: "CountTokens | None"
+) -> Audit:
+    from graftwork.data.prepare import audit_logs
+
+    with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
+        return audit_logs(
+            context, folder=Path(folder), on_progress=progress_listener(reporter), count_tokens=count
+        )

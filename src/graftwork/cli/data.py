@@ -93,7 +93,7 @@ def audit(
 
 def _audit(files: list[str], project: Path | None, row_format: str | None) -> "tuple[Audit, Path | None]":
     """The audit, and the page of the project where its own logs are audited."""
-    from graftwork.api.audits import audit_files
+    from graftwork.api.project import audit_files
     from graftwork.cli.progress import RichReporter
     from graftwork.project.load import find_project
 

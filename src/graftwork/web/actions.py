@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from graftwork.api import cycle, evaluations, fleet, releases, reviews, runs
+from graftwork.api import cycle, datasets, evaluations, fleet, releases, runs
 from graftwork.api.overview import read_overview
 from graftwork.api.project import Project, timestamp
 from graftwork.files.disk import Journal, make_folder
@@ -177,7 +177,7 @@ def _stop_job(form: ActionForm) -> Done:
 
 
 def _apply_reviews(form: ActionForm) -> Done:
-    applied = reviews.apply_decisions(form.project)
+    applied = datasets.apply_decisions(form.project)
     text = f"{applied.feedback} decisions became feedback, {applied.rows} rows were written"
     return Done(text + (f" to {applied.file}" if applied.file else ""), "/review")
 

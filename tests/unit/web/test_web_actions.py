@@ -251,12 +251,12 @@ def test_two_reviewers_at_once_are_shown_different_rows(acting):
 
 
 def test_a_row_that_a_reviewer_left_is_shown_to_others_after_a_while(acting, monkeypatch):
-    from graftwork.api import reviews
+    from graftwork.api import datasets
 
     ada, bob = (Visitor(acting.base, f"{acting.cookie}; graft_who={name}") for name in ("ada", "bob"))
     first = key_of(ada.get("/review").text)
     assert key_of(bob.get("/review").text) != first
-    monkeypatch.setattr(reviews, "HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(datasets, "HOLD_SECONDS", 0.0)
     assert key_of(bob.get("/review").text) == first
 
 

@@ -5,8 +5,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from graftwork.api import captures
-from graftwork.api.captures import Traffic
+from graftwork.api import endpoint
+from graftwork.api.endpoint import Traffic
 from graftwork.views.charts import draw_both, draw_nothing, draw_stacks
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
@@ -16,8 +16,8 @@ SECTION = "/captures"
 def index(request: Request) -> Response:
     project = project_of(request)
     text, release = text_in(request, "text"), text_in(request, "release")
-    traffic = captures.read_traffic(project)
-    found, by_release = captures.list_captures(
+    traffic = endpoint.read_traffic(project)
+    found, by_release = endpoint.list_captures(
         project, text=text, release=release, page=number_in(request, "page")
     )
     return render(
@@ -29,7 +29,7 @@ def index(request: Request) -> Response:
         by_release=by_release,
         traffic=traffic,
         figure=draw_both(lambda width: draw_days(traffic, width=width), wide=860),
-        totals=captures.read_capture_totals(project),
+        totals=endpoint.read_capture_totals(project),
         text=text,
         release=release,
         serve=project.settings.serve,
@@ -37,7 +37,7 @@ def index(request: Request) -> Response:
 
 
 def capture(request: Request) -> Response:
-    shown, feedback = captures.read_capture(project_of(request), request.path_params["capture"])
+    shown, feedback = endpoint.read_capture(project_of(request), request.path_params["capture"])
     asked = shown.request.get("messages")
     turns = [
         (str(turn.get("role", "")), _text_of(turn.get("content")))

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from graftwork.api import generations
-from graftwork.api.generations import GenerationGlance, GenerationView
+from graftwork.api import components
+from graftwork.api.components import GenerationGlance, GenerationView
 from graftwork.web.rendering import address, project_of, render, text_in
 
 SECTION = "/components"
@@ -31,7 +31,7 @@ def index(request: Request) -> Response:
         "components.html.jinja",
         title="Components",
         section=SECTION,
-        found=generations.list_generations(project_of(request)),
+        found=components.list_generations(project_of(request)),
         link=_link,
     )
 
@@ -39,7 +39,7 @@ def index(request: Request) -> Response:
 def generation(request: Request) -> Response:
     """One generation; `?against=` names an earlier one, such as that of the model before training."""
     project, name, against = project_of(request), text_in(request, "folder"), text_in(request, "against")
-    view = generations.read_generation(project, name, against=against)
+    view = components.read_generation(project, name, against=against)
     return render(
         request,
         "generation.html.jinja",
@@ -51,7 +51,7 @@ def generation(request: Request) -> Response:
         full=[figure for figure in FIGURES if _is_full(view, figure)],
         score=_score,
         against=against,
-        others=[each.name for each in generations.list_generations(project) if each.name != name],
+        others=[each.name for each in components.list_generations(project) if each.name != name],
         link=_link,
         commands_shown=list_commands(view.glance, against),
     )
@@ -59,7 +59,7 @@ def generation(request: Request) -> Response:
 
 def component(request: Request) -> Response:
     name, identifier = text_in(request, "folder"), request.path_params["component"]
-    view = generations.read_component(project_of(request), name, identifier)
+    view = components.read_component(project_of(request), name, identifier)
     return render(
         request,
         "component.html.jinja",
@@ -73,7 +73,7 @@ def component(request: Request) -> Response:
     )
 
 
-def _score(card: generations.ScoreCard | None, figure: str) -> float | None:
+def _score(card: components.ScoreCard | None, figure: str) -> float | None:
     return card.scores.get(figure) if card is not None else None
 
 

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from graftwork.api import reviews
+from graftwork.api import datasets
 from graftwork.records.dataset import ReviewAction
 from graftwork.records.errors import UserMistake
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
@@ -27,7 +27,7 @@ REASONS = {
 
 def index(request: Request) -> Response:
     options: WebOptions = request.app.state.options
-    turn = reviews.next_review(
+    turn = datasets.next_review(
         project_of(request), who=who_of(request), key=text_in(request, "key"), hold=options.allow_actions
     )
     return render(
@@ -51,7 +51,7 @@ async def decide(request: Request) -> Response:
 def _decide(request: Request, form: ActionForm, action: str) -> str:
     require_allowed(request)
     if action == "undo":
-        undone = reviews.undo_review(form.project, who=form.who)
+        undone = datasets.undo_review(form.project, who=form.who)
         if undone is None:
             return "nothing to take back"
         log_action(
@@ -63,7 +63,7 @@ def _decide(request: Request, form: ActionForm, action: str) -> str:
         raise UserMistake(f"there is no decision {action!r}", fix="use the buttons of the page")
     key = form.text("key")
     reply = _read_reply(form) if chosen == "edit" else None
-    if not reviews.decide_review(form.project, key, chosen, who=form.who, reply=reply):
+    if not datasets.decide_review(form.project, key, chosen, who=form.who, reply=reply):
         return "another reviewer has decided about it"
     log_action(form, "review", "graft data review", outcome=f"{chosen} {key}")
     return {"accept": "accepted", "reject": "rejected", "edit": "answer replaced", "skip": "skipped"}[chosen]
