@@ -1,40 +1,43 @@
-"""The application: addresses, errors as pages, static files.
+"""The application: addresses, errors as pages, static files, and the stream that tells pages of changes.
 
-In: the folder of a project and what visitors may do. Out: an ASGI application. Expected errors become pages
-that say what is wrong and how to fix it; anything else is a bug, and the page says only that.
+Expected errors become pages that say what is wrong and how to fix it; anything else is a bug, and the page
+says only that. A mark of the project is read once a second for all streams together; a page whose mark is
+another one gets `graft:change` and asks for its content again.
 """
 
+import asyncio
+import contextlib
 import sys
 import time
 import traceback
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
-from graftwork.web import actions, live
-from graftwork.web.rendering import read_static, render
-from graftwork.web.security import ALIVE, Gatekeeper, SignIn, WebOptions
-from graftwork.web.views import (
-    captures,
+from graftwork.web import (
+    actions,
     components,
     cycle,
     data,
+    endpoint,
     evaluation,
     fleet,
     overview,
     plan,
-    playground,
     releases,
-    review,
     runs,
-    week,
 )
+from graftwork.web.rendering import read_mark, read_static, render
+from graftwork.web.security import ALIVE, Gatekeeper, SignIn, WebOptions
 
 STATIC = {
     "app.css": "text/css",
@@ -52,18 +55,15 @@ def make_app(options: WebOptions, sign_in: SignIn, *, hosts: frozenset[str] = fr
     routes: list[BaseRoute] = [
         Route(ALIVE, _alive),
         Route("/static/{name:path}", _static),
-        Route("/events", live.events),
+        Route("/events", _events),
         *overview.ROUTES,
         *data.ROUTES,
         *runs.ROUTES,
         *cycle.ROUTES,
         *evaluation.ROUTES,
-        *review.ROUTES,
         *releases.ROUTES,
-        *captures.ROUTES,
-        *playground.ROUTES,
+        *endpoint.ROUTES,
         *fleet.ROUTES,
-        *week.ROUTES,
         *components.ROUTES,
         *plan.ROUTES,
         *actions.ROUTES,
@@ -73,7 +73,11 @@ def make_app(options: WebOptions, sign_in: SignIn, *, hosts: frozenset[str] = fr
         middleware=[Middleware(ServerTiming)],
         exception_handlers={GraftError: _show_error, HTTPException: _show_http_error, Exception: _show_bug},
     )
-    app.state.options, app.state.sign_in, app.state.feed = options, sign_in, live.make_feed(options)
+    app.state.options, app.state.sign_in, app.state.feed = (
+        options,
+        sign_in,
+        ChangeFeed(lambda: read_mark(options.root)),
+    )
     # Around everything, so that the page of a bug has the headers too.
     return Gatekeeper(app, sign_in=sign_in, hosts=hosts)
 
@@ -144,3 +148,93 @@ async def _show_bug(request: Request, error: Exception) -> Response:
         fix="reload; if it stays, report it with the text in the terminal",
     )
     return render(request, "error.html.jinja", title="Unexpected error", code=500, error=explained)
+
+
+WATCH_SECONDS = 1.0
+QUIET_SECONDS = 15.0
+"""After so long without an event a comment is sent, so that proxies keep the connection."""
+MOST_STREAMS = 200
+
+
+class ChangeFeed:
+    """Reads the mark while somebody listens. Streams wait for the next one."""
+
+    def __init__(self, read_mark: Callable[[], str], *, every: float = WATCH_SECONDS) -> None:
+        self._read_mark, self._every = read_mark, every
+        self._mark = ""
+        self._changed: asyncio.Condition | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self.streams = 0
+
+    async def follow(self, since: str) -> AsyncIterator[str | None]:
+        """Marks other than the last one; None where nothing changed for a while."""
+        if self._changed is None:
+            self._changed = asyncio.Condition()
+        self.streams += 1
+        try:
+            await self._look()
+            if self._watcher is None or self._watcher.done():
+                self._watcher = asyncio.create_task(self._watch())
+            seen = since or self._mark
+            while True:
+                if self._mark != seen:
+                    seen = self._mark
+                    yield seen
+                else:
+                    changed = await self._wait(seen)
+                    if not changed:
+                        yield None
+        finally:
+            self.streams -= 1
+
+    async def _wait(self, seen: str) -> bool:
+        assert self._changed is not None
+        try:
+            async with asyncio.timeout(QUIET_SECONDS):
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self._mark != seen)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _watch(self) -> None:
+        while self.streams:
+            await asyncio.sleep(self._every)
+            await self._look()
+
+    async def _look(self) -> None:
+        assert self._changed is not None
+        mark = await run_in_threadpool(self._read_mark)
+        if mark != self._mark:
+            self._mark = mark
+            async with self._changed:
+                self._changed.notify_all()
+
+
+async def _events(request: Request) -> Response:
+    feed: ChangeFeed = request.app.state.feed
+    if feed.streams >= MOST_STREAMS:
+        return Response("too many streams", status_code=503)
+    # A browser that comes back names the last event; before the first one, its page names what it shows.
+    since = _clean(request.headers.get("last-event-id", "") or request.query_params.get("mark", ""))
+
+    async def stream() -> AsyncIterator[str]:
+        yield "retry: 1000\n\n"
+        marks: Any = feed.follow(since)
+        with contextlib.suppress(asyncio.CancelledError):
+            async with contextlib.aclosing(marks) as following:
+                async for mark in following:
+                    if await request.is_disconnected():
+                        return
+                    yield (
+                        ": quiet\n\n"
+                        if mark is None
+                        else f"id: {_clean(mark)}\nevent: graft:change\ndata: changed\n\n"
+                    )
+
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+
+def _clean(text: str) -> str:
+    return "".join(character for character in text if character.isprintable())[:2000]

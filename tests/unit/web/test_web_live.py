@@ -96,9 +96,9 @@ def test_the_server_stops_while_streams_are_open(shop):
 
 
 def test_too_many_streams_are_refused(shop, monkeypatch):
-    from graftwork.web import live
+    from graftwork.web import app
 
-    monkeypatch.setattr(live, "MOST_STREAMS", 1)
+    monkeypatch.setattr(app, "MOST_STREAMS", 1)
     with serve(shop) as served:
         first = Stream(served)
         first.answer.fp.readline()

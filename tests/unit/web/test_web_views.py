@@ -183,7 +183,7 @@ def test_a_run_whose_folder_is_half_deleted_is_shown_as_far_as_it_is_there(shop)
 
 
 def test_a_bug_shows_no_traceback(page, monkeypatch, capsys):
-    from graftwork.web.views import runs
+    from graftwork.web import runs
 
     def fail(*_arguments, **_options):
         raise RuntimeError("a secret detail")

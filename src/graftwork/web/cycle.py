@@ -1,8 +1,12 @@
-"""The week: which sessions run where and when, and the same week under other terms."""
+"""The training cycle: where it is, what waits for a person, what was decided, the last cycles; and the week.
+
+The week is that of the planner: which sessions run where and when, and the same week under other terms.
+"""
 
 import math
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,24 +16,80 @@ from graftwork.api.cycle import (
     WEEK_FILE,
     WeekDial,
     WeekTerms,
+    find_waiting_step,
+    list_controls,
     list_terms,
+    read_cycle,
     read_week,
     try_terms,
 )
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.week import Scenario, WeekSchedule
+from graftwork.views.cycle import list_cycles, list_facts
 from graftwork.views.document import Document
 from graftwork.views.html import body
 from graftwork.views.week import draw_week, list_sessions
 from graftwork.web.rendering import project_of, render, text_in
 
-SECTION = "/week"
+CYCLE = "/cycle"
+SIGNS = {"done": "✓", "running": "▶", "failed": "✗", "skipped": "–", "waiting": "·"}
+STATES = {
+    "done": "fresh",
+    "running": "running",
+    "failed": "refused",
+    "skipped": "missing",
+    "waiting": "waiting",
+}
+"""The look of a step, as in the pipeline of the first screen."""
+
+
+def cycle_page(request: Request) -> Response:
+    project = project_of(request)
+    status, settings = read_cycle(project), project.settings.cycle
+    state = status.state
+    return render(
+        request,
+        "cycle.html.jinja",
+        title="Cycle",
+        section=CYCLE,
+        status=status,
+        state=state,
+        cycle=state.cycle,
+        settings=settings,
+        waits_for=find_waiting_step(state, settings),
+        controls=list_controls(state),
+        signs=SIGNS,
+        states=STATES,
+        facts_of=list_facts,
+        history=Document("Last cycles", [list_cycles(status.history)]),
+        begins=describe_triggers(settings),
+        command=control_command,
+    )
+
+
+def describe_triggers(settings: Any) -> list[str]:
+    """When a cycle begins by itself."""
+    found = []
+    if settings.schedule:
+        found.append(f"at the times of {settings.schedule} ({settings.timezone})")
+    if settings.when.new_rows is not None:
+        found.append(f"after {settings.when.new_rows:,} new rows")
+    if settings.when.drift is not None:
+        found.append(f"when {settings.when.drift:.0%} of the live prompts are unlike the training prompts")
+    return found
+
+
+def control_command(action: str, *arguments: str) -> str:
+    return shlex.join(["graft", "up", action, *arguments, "--reason", "…"])
+
+
+WEEK = "/week"
 SCENARIO_NAMES: tuple[Scenario, ...] = ("sequential", "parallel", "iterative")
 SCENARIOS = ("", *SCENARIO_NAMES)
 USUAL_SECONDS = 3.0
 
 
-def index(request: Request) -> Response:
+def week_page(request: Request) -> Response:
     week = read_week(project_of(request))
     scenario, seconds = text_in(request, "scenario"), text_in(request, "seconds")
     command = ["graft", "plan", "week", "--out", WEEK_FILE]
@@ -39,7 +99,7 @@ def index(request: Request) -> Response:
         request,
         "week.html.jinja",
         title="Week",
-        section=SECTION,
+        section=WEEK,
         week=week,
         figure=body(Document(parts=[draw_week(week)])) if week else None,
         sessions=body(Document("Sessions", [list_sessions(week)])) if week else None,
@@ -50,7 +110,7 @@ def index(request: Request) -> Response:
     )
 
 
-def attempt(request: Request) -> Response:
+def try_week(request: Request) -> Response:
     """The sliders; with `?try=1`, the week planned again under the terms in the address."""
     project = project_of(request)
     before, after, error, dials = None, None, None, tuple[WeekDial, ...]()
@@ -77,7 +137,7 @@ def attempt(request: Request) -> Response:
         request,
         "week_try.html.jinja",
         title="What if",
-        section=SECTION,
+        section=WEEK,
         dials=[(dial, texts[dial.name] or f"{dial.now:g}") for dial in dials],
         before=before,
         after=after,
@@ -135,4 +195,8 @@ def compare_models(before: WeekSchedule, after: WeekSchedule) -> list[tuple[str,
     return [(m.model, hours.get(m.model, 0.0), m.hours, m.learned_after) for m in after.models]
 
 
-ROUTES = [Route("/week", index), Route("/week/try", attempt)]
+ROUTES = [
+    Route("/cycle", cycle_page),
+    Route("/week", week_page),
+    Route("/week/try", try_week),
+]
