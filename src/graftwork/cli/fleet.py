@@ -1,5 +1,14 @@
-"""`graft fleet`: run this project's training at other places, follow it, and keep its cost in a ledger."""
+"""`graft fleet`: run this project's training at other places, follow it, and keep its cost in a ledger.
 
+`fleet simulate` brings up simulated hosts, runs a command on the first one, and ends them.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,11 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.command import Folder, Model, opened, opened_with_progress, print_record, reporting
-from graftwork.cli.output import Json, print_json, stderr
+from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
     from graftwork.fleet.jobs import FleetRequest, RunQuote
+    from graftwork.fleet.simulated_hosts import HostNetwork
     from graftwork.project.open_project import OpenProject
 
 PlaceName = Annotated[
@@ -374,18 +384,16 @@ def simulate(
 
     Example:  graft fleet simulate --hosts 3 -- graft data prepare --engine ray
     """
-    from graftwork.cli.fleet_hosts import HostsRequest, simulate_hosts
+    from graftwork.fleet.simulated_hosts import HostNetwork
 
-    request = HostsRequest(
-        hosts=hosts,
-        share=tuple(share or ()),
-        ray=ray,
-        slurm=slurm,
-        netem=netem,
-        kills=tuple(_parse_kill(text) for text in kill or ()),
-        command=tuple(command or ()),
-    )
-    raise typer.Exit(simulate_hosts(request, as_json=json))
+    kills = [_parse_kill(text) for text in kill or ()]
+    with HostNetwork(hosts, share=tuple(share or ())) as network:
+        environment = _start_services(network, ray=ray, slurm=slurm)
+        for name in network.hosts if netem else ():
+            network.disturb(name, netem)
+        _print_hosts(network, environment, as_json=json and not command)
+        code = _run_on_first_host(network, command or [], environment, kills=kills)
+    raise typer.Exit(code)
 
 
 def _parse_kill(text: str) -> tuple[str, float]:
@@ -394,3 +402,60 @@ def _parse_kill(text: str) -> tuple[str, float]:
         return host, float(seconds)
     except ValueError:
         raise typer.BadParameter("write it like h3=20", param_hint="--kill") from None
+
+
+def _start_services(network: "HostNetwork", *, ray: bool, slurm: bool) -> dict[str, str]:
+    """The environment of a command on the first host."""
+    from graftwork.fleet.simulated_hosts import PATH, ssh_inside, start_ray, start_slurm, start_sshd
+
+    stderr.print(f"{len(network.hosts)} hosts are up: starting sshd", highlight=False)
+    start_sshd(network)
+    environment = {"GRAFT_SSH": ssh_inside(network)}
+    if slurm and shutil.which("slurmctld", path=PATH) is None:
+        stderr.print("Slurm is not installed (apt install slurm-wlm munge): left out", highlight=False)
+    elif slurm:
+        stderr.print("starting Slurm", highlight=False)
+        environment |= start_slurm(network)
+    if ray and importlib.util.find_spec("ray") is None:
+        stderr.print("Ray is not installed (pip install 'graftwork\\[ray]'): left out", highlight=False)
+    elif ray:
+        stderr.print("starting Ray", highlight=False)
+        environment |= start_ray(network)
+    return environment
+
+
+def _run_on_first_host(
+    network: "HostNetwork", command: list[str], environment: dict[str, str], *, kills: list[tuple[str, float]]
+) -> int:
+    """Run the command, or wait for Ctrl-C where there is none; returns its exit code."""
+    from graftwork.fleet.simulated_hosts import PATH
+
+    timers = [threading.Timer(seconds, network.kill, (host,)) for host, seconds in kills]
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    try:
+        if not command:
+            stderr.print("Ctrl-C ends the hosts.")
+            threading.Event().wait()
+        argv = network.command("h1", command)
+        return subprocess.run(argv, check=False, env={**os.environ, "PATH": PATH, **environment}).returncode
+    except KeyboardInterrupt:
+        return 130 if command else 0
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+def _print_hosts(network: "HostNetwork", environment: dict[str, str], *, as_json: bool) -> None:
+    hosts = [{"name": host.name, "address": host.address, "pid": host.pid} for host in network.hosts.values()]
+    if as_json:
+        print_json({"hosts": hosts, "environment": environment, "folder": str(network.state)})
+        sys.stdout.flush()
+        return
+    for host in hosts:
+        stderr.print(f"  {host['name']}  {host['address']}  nsenter -t {host['pid']} -a", highlight=False)
+    for name, value in sorted(environment.items()):
+        if name.startswith(("GRAFT", "SLURM", "RAY_AUTH")):
+            stderr.print(f"  export {name}='{value}'", highlight=False, soft_wrap=True)
+    stdout.file.flush()

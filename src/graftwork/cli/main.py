@@ -42,10 +42,10 @@ COMMANDS = {
     "up": "up:up",
     "fleet": "fleet:app",
     "model": "model:app",
-    "reward": "reward:app",
+    "reward": "train:reward_app",
     "spec": "spec:app",
     "generate": "generate:app",
-    "worker": "worker:worker",
+    "worker": "run:worker",
     "schema": "project:schema",
 }
 """Name -> module of `cli/` and what it defines: a function, or the app of a group; in the order of help."""

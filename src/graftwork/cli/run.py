@@ -1,4 +1,4 @@
-"""`graft run`, `status`, `logs` and `stop`: run the whole pipeline and follow it."""
+"""`graft run`, `status`, `logs` and `stop`: run the pipeline and follow it; `worker`: let a program do both."""
 
 import json as json_text
 import sys
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graftwork.api.project import Project
-    from graftwork.pipeline.status import (
-        EndpointStatus,
-        ProjectStatus,
-        RunStatus,
-    )
+    from graftwork.pipeline.status import EndpointStatus, ProjectStatus, RunStatus
     from graftwork.project.open_project import OpenProject
     from graftwork.records.live import PromptDrift
     from graftwork.serve.captures import CaptureTotals
@@ -392,3 +388,42 @@ def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json
     stdout.print(
         f"{state}{how_far}; run the same command again to resume from the last checkpoint", highlight=False
     )
+
+
+def worker(
+    stdio: Annotated[
+        bool, typer.Option("--stdio", help="Speak the protocol on standard input and output.")
+    ] = False,
+    packet: Annotated[
+        int | None,
+        typer.Option(
+            "--packet",
+            help="4: each message has its length in four bytes before it, as Erlang's {packet, 4}.",
+        ),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the protocol and exit.")
+    ] = False,
+) -> None:
+    """Run one training job for another program, controlled by JSON messages.
+
+    Without --packet, each message is a line. Closing standard input stops the run at its next checkpoint;
+    the same start message resumes it there. `examples/elixir` has a client.
+
+    Example:  echo '{"type":"start","v":1,"project":"."}' | graft worker --stdio
+    """
+    import json
+    import sys
+
+    if schema:
+        from graftwork.api.stdio import protocol_schema
+
+        sys.stdout.write(json.dumps(protocol_schema(), indent=2) + "\n")
+        return
+    if not stdio or packet not in (None, 4):
+        raise typer.BadParameter(
+            "give --stdio, with --packet 4 for binary framing; --schema prints the messages"
+        )
+    from graftwork.api.stdio import serve_stdio
+
+    raise typer.Exit(serve_stdio("packet4" if packet == 4 else "lines"))
