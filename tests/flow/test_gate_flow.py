@@ -16,7 +16,7 @@ from graftwork.files.disk import Journal
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.views.junit import write_junit
+from graftwork.views.evaluation import write_junit
 
 
 def write(folder, **parts):

@@ -182,7 +182,7 @@ def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
     if junit is None:
         return
     from graftwork.files.disk import write_atomic
-    from graftwork.views.junit import write_junit
+    from graftwork.views.evaluation import write_junit
 
     junit.absolute().parent.mkdir(parents=True, exist_ok=True)
     write_atomic(junit, write_junit(verdicts))

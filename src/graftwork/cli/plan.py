@@ -168,7 +168,7 @@ def fit(
     if json:
         print_json(_as_json(answer))
     else:
-        from graftwork.views.fit import view_fit
+        from graftwork.views.plan import view_fit
 
         print_document(stdout, view_fit(answer, files=files))
     raise typer.Exit(0 if answer.fits else EXIT_ANSWER_IS_NO)
@@ -597,7 +597,7 @@ def week(
         print_json({**body, "proposal": proposal.model_dump(mode="json")} if proposal else body)
         return
     from graftwork.views.cycle import view_proposal
-    from graftwork.views.week import view_week
+    from graftwork.views.plan import view_week
 
     compared = view_proposal(proposal) if proposal is not None else None
     print_document(stdout, view_week(schedule, proposal=compared))
@@ -764,7 +764,7 @@ def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) 
             }
         )
         return
-    from graftwork.views.fit import view_probe
+    from graftwork.views.plan import view_probe
 
     print_document(stdout, view_probe(facts, figures, files))
 

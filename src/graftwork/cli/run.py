@@ -1,4 +1,4 @@
-"""`graft run`, `status`, `logs` and `stop`: run the pipeline and follow it; `worker`: let a program do both."""
+"""`graft run`, `status`, `logs` and `stop`: run the pipeline and follow it; `worker`: a program does so."""
 
 import json as json_text
 import sys

@@ -28,7 +28,7 @@ from graftwork.records.week import Scenario, WeekSchedule
 from graftwork.views.cycle import list_cycles, list_facts
 from graftwork.views.document import Document
 from graftwork.views.html import body
-from graftwork.views.week import draw_week, list_sessions
+from graftwork.views.plan import draw_week, list_sessions
 from graftwork.web.rendering import project_of, render, text_in
 
 CYCLE = "/cycle"

@@ -49,7 +49,7 @@ from graftwork.store.runs import RunEntry
 from graftwork.text.wording import explain_error
 from graftwork.train.run_folder import read_steps
 from graftwork.views.html import page
-from graftwork.views.week import view_week
+from graftwork.views.plan import view_week
 from graftwork.week.calendar import (
     Span,
     calendar_text,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.records.report import RuleResult, Verdict
-from graftwork.views.junit import write_junit
+from graftwork.views.evaluation import write_junit
 
 
 def rule(outcome, text="JSON-valid rate over 90 %", *, must=True, sentence="It was so.", kind="limit"):

@@ -11,7 +11,7 @@ from web_views import list_views
 
 from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
 from graftwork.views.charts import draw_gantt
-from graftwork.views.week import draw_week
+from graftwork.views.plan import draw_week
 
 HOSTILE = ("<script>document", "<img src=x", "onerror=alert(1)>")
 MOST_BYTES = 300_000
