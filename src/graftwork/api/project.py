@@ -1,7 +1,7 @@
 """A project as an object: each step of the pipeline is a method that returns its record.
 
-Each call opens the project's database and closes it again. Beside it what needs no project: audits of log
-files, and the base models on this machine. Knows neither the terminal nor exit codes.
+Each call opens the project's database and closes it again. What needs no project is here too: audits of
+log files, and the base models on this machine. Knows neither the terminal nor exit codes.
 """
 
 import os

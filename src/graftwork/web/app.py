@@ -1,4 +1,4 @@
-"""The application: addresses, errors as pages, static files, and the stream that tells pages of changes.
+"""The application: addresses, errors as pages, static files, and the stream that reports changes to pages.
 
 Expected errors become pages that say what is wrong and how to fix it; anything else is a bug, and the page
 says only that. A mark of the project is read once a second for all streams together; a page whose mark is
