@@ -555,7 +555,7 @@ def pull_model(
     return base_models.pull_model(
         name,
         project_folder=Path(project),
-        place=report_downloads(reporter or NullReporter()),
+        store=report_downloads(reporter or NullReporter()),
         update=update,
         weights=weights,
     )
