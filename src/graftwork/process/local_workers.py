@@ -2,7 +2,7 @@
 
 A worker runs in a process of its own. The job's folder holds all that the two sides exchange: the job file,
 the heartbeat, journals, checkpoints, `error.json` and the log. A child is asked to stop when this process
-dies. Restarts, alerts and patience belong to the supervisor (`pipeline/supervise.py`). Whole jobs on other
+dies. Restarts, alerts and patience belong to the supervisor (`project/supervise.py`). Whole jobs on other
 machines are the work of `fleet/`.
 """
 
@@ -20,7 +20,7 @@ from graftwork.process.heartbeat import process_state
 from graftwork.process.machine import kernel_kills
 from graftwork.process.preload import SHARED, ChildProcess, PreloadedWorker
 from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
-from graftwork.records.fleet import Job, JobHandle, JobStatus
+from graftwork.records.fleet import Job, JobStatus
 
 LOG_FILE = "worker.log"
 """In the job's folder: all that the job prints."""
@@ -29,16 +29,16 @@ LOG_FILE = "worker.log"
 class WorkerHost(Protocol):
     name: str
 
-    def submit(self, job: Job) -> JobHandle:
-        """Start the job."""
+    def submit(self, job: Job) -> str:
+        """Start the job. Returns its id."""
 
-    def poll(self, handle: JobHandle, *, seconds: float = 0.0) -> JobStatus:
+    def poll(self, job_id: str, *, seconds: float = 0.0) -> JobStatus:
         """Wait up to `seconds` for the end of the job, and bring its heartbeat and journals up to date."""
 
-    def fetch(self, handle: JobHandle) -> None:
+    def fetch(self, job_id: str) -> None:
         """Bring all files of the job into its folder here. Called once it has ended."""
 
-    def stop(self, handle: JobHandle, *, at_once: bool = False) -> None:
+    def stop(self, job_id: str, *, at_once: bool = False) -> None:
         """Ask the job to stop at its next safe point; or end it, and all that it started, `at_once`."""
 
 
@@ -54,7 +54,7 @@ class LocalWorkers:
     name = "local"
 
     def __init__(self) -> None:
-        self._children: dict[str, tuple[JobHandle, ChildProcess, int]] = {}
+        self._children: dict[str, tuple[ChildProcess, int]] = {}
 
     def warm_up(self, *, further: Sequence[str] = ()) -> None:
         """Import what workers need while they are not needed yet; returns at once.
@@ -63,26 +63,26 @@ class LocalWorkers:
         """
         SHARED.warm_up(worker_environment(), further=further)
 
-    def submit(self, job: Job) -> JobHandle:
+    def submit(self, job: Job) -> str:
         kills = kernel_kills()
         child = start_preloaded(job) or start_child(job)
-        handle = JobHandle(place=self.name, id=str(child.pid), name=job.name, folder=job.folder)
-        self._children[handle.id] = handle, child, kills
-        return handle
+        job_id = str(child.pid)
+        self._children[job_id] = child, kills
+        return job_id
 
-    def poll(self, handle: JobHandle, *, seconds: float = 0.0) -> JobStatus:
-        _, child, kills = self._children[handle.id]
+    def poll(self, job_id: str, *, seconds: float = 0.0) -> JobStatus:
+        child, kills = self._children[job_id]
         try:
             code = child.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return JobStatus(running=True, process_state=process_state(child.pid))
         return JobStatus(running=False, exit_code=code, memory_kills=kernel_kills() - kills)
 
-    def fetch(self, handle: JobHandle) -> None:
+    def fetch(self, job_id: str) -> None:
         """The folder is here already."""
 
-    def stop(self, handle: JobHandle, *, at_once: bool = False) -> None:
-        child = self._children[handle.id][1]
+    def stop(self, job_id: str, *, at_once: bool = False) -> None:
+        child, _ = self._children[job_id]
         if child.poll() is not None:
             return
         if not at_once:

@@ -34,7 +34,7 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.fleet import AlertKind, Beat, Health, Job, JobHandle, JobStatus
+from graftwork.records.fleet import AlertKind, Beat, Health, Job, JobStatus
 from graftwork.text.redact import publish_text
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -259,33 +259,33 @@ class _Supervisor:
         else:
             self._reporter.info(message)
 
-    def _watch(self, handle: JobHandle) -> JobStatus:
+    def _watch(self, job_id: str) -> JobStatus:
         try:
-            while (status := self._place.poll(handle, seconds=POLL_SECONDS)).running:
+            while (status := self._place.poll(job_id, seconds=POLL_SECONDS)).running:
                 self._beats()
                 if (beat := read_beat(self._folder)) is not None:
                     self._report_beat(beat)
                 if self._hooks.watcher is not None:
                     self._hooks.watcher.check(status.process_state)
                 self._hooks.on_poll()
-            self._place.fetch(handle)
+            self._place.fetch(job_id)
         except KeyboardInterrupt as interrupt:
             self._reporter.info("stopping in good order; press Ctrl-C again to end it at once")
             try:
-                self._stop(handle)
+                self._stop(job_id)
             except KeyboardInterrupt:
-                self._place.stop(handle, at_once=True)
+                self._place.stop(job_id, at_once=True)
             raise interruption_error() from interrupt
         else:
             return status
         finally:
-            if self._place.poll(handle).running:
-                self._stop(handle)
+            if self._place.poll(job_id).running:
+                self._stop(job_id)
             self._hooks.on_poll()
 
-    def _stop(self, handle: JobHandle) -> None:
+    def _stop(self, job_id: str) -> None:
         """Ask it to stop, and end it only if it neither does nor still writes a checkpoint."""
-        self._place.stop(handle)
+        self._place.stop(job_id)
         # A step must be able to finish, however long it takes.
         steps = [float(beat.detail.get("step_seconds", 0.0)) for beat in self._beats()]
         usual = until = time.monotonic() + STOP_SECONDS + 5 * max(steps, default=0.0)
@@ -296,10 +296,10 @@ class _Supervisor:
                 if now >= usual and not reported:
                     reported = True
                     self._reporter.info(f"{self._name} is stopping: waiting for its checkpoint to be safe")
-            if not self._place.poll(handle, seconds=POLL_SECONDS).running:
-                self._place.fetch(handle)
+            if not self._place.poll(job_id, seconds=POLL_SECONDS).running:
+                self._place.fetch(job_id)
                 return
-        self._place.stop(handle, at_once=True)
+        self._place.stop(job_id, at_once=True)
 
     def _report_beat(self, beat: Beat) -> None:
         """Next to the progress bar: memory, and what the plan expected."""

@@ -54,16 +54,6 @@ class Job(Record):
     """Arguments of the module where it starts other processes, instead of the job's file alone."""
 
 
-class JobHandle(Record):
-    """A submitted job. It can be written down: a reader can find the job again at its place."""
-
-    place: str
-    id: str
-    """As the place names it: a process id, the id of a pod."""
-    name: str
-    folder: str
-
-
 class JobStatus(Record):
     """What a place knows of a job now."""
 

@@ -28,7 +28,7 @@ from graftwork.project.supervise import (
 )
 from graftwork.records.base import Record
 from graftwork.records.errors import OutOfMemory, StoppedInOrder, UserMistake, WorkerFailed
-from graftwork.records.fleet import JobHandle, JobStatus
+from graftwork.records.fleet import JobStatus
 
 WORKER = """
 import os, signal, sys, threading
@@ -367,7 +367,7 @@ class SlowStart:
         self.left = 1
 
     def submit(self, job):
-        return JobHandle(place=self.name, id="1", name=job.name, folder=job.folder)
+        return "1"
 
     def poll(self, _handle, *, seconds=0.0):
         self.left -= 1

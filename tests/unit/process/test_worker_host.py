@@ -15,7 +15,7 @@ from graftwork.project.reporter import NullReporter
 from graftwork.project.supervise import JOB_FILE, Hooks, WorkerTask, run_job
 from graftwork.records.base import Record
 from graftwork.records.errors import WorkerFailed
-from graftwork.records.fleet import Job, JobHandle, JobStatus
+from graftwork.records.fleet import Job, JobStatus
 
 
 class Work(Record):
@@ -45,19 +45,19 @@ class ThreadPlace:
         thread = threading.Thread(target=work, daemon=True)
         self.jobs.append((thread, status, asked))
         thread.start()
-        return JobHandle(place=self.name, id=str(attempt), name=job.name, folder=job.folder)
+        return str(attempt)
 
-    def poll(self, handle, *, seconds=0.0):
-        thread, status, _ = self.jobs[int(handle.id)]
+    def poll(self, job_id, *, seconds=0.0):
+        thread, status, _ = self.jobs[int(job_id)]
         thread.join(seconds)
         return JobStatus(running=thread.is_alive(), exit_code=status["code"])
 
-    def fetch(self, handle):
-        self.fetched.append(handle.id)
+    def fetch(self, job_id):
+        self.fetched.append(job_id)
 
-    def stop(self, handle, *, at_once=False):
+    def stop(self, job_id, *, at_once=False):
         self.stopped.append(at_once)
-        self.jobs[int(handle.id)][2].set()
+        self.jobs[int(job_id)][2].set()
 
 
 def run(folder, place, *exits, **options):
@@ -104,12 +104,12 @@ def sleeper(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("at_once", "code"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])
 def test_local_workers_stop_and_report_the_exit_code(sleeper, at_once, code):
     place = LocalWorkers()
-    handle = place.submit(sleeper)
-    assert place.poll(handle).running
-    place.stop(handle, at_once=at_once)
-    status = place.poll(handle, seconds=300)
+    job_id = place.submit(sleeper)
+    assert place.poll(job_id).running
+    place.stop(job_id, at_once=at_once)
+    status = place.poll(job_id, seconds=300)
     assert (status.running, status.exit_code) == (False, code)
-    place.stop(handle)  # nothing left to stop
+    place.stop(job_id)  # nothing left to stop
 
 
 def test_local_workers_end_a_process_that_has_no_session_of_its_own_yet(sleeper, monkeypatch):
@@ -126,19 +126,19 @@ def test_local_workers_end_a_process_that_has_no_session_of_its_own_yet(sleeper,
 
 def test_local_workers_show_that_a_process_was_stopped_by_a_signal(sleeper):
     place = LocalWorkers()
-    handle = place.submit(sleeper)
-    os.kill(int(handle.id), signal.SIGSTOP)
+    job_id = place.submit(sleeper)
+    os.kill(int(job_id), signal.SIGSTOP)
     try:
-        while (state := place.poll(handle, seconds=0.01).process_state) not in ("T", ""):
+        while (state := place.poll(job_id, seconds=0.01).process_state) not in ("T", ""):
             pass
         assert state in ("T", "")
     finally:
-        place.stop(handle, at_once=True)
+        place.stop(job_id, at_once=True)
 
 
 def test_local_workers_write_their_output_to_the_log(sleeper):
     place = LocalWorkers()
-    handle = place.submit(sleeper)
-    while "here" not in read_log_tail(Path(handle.folder)):
-        assert place.poll(handle, seconds=0.01).running
-    place.stop(handle, at_once=True)
+    job_id = place.submit(sleeper)
+    while "here" not in read_log_tail(Path(sleeper.folder)):
+        assert place.poll(job_id, seconds=0.01).running
+    place.stop(job_id, at_once=True)

@@ -30,7 +30,7 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.project.supervise import JOB_FILE, POLL_SECONDS, STOP_SECONDS
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake, WorkerFailed
-from graftwork.records.fleet import Job, JobHandle, JobStatus
+from graftwork.records.fleet import Job, JobStatus
 from graftwork.train.distributed.launch import (
     DEFAULT_PORT,
     LAUNCHER,
@@ -202,29 +202,29 @@ def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place:
     job = Job(
         name="training", module=LAUNCHER, job_file=call.job_file, folder=str(folder), arguments=arguments
     )
-    handle = place.submit(job)
+    job_id = place.submit(job)
     try:
-        while (status := place.poll(handle, seconds=POLL_SECONDS)).running:
+        while (status := place.poll(job_id, seconds=POLL_SECONDS)).running:
             latest = _read(file)
             if latest is not None and latest.over:
                 # The first machine has ended, and mostly so has our part, which then exits by itself: stopped
                 # at that moment it would report a signal after a good run.
-                status = place.poll(handle, seconds=LEAVING_SECONDS)
-                return _stop(place, handle) if status.running else _exit_code(status)
+                status = place.poll(job_id, seconds=LEAVING_SECONDS)
+                return _stop(place, job_id) if status.running else _exit_code(status)
             if latest is not None and latest.id != call.id:
-                place.stop(handle, at_once=True)
+                place.stop(job_id, at_once=True)
         return _exit_code(status)
     finally:
-        if place.poll(handle).running:
-            _stop(place, handle)
+        if place.poll(job_id).running:
+            _stop(place, job_id)
 
 
-def _stop(place: WorkerHost, handle: JobHandle) -> int:
+def _stop(place: WorkerHost, job_id: str) -> int:
     """Ask the part to stop at its next safe point; end it if it does not."""
-    place.stop(handle)
-    if place.poll(handle, seconds=STOP_SECONDS).running:
-        place.stop(handle, at_once=True)
-    return _exit_code(place.poll(handle))
+    place.stop(job_id)
+    if place.poll(job_id, seconds=STOP_SECONDS).running:
+        place.stop(job_id, at_once=True)
+    return _exit_code(place.poll(job_id))
 
 
 def _exit_code(status: JobStatus) -> int:
