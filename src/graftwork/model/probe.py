@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from graftwork.model.shape import joined_sizes
-from graftwork.process.machine import COLD_DRIVER_SECONDS, ask_nvidia_smi
+from graftwork.process.machine import COLD_DRIVER_SECONDS, ask_nvidia_smi, count_cores
 from graftwork.process.preload import SHARED
 from graftwork.records.base import GIB, MIB
 from graftwork.records.plan import FREE_SHARE, DeviceFacts, DeviceName, ModelShape, ProductRate
@@ -31,9 +31,8 @@ from graftwork.records.plan import FREE_SHARE, DeviceFacts, DeviceName, ModelSha
 
 def describe_device(*, threads: int | None = None) -> DeviceFacts:
     """What can be known without torch."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return DeviceFacts(kind="cpu", name=_cpu_name(), memory_gib=pages / GIB, threads=threads or available)
+    return DeviceFacts(kind="cpu", name=_cpu_name(), memory_gib=pages / GIB, threads=threads or count_cores())
 
 
 def probe_device(*, threads: int | None = None) -> DeviceFacts:

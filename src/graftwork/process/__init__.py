@@ -1,1 +1,1 @@
-"""Child processes: one worker per folder, a heartbeat, a readable exit; the sandbox; extensions."""
+"""Child processes and other machines: workers and their heartbeat, pieces of work, messages, the sandbox."""

@@ -3,7 +3,8 @@
 Out: figures in GiB and one DeviceVitals for each GPU that this process may use; None where the system does
 not report them. Reads /proc and the control groups of both versions; elsewhere only the high-water mark is
 known. GPUs are asked through NVML where its Python package is installed, else with the command `nvidia-smi`:
-never raises and never waits long, since a worker must not suffer from being monitored.
+never raises and never waits long, since a worker must not suffer from being monitored. Says too whether an
+error or a kill means that memory ran out.
 """
 
 import csv

@@ -7,6 +7,8 @@ A cluster gets the name of a function, what all pieces have in common, and piece
 a folder that all nodes share, named by their content: a piece that is done twice gives the same files. Every
 node checks that it has the same code before its first piece. A cluster that is lost in the middle costs
 nothing but its time: this machine goes on with the pieces that are left. Nothing is pickled for it.
+
+`CallThread` is for calls that all have to come from one thread.
 """
 
 import hashlib
@@ -37,6 +39,8 @@ from graftwork.process.machine import count_cores
 from graftwork.process.worker import tie_to_parent
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.version import __version__
+
+log = logging.getLogger(__name__)
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -261,9 +265,6 @@ def describe_failure(error: BaseException) -> dict[str, object]:
         return error.as_json()
     text = f"{type(error).__name__}: {error}"
     return {"error": "WorkerFailed", "what": text[:500], "why": "", "fix": "", "where": socket.gethostname()}
-
-
-log = logging.getLogger(__name__)
 
 
 class PieceRunner(Protocol):
