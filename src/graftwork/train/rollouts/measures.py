@@ -273,7 +273,7 @@ def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions:
 
 def describe_too_long(found: Sequence[str], lengths: Mapping[str, int], *, positions: int) -> str:
     shown = ", ".join(f"{name} ({lengths[name]:,} tokens)" for name in found[:MOST_PROMPTS_NAMED])
-    more = f" and {len(found) - MOST_PROMPTS_NAMED} more" if len(found) > MOST_NAMED else ""
+    more = f" and {len(found) - MOST_PROMPTS_NAMED} more" if len(found) > MOST_PROMPTS_NAMED else ""
     return f"prompts without room for an answer in {positions:,} positions are left out: {shown}{more}"
 
 
