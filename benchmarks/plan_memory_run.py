@@ -202,7 +202,8 @@ def randomise(model: Any, frozen: Any) -> None:
 
     if (table := model.model.embed_tokens.weight).device.type != "cpu":
         table.normal_(std=0.02)
-    weights = [part for block in frozen.blocks for part in block.values()] + [frozen.head]
+    blocks, head = frozen
+    weights = [part for block in blocks for part in block.values()] + [head]
     for one in weights:
         if isinstance(one, WholeWeight):
             one.weight.normal_(std=0.02)

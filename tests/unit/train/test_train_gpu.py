@@ -30,7 +30,7 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.engine_choice import why_plain_step
-from graftwork.train.gpu.engine import GpuEngine, PackSizes, pack
+from graftwork.train.gpu.engine import GpuEngine, pack
 from graftwork.train.gpu.linear import (
     EightBitLinear,
     FourBitWeight,
@@ -280,7 +280,7 @@ def test_the_head_looks_at_few_places_that_predict_nothing(count, head_tokens):
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=9))
 def test_a_pack_predicts_exactly_the_trained_tokens(lengths):
     rows = make_rows(lengths)
-    portions = pack(rows, PackSizes(room=64, head_tokens=8), device="cpu")
+    portions = pack(rows, make_tuning(head_tokens=8, longest=0), device="cpu")
     found = sorted(int(t) for p in portions for t in p.targets if t >= 0)
     assert found == sorted(token for row in rows for token in row.tokens[row.trained_from :])
     for portion in portions:
@@ -343,7 +343,7 @@ def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
     crowded = Crowded(captured._recordings)
     captured.decoder = crowded
     captured._recordings["a full pass"] = "its memory"
-    (portion,) = pack(make_rows((20, 30)), PackSizes(room=64, head_tokens=8), device="cpu")
+    (portion,) = pack(make_rows((20, 30)), make_tuning(head_tokens=8, longest=0), device="cpu")
     assert float(captured.learn(portion.tokens[:, None], portion, torch.tensor(1.0))) == 1.0
     assert crowded.passes == 1
     assert not captured._recordings

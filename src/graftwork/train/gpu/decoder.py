@@ -17,6 +17,7 @@ from graftwork.model.blocks import AttentionRule, attend_to_slots
 from graftwork.model.generate.cache import SlotCache
 from graftwork.model.generate.recorded import record
 from graftwork.model.parts import LogitsEnding
+from graftwork.records.plan import Tuning
 from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu import fused
 from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
@@ -52,6 +53,13 @@ def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight, ending:
 KeepLevel = Literal["keep", "lean", "again"]
 
 
+def keep_levels(tuning: Tuning, *, layers: int) -> list[KeepLevel]:
+    """The levels of the blocks, from the first one up."""
+    again = max(layers - tuning.keep - tuning.lean, 0)
+    counts: dict[KeepLevel, int] = {"again": again, "lean": tuning.lean, "keep": tuning.keep}
+    return [level for level, count in counts.items() for _ in range(count)][-layers:]
+
+
 class BlockMemory(NamedTuple):
     """What one block holds between the passes."""
 
@@ -60,17 +68,6 @@ class BlockMemory(NamedTuple):
     low: Tensor | None
     raw: Tensor | None
     kept: SavedActivations | None
-
-
-@dataclass(frozen=True)
-class MemoryPolicy:
-    """How the decoder spends memory."""
-
-    levels: tuple[KeepLevel, ...]
-    chunk_tokens: int
-    """Tokens of one go through the second half of a block, and of one chunk of the head."""
-    head_tokens: int
-    compiled: bool
 
 
 @dataclass
@@ -101,27 +98,30 @@ class GpuDecoder:
         blocks: Sequence[BlockWeights],
         outside: EmbeddingAndHead,
         shapes: Sequence[BlockShape],
-        policy: MemoryPolicy,
+        tuning: Tuning,
+        *,
+        compiled: bool,
     ) -> None:
         self.blocks = list(blocks)
         self._stacks: LoraStacks | None = None
-        if not policy.compiled:
+        if not compiled:
             self._stack_adapters(outside.dtype)
         self.outside = outside
         self.shapes = list(shapes)
-        self.policy = policy
+        self._levels = keep_levels(tuning, layers=len(self.blocks))
+        self._chunk_tokens, self._head_tokens = tuning.chunk_tokens, tuning.head_tokens
         adapted = [
             at
             for at, block in enumerate(self.blocks)
             if any(g.a for g in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft))
         ]
         self.first = adapted[0] if adapted else len(self.blocks)
-        if policy.compiled:
+        if compiled:
             # Four sizes of batches, three levels, kept or not: each is one compilation of the same function.
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 
         def wrap(function: Any) -> Any:
-            return torch.compile(function, fullgraph=True, dynamic=False) if policy.compiled else function
+            return torch.compile(function, fullgraph=True, dynamic=False) if compiled else function
 
         self._before = wrap(pieces.before_attention)
         self._before_backward = wrap(pieces.before_attention_backward)
@@ -192,7 +192,7 @@ class GpuDecoder:
         for at in range(len(self.blocks)):
             x = self._pass(at, x, turns, packed.documents)
         weight, epsilon, outside = self.outside.final_norm, self.shapes[-1].epsilon, self.outside
-        size = self.policy.head_tokens
+        size = self._head_tokens
         return torch.cat(
             [
                 -target_losses(
@@ -233,7 +233,7 @@ class GpuDecoder:
         q, k, v, _, _ = self._before(x, *turns[shape.turn], w, shape)
         mixed = attend(q, k, v, documents, shape.attention).reshape(x.shape[0], -1)
         del q, k, v
-        chunks = zip(*(torch.split(part, self.policy.chunk_tokens) for part in (x, mixed)), strict=True)
+        chunks = zip(*(torch.split(part, self._chunk_tokens) for part in (x, mixed)), strict=True)
         parts = [self._after(*chunk, w, shape)[0] for chunk in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -246,7 +246,7 @@ class GpuDecoder:
         documents: Documents,
         memories: list[BlockMemory],
     ) -> Tensor:
-        level = self.policy.levels[at]
+        level = self._levels[at]
         if at < self.first or level == "again":
             if at >= self.first:
                 memories.append(BlockMemory(x, None, None, None, None))
@@ -302,8 +302,8 @@ class GpuDecoder:
             found += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
             return d_mixed, d_middle
         parts: list[tuple[Tensor, Tensor]] = []
-        for begin in range(0, x.shape[0], self.policy.chunk_tokens):
-            some = slice(begin, begin + self.policy.chunk_tokens)
+        for begin in range(0, x.shape[0], self._chunk_tokens):
+            some = slice(begin, begin + self._chunk_tokens)
             if kept is None:
                 part = self._after_again(x[some], mixed[some], w, shape)
             else:
@@ -321,7 +321,7 @@ class GpuDecoder:
         head = self.outside.head
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         dx = torch.zeros_like(x)
-        size = self.policy.head_tokens
+        size = self._head_tokens
         for begin in range(0, packed.predicts.shape[0], size):
             places, targets = packed.predicts[begin : begin + size], packed.targets[begin : begin + size]
             hidden = x[places]

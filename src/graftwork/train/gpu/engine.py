@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from graftwork.costmodel.gpu_memory import keep_measured
-from graftwork.costmodel.run import COMPILED_SHAPES, RECORDED_SHAPES, bin_rows
+from graftwork.costmodel.run import bin_rows
 from graftwork.model.adapters.peft import sum_bits
 from graftwork.model.generate.recorded import Recording, record
 from graftwork.model.load import tensors_digest
@@ -22,8 +22,8 @@ from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.distributed.strategies import BatchLoss, OptimizerState, SingleProcess
 from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine, limit_gpu_memory
 from graftwork.train.gpu.decoder import CardTokenPass, CudaGraphDecoder, GpuDecoder, is_out_of_memory
-from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
-from graftwork.train.gpu.packing import PackedLayout, PackSizes, pack, pack_rows
+from graftwork.train.gpu.load import FrozenWeights, build_decoder
+from graftwork.train.gpu.packing import PackedLayout, pack, pack_rows
 from graftwork.train.objectives.samples import (
     LOSS_MEASURE,
     SupervisedFineTuning,
@@ -148,9 +148,9 @@ class GpuEngine(TrainingEngine):
     def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
         """By the packed passes of training: never more memory than a step takes."""
         found: dict[int, Tensor] = {}
-        sizes, decoder = self._sizes(), self._decoder
-        for some in bin_rows([len(row.tokens) for row in rows], room=sizes.room):
-            portion = pack_rows([rows[at] for at in some], sizes, device=self._device)
+        decoder = self._decoder
+        for some in bin_rows([len(row.tokens) for row in rows], room=self.tuning.micro_tokens):
+            portion = pack_rows([rows[at] for at in some], self.tuning, device=self._device)
             self._progress("forward")
             counts = [count_trained([rows[at]]) for at in some]
             # In host memory: a replay would overwrite what is left in its pool.
@@ -177,9 +177,7 @@ class GpuEngine(TrainingEngine):
         decoder = self._decoder
         if self._compiled:
             # Pieces that are compiled stack their adapters in every pass.
-            layers = len(self._frozen.blocks)
-            policy = memory_policy(self.tuning, layers=layers, compiled=False)
-            decoder = build_decoder(self.model, self._frozen, policy)
+            decoder = build_decoder(self.model, self._frozen, self.tuning, compiled=False)
         return CardTokenPass.of(decoder)
 
     def digest(self) -> str:
@@ -190,16 +188,7 @@ class GpuEngine(TrainingEngine):
         return torch.cuda.max_memory_reserved() / GIB if self._on_card else super().peak_memory_gib()
 
     def _pack(self, rows: Sequence[Row], weights: Sequence[Tensor] | None = None) -> list[PackedLayout]:
-        return pack(rows, self._sizes(), device=self._device, weights=weights)
-
-    def _sizes(self) -> PackSizes:
-        tuning = self.tuning
-        return PackSizes(
-            room=tuning.micro_tokens,
-            head_tokens=tuning.head_tokens,
-            longest=tuning.longest,
-            shapes=COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES,
-        )
+        return pack(rows, self.tuning, device=self._device, weights=weights)
 
     def _apart(self, compute: Callable[[], Tensor]) -> Tensor:
         """Outside of the recorded step, whose memory gives way where it is needed."""
@@ -212,9 +201,7 @@ class GpuEngine(TrainingEngine):
         )
 
     def _build(self, tuning: Tuning) -> GpuDecoder:
-        layers = len(self._frozen.blocks)
-        policy = memory_policy(tuning, layers=layers, compiled=self._compiled)
-        return build_decoder(self.model, self._frozen, policy)
+        return build_decoder(self.model, self._frozen, tuning, compiled=self._compiled)
 
     def _use(self, tuning: Tuning) -> None:
         self.tuning = tuning

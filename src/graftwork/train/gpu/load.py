@@ -6,7 +6,6 @@ is there twice. The card never holds more than one block in another form than th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +26,7 @@ from graftwork.model.nf4 import LEVELS, Nf4Linear, Nf4Weight, can_quantize, quan
 from graftwork.model.parts import logits_ending
 from graftwork.records.plan import Tuning
 from graftwork.train.gpu.block import BlockShape, BlockWeights
-from graftwork.train.gpu.decoder import EmbeddingAndHead, GpuDecoder, KeepLevel, MemoryPolicy
+from graftwork.train.gpu.decoder import EmbeddingAndHead, GpuDecoder
 from graftwork.train.gpu.fused import NormWeights
 from graftwork.train.gpu.linear import (
     EightBitLinear,
@@ -39,13 +38,8 @@ from graftwork.train.gpu.linear import (
 )
 from graftwork.train.host_memory import host_buffer
 
-
-@dataclass(frozen=True)
-class FrozenWeights:
-    """The frozen weights of each block by group, and the head."""
-
-    blocks: tuple[dict[str, FrozenWeight], ...]
-    head: FrozenWeight
+FrozenWeights = tuple[list[dict[str, FrozenWeight]], FrozenWeight]
+"""The frozen weights of each block by product, and the head."""
 
 
 def load_quantized(model: Any, tuning: Tuning, *, device: str) -> FrozenWeights:
@@ -71,7 +65,7 @@ def load_quantized(model: Any, tuning: Tuning, *, device: str) -> FrozenWeights:
     model.to(device)
     if tuning.head == "whole":
         head = WholeWeight(model.lm_head.weight.detach(), None)
-    _LOADED[model] = FrozenWeights(tuple(blocks), head)
+    _LOADED[model] = blocks, head
     return _LOADED[model]
 
 
@@ -151,8 +145,9 @@ def _replace(layer: Any, path: str, module: nn.Module) -> None:
     setattr(layer.get_submodule(parent), leaf, module)
 
 
-def build_decoder(model: Any, frozen: FrozenWeights, policy: MemoryPolicy) -> GpuDecoder:
+def build_decoder(model: Any, frozen: FrozenWeights, tuning: Tuning, *, compiled: bool) -> GpuDecoder:
     inner, layout = model.model, layout_of(model)
+    frozen_blocks, head = frozen
     final_norm = _norm_weights(inner.norm, layout)
     assert final_norm is not None
     positions = RotaryPositions(inner, interleaved=layout.interleaved)
@@ -162,17 +157,15 @@ def build_decoder(model: Any, frozen: FrozenWeights, policy: MemoryPolicy) -> Gp
         embed=embed if multiplier == 1 else lambda tokens: embed(tokens) * multiplier,
         rotary=positions.of,
         final_norm=final_norm,
-        head=frozen.head,
+        head=head,
         # Not the type of the model, which is that of its first parameter: of an adapter, where
         # all weights before it are in 8 bits.
         dtype=inner.norm.weight.dtype,
         ending=logits_ending(model.config),
     )
     shapes = [_block_shape(model.config, layer, layout, positions.kind(layer)) for layer in inner.layers]
-    blocks = [
-        _block(layer, layout, frozen) for layer, frozen in zip(inner.layers, frozen.blocks, strict=True)
-    ]
-    return GpuDecoder(blocks, outside, shapes, policy)
+    blocks = [_block(layer, layout, part) for layer, part in zip(inner.layers, frozen_blocks, strict=True)]
+    return GpuDecoder(blocks, outside, shapes, tuning, compiled=compiled)
 
 
 def _block_shape(config: Any, layer: Any, layout: BlockLayout, turn: int) -> BlockShape:
@@ -188,23 +181,6 @@ def _block_shape(config: Any, layer: Any, layout: BlockLayout, turn: int) -> Blo
         residual=getattr(layer, "residual_multiplier", 1.0),
         attention=attention_rule(layer),
         turn=turn,
-    )
-
-
-def memory_policy(tuning: Tuning, *, layers: int, compiled: bool) -> MemoryPolicy:
-    """The levels of the blocks from the top down: keep, lean, again."""
-    again = max(layers - tuning.keep - tuning.lean, 0)
-    order: tuple[tuple[KeepLevel, int], ...] = (
-        ("again", again),
-        ("lean", tuning.lean),
-        ("keep", tuning.keep),
-    )
-    levels = [level for level, count in order for _ in range(count)]
-    return MemoryPolicy(
-        levels=tuple(levels[-layers:]),
-        chunk_tokens=tuning.chunk_tokens,
-        head_tokens=tuning.head_tokens,
-        compiled=compiled,
     )
 
 

@@ -1,7 +1,7 @@
 """Rows packed into the passes of a step: documents behind each other, without padding between them.
 
-In: rows, and the few sizes that packs come in. Out: passes, their numbers in one tensor that travels to the
-GPU in one copy. Does not know the model.
+In: rows, and the few sizes of packs that the tuning gives. Out: passes, their numbers in one tensor that goes
+to the GPU in one copy. Does not know the model.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graftwork.costmodel.run import COMPILED_SHAPES, bin_rows, round_places, round_tokens, token_step
+from graftwork.costmodel.run import (
+    COMPILED_SHAPES,
+    RECORDED_SHAPES,
+    bin_rows,
+    round_places,
+    round_tokens,
+    token_step,
+)
 from graftwork.records.dataset import Row
+from graftwork.records.plan import Tuning
 from graftwork.train.gpu.attention import Documents
 
 FEWEST_DOCUMENTS = 16
@@ -66,26 +74,16 @@ def _starts_in(flat: Tensor, counts: tuple[int, int], *, documents: int) -> Tens
     return flat[2 * sum(counts) :].view(torch.int32)[:documents]
 
 
-class PackSizes(NamedTuple):
-    """The sizes that packs come in, which are the shapes that are compiled and recorded."""
-
-    room: int
-    """Tokens of a pass at most, but for a single longer row."""
-    head_tokens: int
-    longest: int = 0
-    """Tokens of the longest row of the run: given, all packs share a bound."""
-    shapes: int = COMPILED_SHAPES
-
-
 def pack(
-    rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
+    rows: Sequence[Row], tuning: Tuning, *, device: str, weights: Sequence[Tensor] | None = None
 ) -> list[PackedLayout]:
-    """The passes of a step."""
-    bins = bin_rows([len(row.tokens) for row in rows], room=sizes.room)
+    """The passes of a step. Their sizes, which are the shapes that are compiled and recorded, follow from
+    the tuning."""
+    bins = bin_rows([len(row.tokens) for row in rows], room=tuning.micro_tokens)
     return [
         pack_rows(
             [rows[at] for at in some],
-            sizes,
+            tuning,
             device=device,
             weights=None if weights is None else [weights[at] for at in some],
         )
@@ -94,12 +92,12 @@ def pack(
 
 
 def pack_rows(
-    rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
+    rows: Sequence[Row], tuning: Tuning, *, device: str, weights: Sequence[Tensor] | None = None
 ) -> PackedLayout:
     """One pass of all these rows."""
     count = sum(len(row.tokens) for row in rows)
-    step = token_step(sizes.room, sizes.shapes)
-    fill = round_tokens(count, room=sizes.room, shapes=sizes.shapes) - count
+    room, shapes = tuning.micro_tokens, COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES
+    fill = round_tokens(count, room=room, shapes=shapes) - count
     lengths = [len(row.tokens) for row in rows] + ([fill] if fill else [])
     starts = [0, *np.cumsum(lengths).tolist()]
     tokens = np.zeros(starts[-1] + 1, dtype=np.int64)
@@ -111,8 +109,8 @@ def pack_rows(
         for begin, row in zip(starts, rows, strict=False)
     ]
     predicts = np.concatenate(places)
-    idle = round_places(len(predicts), head_tokens=sizes.head_tokens) - len(predicts)
-    bounds, at_most = _document_bounds(starts, lengths, max(sizes.longest, step))
+    idle = round_places(len(predicts), head_tokens=tuning.head_tokens) - len(predicts)
+    bounds, at_most = _document_bounds(starts, lengths, max(tuning.longest, token_step(room, shapes)))
     padded = np.zeros(len(bounds) + len(bounds) % 2, dtype=np.int32)
     padded[: len(bounds)] = bounds
     positions = [np.arange(length) for length in lengths]
