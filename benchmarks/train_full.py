@@ -213,7 +213,7 @@ def run_streamed(case: Case) -> dict[str, Any]:
         "step_seconds": round(middle, 3),
         **planned_figures(case, planned),
         **card_gib(),
-        "counted_gib": round(engine.device_bytes.peak / 2**30, 3),
+        "counted_gib": round(engine.device_memory.peak / 2**30, 3),
         "host_gib": round(host_gib(), 1),
     }
     emit(found)

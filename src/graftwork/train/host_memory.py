@@ -50,14 +50,23 @@ def aligned(elements: int) -> int:
     return -(-elements // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
 
 
-class DeviceBytes:
-    """What the engine holds on the device by its own count: tensors that outlive the pass of a block."""
+class DeviceMemory:
+    """What the engine holds on the device by its own count: tensors that outlive the pass of a block.
 
-    def __init__(self) -> None:
+    `dtype` is that of weights and activations.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
         self.held: dict[str, int] = defaultdict(int)
         self.peak = 0
         self.parts: dict[str, int] = {}
         """What was held at the peak."""
+
+    def buffer(self, elements: int, dtype: torch.dtype, part: str) -> Tensor:
+        buffer = torch.empty(elements, dtype=dtype, device=self.device)
+        self.take(part, buffer.nbytes)
+        return buffer
 
     def take(self, part: str, size: int) -> None:
         self.held[part] += size

@@ -169,11 +169,11 @@ def test_the_device_holds_what_the_plan_counts(tiny_base, changed):
     size = changed.get("micro_rows", 8)
     widths = [max(len(row.tokens) for row in rows[at : at + size]) * size for at in range(0, 8, size)]
     planned = held_tensors(read_shape(tiny_base), engine.step, widths)
-    counted = dict(engine.device_bytes.parts)
+    counted = dict(engine.device_memory.parts)
     # An input that waits on the host is fetched before it is asked for.
     assert counted == {name: size for name, size in planned.items() if size}
-    assert not engine.device_bytes.held["inputs"]
-    assert not engine.device_bytes.held["states"]
+    assert not engine.device_memory.held["inputs"]
+    assert not engine.device_memory.held["states"]
 
 
 def test_bfloat16_weights_follow_a_float32_master(tiny_base):

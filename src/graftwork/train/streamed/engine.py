@@ -25,12 +25,12 @@ from graftwork.train.engine import (
     limit_gpu_memory,
     random_states,
 )
-from graftwork.train.host_memory import DeviceBytes
+from graftwork.train.host_memory import DeviceMemory
 from graftwork.train.loss import TokenBatch
 from graftwork.train.objectives.samples import count_trained
 from graftwork.train.settings import TrainSettings
 from graftwork.train.streamed.passes import DecoderShell, StreamedPasses
-from graftwork.train.streamed.transfers import HostUnit, ModelUnits, Placement, cut_up, gradient_norm
+from graftwork.train.streamed.transfers import HostUnit, ModelUnits, cut_up, gradient_norm
 
 # Adam over units in host memory: on the host in slices, or on the card with slices streamed through it.
 # In: units with gradients, the factor that clips them, a learning rate. Out: updated weights, moments and
@@ -204,17 +204,15 @@ class StreamedStrategy(SingleProcess):
     def assign(self, parameter: Tensor, whole: Tensor) -> None:
         self.adam.finish()
         unit, name = self.units.owner(parameter)  # type: ignore[arg-type]
-        spec = unit.specs[name]
         for flat in dict.fromkeys((unit.master, unit.working)):
-            spec.of(flat).copy_(whole)
+            unit.view(name, flat).copy_(whole)
 
     def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
         self.adam.finish()
         unit, name = self.units.owner(parameter)
         if not unit.updates or unit.moments is None:
             return {}
-        spec = unit.specs[name]
-        first, second = (spec.of(flat) for flat in unit.moments)
+        first, second = (unit.view(name, flat) for flat in unit.moments)
         return {"exp_avg": first, "exp_avg_sq": second, "step": torch.tensor(float(unit.updates))}
 
     @torch.no_grad()
@@ -222,7 +220,7 @@ class StreamedStrategy(SingleProcess):
         unit, name = self.units.owner(parameter)
         assert unit.moments is not None
         for flat, key in zip(unit.moments, ("exp_avg", "exp_avg_sq"), strict=True):
-            unit.specs[name].of(flat).copy_(held[key])
+            unit.view(name, flat).copy_(held[key])
         unit.updates = int(held["step"])
 
 
@@ -256,12 +254,11 @@ class StreamedEngine(TrainingEngine):
             # On a processor the update would only compete with the forward pass.
             overlapped=card if overlapped is None else overlapped,
         )
-        self.device_bytes = DeviceBytes()
-        placement = Placement(place, dtype, self.device_bytes)
+        self.device_memory = DeviceMemory(place, dtype)
         self._passes = StreamedPasses(
             shell,
             self._units,
-            placement,
+            self.device_memory,
             host_inputs=step.host_inputs,
             head_tokens=step.head_tokens,
             ready=adam.wait,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from graftwork.model.parts import decoder_parts, logits_reader
 from graftwork.records.errors import UserMistake
-from graftwork.train.host_memory import CopyLane
+from graftwork.train.host_memory import CopyLane, DeviceMemory
 from graftwork.train.loss import TokenBatch, token_losses, weighted_loss
 from graftwork.train.streamed.transfers import (
     BlockInputs,
@@ -23,7 +23,6 @@ from graftwork.train.streamed.transfers import (
     GradientSum,
     HostUnit,
     ModelUnits,
-    Placement,
     WeightSlots,
     add_rows,
     measure_norms,
@@ -200,20 +199,20 @@ class StreamedPasses:
         self,
         shell: DecoderShell,
         units: ModelUnits,
-        placement: Placement,
+        memory: DeviceMemory,
         *,
         host_inputs: int = 0,
         head_tokens: int | None = None,
         ready: Callable[[HostUnit], None] = lambda _unit: None,
         progress: Callable[..., None] = lambda *_: None,
     ) -> None:
-        self._shell, self._units, self._placement = shell, units, placement
+        self._shell, self._units, self._memory = shell, units, memory
         self._head_tokens = head_tokens
         self._ready, self._progress = ready, progress
-        self._weights = WeightSlots(units.blocks, placement, ready=ready)
-        self._gradients = GradientSlots(units.blocks, placement)
-        self._inputs = BlockInputs(placement, on_host=host_inputs)
-        self._lane = CopyLane(placement.device)
+        self._weights = WeightSlots(units.blocks, memory, ready=ready)
+        self._gradients = GradientSlots(units.blocks, memory)
+        self._inputs = BlockInputs(memory, on_host=host_inputs)
+        self._lane = CopyLane(memory.device)
         self._lowest = next((at for at, unit in enumerate(units.blocks) if unit.trained), len(units.blocks))
 
     def forget_weights(self) -> None:
@@ -223,7 +222,7 @@ class StreamedPasses:
     def abandon(self) -> None:
         """Forget what an interrupted step holds."""
         self._inputs.drop()
-        self._placement.bytes.drop("inputs", "states", "outer", "head")
+        self._memory.drop("inputs", "states", "outer", "head")
 
     def learn(self, batches: Sequence[TokenBatch], normalizer: float) -> list[Tensor]:
         """The loss of each batch over the normalizer; gradients and their norms are in the units."""
@@ -265,8 +264,8 @@ class StreamedPasses:
         """Weights outside of the blocks: few, and on the device for the whole step."""
         unit = self._units.outer
         self._ready(unit)
-        flat = unit.working.to(self._placement.device, copy=True)
-        self._placement.bytes.take("outer", flat.nbytes)
+        flat = unit.working.to(self._memory.device, copy=True)
+        self._memory.take("outer", flat.nbytes)
         return {name: view.detach().requires_grad_(learn) for name, view in unit.views(flat).items()}
 
     def _enter(self, batches: Sequence[TokenBatch], outer: dict[str, Tensor]) -> list[Portion]:
@@ -278,7 +277,7 @@ class StreamedPasses:
             embedded = rows.detach().requires_grad_(self._units.table.trained)
             with torch.set_grad_enabled(self._units.table.trained and torch.is_grad_enabled()):
                 first, calls = self._shell.enter(embedded, batch.attended, outer)
-            self._placement.bytes.take("states", first.nbytes)
+            self._memory.take("states", first.nbytes)
             entered = None if first is embedded else (embedded, first)
             portions.append(Portion(batch, first.detach(), entered, calls))
         self._drop(self._units.table)
@@ -286,9 +285,9 @@ class StreamedPasses:
 
     def _exit(self, portions: list[Portion]) -> None:
         outer = self._units.outer
-        self._placement.bytes.give_back("outer", outer.elements * self._placement.dtype.itemsize)
+        self._memory.give_back("outer", outer.elements * self._memory.dtype.itemsize)
         for portion in portions:
-            self._placement.bytes.give_back("states", portion.hidden.nbytes)
+            self._memory.give_back("states", portion.hidden.nbytes)
 
     @torch.no_grad()
     def _forward(self, portions: list[Portion], *, keep: bool) -> None:
@@ -309,12 +308,12 @@ class StreamedPasses:
     def _fetch(self, unit: HostUnit) -> dict[str, Tensor]:
         """The table or the head, which are on the device only while they are used."""
         self._ready(unit)
-        flat = self._placement.buffer(unit.elements, self._placement.dtype, "head")
+        flat = self._memory.buffer(unit.elements, self._memory.dtype, "head")
         self._lane.copy(flat, unit.working).wait()
         return unit.views(flat)
 
     def _drop(self, unit: HostUnit) -> None:
-        self._placement.bytes.give_back("head", unit.elements * self._placement.dtype.itemsize)
+        self._memory.give_back("head", unit.elements * self._memory.dtype.itemsize)
 
     def _chunks(self, count: int) -> list[slice]:
         size = self._head_tokens or max(count, 1)
@@ -385,7 +384,7 @@ class StreamedPasses:
         assert unit.gradient is not None
         several = passes > 1 or self._head_tokens is not None
         kind = torch.float32 if several else unit.gradient.dtype
-        return GradientSum(unit, self._placement.buffer(unit.elements, kind, part))
+        return GradientSum(unit, self._memory.buffer(unit.elements, kind, part))
 
     def _send(self, summed: GradientSum, part: str) -> None:
         unit = summed.unit
@@ -395,7 +394,7 @@ class StreamedPasses:
         measure_norms(unit, flat)
         # The blocks' backward passes need this memory: they begin after the copy, which takes milliseconds.
         self._lane.copy(unit.gradient, flat).wait()
-        self._placement.bytes.give_back(part, summed.flat.nbytes)
+        self._memory.give_back(part, summed.flat.nbytes)
 
     def _backward(self, portions: list[Portion]) -> None:
         blocks = self._units.blocks

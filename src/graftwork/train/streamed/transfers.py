@@ -8,24 +8,14 @@ Weights and gradients have two slots each on the device: one is computed with wh
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from graftwork.model.parts import decoder_parts
 from graftwork.records.errors import UserMistake
-from graftwork.train.host_memory import CopyLane, DeviceBytes, Mark, aligned, host_buffer
-
-
-class ViewSpec(NamedTuple):
-    """Where a parameter is in a flat buffer."""
-
-    begin: int
-    shape: torch.Size
-
-    def of(self, flat: Tensor) -> Tensor:
-        return flat[self.begin : self.begin + self.shape.numel()].view(self.shape)
+from graftwork.train.host_memory import CopyLane, DeviceMemory, Mark, aligned, host_buffer
 
 
 @dataclass
@@ -33,9 +23,10 @@ class HostUnit:
     """Weights that travel together. `gradient` and `moments` are None where the weights are frozen."""
 
     name: str
-    specs: dict[str, ViewSpec]
-    """By the name within the module that computes with them."""
+    begins: dict[str, int]
+    """Where each parameter is in a flat buffer."""
     parameters: dict[str, nn.Parameter]
+    """By the name within the module that computes with them."""
     master: Tensor
     working: Tensor
     """The weights as the device computes with them; the master itself if it is in the same type."""
@@ -54,8 +45,13 @@ class HostUnit:
     def elements(self) -> int:
         return self.master.numel()
 
+    def view(self, name: str, flat: Tensor) -> Tensor:
+        """The part of a flat buffer that is a parameter's."""
+        begin, parameter = self.begins[name], self.parameters[name]
+        return flat[begin : begin + parameter.numel()].view(parameter.shape)
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        return {name: spec.of(flat) for name, spec in self.specs.items()}
+        return {name: self.view(name, flat) for name in self.parameters}
 
     def refresh(self) -> None:
         """The working copy follows the master."""
@@ -115,18 +111,18 @@ def cut_up(
         raise _cannot("its embedding or its head has more than one weight")
 
     def unit(name: str, parameters: dict[str, nn.Parameter]) -> HostUnit:
-        specs, end = {}, 0
+        begins, end = {}, 0
         for key, parameter in parameters.items():
-            specs[key] = ViewSpec(end, parameter.shape)
+            begins[key] = end
             end += aligned(parameter.numel())
         own = dtype == torch.float32
         master = host_buffer(end, torch.float32, pinned=pinned_states or (pinned and own))
+        working = master if own else host_buffer(end, dtype, pinned=pinned)
+        made = HostUnit(name, begins, parameters, master, working)
         for key, parameter in parameters.items():
-            view = specs[key].of(master)
+            view = made.view(key, master)
             view.copy_(parameter.detach())
             parameter.data = view
-        working = master if own else host_buffer(end, dtype, pinned=pinned)
-        made = HostUnit(name, specs, parameters, master, working)
         made.refresh()
         if any(parameter.requires_grad for parameter in parameters.values()):
             # Rows of the table are added up on the host, in float32.
@@ -158,7 +154,7 @@ def add_rows(table: HostUnit, tokens: Tensor, gradient: Tensor, *, padding: int 
     Rows of the same token are summed on the device, in their order: the same bits every time.
     """
     assert table.gradient is not None
-    (spec,) = table.specs.values()
+    (name,) = table.parameters
     flat = tokens.reshape(-1)
     order = torch.argsort(flat, stable=True)
     rows, counts = torch.unique_consecutive(flat[order], return_counts=True)
@@ -166,7 +162,7 @@ def add_rows(table: HostUnit, tokens: Tensor, gradient: Tensor, *, padding: int 
     summed = torch.segment_reduce(sorted_rows, "sum", lengths=counts, axis=0)
     if padding is not None:
         summed[rows == padding] = 0
-    spec.of(table.gradient).index_add_(0, rows.cpu(), summed.cpu())
+    table.view(name, table.gradient).index_add_(0, rows.cpu(), summed.cpu())
 
 
 def gradient_norm(units: ModelUnits, parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -191,36 +187,17 @@ LEAVING = 2
 """Inputs on their way to the host at once: the host waits before it launches more, or all would be there."""
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where the device's side of everything is, and who counts it."""
-
-    device: torch.device
-    dtype: torch.dtype
-    """Of weights and activations."""
-    bytes: DeviceBytes
-
-    @property
-    def pinned(self) -> bool:
-        return self.device.type == "cuda"
-
-    def buffer(self, elements: int, dtype: torch.dtype, part: str) -> Tensor:
-        made = torch.empty(elements, dtype=dtype, device=self.device)
-        self.bytes.take(part, made.nbytes)
-        return made
-
-
 class WeightSlots:
     """Weights of blocks on the device. `use` gives those of a block, `prefetch` begins to fetch another."""
 
     def __init__(
-        self, units: list[HostUnit], placement: Placement, *, ready: Callable[[HostUnit], None]
+        self, units: list[HostUnit], memory: DeviceMemory, *, ready: Callable[[HostUnit], None]
     ) -> None:
         most = max(unit.elements for unit in units)
         self._units = units
         self._ready = ready
-        self._lane = CopyLane(placement.device)
-        self._slots = [placement.buffer(most, placement.dtype, "weights") for _ in range(SLOTS)]
+        self._lane = CopyLane(memory.device)
+        self._slots = [memory.buffer(most, memory.dtype, "weights") for _ in range(SLOTS)]
         self._marks = [Mark() for _ in range(SLOTS)]
         self._holds: list[int | None] = [None] * SLOTS
         self._used = 0
@@ -252,11 +229,11 @@ class WeightSlots:
 class GradientSlots:
     """Gradients on their way to the host: added up over the passes of a step, measured, copied."""
 
-    def __init__(self, units: list[HostUnit], placement: Placement) -> None:
-        self._placement = placement
+    def __init__(self, units: list[HostUnit], memory: DeviceMemory) -> None:
+        self._memory = memory
         self._most = max((unit.elements for unit in units if unit.trained), default=0)
-        self._lane = CopyLane(placement.device)
-        self._slots = [placement.buffer(self._most, placement.dtype, "gradients") for _ in range(SLOTS)]
+        self._lane = CopyLane(memory.device)
+        self._slots = [memory.buffer(self._most, memory.dtype, "gradients") for _ in range(SLOTS)]
         self._marks = [Mark() for _ in range(SLOTS)]
         self._turn = 0
         self._sums: Tensor | None = None
@@ -270,7 +247,7 @@ class GradientSlots:
             return GradientSum(unit, slot)
         if self._sums is None:
             # Several passes are added up in float32, whatever they are computed in.
-            self._sums = self._placement.buffer(self._most, torch.float32, "gradients")
+            self._sums = self._memory.buffer(self._most, torch.float32, "gradients")
         return GradientSum(unit, self._sums[: unit.elements])
 
     def send(self, summed: "GradientSum") -> None:
@@ -316,8 +293,8 @@ class GradientSum:
 class BlockInputs:
     """The hidden states that blocks start from, until their backward pass: on the device, or on the host."""
 
-    def __init__(self, placement: Placement, *, on_host: int) -> None:
-        self._placement = placement
+    def __init__(self, memory: DeviceMemory, *, on_host: int) -> None:
+        self._memory = memory
         self._on_host = on_host
         """Blocks, from the bottom, whose inputs wait on the host."""
         self._there: dict[tuple[int, int], Tensor] = {}
@@ -325,18 +302,18 @@ class BlockInputs:
         self._coming: dict[tuple[int, int], tuple[Tensor, Mark]] = {}
         self._buffers: dict[tuple[int, int], Tensor] = {}
         self._leaving: deque[tuple[Mark, Tensor]] = deque()
-        self._down, self._up = CopyLane(placement.device), CopyLane(placement.device)
+        self._down, self._up = CopyLane(memory.device), CopyLane(memory.device)
 
     def put(self, block: int, portion: int, hidden: Tensor) -> None:
         key = (block, portion)
         if block >= self._on_host:
             self._arrive()
-            self._placement.bytes.take("inputs", hidden.nbytes)
+            self._memory.take("inputs", hidden.nbytes)
             self._there[key] = hidden
             return
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < hidden.numel():
-            buffer = host_buffer(hidden.numel(), hidden.dtype, pinned=self._placement.pinned)
+            buffer = host_buffer(hidden.numel(), hidden.dtype, pinned=self._memory.device.type == "cuda")
             self._buffers[key] = buffer
         target = buffer[: hidden.numel()]
         flat = hidden.reshape(-1)
@@ -357,8 +334,8 @@ class BlockInputs:
         flat, shape = self._away.pop(key)
         # What went down last must be there before it comes back.
         self._arrive()
-        hidden = torch.empty(shape, dtype=flat.dtype, device=self._placement.device)
-        self._placement.bytes.take("inputs", hidden.nbytes)
+        hidden = torch.empty(shape, dtype=flat.dtype, device=self._memory.device)
+        self._memory.take("inputs", hidden.nbytes)
         self._coming[key] = (hidden, self._up.copy(hidden.view(-1), flat))
 
     def take(self, block: int, portion: int) -> Tensor:
@@ -370,7 +347,7 @@ class BlockInputs:
             mark.wait()
         else:
             hidden = self._there.pop(key)
-        self._placement.bytes.give_back("inputs", hidden.nbytes)
+        self._memory.give_back("inputs", hidden.nbytes)
         return hidden
 
     def drop(self) -> None:
