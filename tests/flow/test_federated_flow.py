@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from ssh_server import running_sshd
 
 from graftwork.api.project import open_project
+from graftwork.data.project import PreparedData
 from graftwork.files.dataset import read_manifest
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.adapter_shape import AdapterShape, to_peft
@@ -30,7 +31,7 @@ from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
 from graftwork.records.hardware import Offer
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.train import federated as site_module
-from graftwork.train.federated import FleetSites, SiteData, plan_federation, run_federation
+from graftwork.train.federated import FleetSites, plan_federation, run_federation
 
 SIZES = {
     "q_proj": (64, 64),
@@ -63,7 +64,7 @@ class FakeSites(FleetSites):
             raise EnvironmentLacks(f"{site.label} cannot be reached", fix="")
         dataset = read_manifest(Path(site.data))
         dataset = dataset.model_copy(update={"content_hash": f"{site.label}-{dataset.content_hash}"})
-        return SiteData(name=site.label, place=site.place, folder=site.data, dataset=dataset)
+        return PreparedData(folder=site.data, dataset=dataset, folders={}, portions=())
 
     def start(self, run):
         label = run.site.label

@@ -54,23 +54,13 @@ UNREACHABLE_SECONDS = 900.0
 """A place that has not answered for so long has failed the round; a restart takes less."""
 
 
-class SiteData(Record):
-    """What is known here of a place's data."""
-
-    name: str
-    place: str
-    folder: str
-    """At the place."""
-    dataset: Dataset
-    """Counts and hashes; without the names of its log files, its settings and its rows."""
-
-
 @dataclass(frozen=True)
 class SiteRun:
     """The run of one place in one round."""
 
     site: FederatedPlace
-    data: SiteData
+    data: PreparedData
+    """Its folder is at the place; counts and hashes, without the names of log files, settings and rows."""
     work: OpenProject
     made: StepOutputs
     ahead: WorkAhead
@@ -106,7 +96,7 @@ class FleetSites:
     def _device(self) -> DeviceFacts:
         return probe_device(threads=self._work.settings.train.threads)
 
-    def describe(self, site: FederatedPlace) -> SiteData:
+    def describe(self, site: FederatedPlace) -> PreparedData:
         place = open_place(self._work, site.place)
         assert isinstance(place, HostsPlace)
         path = site.data
@@ -125,9 +115,9 @@ class FleetSites:
                 fix="run `graft data prepare` there with the same `base`",
                 where=f"federated.places.{site.label}",
             )
-        return SiteData(name=site.label, place=site.place, folder=described["folder"], dataset=dataset)
+        return PreparedData(folder=described["folder"], dataset=dataset, folders={}, portions=())
 
-    def plan(self, site: FederatedPlace, data: SiteData, *, start: Path | None, number: int) -> SiteRun:
+    def plan(self, site: FederatedPlace, data: PreparedData, *, start: Path | None, number: int) -> SiteRun:
         train, federated = self._work.settings.train, self._work.project.settings.federated
         assert federated is not None
         changes: dict[str, Any] = {
@@ -138,9 +128,8 @@ class FleetSites:
             # Relative, so that a project that is moved has the same runs.
             changes["start_from"] = os.path.relpath(start, self._work.project.root)
         work = with_train(self._work, changes)
-        prepared = PreparedData(folder=data.folder, dataset=data.dataset, folders={}, portions=())
         ahead = work_at(data.dataset, work)
-        made = StepOutputs({"prepare": prepared})
+        made = StepOutputs({"prepare": data})
         here = plan_for(work, made, self._device, ahead=ahead)
         made = StepOutputs({**made.outputs, "plan": here})
         offer = choose_offer(open_place(work, site.place), "")
@@ -183,7 +172,7 @@ def train_round(
     sites: FleetSites, settings: FederatedSettings, reporter: Reporter, *, number: int, start: Path | None
 ) -> tuple[dict[str, SiteRun], dict[str, str]]:
     """Train until every place is done or was tried often enough. The runs, and why places are left out."""
-    waiting, data, failures = list(settings.places), dict[str, SiteData](), Counter[str]()
+    waiting, data, failures = list(settings.places), dict[str, PreparedData](), Counter[str]()
     training, trained, left_out = dict[str, SiteRun](), dict[str, SiteRun](), dict[str, str]()
 
     def fail(site: FederatedPlace, why: str) -> None:
