@@ -26,6 +26,7 @@ from graftwork.train.objectives.pairs import (
     PairOrder,
     Render,
     ReplyPair,
+    describe_pairs,
     make_pairs,
     render_with,
     require_pairs,
@@ -134,14 +135,14 @@ def prepare_source(
         return rollouts.engine_rows, lambda engine: rollouts.open(
             engine, report=report, progress=progress, stopped=stopped
         )
-    pairs, audit = make_pairs(rows, make_render(job))
+    pairs, left_out = make_pairs(rows, make_render(job))
     if settings.objective == "kto":
         return _prepare_judged(job, settings, rows, pairs, report=report, progress=progress)
-    require_pairs(audit.pairs, rows=len(rows))
+    require_pairs(len(pairs), rows=len(rows))
     samples = [row for pair in pairs for row in pair]
 
     def open_pairs(engine: "TrainingEngine") -> tuple[BatchSource, Sequence[TrainingCallback]]:
-        for note in (*describe_idle(settings), *audit.notes()):
+        for note in (*describe_idle(settings), *describe_pairs(pairs, left_out)):
             report(note)
         if settings.objective == "orpo":
             return PairOrder(pairs, settings=settings), ()

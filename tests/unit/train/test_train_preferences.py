@@ -12,7 +12,7 @@ from graftwork.files.disk import Journal
 from graftwork.model.chat.renderer import CannotProve
 from graftwork.records.errors import UserMistake
 from graftwork.train import run_source, worker
-from graftwork.train.objectives.pairs import PairOrder, make_pairs
+from graftwork.train.objectives.pairs import PairOrder, describe_pairs, make_pairs
 from graftwork.train.objectives.preference import OddsRatioPreference
 from graftwork.train.objectives.samples import LOSS_MEASURE, scale_pairs
 from graftwork.train.run_folder import read_steps
@@ -116,11 +116,10 @@ def test_pairs_that_say_nothing_are_left_out_and_counted():
     rows[2] = rows[2].model_copy(update={"rejected": f" {rows[2].reply.upper()} "})
     rows[3] = rows[3].model_copy(update={"reply": rows[0].reply, "rejected": rows[0].rejected})
     rows[4] = rows[4].model_copy(update={"reply": rows[5].rejected, "rejected": rows[5].reply})
-    pairs, audit = make_pairs(rows, render)
+    pairs, left_out = make_pairs(rows, render)
     assert [pair.chosen.id for pair in pairs] == ["0"]
-    assert (audit.without, audit.same, audit.repeated, audit.reversed) == (1, 1, 1, 2)
-    assert audit.chosen_longer == 1.0
-    assert any("longer" in note for note in audit.notes())
+    assert left_out == {"without": 1, "same": 1, "repeated": 1, "reversed": 2}
+    assert any("chosen reply is longer" in note for note in describe_pairs(pairs, left_out))
 
 
 def test_rejected_replies_that_cannot_be_trained_on_are_left_out_and_counted():
@@ -132,9 +131,9 @@ def test_rejected_replies_that_cannot_be_trained_on_are_left_out_and_counted():
             raise CannotProve("the template changes it")
         return ((1,) * (longest + 1), 1) if row.id == "1" else render(row, reply)
 
-    pairs, audit = make_pairs(rows, render_two)
+    pairs, left_out = make_pairs(rows, render_two)
     assert [pair.chosen.id for pair in pairs] == ["2"]
-    assert (audit.unrendered, audit.too_long) == (1, 1)
+    assert left_out == {"unrendered": 1, "too_long": 1}
 
 
 def test_the_loss_of_orpo_contains_its_supervised_term():

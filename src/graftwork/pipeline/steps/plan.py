@@ -285,8 +285,8 @@ def count_work(
 def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
     """Two rows for each pair that is trained on, both of its mean length: batches are made of whole pairs, so
     the longest rows of all are not those of one batch."""
-    pairs, audit = make_pairs(rows, render)
-    require_pairs(audit.pairs, rows=len(rows))
+    pairs, _ = make_pairs(rows, render)
+    require_pairs(len(pairs), rows=len(rows))
     found: list[Row] = []
     for pair in pairs:
         total = sum(len(row.tokens) for row in pair)

@@ -5,8 +5,7 @@ pairs of each step.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,54 +41,20 @@ class ReplyPair(NamedTuple):
     rejected: TrainingSample
 
 
-@dataclass(frozen=True)
-class PairAudit:
-    """What was found in the rows with a rejected reply."""
-
-    pairs: int
-    without: int = 0
-    """Rows without a rejected reply; they are not trained on."""
-    same: int = 0
-    """Pairs whose replies are the same text; left out."""
-    repeated: int = 0
-    """Pairs that occur more than once; kept once."""
-    reversed: int = 0
-    """Pairs that occur in the opposite order too; both are left out."""
-    unrendered: int = 0
-    """Pairs whose rejected reply does not survive the chat template; left out."""
-    too_long: int = 0
-    """Pairs whose rejected reply is longer than every row, which the plan does not count; left out."""
-    chosen_longer: float = 0.0
-    """Share of pairs whose chosen reply has more tokens."""
-    rejected_longer: float = 0.0
-    chosen_tokens: float = 0.0
-    rejected_tokens: float = 0.0
-
-    def notes(self) -> list[str]:
-        """What a reader should know before training on them."""
-        lengths = f"chosen {self.chosen_tokens:g}, rejected {self.rejected_tokens:g}"
-        found = [f"{self.pairs} pairs; median tokens: {lengths}"]
-        left_out = {
-            "without a rejected reply": self.without,
-            "with two equal replies": self.same,
-            "repeated": self.repeated,
-            "that contradict another pair": self.reversed,
-            "whose rejected reply the chat template changes": self.unrendered,
-            "whose rejected reply is longer than every row": self.too_long,
-        }
-        found += [f"{count} rows {why} are left out" for why, count in left_out.items() if count]
-        if max(self.chosen_longer, self.rejected_longer) >= ONE_SIDED:
-            longer = "chosen" if self.chosen_longer >= ONE_SIDED else "rejected"
-            found.append(
-                f"in nearly all pairs the {longer} reply is longer: the model may learn length alone"
-            )
-        if self.pairs < FEW_PAIRS:
-            found.append(f"fewer than {FEW_PAIRS} pairs: expect noise")
-        return found
+LEFT_OUT = {
+    "without": "without a rejected reply",
+    "same": "with two equal replies",
+    "repeated": "repeated",
+    "reversed": "that contradict another pair",
+    "unrendered": "whose rejected reply the chat template changes",
+    "too_long": "whose rejected reply is longer than every row",
+}
+"""Why rows with two replies are no pairs. Of contradicting ones both are left out, of repeated ones one is
+kept; what is longer than every row was not counted by the plan."""
 
 
-def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], PairAudit]:
-    """The pairs that are trained on, and what was left out."""
+def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Counter[str]]:
+    """The pairs that are trained on, and how many rows are left out for each reason of LEFT_OUT."""
     from graftwork.model.chat.renderer import CannotProve
 
     texts = []
@@ -101,26 +66,26 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Pa
     given = Counter(text for row, text in zip(rows, texts, strict=True) if row.rejected)
     pairs: list[ReplyPair] = []
     seen: set[tuple[str, str, str]] = set()
-    counts: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     for row, text in zip(rows, texts, strict=True):
         prompt, chosen, rejected = text
         if not row.rejected:
-            counts["without"] += 1
+            left_out["without"] += 1
         elif chosen == rejected:
-            counts["same"] += 1
+            left_out["same"] += 1
         elif (prompt, rejected, chosen) in given:
-            counts["reversed"] += 1
+            left_out["reversed"] += 1
         elif text in seen:
-            counts["repeated"] += 1
+            left_out["repeated"] += 1
         else:
             seen.add(text)
             try:
                 tokens, start = render(row, row.rejected)
             except CannotProve:
-                counts["unrendered"] += 1
+                left_out["unrendered"] += 1
                 continue
             if len(tokens) > longest:
-                counts["too_long"] += 1
+                left_out["too_long"] += 1
                 continue
             pairs.append(
                 ReplyPair(
@@ -128,16 +93,24 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Pa
                     make_sample(row, unit=row.id, part="rejected", tokens=tokens, trained_from=start),
                 )
             )
+    return pairs, left_out
+
+
+def describe_pairs(pairs: Sequence[ReplyPair], left_out: Mapping[str, int]) -> list[str]:
+    """What a reader should know before training on them."""
     lengths = [[len(row.tokens) - row.trained_from for row in pair] for pair in pairs]
-    audit = PairAudit(
-        pairs=len(pairs),
-        **counts,
-        chosen_longer=sum(a > b for a, b in lengths) / max(len(lengths), 1),
-        rejected_longer=sum(a < b for a, b in lengths) / max(len(lengths), 1),
-        chosen_tokens=median([a for a, _ in lengths] or [0]),
-        rejected_tokens=median([b for _, b in lengths] or [0]),
-    )
-    return pairs, audit
+    chosen, rejected = (median([length[at] for length in lengths] or [0]) for at in (0, 1))
+    notes = [f"{len(pairs)} pairs; median tokens: chosen {chosen:g}, rejected {rejected:g}"]
+    notes += [f"{left_out[key]} rows {why} are left out" for key, why in LEFT_OUT.items() if left_out[key]]
+    longer = {"chosen": sum(a > b for a, b in lengths), "rejected": sum(a < b for a, b in lengths)}
+    notes += [
+        f"in nearly all pairs the {side} reply is longer: the model may learn length alone"
+        for side, count in longer.items()
+        if count / max(len(pairs), 1) >= ONE_SIDED
+    ]
+    if len(pairs) < FEW_PAIRS:
+        notes.append(f"fewer than {FEW_PAIRS} pairs: expect noise")
+    return notes
 
 
 def require_pairs(pairs: int, *, rows: int) -> None:
