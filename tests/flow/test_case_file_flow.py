@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.data.project import PreparedData
-from graftwork.evaluate.project_cases import hash_case_file, read_held_out
+from graftwork.evaluate.project_subjects import hash_case_file, read_held_out
 from graftwork.files.dataset import read_rows
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from graftwork.api.project import open_project
 from graftwork.cli.main import app
-from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ask_endpoint
+from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ask_served
 from graftwork.evaluate.gate.family import gate_family, read_route
 from graftwork.evaluate.project_subjects import find_trained
 from graftwork.process.worker import hold_lock
@@ -169,5 +169,5 @@ def test_an_endpoint_that_is_gone_is_an_answer_with_status_0():
         messages=(Message(role="user", content="q"),),
         reference="",
     )
-    (answer,) = ask_endpoint("http://127.0.0.1:9", [case], EndpointQuestions("auto", 4))
+    (answer,) = ask_served("http://127.0.0.1:9", [case], EndpointQuestions("auto", 4))
     assert (answer.status, answer.answered) == (0, False)

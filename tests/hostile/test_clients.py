@@ -16,10 +16,10 @@ from hostile_server import HostileServer, Script, reply
 
 from graftwork.engines.endpoint import EndpointEngine, TryAgain
 from graftwork.engines.interface import DecodingSettings
-from graftwork.evaluate.ask import endpoint
-from graftwork.evaluate.ask.endpoint import ask_endpoint
+from graftwork.evaluate.ask import runner
+from graftwork.evaluate.ask.runner import ask_endpoint
 from graftwork.evaluate.cases import write_cases
-from graftwork.evaluate.judge.judge import JudgeClient
+from graftwork.evaluate.judge import JudgeClient
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.process.alert import post
 from graftwork.process.asking import NoReply
@@ -389,7 +389,7 @@ RETRY_AFTER = (
 @pytest.mark.parametrize("header", RETRY_AFTER)
 def test_a_busy_endpoint_is_asked_a_bounded_number_of_times(serve, tmp_path, monkeypatch, header):
     """`Retry-After: 0` used to be retried without a pause and without counting."""
-    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(runner, "FIRST_WAIT", 0.001)
     busy = reply(b"busy", status="429 Busy", more=f"Retry-After: {header}\r\n")
     server = serve(lambda server, connection: server.write(connection, busy))
     job = make_job(tmp_path, server.address, attempts=4)

@@ -10,8 +10,7 @@ import yaml
 
 from graftwork.data.ingest.read import read
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.report import make_report
-from graftwork.evaluate.score import score
+from graftwork.evaluate.report import make_report, score
 from graftwork.grading.answers import shared_words, words_of
 from graftwork.model import probe
 from graftwork.pipeline.table import run_pipeline

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graftwork.evaluate.comparison import describe_wear, share_of_look
 from graftwork.evaluate.gate.decide import count_own_looks
-from graftwork.evaluate.power import describe_wear, share_of_look
 from graftwork.evaluate.statistics.anytime import TwoArms, _stakes
-from graftwork.evaluate.statistics.bounded import chance_not_positive, means_above
 from graftwork.evaluate.statistics.intervals import at_most, fewest_for_quantile
+from graftwork.evaluate.statistics.means import chance_not_positive, means_above
 from graftwork.evaluate.statistics.significance import holm
 from graftwork.records.report import Report
 

@@ -319,7 +319,7 @@ class Project:
         self, engine: "EngineSettings | None" = None, *, release: str | None = None, update: bool = False
     ) -> Verdict:
         """Decide whether an engine may serve the last adapter, or a release. It answers the cases."""
-        from graftwork.evaluate.gate.engine import gate_engine
+        from graftwork.evaluate.commands import gate_engine
 
         with self.open() as work:
             allowed = _allowed(work, "train" if release is None else "prepare", update=update)

@@ -23,7 +23,8 @@ from graftwork.data.repair.project import default_out
 from graftwork.data.repair.run import hash_prompt
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import choose_cases, clusters_of
-from graftwork.evaluate.judge.calibration import (
+from graftwork.evaluate.judge import Judge, open_judge
+from graftwork.evaluate.judge_statistics import (
     JudgeCalibration,
     LabelledAnswer,
     LabelledPair,
@@ -32,7 +33,6 @@ from graftwork.evaluate.judge.calibration import (
     opinions_of_marks,
     opinions_of_pairs,
 )
-from graftwork.evaluate.judge.judge import Judge, open_judge
 from graftwork.evaluate.live.drift import find_unlike
 from graftwork.evaluate.project import JUDGED_FOLDER, Evaluated, calibration_file, judge_identity
 from graftwork.evaluate.settings import JudgeSettings

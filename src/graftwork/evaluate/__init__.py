@@ -1,6 +1,6 @@
 """Adapter and cases in, a report and a verdict out.
 
-`cases` chooses what is asked, `subjects` who, `ask` asks and keeps answers, `score` counts with exact
-intervals, `report` compares, `gate` decides by the project's rules. Grades come from `grading`, answers
+`cases` chooses what is asked, `subjects` who, `ask` asks and keeps answers, `report` counts with exact
+intervals and compares, `gate` decides by the project's rules. Grades come from `grading`, answers
 from `engines`.
 """

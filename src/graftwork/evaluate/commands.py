@@ -1,7 +1,8 @@
 """What `graft eval` and `graft gate` run beyond the steps of the pipeline.
 
 Evaluations of other subjects or cases, which the gate does not see; results of other tools in and out; all
-models judged together; and the choice of the checkpoint that the next training session starts from.
+models judged together; the choice of the checkpoint that the next training session starts from; and the gate
+for an engine, whose verdict is kept by the adapter and the engine's name, version and precision.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,16 +11,33 @@ from pathlib import Path
 from typing import Literal
 
 from graftwork.data.project import PreparedData
+from graftwork.engines.settings import EngineSettings
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import draw_cases, hash_cases, read_case_file, read_cases
-from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.exchange.common import SubjectExport, write_json
-from graftwork.evaluate.exchange.imports import ImportedRuns, import_runs, read_foreign
-from graftwork.evaluate.exchange.inspect_ai import write_inspect
-from graftwork.evaluate.exchange.lm_eval import write_lm_eval
-from graftwork.evaluate.gate.decide import GateCandidate, decide_all, next_start
-from graftwork.evaluate.gate.project import comparable, find_report, keep_report, read_report
-from graftwork.evaluate.power import wear_of
+from graftwork.evaluate.comparison import compare, wear_of
+from graftwork.evaluate.foreign_runs import (
+    ForeignRun,
+    ImportedRuns,
+    SubjectExport,
+    import_runs,
+    not_as_expected,
+    read_document,
+    write_json,
+)
+from graftwork.evaluate.gate.decide import GateCandidate, decide, decide_all, next_start
+from graftwork.evaluate.gate.project import (
+    comparable,
+    describe_engine,
+    find_report,
+    keep_engine_verdict,
+    keep_report,
+    look_for_champion,
+    read_report,
+    surroundings_of,
+    with_champion,
+)
+from graftwork.evaluate.inspect_ai import is_inspect, read_inspect, write_inspect
+from graftwork.evaluate.lm_eval import is_lm_eval, read_lm_eval, write_lm_eval
 from graftwork.evaluate.project import (
     PAGE,
     Evaluated,
@@ -28,14 +46,14 @@ from graftwork.evaluate.project import (
     put_page,
 )
 from graftwork.evaluate.project_subjects import resolve_subject
-from graftwork.evaluate.report import slice_report
-from graftwork.evaluate.score import score, sessions_of
-from graftwork.evaluate.subjects import CHAMPION, Asking, Lineup, NamedSubject, parse_subjects
+from graftwork.evaluate.report import score, sessions_of, slice_report
+from graftwork.evaluate.subjects import CHAMPION, Asking, Lineup, NamedSubject, parse_subject, parse_subjects
 from graftwork.files.disk import write_atomic
 from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.evaluate import (
     ADAPTER,
+    BASE,
     EVALUATE,
     LOG,
     REFERENCES,
@@ -44,7 +62,9 @@ from graftwork.pipeline.steps.evaluate import (
     line_up,
     measure_lineup,
     prepare_asking,
+    put_cases,
     record_verdict,
+    worked_example,
 )
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject, name_entry, timestamp
@@ -54,9 +74,19 @@ from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case, NextStart, Report, SubjectReport, Verdict
 from graftwork.records.run import TrainOutcome
+from graftwork.registry.index import find_release
 from graftwork.registry.project import open_store
 from graftwork.version import __version__
 from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
+
+Format = Literal["inspect", "lm-eval"]
+
+WORST_FIRST = (errors.EXIT_ABORT, errors.EXIT_ITERATE, errors.EXIT_NOT_ENOUGH_EVIDENCE)
+
+MOST_RUNS = 10_000
+
+GATED = ("llamacpp",)
+"""Engines other than the embedded one that can answer the held-out cases."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +173,6 @@ def _line_up(
     )
 
 
-Format = Literal["inspect", "lm-eval"]
-
-
 class ImportedEvaluation(Record):
     """The imported results, their page, and whether they are about this project's cases."""
 
@@ -202,6 +229,31 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
     kept = work.project.evaluations / f"imported-{imported.report.fingerprint()[:12]}.json"
     write_atomic(kept, evaluation.to_json())
     return evaluation
+
+
+def read_foreign(path: Path) -> ForeignRun:
+    """Recognize the format by the file name, else by its content."""
+    if not path.is_file():
+        raise UserMistake(
+            f"there is no file {path}",
+            why="results of other tools are read from files",
+            fix="name the log: logs/….eval, or results_….json of lm-eval",
+            where=str(path),
+        )
+    if path.suffix == ".eval":
+        return read_inspect(path)
+    if path.suffix == ".jsonl":
+        return read_lm_eval(path)
+    document = read_document(path)
+    if is_inspect(document):
+        return read_inspect(path)
+    if is_lm_eval(document):
+        return read_lm_eval(path)
+    raise not_as_expected(
+        "neither inspect-ai nor lm-eval wrote this file",
+        why="it has neither `eval` and `status` nor `results`",
+        where=str(path),
+    )
 
 
 def export_evaluation(
@@ -284,9 +336,6 @@ def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequen
     return imported.model_copy(update={"report": report})
 
 
-WORST_FIRST = (errors.EXIT_ABORT, errors.EXIT_ITERATE, errors.EXIT_NOT_ENOUGH_EVIDENCE)
-
-
 class GatedAll(Record):
     """All models of a project, the main one first."""
 
@@ -326,9 +375,6 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
                 seconds=last.seconds,
             )
     return GatedAll(project=work.project.settings.project, verdicts=verdicts)
-
-
-MOST_RUNS = 10_000
 
 
 def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -> NextStart:
@@ -388,3 +434,53 @@ def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> 
         "`graft eval --subject adapter:FOLDER`",
         where=work.model,
     )
+
+
+def gate_engine(
+    work: OpenProject,
+    engine: EngineSettings,
+    *,
+    release: str | None = None,
+    may_do: Collection[str] | None = None,
+) -> Verdict:
+    """Ask the held-out cases through the engine and decide. Without a release, about the last adapter."""
+    if engine.kind not in GATED:
+        raise UserMistake(
+            f"the engine {engine.kind} cannot be gated",
+            why=f"held-out cases can be answered by {', '.join(GATED)}",
+            fix="evaluate it as an endpoint, `graft eval --subject URL#model`, and serve it with "
+            "`serve.require_gate_for_engine: false`",
+            where="--engine",
+        )
+    made = run_pipeline(work, upto="train" if release is None else "prepare", may_do=may_do)
+    prepared = made.get("prepare", PreparedData)
+    outcome = made.get("train", TrainOutcome) if release is None else None
+    cases = held_out(work, prepared)
+    asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
+    asked = ADAPTER if release is None else f"release:{release}"
+    candidate = resolve_subject(work, _through(engine, asked), asking=asking, outcome=outcome)
+    lineup = Lineup(
+        baseline=resolve_subject(work, parse_subject(BASE), asking=asking, outcome=outcome),
+        candidate=candidate,
+        # The same weights as they were evaluated, to see what the engine changes.
+        others=(resolve_subject(work, parse_subject(asked), asking=asking, outcome=outcome),),
+    )
+    # Weights on another engine must pass this gate and their own: no second chance, no further look.
+    adapter_hash = (
+        outcome.adapter_hash
+        if outcome is not None
+        else find_release(work.releases, release or "").adapter_hash
+    )
+    evaluated = measure_lineup(work, lineup, cases, asking=asking, subject=adapter_hash, prepared=prepared)
+    champion = look_for_champion(work, adapter_hash=adapter_hash)
+    report = with_champion(work, evaluated.report, champion.release)
+    verdict = decide(report, work.settings.gate, around=surroundings_of(champion))
+    verdict = verdict.model_copy(
+        update={"notes": (f"judged as served by {describe_engine(engine)}", *verdict.notes)}
+    )
+    keep_engine_verdict(work, adapter_hash, engine, verdict)
+    return verdict
+
+
+def _through(engine: EngineSettings, asked: str) -> NamedSubject:
+    return parse_subject(f"engine:{engine.kind}/{engine.precision}@{asked}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.evaluate.statistics.bounded import bounded_difference, bounded_mean
+from graftwork.evaluate.statistics.means import bounded_difference, bounded_mean
 from graftwork.files.disk import write_atomic
 from graftwork.records.live import (
     EscalationCurve,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from graftwork.data.project import PreparedData
 from graftwork.engines.protocol import BASE
 from graftwork.evaluate.ask.answers import read_answers
-from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ServedAnswer, ask_endpoint
+from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ServedAnswer, ask_served
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import choose_cases, read_cases
 from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
@@ -37,7 +37,7 @@ from graftwork.evaluate.live.answer_checks import (
 )
 from graftwork.evaluate.project import Evaluated, ask_subject, open_grading, price_cases
 from graftwork.evaluate.project_subjects import resolve_subject
-from graftwork.evaluate.score import sessions_of
+from graftwork.evaluate.report import sessions_of
 from graftwork.evaluate.settings import choose_success
 from graftwork.evaluate.subjects import LOG, Asking, parse_subjects
 from graftwork.files.dataset import read_rows
@@ -123,7 +123,7 @@ def _ask_small(work: OpenProject, cases: Sequence[Case], alias: str) -> dict[str
     )
     with serve_in_background(work, live) as url:
         work.reporter.info(f"{alias} answers {len(cases)} validation and test cases with log-probabilities")
-        answers = ask_endpoint(
+        answers = ask_served(
             url,
             cases,
             asked,

@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import Literal
 
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.rules import Surroundings
 from graftwork.evaluate.gate.settings import FIGURES, REQUESTS, TIMED, GateRule, GateSettings
-from graftwork.evaluate.report import make_report
-from graftwork.evaluate.score import make_metric, sessions_of
+from graftwork.evaluate.report import make_metric, make_report, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics.bounded import paired_difference
 from graftwork.evaluate.statistics.intervals import clopper_pearson, first_count, quantile_interval
+from graftwork.evaluate.statistics.means import paired_difference
 from graftwork.evaluate.subjects import LOG, LOGGED_PROMPT, PROMPTED
 from graftwork.grading.answers import parse_object
 from graftwork.grading.checks import explain_vacuous, grade

@@ -21,15 +21,12 @@ from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_an
 from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import hash_cases, question_key, read_cases
-from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.comparison import compare, wear_of
 from graftwork.evaluate.costs import DAYS_PER_MONTH, AnswerPrice, Volume, find_savings
 from graftwork.evaluate.gate.settings import GateSettings
-from graftwork.evaluate.judge.calibration import JudgeCalibration, Mode
-from graftwork.evaluate.judge.judge import Judge, first_answers, judge_subjects, open_judge
-from graftwork.evaluate.judge.tally import add_judgement
-from graftwork.evaluate.power import wear_of
-from graftwork.evaluate.report import confuse, make_report, slice_report
-from graftwork.evaluate.score import score, sessions_of
+from graftwork.evaluate.judge import Judge, first_answers, judge_subjects, open_judge
+from graftwork.evaluate.judge_statistics import JudgeCalibration, Mode, add_judgement
+from graftwork.evaluate.report import confuse, make_report, score, sessions_of, slice_report
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.evaluate.subjects import (
     LOG,

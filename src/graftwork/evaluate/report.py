@@ -1,36 +1,66 @@
-"""The report of an evaluation: comparisons, parts of the cases, confusion matrices.
+"""The report of an evaluation: answers graded and counted, comparisons, parts of the cases, confusions.
 
-In: cases and the scored subjects. Out: a Report; every graded metric on every part of the cases, with exact
-intervals; which label is taken for which. Pure; does not know which part matters.
+In: cases, answers, how they were generated. Out: a SubjectReport (rates, scores, latency, memory,
+perplexity); a Report; every graded metric on every part of the cases, with exact intervals; which label is
+taken for which. What cannot be measured is left out, never taken for 0. Pure; does not know which figures are
+good enough.
 """
 
 import json
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
-from graftwork.evaluate.cases import hash_cases
-from graftwork.evaluate.comparison import cluster_cases, compare, compare_candidates, differences_of
-from graftwork.evaluate.power import what_cases_show
-from graftwork.evaluate.score import make_metric, sessions_of
-from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics.bounded import make_units
-from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.cases import clusters_of, hash_cases
+from graftwork.evaluate.comparison import (
+    cluster_cases,
+    compare,
+    compare_candidates,
+    differences_of,
+    what_cases_show,
+)
+from graftwork.evaluate.costs import (
+    AnswerPrice,
+    costs_of_answers,
+    costs_of_log,
+    measure_cost,
+    measure_slowest,
+    measure_tokens,
+    tokens_of_answers,
+    tokens_of_log,
+)
+from graftwork.evaluate.settings import EvaluateSettings, choose_success
+from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
+from graftwork.evaluate.statistics.means import bootstrap_mean, bounded_mean, make_units, score_mean
 from graftwork.evaluate.statistics.significance import holm, mcnemar
+from graftwork.evaluate.subjects import LOG
 from graftwork.grading.answers import MISSING, look_up, parse_object, words_of
-from graftwork.grading.checks import GradeCheck
+from graftwork.grading.checks import GradeCheck, against_reference, explain_vacuous, grade
+from graftwork.grading.interface import FailedGrade, GradeContext
 from graftwork.grading.metrics import (
+    FIRST_TOKEN,
+    LATENCY,
     LOWER_IS_BETTER,
+    MEMORY,
+    PERPLEXITY,
     TASK_SUCCESS,
+    TOKENS_PER_SECOND,
+    TRUNCATED,
+    is_scored,
 )
 from graftwork.grading.rules import Exact, Normalised, plain_text
+from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,
     Case,
     ClassFigure,
     Comparison,
     Confusion,
+    Generation,
     Metric,
     Power,
     Report,
@@ -38,6 +68,16 @@ from graftwork.records.report import (
     SubjectReport,
 )
 from graftwork.text.redact import publishable
+from graftwork.text.wording import plural
+
+LARGEST_LOSS = 700.0
+"""e to more than this is no number any more."""
+
+Scores = dict[str, float | None]
+NOT_BY_THE_CASE = (
+    "None for one answer and a grade for another to the same case: whether it applies must depend on the "
+    "case alone"
+)
 
 MOST_PARTS = 12
 """More parts than this are not read: the smaller ones are put together."""
@@ -45,6 +85,267 @@ REST = "the others"
 LENGTH_PARTS = 3
 FEWEST_FOR_LENGTH = 6
 """Fewer cases than this are not cut by length."""
+
+MOST_LABELS = 20
+OTHER = "another answer"
+UNREADABLE = "not readable"
+"""No JSON, or without the field."""
+
+
+def measure(
+    by_case: Mapping[str, Sequence[Answer]],
+    *,
+    generation: Generation,
+    confidence: float = 0.95,
+    sessions: Mapping[str, str] | None = None,
+) -> dict[str, Metric]:
+    """By name; `by_case` holds the answers to each case."""
+    losses = {
+        case: next((a.reference_loss for a in answers if a.reference_loss is not None), None)
+        for case, answers in by_case.items()
+    }
+    found = [
+        _make_seconds(LATENCY, generation.single_latency_seconds, confidence),
+        _make_seconds(FIRST_TOKEN, generation.first_token_seconds, confidence),
+        _make_figure(TOKENS_PER_SECOND, generation.tokens_per_second, "tokens/s", confidence),
+        _make_figure(MEMORY, generation.peak_memory_gib, "GiB", confidence),
+        make_perplexity(losses, confidence=confidence, sessions=sessions or {}),
+    ]
+    return {metric.name: metric for metric in found if metric is not None}
+
+
+def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Metric | None:
+    if not seconds:
+        return None
+    low, high = quantile_interval(seconds, quantile=0.5, confidence=confidence)
+    count, method = len(seconds), "exact (order statistics)"
+    if count < fewest_for_quantile(0.5, confidence=confidence):
+        # So few requests cannot bound their median at this confidence, and the report says so.
+        method = f"range of {count}: holds the median in {1 - 2 * 0.5**count:.0%}"
+    return Metric(
+        name=name,
+        kind="number",
+        value=median(seconds),
+        # Where no bound holds at this confidence, the range is shown, and how often it holds the median.
+        low=low if math.isfinite(low) else min(seconds),
+        high=high if math.isfinite(high) else max(seconds),
+        n=count,
+        unit="s",
+        confidence=confidence,
+        method=method,
+    )
+
+
+def _make_figure(name: str, value: float, unit: str, confidence: float) -> Metric | None:
+    """Measured once: the interval is the figure itself."""
+    if not value > 0:
+        return None
+    return Metric(
+        name=name, kind="number", value=value, low=value, high=value, n=1, unit=unit, confidence=confidence
+    )
+
+
+def make_perplexity(
+    losses: Mapping[str, float | None], *, confidence: float, sessions: Mapping[str, str]
+) -> Metric | None:
+    """e to the mean of the cases' losses, bounded by how far their sessions differ.
+
+    The repeats of a case weigh the same reply. A loss that is no number is counted as one that failed.
+    """
+    known = {case: loss for case, loss in losses.items() if loss is not None}
+    sound = {case: loss for case, loss in known.items() if abs(loss) <= LARGEST_LOSS}
+    if not sound:
+        return None
+    clusters = cluster_cases(list(sound), sessions=sessions)
+    low, high = bootstrap_mean(list(sound.values()), clusters=clusters, confidence=confidence)
+    mean = math.fsum(sound.values()) / len(sound)
+    failed = len(known) - len(sound)
+    return Metric(
+        name=PERPLEXITY,
+        kind="number",
+        value=math.exp(mean),
+        low=math.exp(min(low, mean)),
+        high=math.exp(max(high, mean)),
+        n=len(sound),
+        confidence=confidence,
+        scores={case: math.exp(sound[case]) if case in sound else None for case in losses},
+        clusters=len(set(clusters or ())),
+        method=f"bootstrap of the mean loss{', by session' if clusters else ''}",
+        failed=failed,
+        why_failed="the loss of the recorded reply is no number" if failed else "",
+        failed_cases=tuple(case for case in known if case not in sound),
+    )
+
+
+def score(
+    cases: Sequence[Case],
+    *,
+    answers: Sequence[Answer],
+    generation: Generation,
+    settings: EvaluateSettings,
+    context: GradeContext | None = None,
+    price: AnswerPrice | None = None,
+) -> SubjectReport:
+    """Grade every answer by every metric and check of the settings.
+
+    Several answers to a case are averaged: they make its grade steadier, and never count as cases.
+    `context` holds what some graders need: a sandbox, a judge, the project's folder. The log's answers are
+    the references: what would hold them against themselves is left out.
+    """
+    by_case: dict[str, list[Answer]] = {}
+    for answer in answers:
+        by_case.setdefault(answer.case_id, []).append(answer)
+    missing = [case.id for case in cases if case.id not in by_case]
+    if missing:
+        have = "has" if len(missing) == 1 else "have"
+        raise UserMistake(
+            f"{len(missing)} of {plural(len(cases), 'case')} {have} no answer from {generation.subject}",
+            why="a rate over the answered cases alone would flatter it",
+            fix="run `graft eval` again: it asks only what is missing",
+            where=missing[0],
+        )
+    context = context or GradeContext(fields=settings.fields)
+    checks = {check.name: check for check in settings.checks} | dict(context.checks)
+    context = replace(context, checks=checks, failed=[], is_reference=generation.subject == LOG)
+    confidence, sessions = settings.confidence, sessions_of(cases)
+    metrics: dict[str, Metric] = {}
+    for name in settings.graded_on(cases):
+        if context.is_reference and against_reference(name, context):
+            # Perfect by construction. Left out, so that no subject is compared with it by this metric.
+            continue
+        scores = {case.id: _grade_case(name, case, by_case[case.id], context) for case in cases}
+        # A case of which one repeat could not be graded has no grade: the others might be the lucky ones.
+        failed = [failure for failure in context.failed if failure.metric == name]
+        lost = dict.fromkeys(failure.case_id for failure in failed)
+        scored = checks[name].scored if name in checks else is_scored(name)
+        metric = make_metric(
+            name, scores=scores | lost, confidence=confidence, sessions=sessions, scored=scored
+        )
+        if failed:
+            changed = {"failed": len(lost), "why_failed": failed[0].reason, "failed_cases": tuple(lost)}
+            metric = metric.model_copy(update=changed)
+        if vacuous := explain_vacuous(name, cases, graded=metric.n + metric.failed, context=context):
+            metric = metric.model_copy(update={"vacuous": vacuous})
+        if metric.n or metric.failed or not context.is_reference:
+            metrics[name] = metric
+    cut = {case.id: average([float(a.finish_reason == "length") for a in by_case[case.id]]) for case in cases}
+    metrics[TRUNCATED] = make_metric(TRUNCATED, scores=cut, confidence=confidence, sessions=sessions)
+    metrics |= measure(by_case, generation=generation, confidence=confidence, sessions=sessions)
+    costed = _measure_costs(
+        cases, by_case, generation=generation, price=price, settings=settings, graded=metrics
+    )
+    metrics |= {metric.name: metric for metric in costed if metric is not None}
+    return SubjectReport(subject=generation.subject, metrics=metrics, generation=generation)
+
+
+def _measure_costs(
+    cases: Sequence[Case],
+    by_case: Mapping[str, Sequence[Answer]],
+    *,
+    generation: Generation,
+    price: AnswerPrice | None,
+    settings: EvaluateSettings,
+    graded: Mapping[str, Metric],
+) -> list[Metric | None]:
+    """Of the log as it states them. Its answers count as successes where they are the references."""
+    is_log = generation.subject == LOG
+    confidence, sessions = settings.confidence, sessions_of(cases)
+    seconds = list(generation.single_latency_seconds)
+    if is_log:
+        seconds = [case.duration_ms / 1000 for case in cases if case.duration_ms is not None]
+    success = graded.get(choose_success(settings))
+    successes: Mapping[str, float | None] = success.scores if success is not None else {}
+    if is_log and success is None:
+        successes = dict.fromkeys((case.id for case in cases), 1.0)
+    costs = costs_of_log(cases) if is_log else costs_of_answers(by_case, generation=generation, price=price)
+    return [
+        measure_slowest(seconds, confidence=confidence),
+        measure_tokens(
+            tokens_of_log(cases) if is_log else tokens_of_answers(by_case),
+            confidence=confidence,
+            sessions=sessions,
+        ),
+        measure_cost(costs, successes=successes, confidence=confidence, sessions=sessions),
+    ]
+
+
+def make_metric(
+    name: str,
+    *,
+    scores: Scores,
+    confidence: float = 0.95,
+    sessions: Mapping[str, str] | None = None,
+    scored: bool = False,
+) -> Metric:
+    """A rate where every grade is 0 or 1, a score where they are between, a number otherwise.
+
+    `scored` says that a mean is meant even if all grades happen to be 0 or 1.
+    """
+    graded = {case: value for case, value in scores.items() if value is not None}
+    values = list(graded.values())
+    if not values or (not scored and all(value in (0.0, 1.0) for value in values)):
+        return make_rate(name, scores=scores, confidence=confidence, sessions=sessions)
+    clusters = cluster_cases(list(graded), sessions=sessions or {})
+    (low, high), method = score_mean(values, clusters=clusters, confidence=confidence)
+    mean = sum(values) / len(values)
+    return Metric(
+        name=name,
+        kind="score" if all(0 <= value <= 1 for value in values) else "number",
+        value=mean,
+        low=min(low, mean),
+        high=max(high, mean),
+        n=len(values),
+        confidence=confidence,
+        scores=scores,
+        clusters=len(set(clusters or ())),
+        method=method if clusters is None else f"{method}, by session",
+    )
+
+
+def make_rate(
+    name: str, *, scores: Scores, confidence: float = 0.95, sessions: Mapping[str, str] | None = None
+) -> Metric:
+    """How many of the cases that the metric applies to were right. With none of them: 0 to 1."""
+    graded = {case: float(value >= 1.0) for case, value in scores.items() if value is not None}
+    successes = round(sum(graded.values()))
+    clusters = cluster_cases(list(graded), sessions=sessions or {})
+    if clusters is None:
+        low, high = clopper_pearson(successes, n=len(graded), confidence=confidence)
+    else:
+        low, high = bounded_mean(list(graded.values()), clusters, confidence=confidence)
+    return Metric(
+        name=name,
+        kind="rate",
+        value=successes / len(graded) if graded else 0.0,
+        low=low,
+        high=high,
+        n=len(graded),
+        successes=successes,
+        confidence=confidence,
+        scores=scores,
+        clusters=len(set(clusters or ())),
+        method="exact (Clopper and Pearson)" if clusters is None else "bounded mean, by session",
+    )
+
+
+def sessions_of(cases: Sequence[Case]) -> dict[str, str]:
+    """The session of each case; a question that is asked again belongs to the session that asked it first."""
+    return clusters_of(cases)
+
+
+def average(grades: Sequence[float | None]) -> float | None:
+    """The mean of the grades that there are."""
+    graded = [grade for grade in grades if grade is not None]
+    return sum(graded) / len(graded) if graded else None
+
+
+def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: GradeContext) -> float | None:
+    """The mean over the repeats, all of them or none: the others might be the lucky ones."""
+    before = len(context.failed)
+    grades = [grade(name, case, answer.text, context=context) for answer in answers]
+    if None in grades and any(given is not None for given in grades) and len(context.failed) == before:
+        context.failed.append(FailedGrade(name, case.id, NOT_BY_THE_CASE))
+    return average(grades)
 
 
 def slice_report(report: Report, cases: Sequence[Case], *, by: Sequence[str]) -> Report:
@@ -147,12 +448,6 @@ def _restrict(metric: Metric, inside: set[str], sessions: Mapping[str, str]) -> 
         sessions=sessions,
         scored=metric.kind == "score",
     )
-
-
-MOST_LABELS = 20
-OTHER = "another answer"
-UNREADABLE = "not readable"
-"""No JSON, or without the field."""
 
 
 def confuse(

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from graftwork.data.project import PreparedData, find_latest_dataset
 from graftwork.evaluate.cases import read_case_file
-from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.comparison import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.evaluate.project import doubts_about_judge, open_grading
-from graftwork.evaluate.project_cases import read_held_out
+from graftwork.evaluate.project_subjects import read_held_out
 from graftwork.evaluate.subjects import parse_subjects
 from graftwork.files.dataset import iterate_rows
 from graftwork.files.disk import write_atomic

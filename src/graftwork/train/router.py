@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graftwork.data.project import PreparedData
 from graftwork.data.settings import Keep
-from graftwork.evaluate.statistics.bounded import bounded_mean
+from graftwork.evaluate.statistics.means import bounded_mean
 from graftwork.files.dataset import iterate_rows, read_manifest
 from graftwork.files.safetensors import router_path, write_router
 from graftwork.pipeline.table import run_pipeline

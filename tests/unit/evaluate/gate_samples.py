@@ -3,7 +3,7 @@
 from statistics import median
 
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.score import make_metric
+from graftwork.evaluate.report import make_metric
 from graftwork.evaluate.statistics.intervals import quantile_interval
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
 from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep

@@ -15,8 +15,7 @@ from graftwork.evaluate.costs import (
     measure_slowest,
     measure_tokens,
 )
-from graftwork.evaluate.gate.pairs import Surroundings
-from graftwork.evaluate.gate.rules import judge_guardrail, judge_win
+from graftwork.evaluate.gate.rules import Surroundings, judge_guardrail, judge_win
 from graftwork.evaluate.gate.settings import GateRule, Win
 from graftwork.grading.metrics import COST_PER_SUCCESS, LATENCY_P95, TOKENS_PER_TASK, show, show_dollars
 from graftwork.records.base import Figure

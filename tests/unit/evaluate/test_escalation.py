@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.evaluate.escalation import Answered, forecast
-from graftwork.evaluate.score import make_rate
+from graftwork.evaluate.report import make_rate
 from graftwork.records.report import Generation, SubjectReport
 
 NOTHING = Generation(

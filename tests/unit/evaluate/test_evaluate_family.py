@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftwork.evaluate.family import (
+from graftwork.evaluate.gate.family import (
     ChainTally,
     FamilyEvidence,
     FamilyLimits,

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.report import make_report
-from graftwork.evaluate.score import make_rate, score
+from graftwork.evaluate.report import make_rate, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.metrics import METRICS
 from graftwork.records.errors import UserMistake

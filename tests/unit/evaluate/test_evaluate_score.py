@@ -5,16 +5,15 @@ import math
 import pytest
 
 from graftwork.evaluate.comparison import compare, compare_candidates
-from graftwork.evaluate.report import make_report
-from graftwork.evaluate.score import make_metric, score
+from graftwork.evaluate.report import make_metric, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics.bounded import (
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.means import (
     bounded_difference,
     make_units,
     mean_differs,
     paired_difference,
 )
-from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.grading.interface import FailedGrade
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED
@@ -257,7 +256,7 @@ def test_a_case_of_which_one_repeat_could_not_be_graded_has_no_grade(monkeypatch
             return None
         return 1.0
 
-    monkeypatch.setattr("graftwork.evaluate.score.grade", grade)
+    monkeypatch.setattr("graftwork.evaluate.report.grade", grade)
     cases = [make_case(0), make_case(1)]
     sampled = EvaluateSettings(metrics=("json_valid",), repeats=2, sampling={"temperature": 1.0})
     texts = [(cases[0], RIGHT), (cases[0], "crashes"), (cases[1], RIGHT), (cases[1], RIGHT)]

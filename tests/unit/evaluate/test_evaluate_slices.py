@@ -2,8 +2,7 @@
 
 import pytest
 
-from graftwork.evaluate.report import MOST_PARTS, REST, cut_cases, make_report, slice_report
-from graftwork.evaluate.score import make_metric
+from graftwork.evaluate.report import MOST_PARTS, REST, cut_cases, make_metric, make_report, slice_report
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import mcnemar

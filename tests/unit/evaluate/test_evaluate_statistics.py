@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from graftwork.evaluate.statistics.bounded import paired_difference
 from graftwork.evaluate.statistics.intervals import clopper_pearson, incomplete_beta
-from graftwork.evaluate.statistics.means import bootstrap_mean
+from graftwork.evaluate.statistics.means import bootstrap_mean, paired_difference
 from graftwork.evaluate.statistics.significance import mcnemar, successes_to_clear
 
 counts = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))

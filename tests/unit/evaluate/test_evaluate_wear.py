@@ -5,15 +5,15 @@ from gate_samples import simple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.power import (
+from graftwork.evaluate.comparison import (
     confidence_at,
     describe_wear,
     gain_beyond_chance,
     more_cases,
     share_of_look,
 )
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.records.report import Comparison
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.exchange.common import SubjectExport, write_json
-from graftwork.evaluate.exchange.imports import import_runs, read_foreign
-from graftwork.evaluate.exchange.inspect_ai import read_mark, write_inspect
-from graftwork.evaluate.exchange.lm_eval import write_lm_eval
-from graftwork.evaluate.score import score
+from graftwork.evaluate.commands import read_foreign
+from graftwork.evaluate.foreign_runs import SubjectExport, import_runs, write_json
+from graftwork.evaluate.inspect_ai import read_mark, write_inspect
+from graftwork.evaluate.lm_eval import write_lm_eval
+from graftwork.evaluate.report import score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Message, Origin
@@ -231,7 +231,7 @@ def test_a_damaged_archive_is_seen(tmp_path):
 
 
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("graftwork.evaluate.exchange.common.MOST_BYTES", 1000)
+    monkeypatch.setattr("graftwork.evaluate.foreign_runs.MOST_BYTES", 1000)
     with pytest.raises(UserMistake, match="more than"):
         read_foreign(FILES / "inspect_log.eval")
 

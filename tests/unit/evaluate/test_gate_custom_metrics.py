@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.report import make_report
-from graftwork.evaluate.score import score
+from graftwork.evaluate.report import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.checks import GradeCheck, grade
 from graftwork.grading.interface import GradeContext

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.rules import Surroundings
 from graftwork.evaluate.gate.settings import GateRule, GateSettings, Primary, Win
-from graftwork.evaluate.statistics.bounded import paired_difference
 from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.means import paired_difference
 from graftwork.evaluate.statistics.significance import mcnemar
 
 METRICS = ("json_valid", "answer_match", "refusal_correct", "truncated")

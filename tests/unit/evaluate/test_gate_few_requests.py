@@ -9,7 +9,7 @@ from gate_samples import marks, number, report, subject
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.score import measure
+from graftwork.evaluate.report import measure
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
 from graftwork.records.report import Answer, Generation, Metric
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.rules import Surroundings
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.statistics.bounded import paired_difference
+from graftwork.evaluate.statistics.means import paired_difference
 
 
 def guard(margin=0.02, against="base", metric="json_valid"):

@@ -6,9 +6,9 @@ import re
 import pytest
 from gate_samples import marks, report, simple, subject
 
+from graftwork.evaluate.comparison import describe_wear
 from graftwork.evaluate.gate.decide import GateCandidate, decide, decide_all
 from graftwork.evaluate.gate.settings import GateRule, GateSettings, Win
-from graftwork.evaluate.power import describe_wear
 
 BETTER = GateSettings(rules=(GateRule(metric="json_valid", over=0.1),), primary="json_valid")
 

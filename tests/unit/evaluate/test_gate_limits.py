@@ -7,12 +7,12 @@ from gate_samples import marks, report, simple, subject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.evaluate.comparison import wear_of
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.figures import percentile, times_for_percentile
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.judge.tally import add_judgement
-from graftwork.evaluate.power import wear_of
-from graftwork.evaluate.score import make_rate
+from graftwork.evaluate.judge_statistics import add_judgement
+from graftwork.evaluate.report import make_rate
 from graftwork.records.report import JudgeTally
 
 

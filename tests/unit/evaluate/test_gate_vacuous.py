@@ -6,8 +6,7 @@ import pytest
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
-from graftwork.evaluate.report import make_report
-from graftwork.evaluate.score import score
+from graftwork.evaluate.report import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.interaction import Message, Origin

@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.rules import Surroundings
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.judge.calibration import (
+from graftwork.evaluate.judge_statistics import (
     JudgeOpinion,
     LabelledAnswer,
     LabelledPair,
+    PairVerdict,
     calibrate,
     kappa_of,
     opinions_of_marks,
     opinions_of_pairs,
 )
-from graftwork.evaluate.judge.tally import PairVerdict
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case

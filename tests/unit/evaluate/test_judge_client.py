@@ -7,13 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from graftwork.evaluate.judge.judge import (
-    REPLIES_FILE,
-    JudgeBudget,
-    JudgeClient,
-    open_judge,
-)
-from graftwork.evaluate.judge.tally import count_pairs
+from graftwork.evaluate.judge import REPLIES_FILE, JudgeBudget, JudgeClient, open_judge
+from graftwork.evaluate.judge_statistics import count_pairs
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.grading.checks import grade
 from graftwork.grading.interface import GradeContext

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.judge.judge import judge_subjects, open_judge
-from graftwork.evaluate.judge.tally import add_judgement
+from graftwork.evaluate.judge import judge_subjects, open_judge
+from graftwork.evaluate.judge_statistics import add_judgement
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport

@@ -5,15 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.evaluate.judge.judge import (
-    LONGEST_ANSWER,
-    UnclearReply,
-    ask_mark,
-    ask_pair,
-    read_mark,
-    read_pair,
-)
-from graftwork.evaluate.judge.tally import PairVerdict, compare_by_judge, count_pairs
+from graftwork.evaluate.judge import LONGEST_ANSWER, UnclearReply, ask_mark, ask_pair, read_mark, read_pair
+from graftwork.evaluate.judge_statistics import PairVerdict, compare_by_judge, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, JudgeTally

@@ -7,8 +7,7 @@ import pytest
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
-from graftwork.evaluate.report import make_report, slice_report
-from graftwork.evaluate.score import score
+from graftwork.evaluate.report import make_report, score, slice_report
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.subjects import answers_of_log, generation_of_log
 from graftwork.grading.checks import GradeCheck, grade

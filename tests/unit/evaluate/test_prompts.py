@@ -9,9 +9,9 @@ from graftwork.evaluate.ask.answers import answer_key
 from graftwork.evaluate.ask.prompt_search import PromptAdapter, search_instruction
 from graftwork.evaluate.ask.worker import identify
 from graftwork.evaluate.cases import asked_messages
-from graftwork.evaluate.gate.pairs import Surroundings, find_subject
+from graftwork.evaluate.gate.rules import Surroundings, find_subject
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.prompts import choose_examples
+from graftwork.evaluate.project_subjects import choose_examples
 from graftwork.evaluate.settings import EvaluateSettings, PromptSettings
 from graftwork.evaluate.subjects import parse_subject
 from graftwork.grading.answers import AnswerFields

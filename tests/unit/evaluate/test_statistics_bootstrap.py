@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from graftwork.evaluate.gate.figures import SLOWEST
-from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import student_quantile
-from graftwork.evaluate.statistics.means import bootstrap_mean, score_difference, score_mean, widened_tail
+from graftwork.evaluate.statistics.means import (
+    bootstrap_mean,
+    bounded_mean,
+    score_difference,
+    score_mean,
+    widened_tail,
+)
 
 
 @given(st.floats(1e-6, 0.49), st.integers(1, 3000))

@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from graftwork.evaluate.statistics.bounded import (
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.means import (
     approximate_chance,
     bounded_difference,
     bounded_mean,
@@ -18,7 +19,6 @@ from graftwork.evaluate.statistics.bounded import (
     mean_differs,
     paired_difference,
 )
-from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import mcnemar, units_for_power
 
 grades = st.sampled_from([0.0, 1.0])

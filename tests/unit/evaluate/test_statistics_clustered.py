@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson
-from graftwork.evaluate.statistics.means import mean_difference
+from graftwork.evaluate.statistics.means import bounded_mean, mean_difference
 
 
 @settings(max_examples=60)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.statistics.bounded import make_units, mean_above, paired_difference
+from graftwork.evaluate.statistics.means import make_units, mean_above, paired_difference
 from graftwork.evaluate.statistics.significance import holm
 
 

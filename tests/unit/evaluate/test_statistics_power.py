@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.comparison import what_cases_show
 from graftwork.evaluate.statistics import significance as power_module
 from graftwork.evaluate.statistics.significance import (
     cases_for_difference,

@@ -9,9 +9,9 @@ import pytest
 
 from graftwork.engines.endpoint import EndpointEngine, TryAgain
 from graftwork.engines.interface import DecodingSettings
-from graftwork.evaluate.ask import endpoint
+from graftwork.evaluate.ask import runner
 from graftwork.evaluate.ask.answers import read_answers
-from graftwork.evaluate.ask.endpoint import ask_endpoint
+from graftwork.evaluate.ask.runner import ask_endpoint
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate
 from graftwork.evaluate.cases import write_cases
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
@@ -113,7 +113,7 @@ class Stand:
 
 @pytest.fixture
 def stand(monkeypatch):
-    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(runner, "FIRST_WAIT", 0.001)
     found = Stand()
     yield found
     found.hold.set()

@@ -9,7 +9,7 @@ import pytest
 
 from graftwork.engines.endpoint import LONGEST_REASON, EndpointEngine, TryAgain
 from graftwork.engines.interface import DecodingSettings
-from graftwork.evaluate.judge.judge import JudgeClient
+from graftwork.evaluate.judge import JudgeClient
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.process.asking import NoReply
 from graftwork.records.errors import EnvironmentLacks, GraftError

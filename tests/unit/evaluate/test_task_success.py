@@ -2,8 +2,7 @@
 
 import pytest
 
-from graftwork.evaluate.report import make_report
-from graftwork.evaluate.score import score
+from graftwork.evaluate.report import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings, require_evaluated
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import METRICS

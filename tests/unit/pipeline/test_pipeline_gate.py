@@ -22,7 +22,7 @@ from graftwork.evaluate.gate.project import (
     with_changes,
 )
 from graftwork.evaluate.project import Evaluated
-from graftwork.evaluate.score import make_rate, measure
+from graftwork.evaluate.report import make_rate, measure
 from graftwork.files.disk import Journal
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.evaluate import gather_candidate, record_verdict

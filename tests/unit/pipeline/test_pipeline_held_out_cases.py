@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.evaluate import project_cases as evaluation_cases
+from graftwork.evaluate import project_subjects
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.train.settings import TrainSettings
@@ -30,7 +30,7 @@ def read(tmp_path, monkeypatch):
             SimpleNamespace(messages=(Message(role="user", content=question),)) for question in SPLITS[split]
         ]
 
-    monkeypatch.setattr(evaluation_cases, "iterate_rows", rows)
+    monkeypatch.setattr(project_subjects, "iterate_rows", rows)
 
     def read(question, **train):
         write_cases(tmp_path / "cases.jsonl", question)
@@ -38,7 +38,7 @@ def read(tmp_path, monkeypatch):
         evaluate = SimpleNamespace(cases="cases.jsonl", checks=(), max_cases=9)
         settings = SimpleNamespace(evaluate=evaluate, train=TrainSettings.model_validate(train))
         work = SimpleNamespace(settings=settings, project=SimpleNamespace(root=tmp_path))
-        return evaluation_cases.read_held_out(work, tmp_path)
+        return project_subjects.read_held_out(work, tmp_path)
 
     return read
 

@@ -1,8 +1,7 @@
 """An invented evaluation: cases, what three subjects said, and the report of it."""
 
-from graftwork.evaluate.power import wear_of, what_cases_show
-from graftwork.evaluate.report import make_report, slice_report
-from graftwork.evaluate.score import score
+from graftwork.evaluate.comparison import wear_of, what_cases_show
+from graftwork.evaluate.report import make_report, score, slice_report
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation

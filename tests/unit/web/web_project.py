@@ -20,10 +20,9 @@ from graftwork.api.project import Project, open_project
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.ask.answers import ANSWERS_FILE
 from graftwork.evaluate.ask.worker import GENERATION_FILE
-from graftwork.evaluate.power import wear_of, what_cases_show
+from graftwork.evaluate.comparison import wear_of, what_cases_show
 from graftwork.evaluate.project import Evaluated
-from graftwork.evaluate.report import make_report, slice_report
-from graftwork.evaluate.score import score
+from graftwork.evaluate.report import make_report, score, slice_report
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.files.disk import folder_digest
 from graftwork.project.open_project import OpenProject

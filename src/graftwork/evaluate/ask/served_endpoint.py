@@ -59,7 +59,7 @@ class EndpointQuestions(NamedTuple):
     timeout_seconds: float = 300.0
 
 
-def ask_endpoint(
+def ask_served(
     url: str,
     cases: Sequence[Case],
     asked: EndpointQuestions,

@@ -13,8 +13,7 @@ from graftwork.engines.embedded import EmbeddedEngine
 from graftwork.engines.interface import MeasuringEngine
 from graftwork.engines.local import ADAPTER, answered_by, open_engine, settle, source_of
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE
-from graftwork.evaluate.ask.endpoint import ask_endpoint
-from graftwork.evaluate.ask.runner import CaseRunner, stopped
+from graftwork.evaluate.ask.runner import CaseRunner, ask_endpoint, stopped
 from graftwork.evaluate.ask.shards import ask_in_shards
 from graftwork.evaluate.cases import read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic

@@ -9,6 +9,7 @@ proven.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from graftwork.evaluate.comparison import confidence_at, look_of
 from graftwork.evaluate.gate.advice import Training, advise
 from graftwork.evaluate.gate.figures import (
     SUBJECTS,
@@ -23,25 +24,22 @@ from graftwork.evaluate.gate.figures import (
     show_difference,
     show_size,
 )
-from graftwork.evaluate.gate.pairs import (
+from graftwork.evaluate.gate.rules import (
     Pair,
     Surroundings,
     confidence_of,
-    find_subject,
-    lower_is_better,
-    pair_up,
-)
-from graftwork.evaluate.gate.rules import (
     explain_broken,
+    find_subject,
     judge_gains,
     judge_guardrail,
     judge_limit,
     judge_margin,
+    lower_is_better,
     not_compared,
     p_of_primary,
+    pair_up,
 )
 from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateSettings
-from graftwork.evaluate.power import confidence_at, look_of
 from graftwork.evaluate.statistics.significance import holm
 from graftwork.grading.metrics import name_of, show_p
 from graftwork.records.report import Decision, NextStart, Report, RuleResult, Verdict

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 
-from graftwork.evaluate.comparison import cluster_cases
+from graftwork.evaluate.comparison import cluster_cases, share_of_look
 from graftwork.evaluate.gate.settings import (
     FIGURES,
     REQUESTS,
@@ -21,10 +21,9 @@ from graftwork.evaluate.gate.settings import (
     GateSettings,
     Statistic,
 )
-from graftwork.evaluate.power import share_of_look
-from graftwork.evaluate.score import make_metric, make_perplexity
-from graftwork.evaluate.statistics.bounded import Units, bounded_mean, make_units
+from graftwork.evaluate.report import make_metric, make_perplexity
 from graftwork.evaluate.statistics.intervals import Interval, fewest_for_quantile, quantile_interval
+from graftwork.evaluate.statistics.means import Units, bounded_mean, make_units
 from graftwork.evaluate.statistics.significance import USUAL_POWER, successes_to_clear, units_for_power
 from graftwork.grading.metrics import (
     FIRST_TOKEN,

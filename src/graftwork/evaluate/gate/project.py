@@ -17,7 +17,7 @@ from graftwork.engines.settings import EngineSettings
 from graftwork.evaluate.gate.advice import BetterRun, compare_plans
 from graftwork.evaluate.gate.decide import GateCandidate, asked_otherwise, decide
 from graftwork.evaluate.gate.figures import describe_change
-from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.rules import Surroundings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.subjects import CHAMPION
 from graftwork.files.disk import Journal, file_digest, make_folder, write_atomic

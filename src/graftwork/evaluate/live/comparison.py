@@ -36,7 +36,7 @@ from graftwork.evaluate.live.ab import (
 )
 from graftwork.evaluate.project import Grading, ask_subject, log_look, open_grading
 from graftwork.evaluate.project_subjects import resolve_subject
-from graftwork.evaluate.score import average
+from graftwork.evaluate.report import average
 from graftwork.evaluate.subjects import Asking, Subject, parse_subject, settle_engine
 from graftwork.files.disk import write_atomic
 from graftwork.grading.checks import grade

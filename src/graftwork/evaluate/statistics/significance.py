@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist
 
-from graftwork.evaluate.statistics.bounded import Units, approximate_chance, chance_not_positive
 from graftwork.evaluate.statistics.intervals import (
     MOST_CASES,
     at_most,
@@ -20,6 +19,7 @@ from graftwork.evaluate.statistics.intervals import (
     exactly,
     first_count,
 )
+from graftwork.evaluate.statistics.means import Units, approximate_chance, chance_not_positive, sum_clusters
 
 
 def mcnemar(wins: int, *, losses: int) -> float:
@@ -67,16 +67,6 @@ def paired_permutation(
     if len(steps) > MANY_FLIPS:
         return 2 * NormalDist().cdf(-observed / math.sqrt(math.fsum(step * step for step in steps)))
     return _flip_at_random(steps, reached, resamples=resamples)
-
-
-def sum_clusters(values: Sequence[float], clusters: Sequence[Hashable] | None) -> list[float]:
-    """One sum a cluster, in the order of their first member."""
-    if clusters is None:
-        return list(values)
-    members: dict[Hashable, list[float]] = {}
-    for cluster, value in zip(clusters, values, strict=True):
-        members.setdefault(cluster, []).append(value)
-    return [math.fsum(group) for group in members.values()]
 
 
 def _on_a_grid(steps: Sequence[float]) -> list[int] | None:
@@ -170,7 +160,7 @@ def units_for_power(
     """How many units like these show that their mean is above `limit` in four test sets of five.
 
     A unit is a case, a pair, or a session with all of its cases. Test sets of every size are drawn from the
-    units seen, and the test of `bounded` is made on each. None where the mean seen is not above the limit.
+    units seen, and the test of `mean_above` is made on each. None where the mean seen is not above the limit.
     `start` is a guess.
     """
     import numpy as np

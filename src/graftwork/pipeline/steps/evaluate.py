@@ -38,19 +38,17 @@ from graftwork.evaluate.project import (
     remark_on_log,
     report_on,
 )
-from graftwork.evaluate.project_cases import (
+from graftwork.evaluate.project_subjects import (
+    find_champion,
     find_prompt,
+    find_trained,
+    find_without_repaired,
     hash_case_file,
     read_held_out,
     remark_on_prompts,
+    resolve_subject,
     subjects_by_settings,
     with_logged_prompts,
-)
-from graftwork.evaluate.project_subjects import (
-    find_champion,
-    find_trained,
-    find_without_repaired,
-    resolve_subject,
 )
 from graftwork.evaluate.subjects import (
     CHAMPION,

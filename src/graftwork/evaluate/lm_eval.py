@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from graftwork.evaluate.exchange.common import (
+from graftwork.evaluate.foreign_runs import (
     MOST_BYTES,
     OWN_KEY,
     ForeignRun,

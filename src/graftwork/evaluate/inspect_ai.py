@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graftwork.evaluate.exchange.common import (
+from graftwork.evaluate.foreign_runs import (
     OWN_KEY,
     ForeignRun,
     ForeignSample,
