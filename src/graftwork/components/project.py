@@ -46,7 +46,7 @@ from graftwork.engines.endpoint import EndpointEngine
 from graftwork.engines.interface import EngineSource
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP
 from graftwork.engines.local import EngineChild
-from graftwork.evaluate.project import open_grading
+from graftwork.evaluate.project import Grading
 from graftwork.evaluate.project_subjects import find_device, find_weights
 from graftwork.evaluate.subjects import NamedSubject, parse_subject
 from graftwork.files.dataset import read_rows
@@ -95,7 +95,7 @@ def generate_components(
                 fix="name one under evaluate.judge in graft.yaml",
                 where="--judge",
             )
-        judge = open_grading(work, ()).judge
+        judge = Grading(work, ()).judge
     with open_model(request.engine, work) as model:
         job = GenerateJob(
             plan,

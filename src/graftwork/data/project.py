@@ -17,7 +17,7 @@ from graftwork.data.ingest.read import read_file
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import explain_os_error, file_digest
-from graftwork.grading.reward_audit import ScoreAudit, ScoredReply, audit_scores, scored
+from graftwork.grading.reward_audit import ScoreAudit, ScoredReply, audit_scores, scored_interactions
 from graftwork.model.base import find_base, is_ready
 from graftwork.project.load import ProjectFolder
 from graftwork.project.open_project import OpenProject, name_entry
@@ -213,7 +213,7 @@ def audit_logs(
     for name in find_sources(paths, root=root):
         results = read_file(name, root=root, settings=settings)
         rows = [row for row in results if isinstance(row, Interaction)]
-        replies = scored(rows)
+        replies = scored_interactions(rows)
         audit = audit_scores(replies) if replies else None
         found.append(LogScores(file=name, rows=len(rows), audit=audit))
         everything += replies

@@ -16,8 +16,9 @@ from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import draw_cases, hash_cases, read_case_file, read_cases
 from graftwork.evaluate.comparison import compare, wear_of
 from graftwork.evaluate.foreign_runs import (
+    Answers,
     ForeignRun,
-    ImportedRuns,
+    ImportedEvaluation,
     SubjectExport,
     import_runs,
     not_as_expected,
@@ -173,16 +174,6 @@ def _line_up(
     )
 
 
-class ImportedEvaluation(Record):
-    """The imported results, their page, and whether they are about this project's cases."""
-
-    report: Report
-    same_cases: bool
-    why: str
-    notes: tuple[str, ...] = ()
-    page: str = ""
-
-
 class ExportedEvaluation(Record):
     format: str
     files: tuple[str, ...]
@@ -194,12 +185,13 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
     runs = [read_foreign(path) for path in files]
     last = last_evaluation(work)
     own = read_cases(Path(last.cases_file)) if last is not None and Path(last.cases_file).is_file() else ()
-    imported = import_runs(runs, own=own)
+    imported, cases, answers = import_runs(runs, own=own)
+    report = imported.report
     if imported.same_cases:
-        imported = _grade_by_our_metrics(work, imported, own)
+        report = _grade_by_our_metrics(work, report, answers, own)
         # Another candidate was measured on this project's cases.
-        report, cases_hash = imported.report, imported.report.cases_hash
-        texts = [answer.text for answer in imported.answers[report.candidate.subject]]
+        cases_hash = report.cases_hash
+        texts = [answer.text for answer in answers[report.candidate.subject]]
         subject = f"imported:{fingerprint(texts)}"
         looks = work.looks.log(cases_hash, subject=subject, when=timestamp())
         report = report.model_copy(update={"looks": looks})
@@ -208,27 +200,20 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
             candidates=work.looks.candidates(cases_hash),
             look=work.looks.position(cases_hash, subject=subject),
         )
-        imported = imported.model_copy(update={"report": report.model_copy(update={"wear": wear})})
+        report = report.model_copy(update={"wear": wear})
     path = work.project.page_of(PAGE, work.model)
     path = path.with_stem(f"{path.stem}-imported")
     page = EvaluationPage(
         project=work.settings.project,
-        report=imported.report,
-        cases=imported.cases,
-        answers=imported.answers,
+        report=report,
+        cases=cases,
+        answers=answers,
         notes=(imported.why, *imported.notes),
     )
     write_atomic(path, render_evaluation(page))
-    evaluation = ImportedEvaluation(
-        report=imported.report,
-        same_cases=imported.same_cases,
-        why=imported.why,
-        notes=imported.notes,
-        page=str(path),
-    )
-    kept = work.project.evaluations / f"imported-{imported.report.fingerprint()[:12]}.json"
-    write_atomic(kept, evaluation.to_json())
-    return evaluation
+    imported = imported.model_copy(update={"report": report, "page": str(path)})
+    write_atomic(work.project.evaluations / f"imported-{report.fingerprint()[:12]}.json", imported.to_json())
+    return imported
 
 
 def read_foreign(path: Path) -> ForeignRun:
@@ -307,18 +292,17 @@ def last_evaluation(work: OpenProject) -> Evaluated | None:
     return Evaluated.model_validate(entry.output) if entry is not None else None
 
 
-def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
+def _grade_by_our_metrics(work: OpenProject, report: Report, answers: Answers, own: Sequence[Case]) -> Report:
     """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
     # No judge: reading a file sends no requests.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
-    report = imported.report
 
     def graded(subject: SubjectReport) -> SubjectReport:
-        answers = imported.answers[subject.subject]
-        if {answer.case_id for answer in answers} != {case.id for case in own}:
+        given = answers[subject.subject]
+        if {answer.case_id for answer in given} != {case.id for case in own}:
             return subject
         context = GradeContext(fields=settings.fields, folder=work.project.root)
-        ours = score(own, answers=answers, generation=subject.generation, settings=settings, context=context)
+        ours = score(own, answers=given, generation=subject.generation, settings=settings, context=context)
         kept = {name: metric for name, metric in ours.metrics.items() if metric.scores}
         return subject.model_copy(update={"metrics": {**kept, **subject.metrics}})
 
@@ -332,8 +316,7 @@ def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequen
         if pair.n
     ]
     changed = {"baseline": baseline, "candidate": candidate, "others": others, "comparisons": tuple(pairs)}
-    report = slice_report(report.model_copy(update=changed), own, by=settings.slices)
-    return imported.model_copy(update={"report": report})
+    return slice_report(report.model_copy(update=changed), own, by=settings.slices)
 
 
 class GatedAll(Record):

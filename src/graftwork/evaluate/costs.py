@@ -191,7 +191,7 @@ class Volume(NamedTuple):
     confidence: float = 0.95
 
 
-class _Costed(NamedTuple):
+class DayCost(NamedTuple):
     """One day's calls: their cost at least, usually and at most, and how many of them have a price."""
 
     calls: int
@@ -266,13 +266,13 @@ def find_savings(
     )
 
 
-def _cost(day: UsageDay, price: TokenPrice | None) -> _Costed:
+def _cost(day: UsageDay, price: TokenPrice | None) -> DayCost:
     """A logged cost counts as it is; what has none is priced by its tokens, or by its characters."""
     unpriced = day.counted and (day.unpriced_prompt_tokens or day.unpriced_reply_tokens)
     uncounted = day.uncounted_prompt_characters or day.uncounted_reply_characters
     without_tokens = max(day.calls - day.counted - day.costed, 0) if uncounted else 0
     if price is None:
-        return _Costed(day.calls, (day.cost,) * 3, day.costed, 0)
+        return DayCost(day.calls, (day.cost,) * 3, day.costed, 0)
     by_tokens = 0.0
     if unpriced:
         by_tokens = price.cost_of(
@@ -284,20 +284,20 @@ def _cost(day: UsageDay, price: TokenPrice | None) -> _Costed:
         + price.cost_of(day.uncounted_prompt_characters / size, day.uncounted_reply_characters / size)
         for size in CHARACTERS_PER_TOKEN
     )
-    return _Costed(day.calls, (low, usual, high), day.calls, without_tokens)
+    return DayCost(day.calls, (low, usual, high), day.calls, without_tokens)
 
 
-def _by_day(dated: Sequence[tuple[date, _Costed]]) -> list[_Costed]:
+def _by_day(dated: Sequence[tuple[date, DayCost]]) -> list[DayCost]:
     """Every day from the first to the last, days without a call included; none where no day is known."""
     if not dated:
         return []
     first, last = min(day for day, _ in dated), max(day for day, _ in dated)
     days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
-    sums = dict.fromkeys(days, _Costed(0, (0.0, 0.0, 0.0), 0, 0))
+    sums = dict.fromkeys(days, DayCost(0, (0.0, 0.0, 0.0), 0, 0))
     for day, cost in dated:
         so_far = sums[day]
         low, usual, high = (a + b for a, b in zip(so_far.costs, cost.costs, strict=True))
-        sums[day] = _Costed(
+        sums[day] = DayCost(
             so_far.calls + cost.calls,
             (low, usual, high),
             so_far.priced + cost.priced,

@@ -66,19 +66,24 @@ class ForeignRun(Record):
     """What is missing, one sentence each."""
 
 
-class ImportedRuns(Record):
-    """Results of other tools, read. `same_cases` says that they are this project's own cases."""
+class ImportedEvaluation(Record):
+    """The imported results, their page, and whether they are about this project's cases."""
 
     report: Report
-    cases: tuple[Case, ...] = ()
-    answers: dict[str, tuple[Answer, ...]] = {}
-    notes: tuple[str, ...] = ()
-    same_cases: bool = False
-    why: str = ""
+    same_cases: bool
+    why: str
     """Why the gate can, or cannot, decide on it."""
+    notes: tuple[str, ...] = ()
+    page: str = ""
 
 
-def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> ImportedRuns:
+Answers = dict[str, tuple[Answer, ...]]
+"""Those of each subject by its name."""
+
+
+def import_runs(
+    runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()
+) -> tuple[ImportedEvaluation, tuple[Case, ...], Answers]:
     """The first run is the baseline, the second the candidate; one alone is only shown."""
     if not runs:
         raise UserMistake("there is nothing to import", fix="name at least one file")
@@ -107,14 +112,8 @@ def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> Impo
     if clashing:
         notes.append(f"{len(clashing)} cases have one id and different prompts, and were not paired.")
     report = _make_report(subjects, cases=cases, source=", ".join(dict.fromkeys(run.tool for run in runs)))
-    return ImportedRuns(
-        report=report,
-        cases=cases,
-        answers={run.subject: tuple(sample.answer for sample in run.samples) for run in runs},
-        notes=tuple(notes),
-        same_cases=same,
-        why=why,
-    )
+    imported = ImportedEvaluation(report=report, same_cases=same, why=why, notes=tuple(notes))
+    return imported, cases, {run.subject: tuple(sample.answer for sample in run.samples) for run in runs}
 
 
 def prompt_key(case: Case) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from graftwork.engines.endpoint import JUDGE, EndpointEngine, EndpointPolicy
 from graftwork.engines.interface import DecodingSettings, EngineUnavailable
@@ -52,35 +52,27 @@ _POINT = (
 REMINDER = "That was not the one JSON object that was asked for. Reply with it, and with nothing else."
 
 
-class JudgeSpending(NamedTuple):
-    """`cost` is None where graft.yaml names no prices."""
-
-    questions: int
-    tokens_in: int
-    tokens_out: int
-    seconds: float
-    cost: float | None
-
-
 class JudgeBudget:
+    """What was asked of the judge, and what may still be."""
+
     def __init__(self, settings: JudgeSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
         self._began = clock()
         self._lock = threading.Lock()
-        self._questions = self._tokens_in = self._tokens_out = 0
+        self.questions = self._tokens_in = self._tokens_out = 0
 
     def refuse(self, *_tokens: int) -> str | None:
         """Take one question from the budget, or say that there is none left."""
-        settings, spent = self._settings, self.spent()
+        settings, cost, seconds = self._settings, self.cost or 0.0, self._clock() - self._began
         with self._lock:
-            if settings.max_questions is not None and self._questions >= settings.max_questions:
+            if settings.max_questions is not None and self.questions >= settings.max_questions:
                 return f"evaluate.judge.max_questions {settings.max_questions} is reached"
-            if settings.max_seconds is not None and spent.seconds >= settings.max_seconds:
+            if settings.max_seconds is not None and seconds >= settings.max_seconds:
                 return f"evaluate.judge.max_seconds {settings.max_seconds:g} is reached"
-            if settings.max_cost is not None and (spent.cost or 0.0) >= settings.max_cost:
+            if settings.max_cost is not None and cost >= settings.max_cost:
                 return f"evaluate.judge.max_cost {settings.max_cost:g} is reached"
-            self._questions += 1
+            self.questions += 1
             return None
 
     def add(self, reply: KeptReply) -> None:
@@ -88,14 +80,14 @@ class JudgeBudget:
             self._tokens_in += reply.tokens_in
             self._tokens_out += reply.tokens_out
 
-    def spent(self) -> JudgeSpending:
+    @property
+    def cost(self) -> float | None:
+        """Dollars so far; None where graft.yaml names no prices."""
         price_in, price_out = self._settings.price_in, self._settings.price_out
+        if price_in is None or price_out is None:
+            return None
         with self._lock:
-            cost = None
-            if price_in is not None and price_out is not None:
-                cost = (self._tokens_in * price_in + self._tokens_out * price_out) / 1e6
-            seconds = self._clock() - self._began
-            return JudgeSpending(self._questions, self._tokens_in, self._tokens_out, seconds, cost)
+            return (self._tokens_in * price_in + self._tokens_out * price_out) / 1e6
 
 
 class UnclearReply(Exception):
@@ -222,17 +214,13 @@ class Judge:
     ) -> None:
         self._settings = settings
         self._speaker = speaker
-        self._budget = JudgeBudget(settings)
-        self._asker = Asker(replies, refuse=self._budget.refuse)
+        self.budget = JudgeBudget(settings)
+        self._asker = Asker(replies, refuse=self.budget.refuse)
         self._stopping = stopping or threading.Event()
 
     @property
     def model(self) -> str:
         return self._settings.model
-
-    @property
-    def spent(self) -> JudgeSpending:
-        return self._budget.spent()
 
     def rate(self, case: Case, text: str) -> float:
         """The mark of one answer, 1 to 5 as 0 to 1; CannotGrade where there is none."""
@@ -293,7 +281,7 @@ class Judge:
     def _say(self, chat: Chat) -> str:
         def send() -> KeptReply:
             reply = self._speaker.say(chat)
-            self._budget.add(reply)
+            self.budget.add(reply)
             return reply
 
         return self._asker.ask(reply_key(chat, settings=self._settings), send).text
@@ -332,21 +320,21 @@ def judge_subjects(
     progress: Progress = lambda _done, _of: None,
 ) -> JudgeTally:
     """`answers` are those of each subject by its name; of several to one case the first is judged."""
-    before = judge.spent
+    questions_before, cost_before = judge.budget.questions, judge.budget.cost
     verdicts = judge.compare(
         cases,
         baseline=first_answers(answers[baseline]),
         candidate=first_answers(answers[candidate]),
         progress=progress,
     )
-    after = judge.spent
+    cost = judge.budget.cost
     return count_pairs(
         verdicts,
         baseline=baseline,
         candidate=candidate,
         model=judge.model,
-        questions=after.questions - before.questions,
-        cost=after.cost - before.cost if after.cost is not None and before.cost is not None else None,
+        questions=judge.budget.questions - questions_before,
+        cost=cost - cost_before if cost is not None and cost_before is not None else None,
         confidence=confidence,
     )
 

@@ -8,7 +8,6 @@ is predicted is what is served.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from graftwork.data.project import PreparedData
 from graftwork.engines.protocol import BASE
@@ -35,7 +34,7 @@ from graftwork.evaluate.live.answer_checks import (
     require_live_check,
     with_call_check,
 )
-from graftwork.evaluate.project import Evaluated, ask_subject, open_grading, price_cases
+from graftwork.evaluate.project import Evaluated, Grading, ask_subject, price_cases
 from graftwork.evaluate.project_subjects import resolve_subject
 from graftwork.evaluate.report import sessions_of
 from graftwork.evaluate.settings import choose_success
@@ -60,19 +59,19 @@ FEWEST = 10
 """Validation cases below which a threshold would rest on chance."""
 
 
-class ThresholdSearch(NamedTuple):
-    """What a threshold is chosen for."""
+def choose_threshold(
+    work: OpenProject,
+    large: str,
+    *,
+    checks: Sequence[str],
+    max_rate: float,
+    limit: int | None = None,
+    prefix_tokens: int | None = None,
+) -> EscalationCurve:
+    """Choose on the validation split, show on the test split.
 
-    large: str
-    checks: Sequence[str]
-    max_rate: float
-    limit: int | None = None
-    prefix_tokens: int | None = None
-    """Streams are judged by so many tokens; None: whole answers are."""
-
-
-def choose_threshold(work: OpenProject, search: ThresholdSearch) -> EscalationCurve:
-    """Choose on the validation split, show on the test split."""
+    With `prefix_tokens`, streams are judged by so many tokens; else whole answers are.
+    """
     alias = full_alias(work)
     if alias not in work.releases.aliases():
         raise UserMistake(
@@ -82,7 +81,7 @@ def choose_threshold(work: OpenProject, search: ThresholdSearch) -> EscalationCu
             where="--logprob",
         )
     prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
-    cases = {split: _cases(work, prepared, split, search.limit) for split in ("validation", "test")}
+    cases = {split: _cases(work, prepared, split, limit) for split in ("validation", "test")}
     for split, found in cases.items():
         if len(found) < FEWEST:
             raise UserMistake(
@@ -93,8 +92,8 @@ def choose_threshold(work: OpenProject, search: ThresholdSearch) -> EscalationCu
             )
     both = (*cases["validation"], *cases["test"])
     answers = _ask_small(work, both, alias)
-    grades, costs = _ask_large(work, search.large, both)
-    pairs = _pair_up(work, both, answers, grades, costs, search)
+    grades, costs = _ask_large(work, large, both)
+    pairs = _pair_up(work, both, answers, grades, costs, checks=checks, prefix_tokens=prefix_tokens)
     sides = {split: [pairs[case.id] for case in found if case.id in pairs] for split, found in cases.items()}
     if not any(pair.logprob is not None for pair in pairs.values()):
         raise UserMistake(
@@ -103,8 +102,8 @@ def choose_threshold(work: OpenProject, search: ThresholdSearch) -> EscalationCu
             fix="serve with the embedded engine, llamacpp or vllm",
             where="serve.engine",
         )
-    curve = make_curve(sides["validation"], sides["test"], max_rate=search.max_rate)
-    return curve.model_copy(update={"prefix_tokens": search.prefix_tokens})
+    curve = make_curve(sides["validation"], sides["test"], max_rate=max_rate)
+    return curve.model_copy(update={"prefix_tokens": prefix_tokens})
 
 
 def _cases(work: OpenProject, prepared: PreparedData, split: Split, limit: int | None) -> tuple[Case, ...]:
@@ -152,7 +151,7 @@ def _ask_large(
     price = AnswerPrice(usd_per_hour=work.settings.evaluate.costs.usd_per_hour)
     if parsed.endpoint is not None:
         price = AnswerPrice(tokens=find_token_price(parsed.endpoint.model, index_prices(list_token_prices())))
-    context = open_grading(work, cases).context()
+    context = Grading(work, cases).context()
     metric = choose_success(work.settings.evaluate)
     grades = {
         case.id: grade(metric, case, by_case[case.id][0].text, context=context)
@@ -168,10 +167,12 @@ def _pair_up(
     answers: Mapping[str, ServedAnswer],
     grades: Mapping[str, float | None],
     costs: Mapping[str, float | None],
-    search: ThresholdSearch,
+    *,
+    checks: Sequence[str],
+    prefix_tokens: int | None,
 ) -> dict[str, PairedCase]:
-    context = open_grading(work, cases).context()
-    metric, live = choose_success(work.settings.evaluate), LiveChecks(work, search.checks, where="--check")
+    context = Grading(work, cases).context()
+    metric, live = choose_success(work.settings.evaluate), LiveChecks(work, checks, where="--check")
     hourly = work.settings.evaluate.costs.usd_per_hour
     found = {}
     for case in cases:
@@ -182,11 +183,11 @@ def _pair_up(
         if ours is None:
             continue
         messages = [message.model_dump() for message in case.messages]
-        is_whole = search.prefix_tokens is None or len(answer.tokens) <= search.prefix_tokens
-        beginning = None if is_whole else answer.beginning(search.prefix_tokens or 0)
+        is_whole = prefix_tokens is None or len(answer.tokens) <= prefix_tokens
+        beginning = None if is_whole else answer.beginning(prefix_tokens or 0)
         found[case.id] = PairedCase(
             session=case.session or case.id,
-            logprob=answer.mean_logprob_of(search.prefix_tokens),
+            logprob=answer.mean_logprob_of(prefix_tokens),
             small=min(max(ours, 0.0), 1.0),
             large=min(max(theirs, 0.0), 1.0),
             small_cost=None if hourly is None else hourly / 3600 * answer.seconds / AT_ONCE,
@@ -294,8 +295,9 @@ def predict_escalation(
     )
     curve = None
     if max_rate is not None:
-        search = ThresholdSearch(large, chosen, max_rate, limit, prefix_tokens)
-        curve = choose_threshold(work, search)
+        curve = choose_threshold(
+            work, large, checks=chosen, max_rate=max_rate, limit=limit, prefix_tokens=prefix_tokens
+        )
     remarks = found.remarks
     if prefix_tokens is not None:
         remarks += (f"streamed answers are judged by their first {prefix_tokens} tokens",)

@@ -82,18 +82,13 @@ class Problem(Record):
     fix: str = ""
 
 
-class Trial(Record):
-    """What was tried."""
-
-    cases: int
-    metrics: tuple[MetricTrial, ...]
-    problems: tuple[Problem, ...]
-
-
 def try_out(
     cases: Sequence[Case], *, evaluate: EvaluateSettings, gate: GateSettings, context: GradeContext
-) -> Trial:
-    """Every metric on right and wrong answers, every rule on the best and the worst adapter there can be."""
+) -> tuple[tuple[MetricTrial, ...], list[Problem]]:
+    """Every metric on right and wrong answers, every rule on the best and the worst adapter there can be.
+
+    Errors come before warnings.
+    """
     checks = {check.name: check for check in evaluate.checks}
     context = replace(context, checks={**checks, **context.checks}, failed=[])
     # A judge costs money and minutes: it is not asked for a rehearsal.
@@ -105,8 +100,7 @@ def try_out(
         named |= set(evaluate.metrics)
     problems = [problem for trial in trials for problem in _judge_metric(trial, gate, named=named)]
     problems += _judge_rules(cases, evaluate=evaluate, gate=gate, trials=trials)
-    ranked = sorted(problems, key=lambda problem: problem.severity != "error")
-    return Trial(cases=len(cases), metrics=trials, problems=tuple(ranked))
+    return trials, sorted(problems, key=lambda problem: problem.severity != "error")
 
 
 def try_metric(

@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -254,13 +254,24 @@ JUDGED_FOLDER = "judged"
 CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, PYTHON_CALLS})
 
 
-@dataclass(frozen=True)
 class Grading:
     """One for a whole evaluation: what was run or asked for one subject is known for the next."""
 
-    work: OpenProject
-    judge: Judge | None
-    sandbox: RememberingRunner | None
+    def __init__(self, work: OpenProject, cases: Sequence[Case]) -> None:
+        settings = work.settings.evaluate
+        self.work = work
+        self.judge: Judge | None = None
+        self.sandbox: RememberingRunner | None = None
+        if settings.judge is not None:
+            self.judge = open_judge(settings.judge, folder=work.project.state / JUDGED_FOLDER)
+        metrics = {*settings.metrics, *(check.metric for check in settings.checks)}
+        # A check is written in full or in brief: {metric: python_tests, tests: …} or {python_tests: …}.
+        metrics |= {
+            name for case in cases for check in case.checks for name in (str(check.get("metric")), *check)
+        }
+        # Only where code or calls are run: a machine without a sandbox can still grade everything else.
+        if metrics & CODE or any(check.files for check in settings.checks):
+            self.sandbox = RememberingRunner(open_sandbox(settings.sandbox))
 
     def context(self) -> GradeContext:
         """A fresh one for each subject: it gathers the grades that could not be given."""
@@ -299,19 +310,6 @@ class Grading:
 
     def _tell(self, done: int, total: int) -> None:
         self.work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
-
-
-def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
-    settings = work.settings.evaluate
-    judge = None
-    if settings.judge is not None:
-        judge = open_judge(settings.judge, folder=work.project.state / JUDGED_FOLDER)
-    named = {*settings.metrics, *(check.metric for check in settings.checks)}
-    # A check is written in full or in brief: {metric: python_tests, tests: …} or {python_tests: …}.
-    named |= {name for case in cases for check in case.checks for name in (str(check.get("metric")), *check)}
-    runs_code = bool(named & CODE) or any(check.files for check in settings.checks)
-    # Only where code or calls are run: a machine without a sandbox can still grade everything else.
-    return Grading(work, judge, RememberingRunner(open_sandbox(settings.sandbox)) if runs_code else None)
 
 
 class Evaluated(Record):

@@ -166,17 +166,6 @@ class ScoredReply(NamedTuple):
     failed: bool | None = None
     """What the log says about the reply; None where it says nothing."""
 
-    @classmethod
-    def of_row(cls, row: Row) -> "ScoredReply":
-        assert row.reward is not None
-        return cls(row.reward, row.messages[-1].content, row.reply)
-
-    @classmethod
-    def of_interaction(cls, row: Interaction) -> "ScoredReply":
-        assert row.reward is not None
-        failed = None if row.status is None else row.status != "success"
-        return cls(row.reward, row.question, row.reply, failed)
-
 
 class ScoreFinding(Record):
     kind: FindingKind
@@ -317,6 +306,19 @@ def _standardize(columns: Any) -> Any:
     return centred / np.where(size > 0, size, 1.0)
 
 
-def scored(rows: Iterable[Interaction]) -> list[ScoredReply]:
+def scored_interactions(rows: Iterable[Interaction]) -> list[ScoredReply]:
     """The replies of a log that have a score of their own."""
-    return [ScoredReply.of_interaction(row) for row in rows if row.reward is not None]
+    return [
+        ScoredReply(
+            row.reward, row.question, row.reply, None if row.status is None else row.status != "success"
+        )
+        for row in rows
+        if row.reward is not None
+    ]
+
+
+def scored_rows(rows: Iterable[Row]) -> list[ScoredReply]:
+    """The same of a dataset, which does not keep what the log says about a reply."""
+    return [
+        ScoredReply(row.reward, row.messages[-1].content, row.reply) for row in rows if row.reward is not None
+    ]

@@ -16,7 +16,7 @@ from graftwork.data.project import PreparedData, find_latest_dataset
 from graftwork.evaluate.cases import read_case_file
 from graftwork.evaluate.comparison import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
-from graftwork.evaluate.project import doubts_about_judge, open_grading
+from graftwork.evaluate.project import Grading, doubts_about_judge
 from graftwork.evaluate.project_subjects import read_held_out
 from graftwork.evaluate.subjects import parse_subjects
 from graftwork.files.dataset import iterate_rows
@@ -311,11 +311,11 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
     power = ""
     if cases:
         try:
-            grading = open_grading(work, cases)
+            grading = Grading(work, cases)
             context = grading.context()
             require_gradable(context)
-            found = try_out(cases, evaluate=evaluate, gate=gate, context=context)
-            trials, problems = found.metrics, [*problems, *found.problems]
+            trials, tried = try_out(cases, evaluate=evaluate, gate=gate, context=context)
+            problems += tried
         except GraftError as error:
             problems.append(Problem(severity="error", what=error.what, why=error.why, fix=error.fix))
         power = what_cases_show(len(cases), confidence=evaluate.confidence).sentence

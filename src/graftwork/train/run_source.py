@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftwork.files.disk import Journal
-from graftwork.grading.reward_audit import ScoredReply, audit_scores, require_usable
+from graftwork.grading.reward_audit import audit_scores, require_usable, scored_rows
 from graftwork.grading.rewards import RewardSpec
 from graftwork.model.shape import read_shape
 from graftwork.process.sandbox import SandboxSettings
@@ -171,7 +171,7 @@ def _prepare_judged(
     least = settings.preferences.least_score
     notes = list(describe_idle(settings))
     if least is not None:
-        scores = audit_scores([ScoredReply.of_row(row) for row in rows if row.reward is not None])
+        scores = audit_scores(scored_rows(rows))
         require_usable(scores)
         notes.append(scores.describe())
     judged = make_judged(rows, pairs, least_score=least)

@@ -38,7 +38,7 @@ from graftwork.views.evaluation_page import subjects_of
 
 if TYPE_CHECKING:
     from graftwork.data.review import CalibratedJudge
-    from graftwork.evaluate.commands import ImportedEvaluation
+    from graftwork.evaluate.foreign_runs import ImportedEvaluation
     from graftwork.evaluate.project import Evaluated
     from graftwork.pipeline.steps.release import WrittenReport
 

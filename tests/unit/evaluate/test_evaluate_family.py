@@ -2,16 +2,9 @@
 
 import pytest
 
-from graftwork.evaluate.gate.family import (
-    ChainTally,
-    FamilyEvidence,
-    FamilyLimits,
-    RoutedAnswer,
-    decide_family,
-    judge_family,
-)
-
-LIMITS = FamilyLimits(metric="chrf", margin=0.1, router_margin=0.05, router_accuracy=0.97)
+from graftwork.evaluate.ask.served_endpoint import ServedAnswer
+from graftwork.evaluate.gate.family import FamilyEvidence, RoutedAnswer, decide_family, judge_family
+from graftwork.serve.settings import FamilyGateSettings
 
 
 def answers(route, count, *, text="same", grade=0.8, by="router", member=None, **more):
@@ -24,8 +17,19 @@ def answers(route, count, *, text="same", grade=0.8, by="router", member=None, *
     ]  # fmt: skip
 
 
-def judge(limits=LIMITS, **seen):
-    rules = judge_family(FamilyEvidence(**seen), limits)
+def chain_answers(problem):
+    """Four answers and a request that failed."""
+    return [ServedAnswer(str(n), 502 if n == 4 else 200, "", 0.5, {}, problem=problem) for n in range(5)]
+
+
+def judge(limits=None, *, targets=(), router_accuracy=0.97, **seen):
+    rules = judge_family(
+        FamilyEvidence(**seen),
+        FamilyGateSettings(margin=0.1, router_margin=0.05, **limits or {}),
+        metric="chrf",
+        targets=targets,
+        router_accuracy=router_accuracy,
+    )
     return {rule.rule: rule for rule in rules}, decide_family(rules)
 
 
@@ -81,25 +85,23 @@ def test_a_router_passes_only_if_its_lower_bound_reaches_the_limit():
 
 
 @pytest.mark.parametrize(
-    ("seen", "changes"),
+    ("seen", "limits"),
     [
         ({"after": answers("main", 5, answered=False)}, {}),
         ({"after": answers("main", 5), "without": answers("main", 5, answered=False)}, {}),
-        ({"after": answers("main", 5), "chains": {"trio": ChainTally(4, 5, "step trio/b failed")}}, {}),
+        ({"after": answers("main", 5), "chains": {"trio": chain_answers("step trio/b failed")}}, {}),
         ({"after": answers("main", 5), "memory_gib": 3.0}, {"max_memory_gib": 2.0}),
         ({"after": answers("main", 5)}, {"max_p95_seconds": 0.1}),
     ],
 )
-def test_a_missing_answer_or_a_limit_aborts(seen, changes):
-    limits = FamilyLimits(metric="chrf", margin=0.1, router_margin=0.05, **changes)
-    _, decision = judge(limits, before=[], **seen)
+def test_a_missing_answer_or_a_limit_aborts(seen, limits):
+    _, decision = judge(limits, router_accuracy=None, before=[], **seen)
     assert decision == "abort"
 
 
 def test_a_rule_that_matches_everything_is_named_and_one_that_matches_nothing_is_said():
-    limits = FamilyLimits(metric="chrf", margin=0.1, router_margin=0.05, rules=("people", "storage"))
     seen = [*answers("main", 5, by="rule 1"), *answers("people", 5, by="rule 1")]
-    rules, decision = judge(limits, before=[], after=seen)
+    rules, decision = judge(targets=("people", "storage"), router_accuracy=None, before=[], after=seen)
     assert decision == "abort"
     assert rules["rule 1 (to people) matches some requests and not all"].outcome == "fail"
     nothing = rules["rule 2 (to storage) matches some requests and not all"]
@@ -108,9 +110,8 @@ def test_a_rule_that_matches_everything_is_named_and_one_that_matches_nothing_is
 
 
 def test_a_chain_that_fails_says_why():
-    chains = {"trio": ChainTally(4, 5, "step trio/b failed: the endpoint remote is not ready")}
-    limits = FamilyLimits(metric="chrf", margin=0.1, router_margin=0.05)
-    rules, _ = judge(limits, before=[], after=answers("main", 5), chains=chains)
+    chains = {"trio": chain_answers("step trio/b failed: the endpoint remote is not ready")}
+    rules, _ = judge(router_accuracy=None, before=[], after=answers("main", 5), chains=chains)
     assert rules["the chain trio answers"].sentence.endswith(
         "4 of 5 requests: step trio/b failed: the endpoint remote is not ready"
     )

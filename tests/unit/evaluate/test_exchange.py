@@ -98,7 +98,7 @@ def test_a_log_of_inspect_is_read_as_inspect_reads_it(name):
     asked = next(sample.case for sample in run.samples if sample.case.id == "a")
     assert [message.role for message in asked.messages] == ["system", "user"]
     assert (asked.reference, asked.group) == ("six", "planner")
-    report = import_runs([run]).report
+    report = import_runs([run])[0].report
     # The figures that stand under `results` in the log.
     means = {name: metric.value for name, metric in report.candidate.metrics.items()}
     assert means == {"includes": 0.5, "match": 0.5, "both/first": 1.0, "both/second": 0.25}
@@ -109,7 +109,7 @@ def test_results_of_lm_eval_are_read_with_their_samples():
     run = read_foreign(RESULTS)
     assert (run.tool, len(run.samples), run.notes) == ("lm-eval", 12, ())
     reported = json.loads(RESULTS.read_bytes())["results"]
-    metrics = import_runs([run]).report.candidate.metrics
+    metrics = import_runs([run])[0].report.candidate.metrics
     assert metrics["shop_hours:exact_match"].value == reported["shop_hours"]["exact_match,none"]
     assert metrics["shop_choice:acc"].value == pytest.approx(reported["shop_choice"]["acc,none"])
     assert metrics["shop_choice:acc"].n == 6
@@ -128,7 +128,7 @@ def test_a_samples_file_alone_is_enough():
 
 def test_results_without_samples_are_shown_with_an_exact_interval_and_distinguished(tmp_path):
     shutil.copy(RESULTS, tmp_path)
-    imported = import_runs([read_foreign(tmp_path / RESULTS.name)])
+    imported, _, _ = import_runs([read_foreign(tmp_path / RESULTS.name)])
     metric = imported.report.candidate.metrics["shop_choice:acc"]
     assert (metric.successes, metric.n) == (2, 6)
     assert metric.low < 1 / 3 < metric.high
@@ -139,14 +139,16 @@ def test_results_without_samples_are_shown_with_an_exact_interval_and_distinguis
 @pytest.mark.parametrize("form", ["inspect", "lm-eval"])
 def test_out_and_in_again_gives_the_same_figures_answers_and_cases(form, tmp_path):
     export = make_export()
-    imported = import_runs([read_foreign(put(export, form, tmp_path))], own=export.cases)
+    imported, cases, answers_by_subject = import_runs(
+        [read_foreign(put(export, form, tmp_path))], own=export.cases
+    )
     assert imported.same_cases
-    assert imported.cases == export.cases
+    assert cases == export.cases
     for name in ("token_f1", "says_six", "truncated"):
         ours, theirs = export.subject.metrics[name], imported.report.candidate.metrics[name]
         assert theirs.scores == ours.scores
         assert (theirs.value, theirs.n) == pytest.approx((ours.value, ours.n))
-    (answers,) = imported.answers.values()
+    (answers,) = answers_by_subject.values()
     assert [answer.text for answer in answers] == [
         shown.text.replace("\ud800", "\ufffd") for shown in export.answers
     ]
@@ -157,7 +159,7 @@ def test_out_and_in_again_gives_the_same_figures_answers_and_cases(form, tmp_pat
 def test_two_runs_are_compared_in_pairs(form, tmp_path):
     worse = make_export("base", says="Never, {i}.")
     runs = [read_foreign(put(export, form, tmp_path)) for export in (worse, make_export())]
-    report = import_runs(runs).report
+    report = import_runs(runs)[0].report
     pair = next(c for c in report.comparisons if c.metric == "says_six")
     assert (pair.n, pair.wins, pair.losses) == (8, 7, 0)
     assert pair.p_value == pytest.approx(2 / 2**7)
@@ -166,10 +168,10 @@ def test_two_runs_are_compared_in_pairs(form, tmp_path):
 
 
 def test_other_cases_are_not_gated_and_the_reason_is_reported():
-    imported = import_runs([read_foreign(FILES / "inspect_log.json")], own=make_cases())
+    imported, _, _ = import_runs([read_foreign(FILES / "inspect_log.json")], own=make_cases())
     assert not imported.same_cases
     assert imported.why.startswith("Not gated: 0 of this project's 8 cases are among the 2 imported ones")
-    alone = import_runs([read_foreign(FILES / "inspect_log.json")])
+    alone, _, _ = import_runs([read_foreign(FILES / "inspect_log.json")])
     assert "no evaluation yet" in alone.why
 
 
@@ -180,7 +182,7 @@ def test_one_id_with_two_prompts_is_two_cases(tmp_path):
         read_foreign(put(make_export("base", cases=cases), "inspect", tmp_path)),
         read_foreign(put(make_export("adapter", cases=other), "inspect", tmp_path)),
     ]
-    imported = import_runs(runs)
+    imported, _, _ = import_runs(runs)
     assert imported.report.cases == 4
     assert imported.report.comparisons == ()
     assert any("different prompts" in note for note in imported.notes)
@@ -188,7 +190,7 @@ def test_one_id_with_two_prompts_is_two_cases(tmp_path):
 
 def test_two_runs_of_one_model_keep_two_names():
     run = read_foreign(FILES / "inspect_log.json")
-    report = import_runs([run, run]).report
+    report = import_runs([run, run])[0].report
     assert (report.baseline.subject, report.candidate.subject) == ("mockllm/model", "mockllm/model (2)")
 
 

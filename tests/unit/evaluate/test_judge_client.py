@@ -283,8 +283,8 @@ def test_a_budget_of_money_ends_the_run_in_order(endpoint, url):
         settings_for(url, concurrency=1, max_cost=0.005, price_in=10, price_out=100), folder=None
     )
     verdicts = judge.compare(cases, baseline=before, candidate=after)
-    assert judge.spent.questions == 3
-    assert judge.spent.cost == pytest.approx(0.006)
+    assert judge.budget.questions == 3
+    assert judge.budget.cost == pytest.approx(0.006)
     assert [verdict.grade for verdict in verdicts] == [0.5, None, None, None, None]
 
 
@@ -318,8 +318,8 @@ def test_a_budget_of_seconds_ends_by_the_clock():
     assert budget.refuse() is None
     now[0] = 105.0
     assert "max_seconds 5" in (budget.refuse() or "")
-    assert budget.spent().questions == 2
-    assert budget.spent().cost is None
+    assert budget.questions == 2
+    assert budget.cost is None
 
 
 def test_marks_become_the_metric_judge_score(endpoint, url):

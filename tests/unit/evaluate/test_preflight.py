@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,12 +35,13 @@ def make_cases(count=90, reply=None):
 def trial(*rules, cases=None, folder=None, primary="queue", **evaluate):
     settings = EvaluateSettings.model_validate({"metrics": ["json_valid"], "checks": [QUEUE], **evaluate})
     gate = {"rules": list(rules) or [{"metric": "queue", "over": 0.5}], "primary": primary}
-    return try_out(
+    metrics, problems = try_out(
         make_cases() if cases is None else cases,
         evaluate=settings,
         gate=GateSettings.model_validate(gate),
         context=GradeContext(fields=settings.fields, folder=folder),
     )
+    return SimpleNamespace(metrics=metrics, problems=problems)
 
 
 def problems(found, severity="error"):
@@ -48,7 +50,7 @@ def problems(found, severity="error"):
 
 def test_sound_metrics_and_rules_have_no_problems():
     found = trial()
-    assert found.problems == ()
+    assert found.problems == []
     (queue,) = [metric for metric in found.metrics if metric.name == "queue"]
     assert (queue.own, queue.cases) == (1.0, 90)
     assert queue.spoiled < 0.5

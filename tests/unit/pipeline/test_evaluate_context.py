@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.evaluate.project import open_grading
+from graftwork.evaluate.project import Grading
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
@@ -14,7 +14,7 @@ def sandbox_for(settings, check):
     asked = (Message(role="user", content="Write add."),)
     case = Case(id="1", origin=Origin(file="x", line=1), messages=asked, reference="", checks=(check,))
     work = SimpleNamespace(settings=SimpleNamespace(evaluate=settings))
-    return open_grading(work, [case]).sandbox
+    return Grading(work, [case]).sandbox
 
 
 @pytest.mark.parametrize("check", [{"metric": "python_tests", "tests": "pass"}, {"python_tests": "pass"}])

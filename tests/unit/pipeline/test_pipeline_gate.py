@@ -117,7 +117,7 @@ def test_changed_rules_are_reported_with_the_verdict_of_the_old_ones(tmp_path):
     found = report(90)
     with opened(write_project(tmp_path / "p", STRICT)) as work:
         note_rules(work, "run", stage="trained")
-        assert note_rules(work, "run", stage="evaluated").stage == "trained"
+        assert note_rules(work, "run", stage="evaluated")["stage"] == "trained"
         judged = GateCandidate(found, work.settings.gate)
         same = decide(found, work.settings.gate)
         assert with_changes(same, judged, note_rules(work, "run", stage="judged")) == same

@@ -37,7 +37,7 @@ from graftwork.engines.embedded import EMBEDDED
 from graftwork.engines.interface import EngineSource
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP, serving_threads
 from graftwork.engines.local import EngineChild
-from graftwork.evaluate.project import open_grading
+from graftwork.evaluate.project import Grading
 from graftwork.evaluate.project_subjects import find_device
 from graftwork.model.base import find_base
 from graftwork.plan.catalog.prices import find_token_price, index_prices, list_token_prices
@@ -181,7 +181,7 @@ def _rules(work: OpenProject, data: DataSettings) -> AcceptanceRules:
             fix="name one, or leave judge_at_least out",
             where="data.repair.judge_at_least",
         )
-    grading = open_grading(work, ())
+    grading = Grading(work, ())
     context = grading.context()
     return AcceptanceRules(data, context, grading.judge)
 

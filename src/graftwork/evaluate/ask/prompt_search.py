@@ -8,7 +8,7 @@ The package `gepa` is imported here and nowhere else.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.engines.endpoint import EndpointEngine
 from graftwork.engines.interface import DecodingSettings, MeasuringEngine
@@ -50,15 +50,6 @@ class PromptSearchJob(Record):
     rows: tuple[str, ...] = ()
     settings: EvaluateSettings
     project_folder: str
-
-
-class SearchResult(NamedTuple):
-    """`score` is the mean over the validation cases; `answers` were asked for it."""
-
-    instruction: str
-    score: float
-    first_score: float
-    answers: int
 
 
 class PromptAdapter:
@@ -112,8 +103,11 @@ def search_instruction(
     propose: Propose,
     most_answers: int,
     seed: int = 0,
-) -> SearchResult:
-    """The best instruction that so many answers find. The same answers and seed give the same instruction."""
+) -> tuple[str, float, float]:
+    """The best instruction that so many answers find, its score and that of the first one.
+
+    Scores are means over the validation cases. The same answers and seed give the same instruction.
+    """
     import gepa
 
     def reflect(prompt: Any) -> str:
@@ -133,12 +127,7 @@ def search_instruction(
         track_best_outputs=False,
     )
     scores = list(found.val_aggregate_scores)
-    return SearchResult(
-        instruction=str(found.best_candidate[COMPONENT]),
-        score=float(scores[found.best_idx]),
-        first_score=float(scores[0]),
-        answers=adapter.answers,
-    )
+    return str(found.best_candidate[COMPONENT]), float(scores[found.best_idx]), float(scores[0])
 
 
 def search_prompt(job: PromptSearchJob) -> None:
@@ -158,7 +147,7 @@ def search_prompt(job: PromptSearchJob) -> None:
             return answers
 
         adapter = PromptAdapter(ask_and_report, grade_by(job))
-        result = search_instruction(
+        instruction, score, first_score = search_instruction(
             adapter,
             first=job.instruction,
             training=cases[: job.training],
@@ -169,11 +158,11 @@ def search_prompt(job: PromptSearchJob) -> None:
         )
         engine.close()
         prompt = PromptVariant(
-            instruction=result.instruction,
+            instruction=instruction,
             examples=eval_job.worked_example,
             rows=job.rows,
-            optimizer=f"{GEPA}: {result.first_score:.3f} → {result.score:.3f} on "
-            f"{len(cases) - job.training} validation rows, {result.answers} answers",
+            optimizer=f"{GEPA}: {first_score:.3f} → {score:.3f} on "
+            f"{len(cases) - job.training} validation rows, {adapter.answers} answers",
         )
         write_atomic(folder / PROMPT_FILE, prompt.to_json())
         heart.beat("done", most, most)

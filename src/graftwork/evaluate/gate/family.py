@@ -21,7 +21,7 @@ from graftwork.engines.protocol import EngineJob
 from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ServedAnswer, ask_served, read_health
 from graftwork.evaluate.cases import choose_cases, read_case_file
 from graftwork.evaluate.live.comparison import choose_metric
-from graftwork.evaluate.project import open_grading
+from graftwork.evaluate.project import Grading
 from graftwork.evaluate.statistics.means import bounded_difference, bounded_mean
 from graftwork.files.dataset import read_rows
 from graftwork.files.safetensors import read_router, router_path
@@ -45,7 +45,7 @@ from graftwork.serve.project import (
     open_family,
     serve_in_background,
 )
-from graftwork.serve.settings import FamilySettings, ServeSettings
+from graftwork.serve.settings import FamilyGateSettings, FamilySettings, ServeSettings
 from graftwork.train.router import keeps
 
 P95 = 0.95
@@ -83,35 +83,13 @@ class RoutedAnswer(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FamilyLimits:
-    metric: str
-    margin: float
-    router_margin: float
-    router_accuracy: float | None = None
-    """Of the router's card, where it is sure; None without a router."""
-    max_memory_gib: float | None = None
-    max_p95_seconds: float | None = None
-    rules: tuple[str, ...] = ()
-    """The member that each declared rule leads to."""
-
-
-class ChainTally(NamedTuple):
-    """The requests to one chain: answered, asked, and why the first that failed was not answered."""
-
-    answered: int
-    asked: int
-    problem: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class FamilyEvidence:
     before: Sequence[RoutedAnswer]
     """The family as it is live; empty where nothing changes."""
     after: Sequence[RoutedAnswer]
     without: Sequence[RoutedAnswer] = ()
     """The same cases while the changed member is away."""
-    chains: Mapping[str, ChainTally] = field(default_factory=dict)
-    """Requests of each chain that were answered, of how many."""
+    chains: Mapping[str, Sequence[ServedAnswer]] = field(default_factory=dict)
     memory_gib: float | None = None
 
 
@@ -138,16 +116,13 @@ def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
     evidence = _ask_family(work, settings, cases, new=new, alias=alias, metric=metric)
     path = router_path(work.project.state)
     has_router = settings.family.router and path.exists()
-    limits = FamilyLimits(
+    rules = judge_family(
+        evidence,
+        asked,
         metric=metric,
-        margin=asked.margin,
-        router_margin=asked.router_margin,
+        targets=[rule.to for rule in settings.family.rules],
         router_accuracy=read_router(path)[1].sure_accuracy.value if has_router else None,
-        max_memory_gib=asked.max_memory_gib,
-        max_p95_seconds=asked.max_p95_seconds,
-        rules=tuple(rule.to for rule in settings.family.rules),
     )
-    rules = judge_family(evidence, limits)
     decision = decide_family(rules)
     failed = [rule.sentence for rule in rules if rule.outcome == "fail"]
     escalated = sum(answer.escalated for answer in evidence.after)
@@ -269,9 +244,7 @@ def _ask_family(
         memory_gib = sum(known) if known and len(known) == len(peaks) else None
         chains = {}
         for name in settings.chains:
-            answers = ask_served(url, cases[:CHAIN_CASES], asked._replace(model=name))
-            problem = next((answer.problem for answer in answers if not answer.answered), "")
-            chains[name] = ChainTally(sum(answer.answered for answer in answers), len(answers), problem)
+            chains[name] = ask_served(url, cases[:CHAIN_CASES], asked._replace(model=name))
         if alias is not None and alias != full_alias(work, model=work.project.settings.main_model):
             served.pop(alias)
             _await_alias(url, lambda found: alias not in found)
@@ -305,7 +278,7 @@ class _Grades:
 
     def __init__(self, work: OpenProject, metric: str, cases: dict[str, Case]) -> None:
         self._work, self._metric, self._cases = work, metric, cases
-        self._context = open_grading(work, tuple(cases.values())).context()
+        self._context = Grading(work, tuple(cases.values())).context()
 
     def of(self, answers: Sequence[ServedAnswer]) -> list[RoutedAnswer]:
         graded = []
@@ -342,7 +315,16 @@ def read_route(header: str) -> tuple[str, str]:
     return found[1], "unsure" if found[2] == "router unsure" else found[2]
 
 
-def judge_family(seen: FamilyEvidence, limits: FamilyLimits) -> tuple[RuleResult, ...]:
+def judge_family(
+    seen: FamilyEvidence,
+    limits: FamilyGateSettings,
+    *,
+    metric: str,
+    targets: Sequence[str] = (),
+    router_accuracy: float | None = None,
+) -> tuple[RuleResult, ...]:
+    """`targets` are the members that the declared rules lead to; `router_accuracy` is what the router's card
+    says of it where it is sure, None without a router."""
     # Each route against itself before the change, on the same cases.
     old = {answer.case: answer for answer in seen.before}
     routes: defaultdict[str, list[tuple[RoutedAnswer, RoutedAnswer]]] = defaultdict(list)
@@ -351,9 +333,9 @@ def judge_family(seen: FamilyEvidence, limits: FamilyLimits) -> tuple[RuleResult
             routes[answer.expected].append((old[answer.case], answer))
     return (
         _all_answered("answered", seen.after),
-        *(_compare_route(route, pairs, limits) for route, pairs in sorted(routes.items())),
-        *_router_holds(seen.after, limits),
-        *_rules_match(seen.after, limits),
+        *(_compare_route(route, pairs, metric, limits.margin) for route, pairs in sorted(routes.items())),
+        *_router_holds(seen.after, router_accuracy, limits.router_margin),
+        *_rules_match(seen.after, targets),
         *_chains_answer(seen.chains),
         *([_all_answered("fallback", seen.without)] if seen.without else []),
         *_within(seen, limits),
@@ -386,7 +368,7 @@ def _all_answered(name: str, answers: Sequence[RoutedAnswer]) -> RuleResult:
 
 
 def _compare_route(
-    route: str, pairs: Sequence[tuple[RoutedAnswer, RoutedAnswer]], limits: FamilyLimits
+    route: str, pairs: Sequence[tuple[RoutedAnswer, RoutedAnswer]], metric: str, margin: float
 ) -> RuleResult:
     graded = [(b, a) for b, a in pairs if b.grade is not None and a.grade is not None]
     changed = sum(before.text != after.text for before, after in pairs)
@@ -398,32 +380,34 @@ def _compare_route(
     if not changed:
         outcome, said = "pass", "gives the same answers as before"
     elif value is None:
-        outcome, said = "unknown", f"has {changed} other answers and none can be graded by {limits.metric}"
+        outcome, said = "unknown", f"has {changed} other answers and none can be graded by {metric}"
     else:
-        outcome = "pass" if low > -limits.margin else "fail" if high < 0 else "unknown"
-        said = f"changed by {value:+.3f} ({low:+.3f} to {high:+.3f}) in {limits.metric}"
+        outcome = "pass" if low > -margin else "fail" if high < 0 else "unknown"
+        said = f"changed by {value:+.3f} ({low:+.3f} to {high:+.3f}) in {metric}"
     return RuleResult(
-        metric=limits.metric,
-        rule=f"the route {route} is not worse by {limits.margin:g}",
+        metric=metric,
+        rule=f"the route {route} is not worse by {margin:g}",
         kind="guardrail",
         outcome=outcome,
         value=value,
         low=low,
         high=high,
-        limit=-limits.margin,
-        margin=limits.margin,
+        limit=-margin,
+        margin=margin,
         n=len(pairs),
         sentence=f"{route} {said}; {len(pairs)} cases, {changed} with another answer",
     )
 
 
-def _router_holds(answers: Sequence[RoutedAnswer], limits: FamilyLimits) -> Iterator[RuleResult]:
-    if limits.router_accuracy is None:
+def _router_holds(
+    answers: Sequence[RoutedAnswer], accuracy: float | None, margin: float
+) -> Iterator[RuleResult]:
+    if accuracy is None:
         return
     sure = [answer for answer in answers if answer.by == "router"]
     right = [float(answer.member == answer.expected) for answer in sure]
     low, high = bounded_mean(right, [answer.session for answer in sure])
-    least = limits.router_accuracy - limits.router_margin
+    least = accuracy - margin
     value = math.fsum(right) / len(right) if right else None
     outcome: RuleOutcome = "unknown"
     if value is not None:
@@ -447,11 +431,11 @@ def _router_holds(answers: Sequence[RoutedAnswer], limits: FamilyLimits) -> Iter
     )
 
 
-def _rules_match(answers: Sequence[RoutedAnswer], limits: FamilyLimits) -> Iterator[RuleResult]:
+def _rules_match(answers: Sequence[RoutedAnswer], targets: Sequence[str]) -> Iterator[RuleResult]:
     """A declared rule that takes everything from the others is a mistake; one that nothing matches may be."""
     counts = Counter(answer.by for answer in answers)
     wanted = {answer.expected for answer in answers}
-    for number, to in enumerate(limits.rules, 1):
+    for number, to in enumerate(targets, 1):
         count = counts[f"rule {number}"]
         takes_all = count == len(answers) and len(wanted) > 1
         yield RuleResult(
@@ -469,8 +453,10 @@ def _rules_match(answers: Sequence[RoutedAnswer], limits: FamilyLimits) -> Itera
         )
 
 
-def _chains_answer(chains: Mapping[str, ChainTally]) -> Iterator[RuleResult]:
-    for name, (answered, asked, problem) in sorted(chains.items()):
+def _chains_answer(chains: Mapping[str, Sequence[ServedAnswer]]) -> Iterator[RuleResult]:
+    for name, answers in sorted(chains.items()):
+        answered, asked = sum(answer.answered for answer in answers), len(answers)
+        problem = next((answer.problem for answer in answers if not answer.answered), "")
         yield RuleResult(
             metric="chain",
             rule=f"the chain {name} answers",
@@ -486,7 +472,7 @@ def _chains_answer(chains: Mapping[str, ChainTally]) -> Iterator[RuleResult]:
         )
 
 
-def _within(seen: FamilyEvidence, limits: FamilyLimits) -> Iterator[RuleResult]:
+def _within(seen: FamilyEvidence, limits: FamilyGateSettings) -> Iterator[RuleResult]:
     seconds = sorted(answer.seconds for answer in seen.after if answer.answered)
     p95 = seconds[min(int(P95 * len(seconds)), len(seconds) - 1)] if seconds else None
     for metric, value, limit, unit in (

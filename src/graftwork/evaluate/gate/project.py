@@ -214,20 +214,12 @@ RULES = "rules.jsonl"
 Stage = Literal["trained", "evaluated", "judged"]
 
 
-class Noted(NamedTuple):
-    """`settings` is None where the rules of another version cannot be read any more."""
-
-    rules_hash: str
-    when: str
-    stage: Stage
-    settings: GateSettings | None
-
-
-def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> Noted:
-    """Record the current rules unless the last record is the same; return the first record."""
+def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> dict[str, Any]:
+    """Note the current rules unless the last note is the same; return the first note."""
     journal = Journal(work.project.runs / run_id / RULES)
-    kept, rules = journal.read(), work.settings.gate
-    if not kept or kept[-1]["rules_hash"] != rules.rules_hash():
+    notes: list[dict[str, Any]] = journal.read()
+    rules = work.settings.gate
+    if not notes or notes[-1]["rules_hash"] != rules.rules_hash():
         note = {
             "rules_hash": rules.rules_hash(),
             "when": timestamp(),
@@ -235,24 +227,23 @@ def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> Noted:
             "rules": rules.model_dump(mode="json"),
         }
         journal.append(note, durable=True)
-        kept = kept or [note]
-    first = kept[0]
-    try:
-        settings = GateSettings.model_validate(first["rules"])
-    except ValidationError:
-        settings = None
-    return Noted(first["rules_hash"], first["when"], first["stage"], settings)
+        notes = notes or [note]
+    return notes[0]
 
 
-def with_changes(verdict: Verdict, judged: GateCandidate, noted: Noted) -> Verdict:
+def with_changes(verdict: Verdict, judged: GateCandidate, first_note: dict[str, Any]) -> Verdict:
     """The verdict, saying so where its rules are not those that the run set out with."""
-    if noted.rules_hash == verdict.rules_hash:
+    if first_note["rules_hash"] == verdict.rules_hash:
         return verdict
-    change = f"The rules were changed after this run was first {noted.stage} ({noted.when})"
-    if noted.settings is not None:
-        changes = describe_change(noted.settings, judged.settings)
-        then = decide(judged.report, noted.settings, training=judged.training, around=judged.around)
+    change = f"The rules were changed after this run was first {first_note['stage']} ({first_note['when']})"
+    try:
+        settings = GateSettings.model_validate(first_note["rules"])
+    except ValidationError:
+        pass  # of another version
+    else:
+        then = decide(judged.report, settings, training=judged.training, around=judged.around)
         decision = then.decision.replace("_", " ")
+        changes = describe_change(settings, judged.settings)
         change += f": {changes}. By the rules as they were, the verdict would be: {decision}"
     return verdict.model_copy(update={"notes": (f"{change}.", *verdict.notes)})
 

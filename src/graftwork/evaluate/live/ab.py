@@ -387,20 +387,17 @@ def split_alpha(confidence: float) -> float:
     return (1 - confidence) / CANARY_TESTS
 
 
-@dataclass
 class CanaryTest:
-    """Takes sessions as they come; once decided, it stays decided. Only its metric promotes a canary."""
+    """Takes sessions as they come; once decided, it stays decided. Only its metric promotes a canary.
 
-    confidence: float = 0.95
-    lower_is_better: bool = False
-    goes_on: bool = False
-    """Of the metric, as in `LiveTest`."""
-    metric: LiveTest = field(init=False)
-    failures: LiveTest = field(init=False)
+    `lower_is_better` and `goes_on` are of the metric, as in `LiveTest`.
+    """
 
-    def __post_init__(self) -> None:
-        alpha = split_alpha(self.confidence)
-        self.metric = LiveTest(alpha, lower_is_better=self.lower_is_better, goes_on=self.goes_on)
+    def __init__(
+        self, confidence: float = 0.95, *, lower_is_better: bool = False, goes_on: bool = False
+    ) -> None:
+        alpha = split_alpha(confidence)
+        self.metric = LiveTest(alpha, lower_is_better=lower_is_better, goes_on=goes_on)
         self.failures = LiveTest(alpha, lower_is_better=True)
 
     def take(self, answer: LiveAnswer, *, failed: bool) -> CanaryStep:

@@ -34,7 +34,7 @@ from graftwork.evaluate.live.ab import (
     survives_silence,
     units_of,
 )
-from graftwork.evaluate.project import Grading, ask_subject, log_look, open_grading
+from graftwork.evaluate.project import Grading, ask_subject, log_look
 from graftwork.evaluate.project_subjects import resolve_subject
 from graftwork.evaluate.report import average
 from graftwork.evaluate.subjects import Asking, Subject, parse_subject, settle_engine
@@ -105,7 +105,7 @@ def compare_replayed(
     first, second = find_pair(work, a, b)
     name = choose_metric(work, metric)
     cases = read_case_file(cases_file, named=work.settings.evaluate.checks)
-    grading = open_grading(work, cases)
+    grading = Grading(work, cases)
     remarks = note_pair(work, (first.id, second.id), metric=name, traffic=hash_cases(cases))
     log_look(work, cases, subject=second.adapter_hash)
 
@@ -247,7 +247,7 @@ class LiveComparison:
         self._of: dict[str, Side] = {pair[0].id: "A", pair[1].id: "B"}
         self._tallies: dict[Side, ArmTally] = {"A": ArmTally(pair[0].id), "B": ArmTally(pair[1].id)}
         self._by_users = metric == FEEDBACK and metric not in work.settings.evaluate.graded
-        self._grade = partial(grade, metric, context=open_grading(work, ()).context())
+        self._grade = partial(grade, metric, context=Grading(work, ()).context())
         self._worst = 1.0 if metric in LOWER_IS_BETTER else 0.0
         confidence, lower = work.settings.evaluate.confidence, metric in LOWER_IS_BETTER
         self._live = LiveTest(1 - confidence, lower_is_better=lower, goes_on=self._by_users)

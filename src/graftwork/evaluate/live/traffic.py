@@ -25,7 +25,7 @@ from graftwork.evaluate.live.comparison import (
     grade_own,
     note_pair,
 )
-from graftwork.evaluate.project import open_grading
+from graftwork.evaluate.project import Grading
 from graftwork.evaluate.statistics.anytime import MeanTest
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.grading.checks import grade
@@ -462,7 +462,7 @@ def compare_shadow(work: OpenProject, a: str, b: str, *, metric: str | None = No
     name = choose_metric(work, metric)
     confidence = work.settings.evaluate.confidence
     pairs = ShadowPairs(work, {pair[0]}, pair[1])
-    grade_case = partial(grade, name, context=open_grading(work, ()).context())
+    grade_case = partial(grade, name, context=Grading(work, ()).context())
     marks = PairedMarks(grade_case, alpha=1 - confidence, lower_is_better=name in LOWER_IS_BETTER)
     for both in pairs:
         if not marks.test.decided:

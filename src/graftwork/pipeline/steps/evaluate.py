@@ -31,10 +31,10 @@ from graftwork.evaluate.gate.project import (
 )
 from graftwork.evaluate.project import (
     Evaluated,
+    Grading,
     doubts_about_judge,
     judged_metrics,
     measure_subjects,
-    open_grading,
     remark_on_log,
     report_on,
 )
@@ -174,7 +174,7 @@ def measure_lineup(
     prepared: PreparedData | None,
 ) -> Evaluated:
     """Ask and grade every subject, and report. `prepared` is None if the cases are not of the own log."""
-    grading = open_grading(work, cases)
+    grading = Grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
     report = report_on(
         work,
@@ -265,8 +265,7 @@ def record_verdict(work: OpenProject, made: StepOutputs, judged: GateCandidate, 
     """The verdict, with a note where the rules changed since. What was judged is kept: releases prove it."""
     outcome = made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, judged.report)
-    noted = note_rules(work, outcome.run_id, stage="judged")
-    verdict = with_changes(verdict, judged, noted)
+    verdict = with_changes(verdict, judged, note_rules(work, outcome.run_id, stage="judged"))
     keep_verdict(work, Path(outcome.adapter_folder), verdict)
     return verdict
 
