@@ -71,9 +71,9 @@ def choose_worked_example(rows: Sequence[Row], *, fields: AnswerFields) -> tuple
     ranked = sorted(answered or rows, key=lambda row: (len(row.tokens), row.id))
     if not ranked:
         return ()
-    chosen = ranked[(len(ranked) - 1) // 2]
-    shown = tuple(message for message in chosen.messages if message.role != "system")
-    return (*shown, Message(role="assistant", content=chosen.reply))
+    median_row = ranked[(len(ranked) - 1) // 2]
+    turns = tuple(message for message in median_row.messages if message.role != "system")
+    return (*turns, Message(role="assistant", content=median_row.reply))
 
 
 def asked_messages(job: EvalJob, case: Case) -> tuple[Message, ...]:
@@ -86,9 +86,12 @@ def asked_messages(job: EvalJob, case: Case) -> tuple[Message, ...]:
 
 def hash_cases(cases: Sequence[Case]) -> str:
     """What makes it the same test: questions and what counts as right, not the other fields."""
-    asked = {"id", "origin", "messages", "reference", "group", "session"}
+    fields = {"id", "origin", "messages", "reference", "group", "session"}
     return fingerprint(
-        [case.model_dump(mode="json", include=asked | {"checks"} if case.checks else asked) for case in cases]
+        [
+            case.model_dump(mode="json", include=fields | {"checks"} if case.checks else fields)
+            for case in cases
+        ]
     )
 
 
@@ -98,8 +101,8 @@ def question_key(case: Case) -> str:
     The system prompt and the reference take no part: the same question under another id, with another
     prompt or out of another file is the same question.
     """
-    asked = [normalise(message.content) for message in case.messages if message.role == "user"]
-    return fingerprint(asked)[:16] if any(asked) else ""
+    questions = [normalise(message.content) for message in case.messages if message.role == "user"]
+    return fingerprint(questions)[:16] if any(questions) else ""
 
 
 def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
@@ -111,21 +114,23 @@ def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
     """
     units: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
-        own = ("case", case.id) if case.session is None else ("session", case.session)
-        units.setdefault(own, []).append(case)
-    asked = {unit: tuple(sorted(question_key(case) for case in group)) for unit, group in units.items()}
-    times = Counter(asked.values())
+        unit_key = ("case", case.id) if case.session is None else ("session", case.session)
+        units.setdefault(unit_key, []).append(case)
+    questions_by_unit = {
+        unit: tuple(sorted(question_key(case) for case in group)) for unit, group in units.items()
+    }
+    times = Counter(questions_by_unit.values())
     names: dict[tuple[str, ...], str] = {}
-    found: dict[str, str] = {}
+    clusters: dict[str, str] = {}
     for (kind, name), group in units.items():
-        questions = asked[kind, name]
+        questions = questions_by_unit[kind, name]
         repeated = all(questions) and times[questions] > 1
         if kind == "session" or repeated:
             called = name if kind == "session" else f"question {questions[0]}"
-            found |= dict.fromkeys(
+            clusters |= dict.fromkeys(
                 (case.id for case in group), names.setdefault(questions, called) if repeated else called
             )
-    return found
+    return clusters
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:
@@ -153,12 +158,12 @@ def cases_to_time(cases: Sequence[Case], *, most: int) -> list[Case]:
 
     First one case of each session, then the second ones: what is asked in one session is much alike.
     """
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     turns = []
     for case in cases:
         key = case.session if case.session is not None else f" {case.id}"
-        turns.append(seen[key])
-        seen[key] += 1
+        turns.append(counts[key])
+        counts[key] += 1
     ordered = sorted(zip(turns, cases, strict=True), key=lambda pair: pair[0])
     return [case for _, case in ordered[:most]]
 
@@ -197,7 +202,10 @@ def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> 
             # Refused here: found out while grading, every model would have answered first.
             for check in read_case_checks(case):
                 if named is not None:
-                    require_named(check.metric, GradeContext(checks={known.name: known for known in named}))
+                    require_named(
+                        check.metric,
+                        GradeContext(checks={declared.name: declared for declared in named}),
+                    )
         except CannotGrade as error:
             raise _wrong("a check of the case makes no sense", str(error), where) from error
         if case.id in cases:
@@ -233,16 +241,16 @@ def _read_case(line: bytes, where: Origin) -> Case:
         raise _wrong(
             "nothing says what a right answer is", "there is neither `reference` nor `checks`", where
         )
-    named = value.get("id")
-    if named is not None and not isinstance(named, str | int):
-        raise _wrong("`id` is neither text nor a number", f"it is {named!r}", where)
-    asked = [[message.role, message.content] for message in messages]
+    case_id = value.get("id")
+    if case_id is not None and not isinstance(case_id, str | int):
+        raise _wrong("`id` is neither text nor a number", f"it is {case_id!r}", where)
+    turns = [[message.role, message.content] for message in messages]
     duration = value.get("duration_ms")
     is_number = isinstance(duration, int | float) and not isinstance(duration, bool)
     if duration is not None and not (is_number and duration >= 0):
         raise _wrong("`duration_ms` is not a number from 0 on", f"it is {json.dumps(duration)[:80]}", where)
     return Case(
-        id=str(named) if named is not None else fingerprint([asked, reference])[:16],
+        id=str(case_id) if case_id is not None else fingerprint([turns, reference])[:16],
         origin=where,
         messages=messages,
         reference=reference,
@@ -278,10 +286,10 @@ def _read_messages(value: dict[str, Any], where: Origin) -> tuple[Message, ...]:
 
 
 def _text(value: dict[str, Any], key: str, where: Origin) -> str | None:
-    found = value.get(key)
-    if found is not None and not isinstance(found, str):
-        raise _wrong(f"`{key}` is not a text", f"it is {json.dumps(found)[:80]}", where)
-    return found
+    content = value.get(key)
+    if content is not None and not isinstance(content, str):
+        raise _wrong(f"`{key}` is not a text", f"it is {json.dumps(content)[:80]}", where)
+    return content
 
 
 def _wrong(what: str, why: str, where: Origin) -> UserMistake:

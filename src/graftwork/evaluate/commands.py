@@ -110,8 +110,8 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     if not asked.stands_beside:
         if asked.shards > 1 or asked.again:
             # The answers for the pipeline's evaluation, in several processes or again.
-            made = run_pipeline(work, upto="train")
-            prepared, outcome = made.get("prepare", PreparedData), made.get("train", TrainOutcome)
+            outputs = run_pipeline(work, upto="train")
+            prepared, outcome = outputs.get("prepare", PreparedData), outputs.get("train", TrainOutcome)
             cases = held_out(work, prepared)
             asking = prepare_asking(work, prepared, cases, shards=asked.shards)
             lineup = line_up(work, asking=asking, outcome=outcome)
@@ -120,17 +120,17 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
                 forget_subjects(lineup, cases)
             ask_everybody(work, lineup, cases)
         return put_page(work, run_pipeline(work, upto=EVALUATE.name).get(EVALUATE.name, Evaluated))
-    named = parse_subjects(asked.subjects)
+    subjects = parse_subjects(asked.subjects)
     # Read first: a mistake in the file shall not cost a training.
     checks = work.settings.evaluate.checks
-    given = read_case_file(asked.cases, named=checks) if asked.cases is not None else None
-    trained = not named or any(subject.name == ADAPTER for subject in named)
-    made = run_pipeline(work, upto="train" if trained else "prepare")
-    prepared = made.get("prepare", PreparedData)
-    cases = draw_cases(given or held_out(work, prepared, also=asked.subjects), most=asked.limit)
+    file_cases = read_case_file(asked.cases, named=checks) if asked.cases is not None else None
+    trained = not subjects or any(subject.name == ADAPTER for subject in subjects)
+    outputs = run_pipeline(work, upto="train" if trained else "prepare")
+    prepared = outputs.get("prepare", PreparedData)
+    cases = draw_cases(file_cases or held_out(work, prepared, also=asked.subjects), most=asked.limit)
     asking = prepare_asking(work, prepared, cases, subjects=asked.subjects or None, shards=asked.shards)
-    candidate = made.get("train", TrainOutcome) if trained else None
-    lineup = _line_up(work, named, asking=asking, outcome=candidate)
+    candidate = outputs.get("train", TrainOutcome) if trained else None
+    lineup = _line_up(work, subjects, asking=asking, outcome=candidate)
     if asked.again:
         forget_subjects(lineup, cases)
     evaluated = measure_lineup(
@@ -140,7 +140,7 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
         asking=asking,
         subject=lineup.candidate.identity,
         # The answers in a user's own file are not a log.
-        prepared=prepared if given is None else None,
+        prepared=prepared if file_cases is None else None,
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
     write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
@@ -148,29 +148,29 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
 
 
 def _line_up(
-    work: OpenProject, named: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
+    work: OpenProject, requested: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
 ) -> Lineup:
     """The first is the baseline, the second the candidate; one alone is measured against the log."""
-    if not named:
+    if not requested:
         assert outcome is not None
         return line_up(work, asking=asking, outcome=outcome)
-    if len(named) == 1:
-        if named[0].name == LOG:
+    if len(requested) == 1:
+        if requested[0].name == LOG:
             raise UserMistake(
                 "the log alone cannot be compared",
                 why="its answers are what the others are measured against",
                 fix="name another subject too: --subject log --subject base",
                 where="--subject",
             )
-        named = (*parse_subjects([LOG]), *named)
-    subjects = [resolve_subject(work, subject, asking=asking, outcome=outcome) for subject in named]
-    rest = list(zip(named[2:], subjects[2:], strict=True))
+        requested = (*parse_subjects([LOG]), *requested)
+    subjects = [resolve_subject(work, subject, asking=asking, outcome=outcome) for subject in requested]
+    remaining = list(zip(requested[2:], subjects[2:], strict=True))
     return Lineup(
         baseline=subjects[0],
         candidate=subjects[1],
-        champion=next((subject for name, subject in rest if name.name == CHAMPION), None),
-        others=tuple(s for n, s in rest if n.kind not in REFERENCES and n.name != CHAMPION),
-        references=tuple(s for n, s in rest if n.kind in REFERENCES),
+        champion=next((subject for name, subject in remaining if name.name == CHAMPION), None),
+        others=tuple(s for n, s in remaining if n.kind not in REFERENCES and n.name != CHAMPION),
+        references=tuple(s for n, s in remaining if n.kind in REFERENCES),
     )
 
 
@@ -184,11 +184,13 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
     """Read, compare, keep and draw. The first file is the baseline, the second the candidate."""
     runs = [read_foreign(path) for path in files]
     last = last_evaluation(work)
-    own = read_cases(Path(last.cases_file)) if last is not None and Path(last.cases_file).is_file() else ()
-    imported, cases, answers = import_runs(runs, own=own)
+    own_cases = (
+        read_cases(Path(last.cases_file)) if last is not None and Path(last.cases_file).is_file() else ()
+    )
+    imported, cases, answers = import_runs(runs, own=own_cases)
     report = imported.report
     if imported.same_cases:
-        report = _grade_by_our_metrics(work, report, answers, own)
+        report = _grade_by_our_metrics(work, report, answers, own_cases)
         # Another candidate was measured on this project's cases.
         cases_hash = report.cases_hash
         texts = [answer.text for answer in answers[report.candidate.subject]]
@@ -253,22 +255,22 @@ def export_evaluation(
             fix="run `graft eval` first",
             where=str(work.project.root),
         )
-    known = {s.subject: s for s in (last.report.baseline, last.report.candidate, *last.report.others)}
-    unknown = [name for name in subjects if name not in known]
+    by_name = {s.subject: s for s in (last.report.baseline, last.report.candidate, *last.report.others)}
+    unknown = [name for name in subjects if name not in by_name]
     if unknown:
         raise UserMistake(
             f"the evaluation has no subject {unknown[0]}",
-            why=f"it has: {', '.join(known)}",
+            why=f"it has: {', '.join(by_name)}",
             fix="name one of these, or none for all",
             where="--subject",
         )
     cases, when = read_cases(Path(last.cases_file)), timestamp()
-    written: list[str] = []
-    for name in subjects or known:
+    paths: list[str] = []
+    for name in subjects or by_name:
         export = SubjectExport(
             task=work.settings.project,
             cases=cases,
-            subject=known[name],
+            subject=by_name[name],
             answers=read_answers(Path(last.folders[name])),
             cases_hash=last.report.cases_hash,
             when=when,
@@ -282,8 +284,8 @@ def export_evaluation(
         for file, text in content.items():
             (out / file).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(out / file, text)
-        written += [str(out / file) for file in content]
-    return ExportedEvaluation(format=form, files=tuple(written), subjects=tuple(subjects or known))
+        paths += [str(out / file) for file in content]
+    return ExportedEvaluation(format=form, files=tuple(paths), subjects=tuple(subjects or by_name))
 
 
 def last_evaluation(work: OpenProject) -> Evaluated | None:
@@ -298,24 +300,31 @@ def _grade_by_our_metrics(work: OpenProject, report: Report, answers: Answers, o
     settings = work.settings.evaluate.model_copy(update={"judge": None})
 
     def graded(subject: SubjectReport) -> SubjectReport:
-        given = answers[subject.subject]
-        if {answer.case_id for answer in given} != {case.id for case in own}:
+        subject_answers = answers[subject.subject]
+        if {answer.case_id for answer in subject_answers} != {case.id for case in own}:
             return subject
         context = GradeContext(fields=settings.fields, folder=work.project.root)
-        ours = score(own, answers=given, generation=subject.generation, settings=settings, context=context)
-        kept = {name: metric for name, metric in ours.metrics.items() if metric.scores}
-        return subject.model_copy(update={"metrics": {**kept, **subject.metrics}})
+        ours = score(
+            own, answers=subject_answers, generation=subject.generation, settings=settings, context=context
+        )
+        graded_metrics = {name: metric for name, metric in ours.metrics.items() if metric.scores}
+        return subject.model_copy(update={"metrics": {**graded_metrics, **subject.metrics}})
 
     baseline, candidate = graded(report.baseline), graded(report.candidate)
-    others = tuple(graded(other) for other in report.others)
-    candidates = [subject for subject in (candidate, *others) if subject.subject != baseline.subject]
+    other_subjects = tuple(graded(subject_report) for subject_report in report.others)
+    candidates = [subject for subject in (candidate, *other_subjects) if subject.subject != baseline.subject]
     pairs = [
         pair
         for subject in candidates
         for pair in compare(baseline, candidate=subject, sessions=sessions_of(own))
         if pair.n
     ]
-    changed = {"baseline": baseline, "candidate": candidate, "others": others, "comparisons": tuple(pairs)}
+    changed = {
+        "baseline": baseline,
+        "candidate": candidate,
+        "others": other_subjects,
+        "comparisons": tuple(pairs),
+    }
     return slice_report(report.model_copy(update=changed), own, by=settings.slices)
 
 
@@ -335,14 +344,14 @@ class GatedAll(Record):
 def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> GatedAll:
     """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
     works: dict[str, OpenProject] = {}
-    made: dict[str, StepOutputs] = {}
+    outputs: dict[str, StepOutputs] = {}
     judged: dict[str, GateCandidate] = {}
     for name in work.project.settings.all_models:
         works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
-        made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
-        judged[name] = gather_candidate(works[name], made[name])
+        outputs[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
+        judged[name] = gather_candidate(works[name], outputs[name])
     verdicts = {
-        name: record_verdict(works[name], made[name], judged[name], verdict)
+        name: record_verdict(works[name], outputs[name], judged[name], verdict)
         for name, verdict in decide_all(judged).items()
     }
     for name, verdict in verdicts.items():
@@ -362,13 +371,17 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
 
 def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -> NextStart:
     """Bring the model up to date as far as its evaluation, then compare with where the session began."""
-    made = run_pipeline(work, upto="evaluate", may_do=may_do)
-    report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
-    kept = find_report(work, outcome.adapter_hash)
-    if kept is None or not comparable(kept, report) or kept.candidate != report.candidate:
+    outputs = run_pipeline(work, upto="evaluate", may_do=may_do)
+    report, outcome = outputs.get("evaluate", Evaluated).report, outputs.get("train", TrainOutcome)
+    judged_report = find_report(work, outcome.adapter_hash)
+    if (
+        judged_report is None
+        or not comparable(judged_report, report)
+        or judged_report.candidate != report.candidate
+    ):
         # What the gate judged is the same with the champion in it, and stays.
         keep_report(work, outcome.adapter_hash, report)
-    found = next_start(
+    start = next_start(
         _report_before(work, report, outcome),
         report,
         work.settings.gate,
@@ -377,10 +390,10 @@ def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -
         loss_after=outcome.validation_loss_after,
     )
     adapter, folder = outcome.adapter_hash, outcome.adapter_folder
-    if found.start != "this":
+    if start.start != "this":
         adapter = outcome.started_from or ""
         folder = find_adapter(work, adapter) if adapter else ""
-    return found.model_copy(update={"adapter_hash": adapter, "adapter_folder": folder})
+    return start.model_copy(update={"adapter_hash": adapter, "adapter_folder": folder})
 
 
 def find_adapter(work: OpenProject, adapter_hash: str) -> str:
@@ -389,8 +402,8 @@ def find_adapter(work: OpenProject, adapter_hash: str) -> str:
         if run.outcome is None or run.outcome.get("adapter_hash") != adapter_hash:
             continue
         # A run that was cleared away leaves its record: the folder is looked for elsewhere then.
-        if Path(kept := str(run.outcome["adapter_folder"])).is_dir():
-            return kept
+        if Path(adapter_folder := str(run.outcome["adapter_folder"])).is_dir():
+            return adapter_folder
     store = open_store(work)
     for release in work.releases.list():
         if release.adapter_hash == adapter_hash and store.has(release.id):
@@ -402,14 +415,14 @@ def find_adapter(work: OpenProject, adapter_hash: str) -> str:
 def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> Report:
     if outcome.started_from is None:
         return report.model_copy(update={"candidate": report.baseline})
-    known = [find_report(work, outcome.started_from)]
+    candidates = [find_report(work, outcome.started_from)]
     for release in work.releases.list():
         if release.adapter_hash == outcome.started_from:
-            known.append(read_report(work, release))
-    found = [report for report in known if report is not None]
-    if found:
+            candidates.append(read_report(work, release))
+    available = [report for report in candidates if report is not None]
+    if available:
         # Of several the one that was asked the same cases in the same way.
-        return next((before for before in found if comparable(before, report)), found[0])
+        return next((before for before in available if comparable(before, report)), available[0])
     raise UserMistake(
         f"the adapter that this session started from ({outcome.started_from[:12]}) was never evaluated here",
         why="a session is judged by what it changed on the same cases",
@@ -435,18 +448,18 @@ def gate_engine(
             "`serve.require_gate_for_engine: false`",
             where="--engine",
         )
-    made = run_pipeline(work, upto="train" if release is None else "prepare", may_do=may_do)
-    prepared = made.get("prepare", PreparedData)
-    outcome = made.get("train", TrainOutcome) if release is None else None
+    outputs = run_pipeline(work, upto="train" if release is None else "prepare", may_do=may_do)
+    prepared = outputs.get("prepare", PreparedData)
+    outcome = outputs.get("train", TrainOutcome) if release is None else None
     cases = held_out(work, prepared)
     asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
-    asked = ADAPTER if release is None else f"release:{release}"
-    candidate = resolve_subject(work, _through(engine, asked), asking=asking, outcome=outcome)
+    subject_name = ADAPTER if release is None else f"release:{release}"
+    candidate = resolve_subject(work, _through(engine, subject_name), asking=asking, outcome=outcome)
     lineup = Lineup(
         baseline=resolve_subject(work, parse_subject(BASE), asking=asking, outcome=outcome),
         candidate=candidate,
         # The same weights as they were evaluated, to see what the engine changes.
-        others=(resolve_subject(work, parse_subject(asked), asking=asking, outcome=outcome),),
+        others=(resolve_subject(work, parse_subject(subject_name), asking=asking, outcome=outcome),),
     )
     # Weights on another engine must pass this gate and their own: no second chance, no further look.
     adapter_hash = (

@@ -75,7 +75,7 @@ def compare(
 
     The difference is candidate less baseline, whichever way is better.
     """
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for name, metric in candidate.metrics.items():
         before = baseline.metrics.get(name)
         if before is not None and (metric.scores or metric.kind != "number"):
@@ -91,16 +91,16 @@ def compare(
                 changes = {key: getattr(comparison, key) for key in ("difference", "low", "high")}
                 points = {key: before.value * math.expm1(loss) for key, loss in changes.items()}
                 comparison = comparison.model_copy(update=points)
-            found.append(comparison)
+            comparisons.append(comparison)
     old, new = baseline.generation, candidate.generation
     for name, timed in (
         (LATENCY, (old.single_latency_seconds, new.single_latency_seconds)),
         (FIRST_TOKEN, (old.first_token_seconds, new.first_token_seconds)),
     ):
         if timed[0] and len(timed[0]) == len(timed[1]):
-            found.append(_compare_seconds(name, *timed, confidence))
+            comparisons.append(_compare_seconds(name, *timed, confidence))
     sides = {"baseline": baseline.subject, "candidate": candidate.subject}
-    return tuple(comparison.model_copy(update=sides) for comparison in found)
+    return tuple(comparison.model_copy(update=sides) for comparison in comparisons)
 
 
 def compare_choices(
@@ -122,23 +122,23 @@ def compare_candidates(
     sessions: Mapping[str, str] | None = None,
 ) -> tuple[Comparison, ...]:
     """Each candidate against the baseline; p of each metric is corrected for how many were tried."""
-    found = [
+    comparisons = [
         comparison
         for candidate in candidates
         for comparison in compare(baseline, candidate=candidate, confidence=confidence, sessions=sessions)
     ]
     if len(candidates) < 2:
-        return tuple(found)
+        return tuple(comparisons)
     corrected = {}
-    for name in dict.fromkeys(comparison.metric for comparison in found):
-        corrected[name] = holm({c.candidate: c.p_value for c in found if c.metric == name})
-    return tuple(c.model_copy(update={"adjusted_p": corrected[c.metric][c.candidate]}) for c in found)
+    for name in dict.fromkeys(comparison.metric for comparison in comparisons):
+        corrected[name] = holm({c.candidate: c.p_value for c in comparisons if c.metric == name})
+    return tuple(c.model_copy(update={"adjusted_p": corrected[c.metric][c.candidate]}) for c in comparisons)
 
 
 def cluster_cases(cases: Sequence[str], *, sessions: Mapping[str, str]) -> list[str] | None:
     """The cluster of each case: its session, or itself. None where no session has two of them."""
-    named = Counter(sessions[case] for case in cases if case in sessions)
-    if all(count < 2 for count in named.values()):
+    sizes = Counter(sessions[case] for case in cases if case in sessions)
+    if all(count < 2 for count in sizes.values()):
         return None
     return [f"session {sessions[case]}" if case in sessions else f"case {case}" for case in cases]
 
@@ -278,8 +278,8 @@ def _say_seen(
     if independent != cases:
         having += f", worth {independent} independent {'one' if independent == 1 else 'ones'},"
     if math.isfinite(detectable):
-        seen = math.ceil(100 * detectable - 1e-9) / 100
-        return f"With {having} you can see a difference of {_points(seen)}"
+        smallest = math.ceil(100 * detectable - 1e-9) / 100
+        return f"With {having} you can see a difference of {_points(smallest)}"
     if comparison is not None and _is_shown(comparison, confidence):
         name, p = name_of(comparison.metric), show_p(comparison.p_value)
         return f"{having} show the difference in {name} ({p}), and hardly a smaller one"

@@ -35,11 +35,11 @@ def measure_tokens(
     tokens: Mapping[str, float | None], *, confidence: float, sessions: Mapping[str, str]
 ) -> Metric | None:
     """The mean over the cases whose tokens are known."""
-    known = {case: count for case, count in tokens.items() if count is not None}
-    if not known:
+    counts = {case: count for case, count in tokens.items() if count is not None}
+    if not counts:
         return None
-    values = list(known.values())
-    clusters = cluster_cases(list(known), sessions=sessions)
+    values = list(counts.values())
+    clusters = cluster_cases(list(counts), sessions=sessions)
     (low, high), method = score_mean(values, clusters=clusters, confidence=confidence)
     mean = math.fsum(values) / len(values)
     return Metric(
@@ -85,32 +85,32 @@ def measure_cost(
     sessions: Mapping[str, str],
 ) -> Metric | None:
     """All dollars over all successes, over the cases of which both are known; a ratio, by resampling."""
-    known = [case for case, cost in costs.items() if cost is not None and successes.get(case) is not None]
-    if not known:
+    priced = [case for case, cost in costs.items() if cost is not None and successes.get(case) is not None]
+    if not priced:
         return None
-    clusters = cluster_cases(known, sessions=sessions) or known
+    clusters = cluster_cases(priced, sessions=sessions) or priced
     # The dollars and the successes of each cluster.
     groups: dict[str, tuple[float, float]] = {}
-    for case, cluster in zip(known, clusters, strict=True):
+    for case, cluster in zip(priced, clusters, strict=True):
         dollars, successful = groups.get(cluster, (0.0, 0.0))
         groups[cluster] = dollars + (costs[case] or 0.0), successful + (successes[case] or 0.0)
-    right = math.fsum(successes[case] or 0.0 for case in known)
+    right = math.fsum(successes[case] or 0.0 for case in priced)
     if right < 1 or len(set(clusters)) < 2:
         # Without a success there is no cost of one, and a single session bounds nothing.
         return None
-    value = math.fsum(costs[case] or 0.0 for case in known) / right
-    low, high = _bound_ratio(list(groups.values()), cases=len(known), right=right, confidence=confidence)
+    value = math.fsum(costs[case] or 0.0 for case in priced) / right
+    low, high = _bound_ratio(list(groups.values()), cases=len(priced), right=right, confidence=confidence)
     return Metric(
         name=COST_PER_SUCCESS,
         kind="number",
         value=value,
         low=min(low, value),
         high=max(high, value),
-        n=len(known),
+        n=len(priced),
         unit=DOLLARS,
         confidence=confidence,
-        clusters=len(set(clusters)) if len(set(clusters)) < len(known) else 0,
-        method="bootstrap of the ratio" + (", by session" if len(set(clusters)) < len(known) else ""),
+        clusters=len(set(clusters)) if len(set(clusters)) < len(priced) else 0,
+        method="bootstrap of the ratio" + (", by session" if len(set(clusters)) < len(priced) else ""),
     )
 
 
@@ -121,9 +121,9 @@ def _bound_ratio(
     draw = random.Random(0)
     ratios = []
     for _ in range(RESAMPLES):
-        some = draw.choices(parts, k=len(parts))
-        successes = math.fsum(part[1] for part in some)
-        ratios.append(math.fsum(part[0] for part in some) / successes if successes else math.inf)
+        sample = draw.choices(parts, k=len(parts))
+        successes = math.fsum(part[1] for part in sample)
+        ratios.append(math.fsum(part[0] for part in sample) / successes if successes else math.inf)
     ratios.sort()
     tail, last = widened_tail((1 - confidence) / 2, n=len(parts)), len(ratios) - 1
     low, high = ratios[math.floor(tail * last)], ratios[math.ceil((1 - tail) * last)]
@@ -161,9 +161,9 @@ def costs_of_answers(
     if price is None:
         return {}
     if price.tokens is not None:
-        found = price.tokens
+        token_price = price.tokens
         return {
-            case: math.fsum(found.cost_of(a.prompt_tokens, a.tokens) for a in answers) / len(answers)
+            case: math.fsum(token_price.cost_of(a.prompt_tokens, a.tokens) for a in answers) / len(answers)
             for case, answers in by_case.items()
         }
     if price.usd_per_hour is None or not generation.answers:
@@ -209,16 +209,16 @@ def find_savings(
     prices: dict[str, TokenPrice] = {}
 
     def price_of(day: UsageDay) -> TokenPrice | None:
-        found = next(
+        price = next(
             (p for name in (day.model, volume.logged_model) if name and (p := find_price(name))), None
         )
-        if found is not None:
-            prices[found.model] = found
-        return found
+        if price is not None:
+            prices[price.model] = price
+        return price
 
     costed = [(day, _cost(day, price_of(day))) for day in usage]
     calls = sum(cost.calls for _, cost in costed)
-    known = any(day.day is not None for day in usage)
+    dated = any(day.day is not None for day in usage)
     series = _by_day([(day.day, cost) for day, cost in costed if day.day is not None])
     if not series and volume.requests_per_month is not None:
         # Without days all calls are one: what a call costs is known, and how many there are is stated.
@@ -254,7 +254,7 @@ def find_savings(
         hosting=hosting,
         saved_usd_per_month=saved if per_month is not None else None,
         confidence=volume.confidence,
-        days=len(series) if known else 0,
+        days=len(series) if dated else 0,
         models=tuple(name for name, _ in models.most_common()),
         prices=tuple(prices.values()),
         estimated=sum(cost.estimated for _, cost in costed) / calls,
@@ -337,10 +337,10 @@ def _say(savings: Savings, *, known: bool) -> str:
     if hosting is None or saved is None:
         return f"{spent}; what hosting the small model costs is not known."
     verb = "saves" if saved.value >= 0 else "costs"
-    more = "" if saved.value >= 0 else " more"
-    shown = saved if saved.value >= 0 else Figure(value=-saved.value, low=-saved.high, high=-saved.low)
+    suffix = "" if saved.value >= 0 else " more"
+    amount = saved if saved.value >= 0 else Figure(value=-saved.value, low=-saved.high, high=-saved.low)
     return (
-        f"The small model {verb} {_range(shown)} a month{more}: {spent}, hosting it "
+        f"The small model {verb} {_range(amount)} a month{suffix}: {spent}, hosting it "
         f"{show_dollars(hosting.usd_per_month.value)} ({hosting.machine} at {hosting.place})."
     )
 

@@ -54,8 +54,8 @@ def make_curve(
     """The threshold with the best validation quality among those that escalate at most `max_rate`."""
     # None of the cases, then quantiles, then all of them.
     logprobs = sorted(case.logprob for case in validation if case.logprob is not None)
-    places = {round(step * (len(logprobs) - 1) / POINTS) for step in range(POINTS + 1)}
-    thresholds = sorted({logprobs[place] for place in places}) if logprobs else [-math.inf]
+    indices = {round(step * (len(logprobs) - 1) / POINTS) for step in range(POINTS + 1)}
+    thresholds = sorted({logprobs[index] for index in indices}) if logprobs else [-math.inf]
     if logprobs and thresholds[-1] < 0:
         thresholds.append(0.0)
     # The chance that a right answer has a higher log-probability than a wrong one.
@@ -63,13 +63,13 @@ def make_curve(
     wrong = [case.logprob for case in test if case.logprob is not None and case.small < 1]
     wins = math.fsum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)
     allowed = [t for t in thresholds if _rate(validation, t) <= max_rate] or thresholds[:1]
-    chosen = max(allowed, key=lambda t: (_quality(validation, t), -_rate(validation, t)))
+    best = max(allowed, key=lambda t: (_quality(validation, t), -_rate(validation, t)))
     return EscalationCurve(
         points=tuple(_point(test, threshold) for threshold in thresholds),
-        chosen=_point(test, chosen),
+        chosen=_point(test, best),
         validation_cases=len(validation),
-        validation_escalated=_rate(validation, chosen),
-        validation_quality=_quality(validation, chosen),
+        validation_escalated=_rate(validation, best),
+        validation_quality=_quality(validation, best),
         max_rate=max_rate,
         auc=wins / (len(right) * len(wrong)) if right and wrong else None,
     )
@@ -116,14 +116,14 @@ def mean_cost(
     costs: Sequence[float | None], sessions: Sequence[str]
 ) -> tuple[float | None, float | None, float | None]:
     """Dollars for 1,000 requests with their interval; None where the cost of one is not known."""
-    known = [cost for cost in costs if cost is not None]
-    if not known or len(known) != len(costs):
+    known_costs = [cost for cost in costs if cost is not None]
+    if not known_costs or len(known_costs) != len(costs):
         return None, None, None
-    most = max(known)
+    most = max(known_costs)
     if most <= 0:
         return 0.0, 0.0, 0.0
-    low, high = bounded_mean([cost / most for cost in known], sessions)
-    return 1000 * math.fsum(known) / len(known), 1000 * most * low, 1000 * most * high
+    low, high = bounded_mean([cost / most for cost in known_costs], sessions)
+    return 1000 * math.fsum(known_costs) / len(known_costs), 1000 * most * low, 1000 * most * high
 
 
 class LiveRequest(NamedTuple):
@@ -164,8 +164,8 @@ def compare_live(forecast: EscalationForecast, requests: Sequence[LiveRequest]) 
 
 def _against(name: str, predicted: MeasuredShare, found: Sequence[tuple[str, float]]) -> LiveFigure:
     share = share_of([value for _, value in found], [session for session, _ in found]) if found else None
-    seen = (None, None, None) if share is None else (share.value, share.low, share.high)
-    return _figure(name, (predicted.value, predicted.low, predicted.high), seen, n=len(found))
+    live = (None, None, None) if share is None else (share.value, share.low, share.high)
+    return _figure(name, (predicted.value, predicted.low, predicted.high), live, n=len(found))
 
 
 Measured = tuple[float | None, float | None, float | None]
@@ -202,8 +202,8 @@ class Answered(NamedTuple):
     """The log: its answers are what the others are graded against."""
 
     def quality(self, metric: str) -> Mapping[str, float | None]:
-        found = self.report.metrics.get(metric)
-        return {} if found is None else found.scores
+        measured = self.report.metrics.get(metric)
+        return {} if measured is None else measured.scores
 
 
 def forecast(
@@ -294,15 +294,15 @@ def _explain_unknown_cost(cases: Sequence[PairedCase], *, small: str, large: Ans
 
 def _by_gain(cases: Sequence[PairedCase], failing: Mapping[str, set[str]]) -> list[str]:
     """The checks, each time the one that adds most quality, then the one that escalates least."""
-    chosen: list[str] = []
+    ranked: list[str] = []
 
     def gain(check: str) -> tuple[float, int]:
-        escalated = _union(failing, [*chosen, check])
+        escalated = _union(failing, [*ranked, check])
         return math.fsum(_mix(cases, escalated)), -len(escalated)
 
-    while left := [check for check in failing if check not in chosen]:
-        chosen.append(max(left, key=gain))
-    return chosen
+    while remaining := [check for check in failing if check not in ranked]:
+        ranked.append(max(remaining, key=gain))
+    return ranked
 
 
 def _union(failing: Mapping[str, set[str]], checks: Sequence[str]) -> set[str]:

@@ -118,16 +118,16 @@ def import_runs(
 
 def prompt_key(case: Case) -> str:
     """What was asked and what counts as right, whatever it is called."""
-    asked = [[message.role, message.content] for message in case.messages]
-    return fingerprint([asked, case.reference])
+    turns = [[message.role, message.content] for message in case.messages]
+    return fingerprint([turns, case.reference])
 
 
 def _make_report(subjects: Sequence[SubjectReport], *, cases: Sequence[Case], source: str) -> Report:
     sessions = sessions_of(cases)
     baseline, candidate = subjects[0], subjects[min(1, len(subjects) - 1)]
     pairs: tuple[Comparison, ...] = ()
-    for other in subjects[1:]:
-        pairs += tuple(c for c in compare(baseline, candidate=other, sessions=sessions) if c.n)
+    for other_subject in subjects[1:]:
+        pairs += tuple(c for c in compare(baseline, candidate=other_subject, sessions=sessions) if c.n)
     graded = next((c for c in pairs if candidate.metrics[c.metric].kind != "number"), None)
     report = Report(
         cases_hash=hash_cases(cases),
@@ -148,7 +148,7 @@ def _gather_cases(runs: list[ForeignRun]) -> tuple[tuple[Case, ...], set[str]]:
     """All cases, each once. The same id with another prompt is another case, renamed in its run."""
     cases: dict[str, Case] = {}
     clashing: set[str] = set()
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         samples = []
         for read in run.samples:
             name, sample = read.case.id, read
@@ -157,7 +157,7 @@ def _gather_cases(runs: list[ForeignRun]) -> tuple[tuple[Case, ...], set[str]]:
                 sample = read.named(f"{name} ({run.subject})")
             cases.setdefault(sample.case.id, sample.case)
             samples.append(sample)
-        runs[place] = run.model_copy(update={"samples": tuple(samples)})
+        runs[index] = run.model_copy(update={"samples": tuple(samples)})
     return tuple(cases.values()), clashing
 
 
@@ -184,7 +184,7 @@ def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
             marks.setdefault(name, {}).setdefault(sample.case.id, []).append(mark)
     metrics = {
         name: make_metric(
-            name, scores={case: average(given) for case, given in by_case.items()}, sessions=sessions
+            name, scores={case: average(repeats) for case, repeats in by_case.items()}, sessions=sessions
         )
         for name, by_case in marks.items()
     }
@@ -278,20 +278,22 @@ def make_messages(turns: Any) -> tuple[Message, ...]:
     for turn in turns if isinstance(turns, list) else []:
         if isinstance(turn, dict):
             role = turn.get("role")
-            known = role if role in ("system", "user", "assistant", "tool") else "user"
-            messages.append(Message.model_validate({"role": known, "content": text_of(turn.get("content"))}))
+            known_role = role if role in ("system", "user", "assistant", "tool") else "user"
+            messages.append(
+                Message.model_validate({"role": known_role, "content": text_of(turn.get("content"))})
+            )
     return tuple(messages)
 
 
 def section(value: Any, key: str) -> dict[str, Any]:
     """The value of the key if it is an object, else an empty one."""
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else {}
+    inner = value.get(key) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
 
 
 def named(value: Any, key: str) -> str | None:
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, str) and found else None
+    text = value.get(key) if isinstance(value, dict) else None
+    return text if isinstance(text, str) and text else None
 
 
 def whole_number(value: Any) -> int:
@@ -395,8 +397,8 @@ def standard_error(values: Sequence[float]) -> float:
 def own_facts(case: Case) -> dict[str, Any]:
     """What the other formats have no place for, so that a way back loses nothing."""
     facts = {"group": case.group, "domain": case.domain, "session": case.session}
-    known: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
-    return {**known, "file": case.origin.file, "line": case.origin.line}
+    present: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
+    return {**present, "file": case.origin.file, "line": case.origin.line}
 
 
 def write_json(document: Any, *, indent: int | None = None) -> str:

@@ -51,8 +51,8 @@ def read_inspect(path: Path) -> ForeignRun:
             "this is no log of inspect-ai", why="it has neither `eval` nor `status`", where=str(path)
         )
     spec = header["eval"]
-    known = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
-    known |= {**section(spec, "packages"), **section(spec, "model_generate_config")}
+    settings = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
+    settings |= {**section(spec, "packages"), **section(spec, "model_generate_config")}
     notes = []
     if header.get("status") != "success":
         notes.append(f"The run ended as {header.get('status')}: only what was finished is here.")
@@ -66,11 +66,11 @@ def read_inspect(path: Path) -> ForeignRun:
         subject=str(spec.get("model") or "model"),
         file=str(path),
         samples=tuple(
-            _read_sample(sample, Origin(file=str(path), line=place))
-            for place, sample in enumerate(samples, 1)
+            _read_sample(sample, Origin(file=str(path), line=number))
+            for number, sample in enumerate(samples, 1)
             if isinstance(sample, dict)
         ),
-        settings=plain_settings(known),
+        settings=plain_settings(settings),
         notes=tuple(notes),
     )
 
@@ -97,7 +97,7 @@ def _read_archive(path: Path) -> tuple[Any, list[Any]]:
 def _read_sample(sample: dict[str, Any], origin: Origin) -> ForeignSample:
     attached, output = section(sample, "attachments"), section(sample, "output")
     usage, metadata = section(output, "usage"), section(sample, "metadata")
-    own = section(metadata, OWN_KEY)
+    facts = section(metadata, OWN_KEY)
 
     def resolve(text: str) -> str:
         """The log stores long texts separately, by their hash."""
@@ -122,12 +122,12 @@ def _read_sample(sample: dict[str, Any], origin: Origin) -> ForeignSample:
     return ForeignSample(
         case=Case(
             id=name,
-            origin=origin_of(own, origin),
+            origin=origin_of(facts, origin),
             messages=tuple(Message(role=m.role, content=resolve(m.content)) for m in _asked(sample)),
             reference=resolve(target if isinstance(target, str) else ""),
-            group=named(own, "group") or named(metadata, "group") or named(metadata, "role"),
-            domain=named(own, "domain") or named(metadata, "domain"),
-            session=named(own, "session") or named(metadata, "session"),
+            group=named(facts, "group") or named(metadata, "group") or named(metadata, "role"),
+            domain=named(facts, "domain") or named(metadata, "domain"),
+            session=named(facts, "session") or named(metadata, "session"),
         ),
         answer=Answer(
             case_id=name,
@@ -144,18 +144,18 @@ def _read_sample(sample: dict[str, Any], origin: Origin) -> ForeignSample:
 
 def _asked(sample: dict[str, Any]) -> tuple[Message, ...]:
     """The input, behind the system turns that the solver put before it."""
-    given = sample.get("input")
-    asked = make_messages(given) if isinstance(given, list) else ()
-    if isinstance(given, str):
-        asked = (Message(role="user", content=given),)
-    if any(message.role == "system" for message in asked):
-        return asked
+    prompt = sample.get("input")
+    messages = make_messages(prompt) if isinstance(prompt, list) else ()
+    if isinstance(prompt, str):
+        messages = (Message(role="user", content=prompt),)
+    if any(message.role == "system" for message in messages):
+        return messages
     opening = []
     for message in make_messages(sample.get("messages")):
         if message.role != "system":
             break
         opening.append(message)
-    return (*opening, *asked)
+    return (*opening, *messages)
 
 
 def read_mark(value: Any) -> float | None:
@@ -216,7 +216,7 @@ def _spec(export: SubjectExport, metrics: Mapping[str, Metric]) -> dict[str, Any
     identity = fingerprint([export.cases_hash, export.subject.subject, export.when])
     repeats = 1 + max((answer.repeat for answer in export.answers), default=0)
     config = export.subject.generation.settings
-    known = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_new_tokens": "max_tokens"}
+    renamed = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_new_tokens": "max_tokens"}
     return {
         "eval_id": identity[:22],
         "run_id": identity[22:44],
@@ -235,7 +235,7 @@ def _spec(export: SubjectExport, metrics: Mapping[str, Metric]) -> dict[str, Any
         "model": f"{OWN_KEY}/{export.subject.subject}",
         "model_generate_config": {
             theirs: config[ours]
-            for ours, theirs in known.items()
+            for ours, theirs in renamed.items()
             if isinstance(config.get(ours), int | float)
         },
         "model_args": {},

@@ -139,16 +139,16 @@ def _shown_case(case: Case, settings: JudgeSettings) -> list[tuple[str, str]]:
 
 
 def _write(opening: str, parts: Sequence[tuple[str, str]], settings: JudgeSettings) -> Chat:
-    shown = []
+    sections = []
     for title, text in parts:
         whole = len(text) <= LONGEST_ANSWER
         part = text if whole else f"{text[:LONGEST_ANSWER]}\n[cut here: {len(text)} characters]"
-        shown.append((title, part))
+        sections.append((title, part))
     # The same for the same texts, so that a question can be found again; in none of them.
-    joined = json.dumps([text for _, text in shown])
+    joined = json.dumps([text for _, text in sections])
     digest = hashlib.sha256(joined.encode()).hexdigest()
     mark = next(mark for n in range(0, 48, 8) if (mark := f"<<{digest[n : n + 16]}>>") not in joined)
-    body = "\n\n".join(f"{title}:\n{mark}\n{text}\n{mark}" for title, text in shown)
+    body = "\n\n".join(f"{title}:\n{mark}\n{text}\n{mark}" for title, text in sections)
     system = opening.format(rules=_RULES.format(mark=mark), rubric=settings.rubric)
     return [{"role": "system", "content": system}, {"role": "user", "content": body}]
 
@@ -252,7 +252,7 @@ class Judge:
         progress: Progress = lambda _done, _of: None,
     ) -> list[PairVerdict]:
         """Every case that both answered, in both orders."""
-        asked = [case for case in cases if case.id in baseline and case.id in candidate]
+        paired = [case for case in cases if case.id in baseline and case.id in candidate]
 
         def one(case: Case) -> PairVerdict:
             before, after = baseline[case.id], candidate[case.id]
@@ -265,7 +265,7 @@ class Judge:
                 return PairVerdict(case.id, None, None, str(error))
             return PairVerdict(case.id, forth, back)
 
-        return self._each(one, asked, progress)
+        return self._each(one, paired, progress)
 
     def _choose(self, case: Case, first: str, second: str) -> Choice:
         return self._ask(ask_pair(case, first=first, second=second, settings=self._settings), read_pair)

@@ -101,8 +101,8 @@ def compare_by_judge(
 
     Where a session has several cases, the session is the unit, as for every other grade.
     """
-    found = compare_choices(tally.grades, confidence=confidence or tally.confidence, sessions=sessions)
-    return found.model_copy(update={"baseline": tally.baseline, "candidate": tally.candidate})
+    comparison = compare_choices(tally.grades, confidence=confidence or tally.confidence, sessions=sessions)
+    return comparison.model_copy(update={"baseline": tally.baseline, "candidate": tally.candidate})
 
 
 def add_judgement(report: Report, tally: JudgeTally) -> Report:
@@ -257,7 +257,7 @@ def calibrate(
             by_group[opinion.group] = right + (opinion.person == opinion.judge), total + 1
     position = None
     if mode == "pairwise":
-        first, second = (sum(o.place == place for o in opinions) for place in ("first", "second"))
+        first, second = (sum(o.place == side for o in opinions) for side in ("first", "second"))
         p_value = mcnemar(first, losses=second)
         position = PositionBias(always_first=first, always_second=second, p_value=p_value)
     return JudgeCalibration(
@@ -310,14 +310,14 @@ def _bound_kappa(opinions: Sequence[JudgeOpinion], *, mode: Mode, confidence: fl
         groups.setdefault(opinion.cluster, []).append(opinion)
     parts = list(groups.values())
     draw = random.Random(0)
-    found = []
+    kappas = []
     for _ in range(RESAMPLES):
-        some = [opinion for part in draw.choices(parts, k=len(parts)) for opinion in part]
-        kappa = kappa_of(some, mode=mode)
-        found.append(0.0 if kappa is None else kappa)
-    found.sort()
-    tail, last = widened_tail((1 - confidence) / 2, n=len(parts)), len(found) - 1
-    low, high = found[int(tail * last)], found[last - int(tail * last)]
+        sample = [opinion for part in draw.choices(parts, k=len(parts)) for opinion in part]
+        kappa = kappa_of(sample, mode=mode)
+        kappas.append(0.0 if kappa is None else kappa)
+    kappas.sort()
+    tail, last = widened_tail((1 - confidence) / 2, n=len(parts)), len(kappas) - 1
+    low, high = kappas[int(tail * last)], kappas[last - int(tail * last)]
     if mode == "pairwise" or low == high:
         # As exact as the agreement itself: without a single disagreement a draw has none either.
         agreed = [float(opinion.person == opinion.judge) for opinion in opinions]
@@ -336,8 +336,12 @@ def _length_bias(opinions: Sequence[JudgeOpinion], *, mode: Mode, confidence: fl
         # The side with fewer sessions says which pairs belong together.
         by_good = len({o.cluster for o in good}) <= len({o.cluster for o in bad})
         pairs = [
-            (one.length - two.length, (1 + one.judge - two.judge) / 2, (one if by_good else two).cluster)
-            for one, two in zip(good, bad, strict=False)
+            (
+                better.length - worse.length,
+                (1 + better.judge - worse.judge) / 2,
+                (better if by_good else worse).cluster,
+            )
+            for better, worse in zip(good, bad, strict=False)
         ]
     strata = ([pair for pair in pairs if pair[0] > 0], [pair for pair in pairs if pair[0] < 0])
     agreed = [sum(agreement for _, agreement, _ in stratum) for stratum in strata]
@@ -366,7 +370,7 @@ def opinions_of_marks(
     labelled: Sequence[LabelledAnswer], marks: Mapping[str, float | None]
 ) -> tuple[list[JudgeOpinion], int]:
     """`marks` are by the id of the case; answers without one are counted."""
-    known = [(answer, marks.get(answer.case.id)) for answer in labelled]
+    marked = [(answer, marks.get(answer.case.id)) for answer in labelled]
     opinions = [
         JudgeOpinion(
             answer.good,
@@ -375,10 +379,10 @@ def opinions_of_marks(
             answer.case.group or "",
             length=len(answer.text),
         )
-        for answer, mark in known
+        for answer, mark in marked
         if mark is not None
     ]
-    return opinions, len(known) - len(opinions)
+    return opinions, len(marked) - len(opinions)
 
 
 def opinions_of_pairs(
@@ -386,7 +390,7 @@ def opinions_of_pairs(
 ) -> tuple[list[JudgeOpinion], int]:
     """The answer that the person preferred was the candidate of each verdict."""
     by_case = {verdict.case_id: verdict for verdict in verdicts if verdict.grade is not None}
-    known = [(pair, by_case[pair.case.id]) for pair in labelled if pair.case.id in by_case]
+    judged = [(pair, by_case[pair.case.id]) for pair in labelled if pair.case.id in by_case]
     opinions = [
         JudgeOpinion(
             True,
@@ -396,6 +400,6 @@ def opinions_of_pairs(
             length=len(pair.preferred) - len(pair.other),
             place=verdict.place,
         )
-        for pair, verdict in known
+        for pair, verdict in judged
     ]
     return opinions, len(labelled) - len(opinions)

@@ -51,11 +51,11 @@ _SAMPLES = re.compile(rf"^samples_(.+)_({_DATE})\.jsonl$")
 def read_lm_eval(path: Path) -> ForeignRun:
     """A samples file is read with the results next to it, and the other way round."""
     if path.suffix == ".jsonl":
-        named = _SAMPLES.match(path.name)
-        results = path.with_name(f"results_{named.group(2)}.json") if named else None
+        match = _SAMPLES.match(path.name)
+        results = path.with_name(f"results_{match.group(2)}.json") if match else None
         header = read_document(results) if results is not None and results.is_file() else {}
-        known = header if isinstance(header, dict) else {}
-        return _assemble(path, known, [(named.group(1) if named else "task", path)])
+        results_header = header if isinstance(header, dict) else {}
+        return _assemble(path, results_header, [(match.group(1) if match else "task", path)])
     header = read_document(path)
     if not is_lm_eval(header):
         raise not_as_expected(
@@ -85,11 +85,11 @@ def _assemble(path: Path, header: dict[str, Any], files: list[tuple[str, Path]])
     samples: dict[tuple[str, int], ForeignSample] = {}
     for task, row, origin in rows:
         sample = _read_row(task, row, origin, several=several, filtered=len(filters[task]) > 1)
-        place = (sample.case.id, sample.answer.repeat)
-        if place in samples:
+        key = (sample.case.id, sample.answer.repeat)
+        if key in samples:
             # The same document once more, behind another filter.
-            sample = samples[place].model_copy(update={"scores": {**samples[place].scores, **sample.scores}})
-        samples[place] = sample
+            sample = samples[key].model_copy(update={"scores": {**samples[key].scores, **sample.scores}})
+        samples[key] = sample
     notes: tuple[str, ...] = ()
     if not files:
         notes = (
@@ -97,15 +97,15 @@ def _assemble(path: Path, header: dict[str, Any], files: list[tuple[str, Path]])
             "run lm-eval with --log_samples.",
         )
     config = section(header, "config")
-    known = {name: config.get(name) for name in ("model", "limit", "random_seed", "numpy_seed")}
-    known |= {"lm_eval": header.get("lm_eval_version"), "date": header.get("date")}
+    settings = {name: config.get(name) for name in ("model", "limit", "random_seed", "numpy_seed")}
+    settings |= {"lm_eval": header.get("lm_eval_version"), "date": header.get("date")}
     return ForeignRun(
         tool=TOOL,
         subject=named(header, "model_name") or named(config, "model") or "model",
         file=str(path),
         samples=tuple(samples.values()),
         totals=() if samples else _read_totals(header),
-        settings=plain_settings(known),
+        settings=plain_settings(settings),
         notes=notes,
     )
 
@@ -117,45 +117,45 @@ def _read_rows(path: Path) -> Iterator[tuple[dict[str, Any], Origin]]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise explain_os_error(error, path) from error
-    for place, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        row = parse(line, where=f"{path}:{place}")
+        row = parse(line, where=f"{path}:{number}")
         if not isinstance(row, dict) or "doc_id" not in row:
             raise not_as_expected(
-                "this is no sample of lm-eval", why="it has no `doc_id`", where=f"{path}:{place}"
+                "this is no sample of lm-eval", why="it has no `doc_id`", where=f"{path}:{number}"
             )
-        yield row, Origin(file=str(path), line=place)
+        yield row, Origin(file=str(path), line=number)
 
 
 def _read_row(
     task: str, row: dict[str, Any], origin: Origin, *, several: bool, filtered: bool
 ) -> ForeignSample:
-    own = section(section(row, "doc"), OWN_KEY)
+    facts = section(section(row, "doc"), OWN_KEY)
     prefix = f"{task}:" if several else ""
     suffix = f",{row.get('filter')}" if filtered else ""
     listed = row.get("metrics")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     target = row.get("target")
-    name = named(own, "id") or (f"{task}/{row['doc_id']}" if several else str(row["doc_id"]))
+    name = named(facts, "id") or (f"{task}/{row['doc_id']}" if several else str(row["doc_id"]))
     return ForeignSample(
         case=Case(
             id=name,
-            origin=origin_of(own, origin),
-            messages=make_messages(own.get("messages")) or _asked(row),
+            origin=origin_of(facts, origin),
+            messages=make_messages(facts.get("messages")) or _asked(row),
             reference=target if isinstance(target, str) else json.dumps(target, ensure_ascii=False),
-            group=named(own, "group") or (task if several else None),
-            domain=named(own, "domain"),
-            session=named(own, "session"),
+            group=named(facts, "group") or (task if several else None),
+            domain=named(facts, "domain"),
+            session=named(facts, "session"),
         ),
         answer=Answer(
             case_id=name,
             text=_said(row),
-            tokens=whole_number(own.get("tokens")),
-            prompt_tokens=whole_number(own.get("prompt_tokens")),
-            finish_reason="length" if own.get("truncated") is True else "stop",
-            seconds=max(0.0, number_of(own.get("seconds")) or 0.0),
-            repeat=whole_number(own.get("repeat")),
+            tokens=whole_number(facts.get("tokens")),
+            prompt_tokens=whole_number(facts.get("prompt_tokens")),
+            finish_reason="length" if facts.get("truncated") is True else "stop",
+            seconds=max(0.0, number_of(facts.get("seconds")) or 0.0),
+            repeat=whole_number(facts.get("repeat")),
         ),
         scores={f"{prefix}{metric}{suffix}": number_of(row.get(metric)) for metric in names},
     )
@@ -163,19 +163,19 @@ def _read_row(
 
 def _asked(row: dict[str, Any]) -> tuple[Message, ...]:
     """The prompt of the first request: text, or a chat written as JSON."""
-    asked = _argument(row, 0, "arg_0")
-    if isinstance(asked, list):
-        asked = asked[0] if len(asked) == 1 else json.dumps(asked, ensure_ascii=False)
-    if not isinstance(asked, str):
+    prompt = _argument(row, 0, "arg_0")
+    if isinstance(prompt, list):
+        prompt = prompt[0] if len(prompt) == 1 else json.dumps(prompt, ensure_ascii=False)
+    if not isinstance(prompt, str):
         return ()
-    if asked.startswith("[{"):
+    if prompt.startswith("[{"):
         try:
-            turns = make_messages(json.loads(asked))
+            turns = make_messages(json.loads(prompt))
         except (ValueError, RecursionError):
             turns = ()
         if turns:
             return turns
-    return (Message(role="user", content=asked),)
+    return (Message(role="user", content=prompt),)
 
 
 def _argument(row: dict[str, Any], request: int, name: str) -> Any:
@@ -203,7 +203,7 @@ def _said(row: dict[str, Any]) -> str:
 
 def _read_totals(header: dict[str, Any]) -> tuple[Metric, ...]:
     tasks, counts = section(header, "results"), section(header, "n-samples")
-    found = []
+    totals = []
     for task, figures in tasks.items():
         if not isinstance(figures, dict):
             continue
@@ -216,8 +216,8 @@ def _read_totals(header: dict[str, Any]) -> tuple[Metric, ...]:
             stderr = number_of(figures.get(f"{name}_stderr,{filtered}"))
             label = name if filtered in ("none", "") else key
             metric = f"{task}:{label}" if len(tasks) > 1 else label
-            found.append(_total_metric(metric, number, stderr=stderr, n=n))
-    return tuple(found)
+            totals.append(_total_metric(metric, number, stderr=stderr, n=n))
+    return tuple(totals)
 
 
 def _total_metric(name: str, value: float, *, stderr: float | None, n: int) -> Metric:
@@ -253,8 +253,8 @@ def write_lm_eval(export: SubjectExport) -> dict[str, str]:
     metrics = graded_metrics(export.subject)
     answers = {answer.case_id: answer for answer in sorted(export.answers, key=lambda a: -a.repeat)}
     samples = [
-        _sample(place, case, answers[case.id], metrics)
-        for place, case in enumerate(export.cases)
+        _sample(number, case, answers[case.id], metrics)
+        for number, case in enumerate(export.cases)
         if case.id in answers
     ]
     hashes = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)

@@ -82,10 +82,10 @@ def choose_threshold(
         )
     prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
     cases = {split: _cases(work, prepared, split, limit) for split in ("validation", "test")}
-    for split, found in cases.items():
-        if len(found) < FEWEST:
+    for split, split_cases in cases.items():
+        if len(split_cases) < FEWEST:
             raise UserMistake(
-                f"the {split} split has {len(found)} cases",
+                f"the {split} split has {len(split_cases)} cases",
                 why=f"a threshold needs at least {FEWEST}",
                 fix=f"raise data.{split}, or add logs",
                 where=f"data.{split}",
@@ -94,7 +94,10 @@ def choose_threshold(
     answers = _ask_small(work, both, alias)
     grades, costs = _ask_large(work, large, both)
     pairs = _pair_up(work, both, answers, grades, costs, checks=checks, prefix_tokens=prefix_tokens)
-    sides = {split: [pairs[case.id] for case in found if case.id in pairs] for split, found in cases.items()}
+    sides = {
+        split: [pairs[case.id] for case in split_cases if case.id in pairs]
+        for split, split_cases in cases.items()
+    }
     if not any(pair.logprob is not None for pair in pairs.values()):
         raise UserMistake(
             "the engine gives no log-probabilities",
@@ -114,7 +117,7 @@ def _cases(work: OpenProject, prepared: PreparedData, split: Split, limit: int |
 def _ask_small(work: OpenProject, cases: Sequence[Case], alias: str) -> dict[str, ServedAnswer]:
     settings = work.project.settings.serve
     live = settings.model_copy(update={"port": 0, "capture": False, "escalate": None})
-    asked = EndpointQuestions(
+    questions = EndpointQuestions(
         alias,
         max_tokens=min(work.settings.evaluate.max_new_tokens, settings.max_new_tokens_limit),
         at_once=AT_ONCE,
@@ -125,7 +128,7 @@ def _ask_small(work: OpenProject, cases: Sequence[Case], alias: str) -> dict[str
         answers = ask_served(
             url,
             cases,
-            asked,
+            questions,
             on_answer=lambda done: work.reporter.progress(
                 "log-probabilities", done, len(cases), seconds_left=None, detail={}
             ),
@@ -174,7 +177,7 @@ def _pair_up(
     context = Grading(work, cases).context()
     metric, live = choose_success(work.settings.evaluate), LiveChecks(work, checks, where="--check")
     hourly = work.settings.evaluate.costs.usd_per_hour
-    found = {}
+    pairs = {}
     for case in cases:
         answer, theirs = answers[case.id], grades.get(case.id)
         if not answer.answered or theirs is None:
@@ -185,7 +188,7 @@ def _pair_up(
         messages = [message.model_dump() for message in case.messages]
         is_whole = prefix_tokens is None or len(answer.tokens) <= prefix_tokens
         beginning = None if is_whole else answer.beginning(prefix_tokens or 0)
-        found[case.id] = PairedCase(
+        pairs[case.id] = PairedCase(
             session=case.session or case.id,
             logprob=answer.mean_logprob_of(prefix_tokens),
             small=min(max(ours, 0.0), 1.0),
@@ -194,7 +197,7 @@ def _pair_up(
             large_cost=costs.get(case.id),
             fails=_escalates(live, messages, answer.text, beginning),
         )
-    return found
+    return pairs
 
 
 def _escalates(
@@ -275,8 +278,8 @@ def predict_escalation(
     evaluated = evaluate_asked(work, EvaluationRequest(subjects=(large, small), limit=limit))
     report = evaluated.report
     cases = price_cases(work, read_cases(Path(evaluated.cases_file)))
-    chosen = tuple(checks) or find_checks(work, report.candidate)
-    if max_rate is None and not chosen:
+    deciding = tuple(checks) or find_checks(work, report.candidate)
+    if max_rate is None and not deciding:
         raise UserMistake(
             "there is no check that can decide when the large model answers",
             why="every metric of evaluate.metrics needs the reference answer",
@@ -284,28 +287,28 @@ def predict_escalation(
             where="evaluate.checks",
         )
     if any(TOOLS_MARK in message.content for case in cases for message in case.messages):
-        chosen = with_call_check(chosen)
+        deciding = with_call_check(deciding)
     metric = choose_success(work.settings.evaluate)
-    found = forecast(
+    prediction = forecast(
         _answered(work, evaluated, report.candidate, small, cases),
         _answered(work, evaluated, report.baseline, large, cases),
         metric=metric,
-        failing=_find_failing(work, evaluated, chosen, prefix_tokens),
+        failing=_find_failing(work, evaluated, deciding, prefix_tokens),
         sessions=sessions_of(cases),
     )
     curve = None
     if max_rate is not None:
         curve = choose_threshold(
-            work, large, checks=chosen, max_rate=max_rate, limit=limit, prefix_tokens=prefix_tokens
+            work, large, checks=deciding, max_rate=max_rate, limit=limit, prefix_tokens=prefix_tokens
         )
-    remarks = found.remarks
+    remarks = prediction.remarks
     if prefix_tokens is not None:
         remarks += (f"streamed answers are judged by their first {prefix_tokens} tokens",)
-    found = found.model_copy(
+    prediction = prediction.model_copy(
         update={"curve": curve, "made_at": timestamp(), "model": full_alias(work), "remarks": remarks}
     )
-    write_forecast(work.project.state, found)
-    return found
+    write_forecast(work.project.state, prediction)
+    return prediction
 
 
 def find_checks(work: OpenProject, small: SubjectReport) -> tuple[str, ...]:
@@ -330,10 +333,10 @@ def _find_failing(
         for case in read_cases(Path(evaluated.cases_file))
     }
     answers = list(read_answers(Path(evaluated.folders[evaluated.report.candidate.subject])))
-    found: dict[str, set[str]] = {}
+    failing: dict[str, set[str]] = {}
     for name in checks:
         live = LiveChecks(work, [name], where="--check")
-        found[name] = set()
+        failing[name] = set()
         for answer in answers:
             beginning = None
             if prefix_tokens is not None and answer.tokens > prefix_tokens:
@@ -341,8 +344,8 @@ def _find_failing(
                 beginning = answer.text[: len(answer.text) * prefix_tokens // answer.tokens]
             case = answer.case_id
             if case in messages and _escalates(live, messages[case], answer.text, beginning):
-                found[name].add(case)
-    return found
+                failing[name].add(case)
+    return failing
 
 
 def _answered(

@@ -94,11 +94,11 @@ def try_out(
     # A judge costs money and minutes: it is not asked for a rehearsal.
     names = [name for name in evaluate.graded_on(cases) if name != JUDGE_SCORE]
     trials = tuple(try_metric(name, cases, context=context) for name in names)
-    asked = _metrics_of_rules(gate)
-    named = {*asked, *checks}
+    ruled = _metrics_of_rules(gate)
+    relevant = {*ruled, *checks}
     if "metrics" in evaluate.model_fields_set:
-        named |= set(evaluate.metrics)
-    problems = [problem for trial in trials for problem in _judge_metric(trial, gate, named=named)]
+        relevant |= set(evaluate.metrics)
+    problems = [problem for trial in trials for problem in _judge_metric(trial, gate, named=relevant)]
     problems += _judge_rules(cases, evaluate=evaluate, gate=gate, trials=trials)
     return trials, sorted(problems, key=lambda problem: problem.severity != "error")
 
@@ -110,35 +110,35 @@ def try_metric(
     # A metric that only compares texts takes no longer for what else the machine does; others may wait.
     clock = clock or (time.process_time if name in GRADERS else time.monotonic)
     context = replace(context, failed=[])
-    begun = clock()
+    started = clock()
 
     def mean(
         pairs: Sequence[tuple[Case, str]], *, seconds: float = SECONDS, whole: bool = False
     ) -> tuple[float | None, int]:
         grades = []
         for case, text in pairs:
-            if clock() > begun + seconds:
+            if clock() > started + seconds:
                 if whole:
                     return None, 0
                 break
-            if (found := grade(name, case, text, context=context)) is not None:
-                grades.append(found)
+            if (mark := grade(name, case, text, context=context)) is not None:
+                grades.append(mark)
         return (sum(grades) / len(grades) if grades else None), len(grades)
 
-    own, graded = mean([(case, case.reference) for case in cases], seconds=SECONDS / 2)
+    own_mean, graded = mean([(case, case.reference) for case in cases], seconds=SECONDS / 2)
     failed, why = len(context.failed), context.failed[0].reason if context.failed else ""
     why = why or explain_vacuous(name, cases, graded=graded, context=context)
     letters = sum(len(case.reference) for case in cases) * (COPIES + CONSTANTS)
     fitting = len(cases) * CHARACTERS // max(letters, 1)
     few = cases[:: max(1, len(cases) // min(SAMPLE, max(SMALLEST_SAMPLE, fitting)))]
-    spoiled, _ = mean([(case, text) for place, case in enumerate(few) for text in spoil(place, few)])
+    spoiled, _ = mean([(case, text) for index, case in enumerate(few) for text in spoil(index, few)])
     # The first cases alone would flatter an answer that is the reply to one of them.
     constants = {text: mean([(case, text) for case in few], whole=True)[0] for text in common_replies(few)}
     best = max(constants, key=lambda text: constants[text] or 0.0, default="")
     return MetricTrial(
         name=name,
         cases=graded,
-        own=own,
+        own=own_mean,
         spoiled=spoiled,
         constant=constants.get(best),
         constant_answer=best[:80],
@@ -150,26 +150,28 @@ def try_metric(
 def spoil(place: int, cases: Sequence[Case]) -> list[str]:
     """The reply of a case, spoiled in ten ways: what no metric of correctness should take for right."""
     text = cases[place].reference
-    other = next(
+    different = next(
         (case.reference for case in (*cases[place + 1 :], *cases[:place]) if case.reference != text), "other"
     )
-    words = text.split()
+    tokens = text.split()
     document = parse_object(text)
     first = next(iter(document), "") if document else ""
     swapped = (
-        json.dumps({**document, first: "something else"}, ensure_ascii=False) if document else f"not {other}"
+        json.dumps({**document, first: "something else"}, ensure_ascii=False)
+        if document
+        else f"not {different}"
     )
     short = (
         json.dumps({key: value for key, value in document.items() if key != first}, ensure_ascii=False)
         if document
-        else " ".join(words[1:])
+        else " ".join(tokens[1:])
     )
     spoiled = [
         "",
-        other,
+        different,
         text[: len(text) // 2],
-        " ".join(reversed(words)),
-        f"Sure! Here it is:\n{other}",
+        " ".join(reversed(tokens)),
+        f"Sure! Here it is:\n{different}",
         swapped,
         short,
         text.replace('"', ""),
@@ -188,7 +190,7 @@ def common_replies(cases: Sequence[Case]) -> list[str]:
 
 def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) -> list[Problem]:
     """What is wrong with a metric by itself. A metric that graft.yaml does not name is no error."""
-    shown = name_of(trial.name)
+    title = name_of(trial.name)
     if trial.name not in named:
         return []
     problem: Problem | None = None
@@ -215,27 +217,27 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) ->
         )
     if problem is not None:
         return [problem]
-    found = []
+    problems = []
     primary = _is_primary(trial, gate)
     if trial.own is not None and trial.own == trial.spoiled == 1.0:
-        found.append(
+        problems.append(
             Problem(
                 severity="error" if primary else "warning",
-                what=f"{shown} calls every answer right, spoiled ones too",
+                what=f"{title} calls every answer right, spoiled ones too",
                 why=f"{COPIES} spoiled copies of each reply got 100 %, as the replies themselves did",
                 fix=f"look at what {trial.name} compares: it distinguishes nothing",
             )
         )
     if trial.own == 0.0:
-        found.append(
+        problems.append(
             Problem(
                 severity="error" if primary else "warning",
-                what=f"{shown} calls not one of the log's own replies right",
+                what=f"{title} calls not one of the log's own replies right",
                 why="the adapter learns from such replies, so it will get 0 % too",
                 fix=f"look at what {trial.name} asks for, and at one reply of the log",
             )
         )
-    return found
+    return problems
 
 
 def _say_replacement(trial: MetricTrial, gate: GateSettings) -> str:
@@ -265,7 +267,7 @@ def _judge_rules(
     best = _verdict(cases, evaluate, gate, trials=by_name, good=True)
     worst = _verdict(cases, evaluate, gate, trials=by_name, good=False)
     problems = []
-    for rule, other in zip(best.rules, worst.rules, strict=False):
+    for rule, worst_rule in zip(best.rules, worst.rules, strict=False):
         trial = by_name.get(rule.metric)
         if rule.metric == TASK_SUCCESS and trial is None:
             problems.append(_NOTHING_TELLS_RIGHT)
@@ -287,12 +289,12 @@ def _judge_rules(
                     fix=fix,
                 )
             )
-        elif other.outcome == "pass" and rule.metric not in FIGURES:
+        elif worst_rule.outcome == "pass" and rule.metric not in FIGURES:
             problems.append(
                 Problem(
                     severity="error",
                     what=f"the rule “{rule.rule}” cannot fail",
-                    why=f"even if everything is wrong: {other.sentence}",
+                    why=f"even if everything is wrong: {worst_rule.sentence}",
                     fix="ask for more, or take the rule out",
                 )
             )
@@ -319,12 +321,12 @@ def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: in
             fix="hold out more rows (data.test), or allow a wider margin",
         )
         return narrow if needed is not None and needed > trial.cases else None
-    shown, own, constant = name_of(rule.metric), trial.own, trial.constant
-    if rule.wants_more and own is not None and not rule.clears(own):
+    title, own_share, constant = name_of(rule.metric), trial.own, trial.constant
+    if rule.wants_more and own_share is not None and not rule.clears(own_share):
         return Problem(
             severity="warning",
-            what=f"the log itself does not keep {shown} {rule.limit:g}: its own replies reach "
-            f"{show(rule.metric, own)}",
+            what=f"the log itself does not keep {title} {rule.limit:g}: its own replies reach "
+            f"{show(rule.metric, own_share)}",
             why="an adapter learns what the log shows",
             fix=f"fix the rows, or ask for less of {rule.metric}",
         )
@@ -335,18 +337,18 @@ def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: in
     by_bound = rule.held_bound == "lower"
     bound = clopper_pearson(round(constant * trial.cases), n=trial.cases).low if by_bound else constant
     if rule.clears(bound):
-        kept = own if own is not None else 1.0
+        floor = own_share if own_share is not None else 1.0
         if by_bound:
-            kept = clopper_pearson(round(kept * trial.cases), n=trial.cases).low
+            floor = clopper_pearson(round(floor * trial.cases), n=trial.cases).low
         fix = (
             f"ask for more than {show(rule.metric, constant)} of {rule.metric}"
-            if constant < kept
+            if constant < floor
             else f"take the rule out: no limit on {rule.metric} separates the log's own replies from such an "
             "answer"
         )
         return Problem(
             severity="warning",
-            what=f"one answer to everything reaches {show(rule.metric, constant)} on {shown}, "
+            what=f"one answer to everything reaches {show(rule.metric, constant)} on {title}, "
             f"and the rule asks for {show(rule.metric, rule.limit)}",
             why=f"a model that has learned nothing would keep it: {trial.constant_answer}",
             fix=fix,
@@ -382,8 +384,8 @@ _NOTHING_TELLS_RIGHT = Problem(
 
 
 def _metrics_of_rules(gate: GateSettings) -> set[str]:
-    named = {rule.metric for rule in gate.rules}
-    return named | ({gate.primary_rule.metric} if gate.primary_rule is not None else set())
+    metrics = {rule.metric for rule in gate.rules}
+    return metrics | ({gate.primary_rule.metric} if gate.primary_rule is not None else set())
 
 
 def _verdict(
@@ -396,11 +398,13 @@ def _verdict(
 ) -> Verdict:
     """What the gate would say of an adapter that gets everything right (or wrong) that the base does not."""
     candidate = _subject("adapter", cases, evaluate, gate, trials=trials, right=good)
-    base, *others = [
+    base, *other_subjects = [
         _subject(name, cases, evaluate, gate, trials=trials, right=not good)
         for name in ("base", LOG, PROMPTED, LOGGED_PROMPT)
     ]
-    report: Report = make_report(cases, baseline=base, candidate=candidate, settings=evaluate, others=others)
+    report: Report = make_report(
+        cases, baseline=base, candidate=candidate, settings=evaluate, others=other_subjects
+    )
     return decide(report, gate, around=Surroundings(no_champion=True))
 
 
@@ -414,9 +418,9 @@ def _subject(
     right: bool,
 ) -> SubjectReport:
     sessions = sessions_of(cases)
-    asked = _metrics_of_rules(gate) | {TRUNCATED}
+    ruled = _metrics_of_rules(gate) | {TRUNCATED}
     metrics: dict[str, Metric] = {}
-    for metric in asked - set(FIGURES):
+    for metric in ruled - set(FIGURES):
         trial = trials.get(metric)
         if trial is None and metric not in (TRUNCATED, JUDGE_SCORE, JUDGE_PREFERENCE):
             continue
@@ -429,8 +433,8 @@ def _subject(
             sessions=sessions,
         )
     timed = tuple([0.001 if right else 1e6] * min(evaluate.latency_cases, len(cases)))
-    named = {rule.metric for rule in gate.rules} | ({gate.win_rule.metric} if gate.win_rule else set())
-    for figure in named & set(FIGURES):
+    figures = {rule.metric for rule in gate.rules} | ({gate.win_rule.metric} if gate.win_rule else set())
+    for figure in figures & set(FIGURES):
         # Costs: next to nothing for the best adapter, beyond every limit for the worst.
         value = 1e-9 if right == (figure in LOWER_IS_BETTER) else 1e9
         n = evaluate.max_cases or 1000

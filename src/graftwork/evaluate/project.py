@@ -84,8 +84,8 @@ def find_hosting(
     except GraftError:
         return None
     prompt, answer = _lengths(dataset, work.settings.evaluate.max_new_tokens)
-    wanted = work.settings.evaluate.costs.gpu
-    named = find_gpu(wanted).name if wanted is not None else None
+    configured = work.settings.evaluate.costs.gpu
+    gpu_name = find_gpu(configured).name if configured is not None else None
     # Machines with one card, the cheapest first. Free sessions are no hosting: they end by themselves.
     priced = ((offer.usd_per_hour or 0.0, offer.place, offer) for offer in list_offers() if offer.gpus == 1)
     for usd_per_hour, _, offer in sorted(priced, key=lambda entry: entry[:2]):
@@ -95,7 +95,7 @@ def find_hosting(
             gpu = find_gpu(offer.gpu)
         except GraftError:
             continue
-        if named is not None and gpu.name != named:
+        if gpu_name is not None and gpu.name != gpu_name:
             continue
         machine = Machine(gpu=gpu, gpus=1, ram_gib=offer.memory_gib or RAM_GIB)
 
@@ -151,14 +151,14 @@ def price_cases(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
     """The cases with the cost of their logged reply, where its tokens and a price are known."""
     if not any(case.usage is not None for case in cases):
         return cases
-    known = index_prices(list_token_prices())
-    named = work.settings.evaluate.costs.logged_model
+    prices = index_prices(list_token_prices())
+    logged_model = work.settings.evaluate.costs.logged_model
     priced = []
     for case in cases:
         usage, price = case.usage, None
         if usage is not None and usage.cost is None:
-            found = (find_token_price(name, known) for name in (usage.model, named) if name)
-            price = next((price for price in found if price is not None), None)
+            token_prices = (find_token_price(name, prices) for name in (usage.model, logged_model) if name)
+            price = next((price for price in token_prices if price is not None), None)
         if usage is None or price is None or usage.prompt_tokens is None or usage.reply_tokens is None:
             priced.append(case)
             continue
@@ -172,8 +172,8 @@ def price_of_subject(work: OpenProject, subject: Subject) -> AnswerPrice | None:
     if subject.job is None:
         return None
     if subject.job.endpoint is not None:
-        known = index_prices(list_token_prices())
-        return AnswerPrice(tokens=find_token_price(subject.job.endpoint.model, known))
+        prices = index_prices(list_token_prices())
+        return AnswerPrice(tokens=find_token_price(subject.job.endpoint.model, prices))
     return AnswerPrice(usd_per_hour=work.settings.evaluate.costs.usd_per_hour)
 
 
@@ -184,7 +184,7 @@ def savings_of(work: OpenProject, audit: Audit, dataset: Dataset) -> Savings | N
     if not usage:
         return None
     settings = work.settings.evaluate.costs
-    known = index_prices(list_token_prices())
+    prices = index_prices(list_token_prices())
     volume = Volume(settings.requests_per_month, settings.logged_model, work.settings.evaluate.confidence)
     dated = [day.day for day in usage if day.day is not None]
     calls = settings.requests_per_month
@@ -195,7 +195,7 @@ def savings_of(work: OpenProject, audit: Audit, dataset: Dataset) -> Savings | N
     if calls is not None:
         hosting = find_hosting(work, dataset, calls_per_month=calls, today=date.today())
     return find_savings(
-        usage, find_price=lambda name: find_token_price(name, known), hosting=hosting, volume=volume
+        usage, find_price=lambda name: find_token_price(name, prices), hosting=hosting, volume=volume
     )
 
 
@@ -219,31 +219,31 @@ def find_calibration(work: OpenProject, mode: Mode) -> JudgeCalibration | None:
     if settings is None or path is None or not path.is_file():
         return None
     try:
-        found = JudgeCalibration.from_json(path.read_bytes())
+        calibration = JudgeCalibration.from_json(path.read_bytes())
     except ValidationError:
         return None
     # What it takes is as graft.yaml has it now.
-    return found.model_copy(update={"min_kappa": settings.min_kappa, "min_labels": settings.min_labels})
+    return calibration.model_copy(update={"min_kappa": settings.min_kappa, "min_labels": settings.min_labels})
 
 
 def doubts_about_judge(work: OpenProject) -> dict[str, str]:
     """For each metric that rests on the judge and that the gate names: why it may not decide."""
     doubts = {}
     for metric in judged_metrics(work.settings.gate):
-        found = find_calibration(work, MODE_OF[metric])
-        if found is None:
+        calibration = find_calibration(work, MODE_OF[metric])
+        if calibration is None:
             doubts[metric] = "it was not compared with people's labels yet; `graft eval calibrate` does that"
-        elif found.why_not:
-            doubts[metric] = found.why_not
+        elif calibration.why_not:
+            doubts[metric] = calibration.why_not
     return doubts
 
 
 def judged_metrics(gate: GateSettings) -> tuple[str, ...]:
     """The metrics of the gate's rules that rest on the judge."""
-    named = [rule.metric for rule in gate.rules]
-    named += [rule.metric for rule in (gate.primary_rule, gate.win_rule) if rule is not None]
-    named += gate.abort_when.worse_on if gate.abort_when is not None else ()
-    return tuple(dict.fromkeys(name for name in named if name in MODE_OF))
+    metrics = [rule.metric for rule in gate.rules]
+    metrics += [rule.metric for rule in (gate.primary_rule, gate.win_rule) if rule is not None]
+    metrics += gate.abort_when.worse_on if gate.abort_when is not None else ()
+    return tuple(dict.fromkeys(name for name in metrics if name in MODE_OF))
 
 
 def calibration_file(work: OpenProject, settings: JudgeSettings, mode: Mode) -> Path:
@@ -512,11 +512,11 @@ def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: PreparedData
             if drop.step == FILTER and code in FAULTS:
                 why[FAULTS[code]] += 1
         read = max(sum(source.rows for source in dataset.inputs), dataset.kept_after.get("read", 0))
-        kept = list(dataset.kept_after.values())[-1] if dataset.kept_after else read
+        kept_rows = list(dataset.kept_after.values())[-1] if dataset.kept_after else read
         if why:
             dropped = ", ".join(f"{count:,} {reason}" for reason, count in why.most_common())
             sentences.append(
-                f"The log's answers are those of the {kept:,} of {read:,} rows that were kept (dropped: "
+                f"The log's answers are those of the {kept_rows:,} of {read:,} rows that were kept (dropped: "
                 f"{dropped}), which flatters it: see `graft data audit`."
             )
     graded = {

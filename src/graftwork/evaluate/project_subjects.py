@@ -218,10 +218,10 @@ def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
 def find_without_repaired(work: OpenProject) -> str | None:
     """The model that is trained as this one is, but without the rows that a teacher answered."""
     models = work.project.settings.models
-    own = models.get(work.model)
-    if own is None or not own.repaired:
+    settings = models.get(work.model)
+    if settings is None or not settings.repaired:
         return None
-    alike = own.model_copy(update={"repaired": False})
+    alike = settings.model_copy(update={"repaired": False})
     return next((name for name, model in models.items() if model == alike), None)
 
 
@@ -289,11 +289,11 @@ def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
         trained |= {case.messages for case in read_prompt_file(path, train.rollouts)}
     elif train.objective == "grpo" and train.rollouts.source == "rl":
         trained |= {row.messages for row in iterate_rows(folder, "rl")}
-    known = [case for case in cases if case.messages in trained]
-    if known:
+    leaked = [case for case in cases if case.messages in trained]
+    if leaked:
         raise UserMistake(
-            f"the case {known[0].id} is a training row",
-            why=f"{len(known)} of {len(cases)} cases ask what was trained on: they would measure memory",
+            f"the case {leaked[0].id} is a training row",
+            why=f"{len(leaked)} of {len(cases)} cases ask what was trained on: they would measure memory",
             fix="take them out of the file, or out of data.logs and train.rollouts.source",
             where="evaluate.cases",
         )
@@ -302,17 +302,17 @@ def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
 
 def hash_case_file(work: OpenProject) -> str | None:
     """Of the file of cases; None where none is named or it is not there yet."""
-    named = work.settings.evaluate.cases
-    path = work.project.root / named if named is not None else None
+    file_name = work.settings.evaluate.cases
+    path = work.project.root / file_name if file_name is not None else None
     return file_digest(path) if path is not None and path.is_file() else None
 
 
 def subjects_by_settings(work: OpenProject) -> tuple[str, ...]:
     """Prompted subjects that the settings ask for, by a rule of the gate or by what was dropped."""
     needed = work.settings.gate.subjects_needed()
-    named = [PROMPTED] if "prompt" in needed else []
+    subjects = [PROMPTED] if "prompt" in needed else []
     dropped = work.settings.data.logged_system_prompt == DROPPED
-    return (*named, *([LOGGED_PROMPT] if dropped or "logged_prompt" in needed else []))
+    return (*subjects, *([LOGGED_PROMPT] if dropped or "logged_prompt" in needed else []))
 
 
 def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
@@ -331,12 +331,12 @@ def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
 
 def with_logged_prompts(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
     """The cases, each with the system prompt that the log has, where that is another than its own."""
-    known = find_logged_prompts(work, {case.origin for case in cases})
+    prompts = find_logged_prompts(work, {case.origin for case in cases})
 
     def with_prompt(case: Case) -> Case:
-        own = "\n\n".join(turn.content for turn in case.messages if turn.role == "system")
-        logged = known.get(case.origin)
-        return case if logged in (None, own) else case.model_copy(update={"logged_system": logged})
+        system_prompt = "\n\n".join(turn.content for turn in case.messages if turn.role == "system")
+        logged = prompts.get(case.origin)
+        return case if logged in (None, system_prompt) else case.model_copy(update={"logged_system": logged})
 
     return tuple(with_prompt(case) for case in cases)
 
@@ -356,13 +356,13 @@ def find_logged_prompts(work: OpenProject, origins: Collection[Origin]) -> dict[
         root=work.project.root,
         on_progress=lambda _phase, _done, _total: None,
     )
-    places = [place for place in range(corpus.rows) if corpus.origin(place) in origins]
-    found: dict[Origin, str] = {}
-    for _, row in corpus.rows_at(places):
+    row_numbers = [number for number in range(corpus.rows) if corpus.origin(number) in origins]
+    prompts: dict[Origin, str] = {}
+    for _, row in corpus.rows_at(row_numbers):
         text = "\n\n".join(turn.content for turn in row.messages if turn.role == "system")
         if text:
-            found.setdefault(row.origin, text)
-    return found
+            prompts.setdefault(row.origin, text)
+    return prompts
 
 
 def remark_on_prompts(work: OpenProject, cases: Sequence[Case]) -> tuple[str, ...]:
@@ -390,12 +390,12 @@ def optimise_prompt(work: OpenProject, prepared: PreparedData, examples: PromptV
     """The prompt of an earlier search where nothing has changed since."""
     require_gepa()
     settings = work.settings.evaluate
-    shown = set(examples.rows)
-    train = [row for row in read_rows(Path(prepared.folder), "train") if row.id not in shown]
+    example_rows = set(examples.rows)
+    train = [row for row in read_rows(Path(prepared.folder), "train") if row.id not in example_rows]
     validation = read_rows(Path(prepared.folder), "validation")
     if not train or not validation:
         return examples
-    training, held = (choose_cases(rows, most=MOST_CASES) for rows in (train, validation))
+    training, validation_cases = (choose_cases(rows, most=MOST_CASES) for rows in (train, validation))
     instruction = usual_instruction(train) or FIRST
     decided = [
         prepared.dataset.content_hash,
@@ -409,7 +409,7 @@ def optimise_prompt(work: OpenProject, prepared: PreparedData, examples: PromptV
     make_folder(folder)
     if not (folder / PROMPT_FILE).is_file():
         cases_file = folder / "cases.jsonl"
-        write_cases(cases_file, cases=(*training, *held))
+        write_cases(cases_file, cases=(*training, *validation_cases))
         asking = Asking(cases_file, example=examples.examples, timed=False)
         base = resolve_subject(work, parse_subject("base"), asking=asking, outcome=None)
         assert base.job is not None
@@ -453,18 +453,18 @@ def choose_examples(
     answering = [row for row in rows if not _refuses(row, fields)]
     refusing = [row for row in rows if _refuses(row, fields)] if most >= REFUSAL_FROM else []
     ranked = _in_turn(answering or rows)
-    chosen: list[Row] = []
+    picked: list[Row] = []
     spent = 0
-    for limit, some in ((most - 1 if refusing else most, ranked), (most, _in_turn(refusing)[:1])):
-        for row in some:
-            if len(chosen) < limit and spent + len(row.tokens) <= max_tokens:
-                chosen.append(row)
+    for limit, pool in ((most - 1 if refusing else most, ranked), (most, _in_turn(refusing)[:1])):
+        for row in pool:
+            if len(picked) < limit and spent + len(row.tokens) <= max_tokens:
+                picked.append(row)
                 spent += len(row.tokens)
     examples: list[Message] = []
-    for row in chosen:
+    for row in picked:
         examples += [turn for turn in row.messages if turn.role != "system"]
         examples.append(Message(role="assistant", content=row.reply))
-    return PromptVariant(examples=tuple(examples), rows=tuple(row.id for row in chosen))
+    return PromptVariant(examples=tuple(examples), rows=tuple(row.id for row in picked))
 
 
 def _refuses(row: Row, fields: AnswerFields) -> bool:
@@ -478,11 +478,11 @@ def _in_turn(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         by_role.setdefault(row.group or "", []).append(row)
     ranked: list[tuple[int, str, Row]] = []
-    for role, own in by_role.items():
-        lengths = sorted(len(row.tokens) for row in own)
+    for role, members in by_role.items():
+        lengths = sorted(len(row.tokens) for row in members)
         middle = lengths[(len(lengths) - 1) // 2]
-        near = sorted(own, key=lambda row: (abs(len(row.tokens) - middle), row.id))
+        near = sorted(members, key=lambda row: (abs(len(row.tokens) - middle), row.id))
         ranked += [(turn, role, row) for turn, row in enumerate(near)]
-    largest = {role: -len(own) for role, own in by_role.items()}
+    largest = {role: -len(members) for role, members in by_role.items()}
     ordered = sorted(ranked, key=lambda place: (place[0], largest[place[1]], place[1]))
     return [row for _, _, row in ordered]

@@ -104,14 +104,14 @@ def measure(
         case: next((a.reference_loss for a in answers if a.reference_loss is not None), None)
         for case, answers in by_case.items()
     }
-    found = [
+    metrics = [
         _make_seconds(LATENCY, generation.single_latency_seconds, confidence),
         _make_seconds(FIRST_TOKEN, generation.first_token_seconds, confidence),
         _make_figure(TOKENS_PER_SECOND, generation.tokens_per_second, "tokens/s", confidence),
         _make_figure(MEMORY, generation.peak_memory_gib, "GiB", confidence),
         make_perplexity(losses, confidence=confidence, sessions=sessions or {}),
     ]
-    return {metric.name: metric for metric in found if metric is not None}
+    return {metric.name: metric for metric in metrics if metric is not None}
 
 
 def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Metric | None:
@@ -152,14 +152,14 @@ def make_perplexity(
 
     The repeats of a case weigh the same reply. A loss that is no number is counted as one that failed.
     """
-    known = {case: loss for case, loss in losses.items() if loss is not None}
-    sound = {case: loss for case, loss in known.items() if abs(loss) <= LARGEST_LOSS}
+    measured = {case: loss for case, loss in losses.items() if loss is not None}
+    sound = {case: loss for case, loss in measured.items() if abs(loss) <= LARGEST_LOSS}
     if not sound:
         return None
     clusters = cluster_cases(list(sound), sessions=sessions)
     low, high = bootstrap_mean(list(sound.values()), clusters=clusters, confidence=confidence)
     mean = math.fsum(sound.values()) / len(sound)
-    failed = len(known) - len(sound)
+    failed = len(measured) - len(sound)
     return Metric(
         name=PERPLEXITY,
         kind="number",
@@ -173,7 +173,7 @@ def make_perplexity(
         method=f"bootstrap of the mean loss{', by session' if clusters else ''}",
         failed=failed,
         why_failed="the loss of the recorded reply is no number" if failed else "",
-        failed_cases=tuple(case for case in known if case not in sound),
+        failed_cases=tuple(case for case in measured if case not in sound),
     )
 
 
@@ -343,7 +343,7 @@ def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: Grade
     """The mean over the repeats, all of them or none: the others might be the lucky ones."""
     before = len(context.failed)
     grades = [grade(name, case, answer.text, context=context) for answer in answers]
-    if None in grades and any(given is not None for given in grades) and len(context.failed) == before:
+    if None in grades and any(mark is not None for mark in grades) and len(context.failed) == before:
         context.failed.append(FailedGrade(name, case.id, NOT_BY_THE_CASE))
     return average(grades)
 
@@ -400,7 +400,7 @@ def _cut_by_length(cases: Sequence[Case]) -> dict[str, str]:
 
 def _measure_parts(report: Report, cut: str, parts: Mapping[str, str], metric: str) -> list[SliceFigure]:
     """The largest part first, lengths from short to long. Parts without a graded case are left out."""
-    found = []
+    figures = []
     ordered = [part for part, _ in Counter(parts.values()).most_common()]
     if cut == "length":
         ordered.sort(key=lambda part: (not part.startswith("under"), part.endswith("more")))
@@ -408,10 +408,10 @@ def _measure_parts(report: Report, cut: str, parts: Mapping[str, str], metric: s
         members = [case for case, its in parts.items() if its == part]
         figure = _measure_part(report, members, cut=cut, part=part, metric=metric)
         if figure.n:
-            found.append(figure)
-    tested = {figure.part: figure.p_value for figure in found if figure.p_value is not None}
+            figures.append(figure)
+    tested = {figure.part: figure.p_value for figure in figures if figure.p_value is not None}
     adjusted = holm(tested)
-    return [figure.model_copy(update={"adjusted_p": adjusted.get(figure.part)}) for figure in found]
+    return [figure.model_copy(update={"adjusted_p": adjusted.get(figure.part)}) for figure in figures]
 
 
 def _measure_part(report: Report, members: Sequence[str], *, cut: str, part: str, metric: str) -> SliceFigure:
@@ -420,9 +420,9 @@ def _measure_part(report: Report, members: Sequence[str], *, cut: str, part: str
     after = _restrict(report.candidate.metrics[metric], inside, report.sessions)
     changes = differences_of(report.baseline, candidate=report.candidate, metric=metric)
     sign = -1 if metric in LOWER_IS_BETTER else 1
-    own = {case: sign * change for case, change in changes.items() if case in inside}
-    wins, losses = sum(c > 0 for c in own.values()), sum(c < 0 for c in own.values())
-    alone = cluster_cases(list(own), sessions=report.sessions) is None
+    inside_changes = {case: sign * change for case, change in changes.items() if case in inside}
+    wins, losses = sum(c > 0 for c in inside_changes.values()), sum(c < 0 for c in inside_changes.values())
+    alone = cluster_cases(list(inside_changes), sessions=report.sessions) is None
     return SliceFigure(
         by=cut,
         part=part,
@@ -436,7 +436,7 @@ def _measure_part(report: Report, members: Sequence[str], *, cut: str, part: str
         after_high=after.high,
         wins=wins,
         losses=losses,
-        p_value=mcnemar(wins, losses=losses) if alone and own else None,
+        p_value=mcnemar(wins, losses=losses) if alone and inside_changes else None,
     )
 
 
@@ -458,7 +458,7 @@ def confuse(
     confidence: float = 0.95,
 ) -> tuple[Confusion, ...]:
     """For each check of labels and each subject, in the order of the checks."""
-    found = []
+    matrices = []
     for check in checks:
         expected = {}
         if check.metric in ("exact", "normalised") and check.against_reference:
@@ -470,17 +470,17 @@ def confuse(
         if not 1 < len(labels) <= MOST_LABELS or 2 * len(labels) > len(expected):
             continue
         ordered = tuple(label for label, _ in labels.most_common())
-        for subject, given in answers.items():
+        for subject, subject_answers in answers.items():
             # Several answers to a case are much alike: the first represents them.
-            first = {answer.case_id: answer.text for answer in reversed(given)}
+            first = {answer.case_id: answer.text for answer in reversed(subject_answers)}
             pairs: Counter[tuple[str, str]] = Counter()
             for case, label in expected.items():
                 if case in first:
                     answered = _read(check, first[case])
                     column = UNREADABLE if answered is None else answered if answered in labels else OTHER
                     pairs[label, column] += 1
-            found.append(_count_classes(check, subject, ordered, pairs, confidence=confidence))
-    return tuple(found)
+            matrices.append(_count_classes(check, subject, ordered, pairs, confidence=confidence))
+    return tuple(matrices)
 
 
 def _count_classes(
@@ -494,8 +494,8 @@ def _count_classes(
     columns = [*labels, *(name for name in (OTHER, UNREADABLE) if any(key[1] == name for key in pairs))]
     classes = []
     for label in labels:
-        cases = sum(count for (wanted, _), count in pairs.items() if wanted == label)
-        answered = sum(count for (_, given), count in pairs.items() if given == label)
+        cases = sum(count for (expected, _), count in pairs.items() if expected == label)
+        answered = sum(count for (_, predicted), count in pairs.items() if predicted == label)
         right = pairs[label, label]
         low, high = clopper_pearson(right, n=cases, confidence=confidence)
         classes.append(
@@ -555,12 +555,12 @@ def make_report(
         against_champion = compare(
             champion, candidate=candidate, confidence=settings.confidence, sessions=sessions
         )
-    own = tuple(c for c in against_baseline if c.candidate == candidate.subject)
-    rest = tuple(c for c in against_baseline if c.candidate != candidate.subject)
+    candidate_pairs = tuple(c for c in against_baseline if c.candidate == candidate.subject)
+    other_pairs = tuple(c for c in against_baseline if c.candidate != candidate.subject)
     # What the cases can show on the metric named first, which is the one that matters most.
     graded = (*settings.graded, TASK_SUCCESS)
     power: Power | None = None
-    first = next((c for c in own if c.metric in graded and c.n), None)
+    first = next((c for c in candidate_pairs if c.metric in graded and c.n), None)
     if first is not None:
         effective = None
         if first.clusters:
@@ -576,7 +576,7 @@ def make_report(
         cases=len(cases),
         baseline=baseline,
         candidate=candidate,
-        comparisons=(*own, *against_champion, *rest),
+        comparisons=(*candidate_pairs, *against_champion, *other_pairs),
         looks=looks,
         settings=publishable(settings),
         groups={case.id: case.group for case in cases if case.group is not None},

@@ -210,13 +210,13 @@ class EvaluateSettings(Record):
     @classmethod
     def _checks_have_names_of_their_own(cls, checks: tuple[GradeCheck, ...]) -> tuple[GradeCheck, ...]:
         reserved = {*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCORE, JUDGE_PREFERENCE}
-        seen: set[str] = set()
+        names: set[str] = set()
         for check in checks:
             if check.name in reserved or find_extension(check.name) is not None:
                 raise ValueError(f"{check.name} is a metric already: give the check another name")
-            if check.name in seen:
+            if check.name in names:
                 raise ValueError(f"two checks are called {check.name}: their figures would be mixed up")
-            seen.add(check.name)
+            names.add(check.name)
         return checks
 
     @field_validator("subjects")
@@ -288,8 +288,8 @@ def choose_primary(settings: EvaluateSettings) -> str:
     """
     deciding = [check for check in settings.checks if check.decides_right]
     ranked = sorted(deciding, key=lambda check: (check.metric != "all_fields", not check.against_reference))
-    named = [name for name in CORRECTNESS if name in settings.graded]
-    return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
+    metrics = [name for name in CORRECTNESS if name in settings.graded]
+    return next(iter([check.name for check in ranked] + metrics), TASK_SUCCESS)
 
 
 def choose_success(settings: EvaluateSettings) -> str:
@@ -311,8 +311,8 @@ def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
 
 def require_evaluated(name: str, settings: EvaluateSettings) -> None:
     """A rule about a metric that is not measured could never be decided."""
-    known = known_comparisons(settings)
-    if name in known:
+    comparable = known_comparisons(settings)
+    if name in comparable:
         # Held-out rows bring no checks along: only graft.yaml, or a file of cases, can say what is right.
         by_checks = name in (TASK_SUCCESS, CHECKS_PASSED) and settings.cases is None
         if by_checks and not right_or_wrong(settings.checks):
@@ -329,4 +329,4 @@ def require_evaluated(name: str, settings: EvaluateSettings) -> None:
         raise ValueError(
             f"the metric {name} is not evaluated; name the judge and its modes under evaluate.judge"
         )
-    require_known(name, known)
+    require_known(name, comparable)

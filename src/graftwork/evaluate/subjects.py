@@ -88,13 +88,13 @@ def parse_subject(text: str) -> NamedSubject:
 
 
 def _parse_engine(name: str, which: str) -> NamedSubject:
-    chosen, _, asked = which.partition("@")
-    engine, _, precision = chosen.partition("/")
-    subject = parse_subject(asked or "adapter")
-    known = ENGINES.get(engine, ())
+    engine_and_precision, _, subject_name = which.partition("@")
+    engine, _, precision = engine_and_precision.partition("/")
+    subject = parse_subject(subject_name or "adapter")
+    precisions = ENGINES.get(engine, ())
     if (
-        not known
-        or (precision and precision not in known)
+        not precisions
+        or (precision and precision not in precisions)
         or subject.kind in ("log", "endpoint")
         or subject.engine
     ):
@@ -114,8 +114,8 @@ def parse_subjects(texts: Iterable[str]) -> tuple[NamedSubject, ...]:
 
 
 def _parse_endpoint(name: str) -> NamedSubject:
-    address, _, rest = name.partition("#")
-    model, *options = rest.split(",")
+    address, _, model_and_options = name.partition("#")
+    model, *options = model_and_options.split(",")
     parts = urlsplit(address)
     if not parts.hostname or not model:
         raise _wrong(address, "it names a URL and, behind #, the model that is asked there")
@@ -169,13 +169,13 @@ def generation_of_log(cases: Sequence[Case], *, latency_cases: int) -> Generatio
     from graftwork.evaluate.cases import cases_to_time  # settings import this module, and cases numpy
 
     timed = [case.duration_ms for case in cases_to_time(cases, most=latency_cases)]
-    known = [duration / 1000 for duration in timed if duration is not None]
+    known_seconds = [duration / 1000 for duration in timed if duration is not None]
     return Generation(
         subject=LOG,
         answers=len(cases),
         seconds=sum((case.duration_ms or 0.0) / 1000 for case in cases),
         tokens_per_second=0.0,
-        single_latency_seconds=tuple(known) if len(known) == len(timed) else (),
+        single_latency_seconds=tuple(known_seconds) if len(known_seconds) == len(timed) else (),
         peak_memory_gib=0.0,
         settings={
             "decoding": "as recorded",
@@ -267,7 +267,7 @@ def share_engine(subjects: Sequence[Subject]) -> bool:
 
 def timed_together(subjects: Sequence[Subject]) -> list[Subject]:
     """Those that one process can load together; none where there is only one."""
-    found = [
+    timed = [
         subject
         for subject in subjects
         if subject.job is not None
@@ -275,4 +275,4 @@ def timed_together(subjects: Sequence[Subject]) -> list[Subject]:
         and subject.job.latency_cases
         and not is_alone(subject.job)
     ]
-    return found if len(found) > 1 else []
+    return timed if len(timed) > 1 else []

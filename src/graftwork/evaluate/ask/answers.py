@@ -29,10 +29,10 @@ class KeptAnswers:
         if self._folder is None:
             return None
         try:
-            kept = json.loads(self._path(key).read_bytes())
-            if kept["key"] != key or kept["hash"] != fingerprint(kept["answer"]):
+            record = json.loads(self._path(key).read_bytes())
+            if record["key"] != key or record["hash"] != fingerprint(record["answer"]):
                 return None
-            answer = Answer.model_validate(kept["answer"])
+            answer = Answer.model_validate(record["answer"])
         except (OSError, ValueError, KeyError, TypeError):
             # Gone, torn by a power cut, or of another version: asking again replaces it.
             return None
@@ -62,11 +62,11 @@ def answer_key(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
 
     The case's own name does not: the same question under another name has the same answer.
     """
-    asked = asked_messages(job, case)
+    messages = asked_messages(job, case)
     return fingerprint(
         {
             "subject": job.identity,
-            "messages": [[message.role, message.content] for message in asked],
+            "messages": [[message.role, message.content] for message in messages],
             "max_new_tokens": job.max_new_tokens,
             "reasoning": job.reasoning,
             "device": job.device.partition(":")[0],
@@ -142,11 +142,11 @@ class AnswerBook:
 
     def write(self, answer: Answer) -> None:
         """Keep an answer; the first one where there are two."""
-        place = (answer.case_id, answer.repeat)
-        if place in self._there:
+        key = (answer.case_id, answer.repeat)
+        if key in self._there:
             return
         self._journal.append(answer.model_dump(mode="json"))
-        self._there.add(place)
+        self._there.add(key)
         self._kept.put(answer_key(self._job, self._cases[answer.case_id], repeat=answer.repeat), answer)
 
     def close_batch(self, batch: CaseBatch, *, peak_memory_gib: float) -> None:
@@ -168,9 +168,9 @@ class AnswerBook:
             for repeat in range(repeats_of(self._job)):
                 if (case.id, repeat) in self._there:
                     continue
-                kept = self._kept.get(answer_key(self._job, case, repeat=repeat), case_id=case.id)
-                if kept is not None:
-                    self._journal.append(kept.model_copy(update={"repeat": repeat}).model_dump(mode="json"))
+                answer = self._kept.get(answer_key(self._job, case, repeat=repeat), case_id=case.id)
+                if answer is not None:
+                    self._journal.append(answer.model_copy(update={"repeat": repeat}).model_dump(mode="json"))
                     self._there.add((case.id, repeat))
 
 

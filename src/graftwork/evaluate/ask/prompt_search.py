@@ -76,7 +76,7 @@ class PromptAdapter:
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """What went well and what did not, as text; the reference is a training row's own."""
-        shown = [
+        examples = [
             {
                 "Inputs": _cut(case.messages[-1].content),
                 "Generated Outputs": _cut(answer),
@@ -86,7 +86,7 @@ class PromptAdapter:
             }
             for case, answer, score in eval_batch.trajectories or ()
         ]
-        return dict.fromkeys(components_to_update, shown)
+        return dict.fromkeys(components_to_update, examples)
 
 
 class _Silent:
@@ -115,7 +115,7 @@ def search_instruction(
             return propose(prompt)
         return propose("\n\n".join(str(turn.get("content", "")) for turn in prompt))
 
-    found = gepa.optimize(
+    result = gepa.optimize(
         seed_candidate={COMPONENT: first},
         trainset=list(training),
         valset=list(validation),
@@ -126,8 +126,8 @@ def search_instruction(
         seed=seed,
         track_best_outputs=False,
     )
-    scores = list(found.val_aggregate_scores)
-    return str(found.best_candidate[COMPONENT]), float(scores[found.best_idx]), float(scores[0])
+    scores = list(result.val_aggregate_scores)
+    return str(result.best_candidate[COMPONENT]), float(scores[result.best_idx]), float(scores[0])
 
 
 def search_prompt(job: PromptSearchJob) -> None:
@@ -175,8 +175,8 @@ def ask_with(engine: MeasuringEngine, job: EvalJob) -> AskAll:
         prompt = PromptVariant(instruction=instruction, examples=job.worked_example)
         answers: list[str] = []
         for start in range(0, len(cases), job.batch_size):
-            some = cases[start : start + job.batch_size]
-            rendered = [engine.render(prompt.apply(case.messages)) for case in some]
+            batch = cases[start : start + job.batch_size]
+            rendered = [engine.render(prompt.apply(case.messages)) for case in batch]
             answers += [reply.text for reply in engine.answer(rendered, decoding)]
         return answers
 

@@ -91,10 +91,12 @@ class Pace:
         behind = max(self._left - self._rows, 0)
         whole = self._whole_batch()
         if self._done:
-            each = self._spent / self._done
+            seconds_per_answer = self._spent / self._done
             # A batch with longer prompts or answers takes longer than those before, up to the limit.
-            expected = each * self._rows if each * self._rows > elapsed else whole or 0.0
-            return max(expected - elapsed, 0.0) + each * behind
+            expected = (
+                seconds_per_answer * self._rows if seconds_per_answer * self._rows > elapsed else whole or 0.0
+            )
+            return max(expected - elapsed, 0.0) + seconds_per_answer * behind
         if whole is None:
             return None
         return max(whole - elapsed, 0.0) + whole / self._rows * behind
@@ -104,8 +106,8 @@ class Pace:
         steps = max(self._tokens.values(), default=0) - 1
         if not self._rows or steps < 1:
             return None
-        each = (self._clock() - self._first) / steps
-        return self._first - self._began + each * (self._longest - 1)
+        seconds_per_step = (self._clock() - self._first) / steps
+        return self._first - self._began + seconds_per_step * (self._longest - 1)
 
 
 class Progress(Protocol):
@@ -132,13 +134,13 @@ def time_in_turn(
     """
     names = list(prompts)
     timings: dict[str, list[Timing]] = {name: [] for name in names}
-    for number, asked in enumerate(zip(*prompts.values(), strict=True)):
-        by_name = dict(zip(names, asked, strict=True))
+    for number, turn in enumerate(zip(*prompts.values(), strict=True)):
+        by_name = dict(zip(names, turn, strict=True))
         first = number % len(names)
         for name in names[first:] + names[:first]:
             timings[name].append(time_one(name, by_name[name]))
         after_round(number + 1)
-    return {name: tuple(found) for name, found in timings.items()}
+    return {name: tuple(seconds) for name, seconds in timings.items()}
 
 
 class CaseRunner:
@@ -203,18 +205,18 @@ class CaseRunner:
     def time_requests(self, cases: Sequence[Case]) -> tuple[Timing, ...]:
         """One request at a time, as a user would wait for it: of as many sessions as there are."""
         timings: list[Timing] = []
-        chosen = [self._render(case) for case in cases_to_time(cases, most=self._job.latency_cases)]
-        if chosen:
-            self._report("timing single requests", 0, len(chosen))
-        if chosen and not self._warm:
+        to_time = [self._render(case) for case in cases_to_time(cases, most=self._job.latency_cases)]
+        if to_time:
+            self._report("timing single requests", 0, len(to_time))
+        if to_time and not self._warm:
             # The first pass of a process pays for lazy initialisation; no user's request does.
-            self._engine.answer([chosen[0]], self._greedy, adapter=self._adapter)
-        for prompt in chosen:
+            self._engine.answer([to_time[0]], self._greedy, adapter=self._adapter)
+        for prompt in to_time:
             self._stop_if_asked("all cases are answered, single requests are being timed")
             timings.append(self._engine.time_one(prompt, self._as_asked, adapter=self._adapter))
             mean = sum(timing.total for timing in timings) / len(timings)
-            left = mean * (len(chosen) - len(timings))
-            self._report("timing single requests", len(timings), len(chosen), left=left)
+            seconds_left = mean * (len(to_time) - len(timings))
+            self._report("timing single requests", len(timings), len(to_time), left=seconds_left)
         return tuple(timings)
 
     def summarise(
@@ -234,15 +236,15 @@ class CaseRunner:
     def _ask(
         self, batch: CaseBatch, cases: Sequence[Case], prompts: Mapping[str, RenderedPrompt]
     ) -> list[Answer]:
-        asked = [prompts[case_id] for case_id in batch.cases]
+        batch_prompts = [prompts[case_id] for case_id in batch.cases]
         decoding = self._greedy
         if self._job.temperature > 0:
             decoding = self._as_asked._replace(seed=seed_of(self._job.seed, batch))
         began = time.perf_counter()
-        replies = self._engine.answer(asked, decoding, adapter=self._adapter, on_token=self._on_token)
-        share = (time.perf_counter() - began) / len(asked)
+        replies = self._engine.answer(batch_prompts, decoding, adapter=self._adapter, on_token=self._on_token)
+        share = (time.perf_counter() - began) / len(batch_prompts)
         self._warm = True
-        losses: Sequence[float | None] = [None] * len(asked)
+        losses: Sequence[float | None] = [None] * len(batch_prompts)
         if self._job.perplexity:
             conversations = [(self._messages(case), case.reference) for case in cases]
             losses = self._engine.reply_losses(conversations, adapter=self._adapter)
@@ -373,8 +375,8 @@ def ask_endpoint(
     def report() -> None:
         done, total = book.answered, book.total
         new = done - answered_before
-        left = (time.monotonic() - began) / new * (total - done) if new else None
-        progress.beat("answering", done, total, seconds_left=left, subject=job.subject)
+        seconds_left = (time.monotonic() - began) / new * (total - done) if new else None
+        progress.beat("answering", done, total, seconds_left=seconds_left, subject=job.subject)
         if stop_asked.is_set():
             verb = "is" if done == 1 else "are"
             raise stopped(job, f"{done} of {plural(total, 'case')} {verb} answered")
@@ -388,8 +390,8 @@ def ask_endpoint(
     timed_ids = {case.id for case in timed_cases}
     alone = [(case, repeat) for case, repeat in questions if repeat == 0 and case.id in timed_ids]
     together = [question for question in questions if question not in alone]
-    for some, at_once in ((alone, 1), (together, job.endpoint.concurrency)):
-        ask_many(some, ask, together=at_once, on_reply=keep, on_poll=report, give_up=stopping.set)
+    for group, at_once in ((alone, 1), (together, job.endpoint.concurrency)):
+        ask_many(group, ask, together=at_once, on_reply=keep, on_poll=report, give_up=stopping.set)
 
     first = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}
     timed = [first[case.id] for case in timed_cases]

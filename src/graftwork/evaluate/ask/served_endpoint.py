@@ -37,8 +37,8 @@ class ServedAnswer(NamedTuple):
 
     def mean_logprob_of(self, first: int | None) -> float | None:
         """The mean log-probability of the first tokens, or of all; None where it was not asked for."""
-        found = [logprob for _, logprob in self.tokens[:first]]
-        return math.fsum(found) / len(found) if found else None
+        logprobs = [logprob for _, logprob in self.tokens[:first]]
+        return math.fsum(logprobs) / len(logprobs) if logprobs else None
 
     def beginning(self, first: int) -> str:
         """The text of the first tokens."""
@@ -94,8 +94,8 @@ def read_health(url: str) -> dict[str, Any]:
         client = Client(port=_port(url))
         try:
             _, body = await client.fetch("GET", "/health")
-            found: dict[str, Any] = json.loads(body)
-            return found
+            health: dict[str, Any] = json.loads(body)
+            return health
         finally:
             client.close()
 
@@ -127,10 +127,10 @@ async def _ask_one(
         problem = "the endpoint does not answer"
         return ServedAnswer(case.id, 0, "", time.perf_counter() - started, {}, problem=problem)
     seconds, answer = time.perf_counter() - started, json.loads(data)
-    found = dict(reply.headers)
+    reply_headers = dict(reply.headers)
     if reply.status != 200:
         problem = str(answer["error"]["message"])
-        return ServedAnswer(case.id, reply.status, "", seconds, found, problem=problem)
+        return ServedAnswer(case.id, reply.status, "", seconds, reply_headers, problem=problem)
     choice, usage = answer["choices"][0], answer.get("usage") or {}
     tokens = (choice.get("logprobs") or {}).get("content") or []
     return ServedAnswer(
@@ -138,7 +138,7 @@ async def _ask_one(
         200,
         choice["message"]["content"] or "",
         seconds,
-        found,
+        reply_headers,
         usage.get("prompt_tokens", 0),
         usage.get("completion_tokens", 0),
         tuple((bytes(token.get("bytes") or token["token"].encode()), token["logprob"]) for token in tokens),

@@ -90,12 +90,12 @@ def ask_in_shards(
     def report(running: int) -> None:
         beats = [beat for shard in shards if (beat := read_beat(Path(shard.folder))) is not None]
         answering = [beat for beat in beats if beat.phase == "answering"]
-        left = [beat.seconds_left for beat in answering if beat.seconds_left is not None]
+        estimates = [beat.seconds_left for beat in answering if beat.seconds_left is not None]
         progress.beat(
             "answering" if answering else "loading the model",
             min(answered_before + sum(int(beat.done) for beat in answering), book.total),
             book.total,
-            seconds_left=max(left) if len(left) == running else None,
+            seconds_left=max(estimates) if len(estimates) == running else None,
             subject=job.subject,
             processes=running,
         )

@@ -81,9 +81,9 @@ def _time_in_turn(job: TimingJob, shared: _SharedEngine, heart: Heart) -> None:
         if stop_asked.is_set():
             raise stopped(first, "all cases are answered, single requests are being timed")
 
-    for name, asked in prompts.items():
+    for name, rendered in prompts.items():
         # The first pass pays for lazy initialisation; no user's request does.
-        time_one(name, asked[0])
+        time_one(name, rendered[0])
     timings = time_in_turn(prompts, time_one=time_one, after_round=after_round)
     for subject in job.jobs:
         note_times(subject, timings[subject.subject], cases=cases, group=job.group)
@@ -94,7 +94,7 @@ def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case]
     """Put the times into the subject's record of how its answers were made."""
     path = Path(job.folder) / GENERATION_FILE
     firsts = [timing.first_token for timing in timings if timing.first_token is not None]
-    made = Generation.from_json(path.read_bytes()).model_copy(
+    generation = Generation.from_json(path.read_bytes()).model_copy(
         update={
             "single_latency_seconds": tuple(timing.total for timing in timings),
             "first_token_seconds": tuple(firsts) if len(firsts) == len(timings) else (),
@@ -102,7 +102,7 @@ def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case]
             "timed_group": group,
         }
     )
-    write_atomic(path, made.to_json())
+    write_atomic(path, generation.to_json())
 
 
 def group_of(jobs: Sequence[EvalJob], *, cases: Sequence[Case], requests: int) -> str:

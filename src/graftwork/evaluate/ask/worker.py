@@ -64,9 +64,9 @@ def evaluate_with(
         cases = read_cases(Path(job.cases_file))
         if not _all_is_there(job, cases):
             heart.beat("loading the model", 0, len(cases), subject=job.subject)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             engine = open_engine_for(job)
-            loading = time.perf_counter() - begun
+            loading = time.perf_counter() - started
             generation = _ask_engine(job, cases, heart, engine, adapter=adapter, loading=loading)
             write_atomic(folder / GENERATION_FILE, generation.to_json())
 
@@ -98,13 +98,13 @@ def drop_answers_of_another_job(job: EvalJob) -> None:
 def identify(job: EvalJob) -> str:
     """A hash of what decides the answers: cases, weights or address, worked example, limits."""
     base = Path(job.base_folder)
-    asked = [job.endpoint.url, job.endpoint.model] if job.endpoint else None
+    endpoint = [job.endpoint.url, job.endpoint.model] if job.endpoint else None
     return fingerprint(
         {
             "cases": file_digest(Path(job.cases_file)),
             "adapter": folder_digest(Path(job.adapter_folder)) if job.adapter_folder else None,
             # Base weights are large and proven elsewhere; sizes catch an exchanged folder.
-            "base": asked
+            "base": endpoint
             or sorted((file.name, file.stat().st_size) for file in base.iterdir() if file.is_file()),
             "job": job.model_dump(mode="json", exclude=NOT_DECIDING),
             "answered_by": answered_by(job),
@@ -118,10 +118,10 @@ def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
         # What is missing: this process then only measures single requests.
         shards = ask_in_shards(job, cases, progress=heart, stop_asked=stop_asked.is_set)
     heart.beat("loading the model", 0, len(cases), subject=job.subject)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with stop_at_once(stopped(job, "its model was being loaded")):
         engine = open_engine(job.engine, source_of(job))
-    loading = time.perf_counter() - begun
+    loading = time.perf_counter() - started
     generation = _ask_engine(job, cases, heart, engine, adapter=ADAPTER, processes=shards, loading=loading)
     engine.close()
     return generation

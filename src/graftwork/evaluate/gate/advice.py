@@ -105,10 +105,10 @@ def hints_of(training: Training | None, *, failures: int) -> list[Hint]:
     # More steps would only make an overfitted adapter worse.
     if still_falling and best_at_the_end and not overfitted:
         epochs = training.setting("epochs")
-        more = f" (train.epochs: {epochs:g} → {epochs + max(1, round(epochs / 2)):g})" if epochs else ""
+        suggestion = f" (train.epochs: {epochs:g} → {epochs + max(1, round(epochs / 2)):g})" if epochs else ""
         text = (
             f"The loss was still falling at the end ({before:.2f} → {last:.2f} over the last fifth of "
-            f"{outcome.steps} steps): train for more steps{more}."
+            f"{outcome.steps} steps): train for more steps{suggestion}."
         )
         hints.append(Hint(0.7 * weight, text))
     if outcome.first_loss > 0 and learned >= HARDLY_LEARNED * outcome.first_loss:
@@ -121,13 +121,13 @@ def hints_of(training: Training | None, *, failures: int) -> list[Hint]:
 
 
 def _on_overfitting(outcome: TrainOutcome, learned: float) -> str:
-    held, first = outcome.validation_loss_after, outcome.validation_loss_before
-    if held is None or not held > 0:
+    validation, first = outcome.validation_loss_after, outcome.validation_loss_before
+    if validation is None or not validation > 0:
         return ""
-    rose = first is not None and held > first * ROSE
-    if not rose and learned >= FAR_UNDER * held:
+    rose = first is not None and validation > first * ROSE
+    if not rose and learned >= FAR_UNDER * validation:
         return ""
-    losses = f"training loss {learned:.2f}, validation loss {held:.2f}"
+    losses = f"training loss {learned:.2f}, validation loss {validation:.2f}"
     losses += f", up from {first:.2f}" if rose else ""
     return (
         f"The rows were memorized ({losses}): train less (fewer epochs, a lower rank or rate; "
@@ -157,18 +157,20 @@ def hint_of_changes(training: Training | None, *, report: Report, rules: Sequenc
 
 def compare_plans(before: Plan, now: Plan) -> tuple[str, ...]:
     """What differs in settings, data and base in the later run, as text."""
-    found = []
+    changes = []
     if before.base_fingerprint != now.base_fingerprint:
         same = before.base == now.base
-        found.append(f"base {before.base} → {now.base}" if not same else f"the files of the base {now.base}")
+        changes.append(
+            f"base {before.base} → {now.base}" if not same else f"the files of the base {now.base}"
+        )
     old, new = _flat(before.train.get("settings", {})), _flat(now.train.get("settings", {}))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            found.append(f"train.{key} {_show(old.get(key))} → {_show(new.get(key))}")
+            changes.append(f"train.{key} {_show(old.get(key))} → {_show(new.get(key))}")
     if before.dataset_hash != now.dataset_hash:
         tokens = f"{before.tokens.value:,.0f} → {now.tokens.value:,.0f} tokens in all"
-        found.append(f"the dataset {before.dataset_hash[:8]} → {now.dataset_hash[:8]} ({tokens})")
-    return tuple(found)
+        changes.append(f"the dataset {before.dataset_hash[:8]} → {now.dataset_hash[:8]} ({tokens})")
+    return tuple(changes)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -185,14 +187,14 @@ def _show(value: Any) -> str:
 
 def find_spikes(steps: Sequence[TrainStep]) -> list[int]:
     """Steps whose loss is an outlier compared with those before, or is not a number."""
-    found = []
-    for place, step in enumerate(steps):
-        before = [near.loss for near in steps[max(0, place - WINDOW) : place] if math.isfinite(near.loss)]
+    spikes = []
+    for index, step in enumerate(steps):
+        before = [near.loss for near in steps[max(0, index - WINDOW) : index] if math.isfinite(near.loss)]
         if not math.isfinite(step.loss) or (
             len(before) >= FEWEST_BEFORE and step.loss > SPIKE * median(before)
         ):
-            found.append(step.step)
-    return found
+            spikes.append(step.step)
+    return spikes
 
 
 def _last_parts(losses: Sequence[float]) -> tuple[float | None, float | None]:
@@ -240,22 +242,22 @@ def advise(
 
 def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
     """A grader that failed is fixed first: more cases would meet with the same failure."""
-    found = []
+    hints = []
     for name in dict.fromkeys(rule.metric for rule in rules if rule.outcome != "pass"):
         metric = report.candidate.metrics.get(name)
         if metric is None:
             continue
         if metric.failed:
-            found.append(
+            hints.append(
                 f"The grader of {name} failed on {plural(metric.failed, 'case')} ({metric.why_failed}): fix "
                 "it, and evaluate again."
             )
         if (left_out := len(find_ungraded(report, name)) - metric.failed) > 0:
-            found.append(
+            hints.append(
                 f"{name} grades another subject's answer to {plural(left_out, 'case')} and not this one's: "
                 "whether it applies must depend on the case alone."
             )
-    return found
+    return hints
 
 
 def _on_wrong_answers(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
@@ -297,17 +299,18 @@ def _on_confusions(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
         for check in report.settings.get("checks") or ()
     )
     hints = []
-    for found in report.confusions:
-        if found.subject != report.candidate.subject or not (everything or found.metric in open_ones):
+    for confusion in report.confusions:
+        metric = confusion.metric
+        if confusion.subject != report.candidate.subject or not (everything or metric in open_ones):
             continue
-        mistakes = [mistake for mistake in found.mistakes() if mistake[0] >= CLUSTER_LEAST]
+        mistakes = [mistake for mistake in confusion.mistakes() if mistake[0] >= CLUSTER_LEAST]
         for count, label, column in mistakes[:MOST_CONFUSIONS]:
-            due = next(shown.cases for shown in found.classes if shown.label == label)
+            due = next(row.cases for row in confusion.classes if row.label == label)
             if column in (OTHER, UNREADABLE):
-                text = f"{count} of {due} cases of {found.metric} {label} got {column}: train for more steps."
+                text = f"{count} of {due} cases of {metric} {label} got {column}: train for more steps."
             else:
                 text = (
-                    f"{count} of {due} cases of {found.metric} {label} were answered {column}: add rows of "
+                    f"{count} of {due} cases of {metric} {label} were answered {column}: add rows of "
                     "both, and look whether their labels are right."
                 )
             hints.append(Hint(count, text))
@@ -323,21 +326,21 @@ def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
         if metric is None or not failed:
             continue
         graded = [case for case, value in metric.scores.items() if value is not None]
-        asked = Counter(report.groups.get(case) for case in graded)
+        group_sizes = Counter(report.groups.get(case) for case in graded)
         failures = Counter(report.groups.get(case) for case in failed)
         group, count = min(
-            failures.items(), key=lambda item: (-item[1] / asked[item[0]], -item[1], str(item[0]))
+            failures.items(), key=lambda item: (-item[1] / group_sizes[item[0]], -item[1], str(item[0]))
         )
-        others, others_failed = len(graded) - asked[group], len(failed) - count
-        if group is None or count < CLUSTER_LEAST or not others:
+        other_cases, other_failures = len(graded) - group_sizes[group], len(failed) - count
+        if group is None or count < CLUSTER_LEAST or not other_cases:
             continue
-        if count / asked[group] >= CLUSTER_FACTOR * others_failed / others:
+        if count / group_sizes[group] >= CLUSTER_FACTOR * other_failures / other_cases:
             hints.append(
                 Hint(
                     count,
                     f"{name_of(name)} fails most in the group {group} "
-                    f"({count} of {plural(asked[group], 'case')} against {others_failed} of {others} "
-                    "elsewhere): add data there.",
+                    f"({count} of {plural(group_sizes[group], 'case')} against "
+                    f"{other_failures} of {other_cases} elsewhere): add data there.",
                 )
             )
     return hints
@@ -378,8 +381,8 @@ def _more_requests(report: Report, rules: Sequence[RuleResult]) -> str:
     many = max(timed, default=0)
     if many > report.cases:
         # Every request that is timed is a case of its own.
-        there = f"{'is' if report.cases == 1 else 'are'} {plural(report.cases, 'case')}"
-        return f"evaluate.latency_cases to {many} (there {there}: hold out more rows too)"
+        held_out = f"{'is' if report.cases == 1 else 'are'} {plural(report.cases, 'case')}"
+        return f"evaluate.latency_cases to {many} (there {held_out}: hold out more rows too)"
     return f"evaluate.latency_cases to {many}" if many else "evaluate.latency_cases"
 
 

@@ -75,15 +75,15 @@ def _watch(
     report: Report, settings: GateSettings, *, around: Surroundings
 ) -> dict[tuple[str, Against], Pair]:
     """Qualities only: a slower or larger answer is what its own rule limits, not a loss of quality."""
-    named: list[tuple[str, Against]] = [(rule.metric, rule.reference) for rule in settings.rules]
+    metrics: list[tuple[str, Against]] = [(rule.metric, rule.reference) for rule in settings.rules]
     if (primary := settings.primary_rule) is not None:
-        named.append((primary.metric, primary.against))
+        metrics.append((primary.metric, primary.against))
     watched: dict[tuple[str, Against], Pair] = {}
-    for name, against in dict.fromkeys(named):
+    for name, against in dict.fromkeys(metrics):
         if name in around.doubts:
             continue
-        other = find_subject(report, against, around)
-        pair = pair_up(report, name, with_subject=other) if other is not None else None
+        subject = find_subject(report, against, around)
+        pair = pair_up(report, name, with_subject=subject) if subject is not None else None
         if pair is not None and pair.kind != "number":
             watched[name, against] = pair
     return watched
@@ -94,41 +94,43 @@ def _proven_losses(
 ) -> Iterator[Stop]:
     """Losses after Holm's correction over all that is watched and the `others` that may abort as well."""
     p_values = {f"{name} {against}": pair.seen.p_value for (name, against), pair in watched.items()}
-    adjusted = holm({**p_values, **{f"other {place}": 1.0 for place in range(others)}})
+    adjusted = holm({**p_values, **{f"other {number}": 1.0 for number in range(others)}})
     for (name, against), pair in watched.items():
         if not pair.proven_loss or adjusted[f"{name} {against}"] >= 1 - pair.confidence:
             continue
-        kept = any(
+        is_kept = any(
             rule.kind == "guardrail"
             and rule.metric == name
             and rule.outcome == "pass"
             and rule.against == pair.seen.baseline
             for rule in judged
         )
-        if kept:
+        if is_kept:
             # A loss within the margin was allowed beforehand, however sure it is.
             continue
-        seen, who = pair.seen, SUBJECTS[against]
+        comparison, who = pair.seen, SUBJECTS[against]
         possessive = f"{who}'s" if against != "log" else f"that of {who}"
-        lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
-        average = f"worse on average over {say_like_these(seen)}"
+        lost = (
+            f"{plural(comparison.losses, 'case')} lost, {comparison.wins} won ({show_p(comparison.p_value)})"
+        )
+        average = f"worse on average over {say_like_these(comparison)}"
         yield Stop(
             f"{name_of(name)} is worse than {possessive}: {lost}",
             _broken(
                 name,
                 pair,
                 rule=f"{name_of(name)} not significantly worse than {who}",
-                sentence=f"{name_of(name)}: {say_counts(seen)} against {who}, {average}",
+                sentence=f"{name_of(name)}: {say_counts(comparison)} against {who}, {average}",
             ),
         )
 
 
 def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> list[Stop]:
-    other = find_subject(report, declared.against, around)
-    if other is None or any(name in around.doubts for name in declared.worse_on):
+    subject = find_subject(report, declared.against, around)
+    if subject is None or any(name in around.doubts for name in declared.worse_on):
         return []
-    pairs = {name: pair_up(report, name, with_subject=other) for name in declared.worse_on}
-    found = {
+    pairs = {name: pair_up(report, name, with_subject=subject) for name in declared.worse_on}
+    losing = {
         name: pair
         for name, pair in pairs.items()
         if pair is not None
@@ -138,16 +140,16 @@ def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> l
             else pair.proven_loss or (pair.high < 0 and not pair.too_few)
         )
     }
-    if len(found) < len(declared.worse_on):
+    if len(losing) < len(declared.worse_on):
         return []
     lost = ", ".join(
-        f"{name_of(name)} {show_difference(name, pair.seen.difference)}" for name, pair in found.items()
+        f"{name_of(name)} {show_difference(name, pair.seen.difference)}" for name, pair in losing.items()
     )
     worse = "worse" if declared.by == "interval" else "no better"
     reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {lost}"
-    first = next(iter(found))
-    rule = f"not {worse} on all of {_list_names(list(found))}"
-    return [Stop(reason, _broken(first, found[first], rule=rule, sentence=reason))]
+    first = next(iter(losing))
+    rule = f"not {worse} on all of {_list_names(list(losing))}"
+    return [Stop(reason, _broken(first, losing[first], rule=rule, sentence=reason))]
 
 
 def _broken(name: str, pair: Pair, *, rule: str, sentence: str) -> RuleResult:
@@ -199,7 +201,7 @@ def decide(
     fresh = confidence_of(report)
     around = around._replace(look=around.look or look_of(report))
     tests = _tests_of_rules(settings, around)
-    held = at_confidence(report, confidence_at(fresh, look=around.look))
+    report_at_look = at_confidence(report, confidence_at(fresh, look=around.look))
     corrected = at_confidence(report, 1 - (1 - confidence_at(fresh, look=around.look)) / tests)
     rules = _judge_all(corrected, settings, around=around, adjusted_p=adjusted_p)
     worn: tuple[RuleResult, ...] = ()
@@ -221,7 +223,7 @@ def decide(
             rule.model_copy(update={"sentence": f"{rule.sentence} {fresh_needed}"}) if rule in worn else rule
             for rule in rules
         ]
-    stops = find_stops(held, settings, judged=rules, around=around)
+    stops = find_stops(report_at_look, settings, judged=rules, around=around)
     rules += [stop.rule for stop in stops if stop.rule is not None]
     outcomes = {rule.outcome for rule in rules if rule.must}
     decision: Decision = "iterate" if "fail" in outcomes else "not_enough_evidence"
@@ -240,7 +242,7 @@ def decide(
         rules=tuple(rules),
         advice=()
         if decision == "deploy"
-        else advise(held, decision=decision, rules=rules, training=training),
+        else advise(report_at_look, decision=decision, rules=rules, training=training),
         report_hash=report.fingerprint(),
         rules_hash=settings.rules_hash(),
         cases_needed=needed,
@@ -252,20 +254,20 @@ def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
     """Several adapters together: the more are tried, the likelier one is better by chance (Holm)."""
     p_values = {
         name: p
-        for name, one in judged.items()
-        if (p := p_of_primary(one.report, one.settings, around=one.around)) is not None
+        for name, candidate in judged.items()
+        if (p := p_of_primary(candidate.report, candidate.settings, around=candidate.around)) is not None
     }
     adjusted = holm(p_values) if len(p_values) > 1 else {}
-    looks = count_own_looks({name: one.report for name, one in judged.items()})
+    looks = count_own_looks({name: candidate.report for name, candidate in judged.items()})
     return {
         name: decide(
-            one.report,
-            one.settings,
-            training=one.training,
-            around=one.around._replace(look=looks[name], tried=len(judged)),
+            candidate.report,
+            candidate.settings,
+            training=candidate.training,
+            around=candidate.around._replace(look=looks[name], tried=len(judged)),
             adjusted_p=adjusted.get(name),
         )
-        for name, one in judged.items()
+        for name, candidate in judged.items()
     }
 
 
@@ -278,7 +280,8 @@ def count_own_looks(reports: Mapping[str, Report]) -> dict[str, int]:
     return {
         name: look
         - sum(
-            looks[other] < look and reports[other].cases_hash == reports[name].cases_hash for other in reports
+            looks[other_name] < look and reports[other_name].cases_hash == reports[name].cases_hash
+            for other_name in reports
         )
         for name, look in looks.items()
     }
@@ -387,13 +390,13 @@ def next_start(
             pairs[name] = pair
             judged = judge_margin(name, pair=pair, margin=margin, rule=text, named=BEFORE)
         rules.append(judged)
-    kept = {rule.metric for rule in rules if rule.outcome == "pass"}
+    holding = {rule.metric for rule in rules if rule.outcome == "pass"}
     # Several metrics are looked at, so each p is corrected for the others.
     adjusted = holm({name: pair.seen.p_value for name, pair in pairs.items()})
     lost = [
         name
         for name, pair in pairs.items()
-        if name not in kept and pair.gain < 0 and adjusted[name] < 1 - pair.confidence
+        if name not in holding and pair.gain < 0 and adjusted[name] < 1 - pair.confidence
     ]
     if lost:
         return NextStart(
@@ -422,9 +425,14 @@ def asked_otherwise(one: Report, other: Report) -> str:
     for name in DECIDES_GRADES:
         if one.settings.get(name) != other.settings.get(name):
             return f"evaluate.{name}"
-    made, made_too = (report.candidate.generation.settings for report in (one, other))
+    settings, other_settings = (report.candidate.generation.settings for report in (one, other))
     return next(
-        (sentence for name, sentence in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), ""
+        (
+            sentence
+            for name, sentence in DECIDES_ANSWERS.items()
+            if settings.get(name) != other_settings.get(name)
+        ),
+        "",
     )
 
 
@@ -437,17 +445,17 @@ def _by_loss(
     needed: int | None,
 ) -> NextStart:
     settles = f" About {plural(needed, 'case')} would settle it." if needed else ""
-    begin = f"{why[0].upper()}{why[1:]}"
+    opening = f"{why[0].upper()}{why[1:]}"
     if before is not None and after is not None and after > before * ROSE:
         return NextStart(
             start="before",
             certain=False,
-            reason=f"{begin}; but the validation loss rose from {before:.3f} to {after:.3f}, so the next "
+            reason=f"{opening}; but the validation loss rose from {before:.3f} to {after:.3f}, so the next "
             f"session starts from {BEFORE}.{settles}",
             rules=tuple(rules),
             cases_needed=needed,
         )
-    seen = (
+    finding = (
         f"and the validation loss did not rise ({before:.3f} → {after:.3f})"
         if before is not None and after is not None
         else "and no rule failed"
@@ -455,7 +463,7 @@ def _by_loss(
     return NextStart(
         start="this",
         certain=False,
-        reason=f"{begin}; {seen}, so the next session starts from this one.{settles}",
+        reason=f"{opening}; {finding}, so the next session starts from this one.{settles}",
         rules=tuple(rules),
         cases_needed=needed,
     )

@@ -104,8 +104,8 @@ def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
             where="serve.family",
         )
     new = None if release is None else find_release(work.releases, release)
-    asked = settings.family.gate
-    metric = choose_metric(work, asked.metric)
+    gate = settings.family.gate
+    metric = choose_metric(work, gate.metric)
     cases = _choose_cases(work, settings.family)
     live = work.releases.aliases()
     alias = None if new is None else full_alias(work, model=new.model)
@@ -118,7 +118,7 @@ def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
     has_router = settings.family.router and path.exists()
     rules = judge_family(
         evidence,
-        asked,
+        gate,
         metric=metric,
         targets=[rule.to for rule in settings.family.rules],
         router_accuracy=read_router(path)[1].sure_accuracy.value if has_router else None,
@@ -139,7 +139,7 @@ def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
         reason=failed[0] if failed else _REASONS[decision],
         rules=rules,
         report_hash=fingerprint([rule.model_dump(mode="json") for rule in rules]),
-        rules_hash=fingerprint(asked.model_dump(mode="json")),
+        rules_hash=fingerprint(gate.model_dump(mode="json")),
         notes=tuple(notes),
     )
 
@@ -194,7 +194,7 @@ def _ask_family(
     assert settings.family is not None
     served = dict(work.releases.aliases())
     live = settings.model_copy(update={"port": 0, "capture": False, "alias_refresh_seconds": 0.2})
-    asked = EndpointQuestions(
+    questions = EndpointQuestions(
         settings.family.name,
         max_tokens=min(work.settings.evaluate.max_new_tokens, settings.max_new_tokens_limit),
         at_once=settings.batch_size,
@@ -210,7 +210,7 @@ def _ask_family(
         def note(answered: int) -> None:
             work.reporter.progress(phase, answered, len(cases), seconds_left=None, detail={})
 
-        return grades.of(ask_served(url, cases, asked, headers=role, on_answer=note))
+        return grades.of(ask_served(url, cases, questions, headers=role, on_answer=note))
 
     family, checks = open_family(work, live), open_checks(work, live)
     chain_checks = open_chain_checks(work, live)
@@ -240,17 +240,19 @@ def _ask_family(
         engine = read_health(url)["engine"]
         pids = {status["pid"] for status in engine.get("replicas", [])} or {engine["pid"]}
         peaks = [process_peak_gib(pid) for pid in pids - {None}]
-        known = [peak for peak in peaks if peak is not None]
-        memory_gib = sum(known) if known and len(known) == len(peaks) else None
+        measured = [peak for peak in peaks if peak is not None]
+        memory_gib = sum(measured) if measured and len(measured) == len(peaks) else None
         chains = {}
         for name in settings.chains:
-            chains[name] = ask_served(url, cases[:CHAIN_CASES], asked._replace(model=name))
+            chains[name] = ask_served(url, cases[:CHAIN_CASES], questions._replace(model=name))
         if alias is not None and alias != full_alias(work, model=work.project.settings.main_model):
             served.pop(alias)
             _await_alias(url, lambda found: alias not in found)
             work.reporter.info("the cases of that member while it is away")
-            own = [case for case in cases if new is not None and model_of_case(work, case) == new.model]
-            without = grades.of(ask_served(url, own, asked, headers=role))
+            member_cases = [
+                case for case in cases if new is not None and model_of_case(work, case) == new.model
+            ]
+            without = grades.of(ask_served(url, member_cases, questions, headers=role))
     return FamilyEvidence(
         before=before,
         after=after,
@@ -307,12 +309,12 @@ class _Grades:
 
 def read_route(header: str) -> tuple[str, str]:
     """The member and what chose it, from the response header."""
-    found = _ROUTE.fullmatch(header)
-    if found is None:
+    match = _ROUTE.fullmatch(header)
+    if match is None:
         return "", ""
-    if found[2] == "router" and found[3].endswith(_AWAY):
-        return found[1], "away"
-    return found[1], "unsure" if found[2] == "router unsure" else found[2]
+    if match[2] == "router" and match[3].endswith(_AWAY):
+        return match[1], "away"
+    return match[1], "unsure" if match[2] == "router unsure" else match[2]
 
 
 def judge_family(
@@ -352,7 +354,7 @@ def decide_family(rules: Iterable[RuleResult]) -> Decision:
 def _all_answered(name: str, answers: Sequence[RoutedAnswer]) -> RuleResult:
     missing = [answer for answer in answers if not answer.answered]
     what = "requests are answered" if name == "answered" else "requests are answered while the member is away"
-    shown = f"; missing: {', '.join(sorted({a.member for a in missing}))}" if missing else ""
+    detail = f"; missing: {', '.join(sorted({a.member for a in missing}))}" if missing else ""
     return RuleResult(
         metric=name,
         rule=f"every request is answered ({name})",
@@ -363,7 +365,7 @@ def _all_answered(name: str, answers: Sequence[RoutedAnswer]) -> RuleResult:
         high=None,
         limit=1.0,
         n=len(answers),
-        sentence=f"{len(answers) - len(missing)} of {len(answers)} {what}{shown}",
+        sentence=f"{len(answers) - len(missing)} of {len(answers)} {what}{detail}",
     )
 
 
@@ -413,7 +415,7 @@ def _router_holds(
     if value is not None:
         outcome = "pass" if low >= least else "fail" if high < least else "unknown"
     unsure, away = (sum(answer.by == by for answer in answers) for by in ("unsure", "away"))
-    shown = (
+    accuracy_text = (
         "no request" if value is None else f"{value:.1%} ({low:.1%} to {high:.1%}) of {len(sure)} requests"
     )
     yield RuleResult(
@@ -426,7 +428,7 @@ def _router_holds(
         high=high,
         limit=least,
         n=len(sure),
-        sentence=f"the router chose the right model for {shown}; unsure in {unsure}"
+        sentence=f"the router chose the right model for {accuracy_text}; unsure in {unsure}"
         + (f"; {away} not counted: the chosen model was away" if away else ""),
     )
 
@@ -434,10 +436,10 @@ def _router_holds(
 def _rules_match(answers: Sequence[RoutedAnswer], targets: Sequence[str]) -> Iterator[RuleResult]:
     """A declared rule that takes everything from the others is a mistake; one that nothing matches may be."""
     counts = Counter(answer.by for answer in answers)
-    wanted = {answer.expected for answer in answers}
+    expected = {answer.expected for answer in answers}
     for number, to in enumerate(targets, 1):
         count = counts[f"rule {number}"]
-        takes_all = count == len(answers) and len(wanted) > 1
+        takes_all = count == len(answers) and len(expected) > 1
         yield RuleResult(
             metric="rule_matches",
             rule=f"rule {number} (to {to}) matches some requests and not all",
@@ -455,19 +457,19 @@ def _rules_match(answers: Sequence[RoutedAnswer], targets: Sequence[str]) -> Ite
 
 def _chains_answer(chains: Mapping[str, Sequence[ServedAnswer]]) -> Iterator[RuleResult]:
     for name, answers in sorted(chains.items()):
-        answered, asked = sum(answer.answered for answer in answers), len(answers)
+        answered, total = sum(answer.answered for answer in answers), len(answers)
         problem = next((answer.problem for answer in answers if not answer.answered), "")
         yield RuleResult(
             metric="chain",
             rule=f"the chain {name} answers",
             kind="invariant",
-            outcome="pass" if answered == asked else "fail",
-            value=answered / asked if asked else None,
+            outcome="pass" if answered == total else "fail",
+            value=answered / total if total else None,
             low=None,
             high=None,
             limit=1.0,
-            n=asked,
-            sentence=f"the chain {name} answered {answered} of {asked} requests"
+            n=total,
+            sentence=f"the chain {name} answered {answered} of {total} requests"
             + (f": {problem}" if problem else ""),
         )
 

@@ -136,10 +136,12 @@ def _unbounded(metric: Metric) -> Metric:
 
 def times_of(subject: SubjectReport, name: str) -> list[float]:
     """The measured times, request by request."""
-    made = subject.generation
-    kept = {LATENCY: made.single_latency_seconds, FIRST_TOKEN: made.first_token_seconds}.get(name, ())
-    if kept:
-        return list(kept)
+    generation = subject.generation
+    times = {LATENCY: generation.single_latency_seconds, FIRST_TOKEN: generation.first_token_seconds}.get(
+        name, ()
+    )
+    if times:
+        return list(times)
     metric = subject.metrics.get(name)
     return [value for value in metric.scores.values() if value is not None] if metric else []
 
@@ -170,14 +172,16 @@ def measured(subject: SubjectReport, name: str) -> Metric | None:
 
 def find_ungraded(report: Report, name: str) -> frozenset[str]:
     """Cases that the candidate has no grade for and ought to have one."""
-    own = report.candidate.metrics.get(name)
-    if own is None:
+    candidate = report.candidate.metrics.get(name)
+    if candidate is None:
         return frozenset()
     elsewhere: set[str] = set()
-    for other in (report.baseline, *report.others):
-        if (metric := other.metrics.get(name)) is not None:
+    for subject in (report.baseline, *report.others):
+        if (metric := subject.metrics.get(name)) is not None:
             elsewhere |= graded_cases(metric)
-    return frozenset((own.scores.keys() - graded_cases(own)) & elsewhere).union(own.failed_cases)
+    return frozenset((candidate.scores.keys() - graded_cases(candidate)) & elsewhere).union(
+        candidate.failed_cases
+    )
 
 
 def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> frozenset[str]:
@@ -203,8 +207,10 @@ def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
     why = metric.vacuous if metric is not None else ""
     if not why or rule.outcome == "fail":
         return rule
-    seen = f"{metric.successes} of {metric.n}, but " if metric and metric.n and metric.kind == "rate" else ""
-    sentence = f"{name_of(rule.metric)}: {seen}{why}, so nothing is shown by it."
+    counts = (
+        f"{metric.successes} of {metric.n}, but " if metric and metric.n and metric.kind == "rate" else ""
+    )
+    sentence = f"{name_of(rule.metric)}: {counts}{why}, so nothing is shown by it."
     changed = {"outcome": "unknown", "vacuous": why, "sentence": sentence, "cases_to_decide": None}
     return rule.model_copy(update=changed)
 
@@ -356,7 +362,7 @@ WAYS = {"over": "over", "under": "under", "at_least": "at least", "at_most": "at
 
 
 def way_of(rule: GateRule) -> str:
-    return next(words for name, words in WAYS.items() if getattr(rule, name) is not None)
+    return next(way for name, way in WAYS.items() if getattr(rule, name) is not None)
 
 
 def called(rule: GateRule) -> str:
@@ -389,25 +395,27 @@ def show_difference(metric: str, difference: float) -> str:
 
 
 def say_limit(rule: GateRule, metric: Metric, outcome: RuleOutcome, needed: Needed | None) -> str:
-    seen = show(rule.metric, metric.value)
+    measured_text = show(rule.metric, metric.value)
     if metric.kind == "rate":
-        seen = f"{metric.successes} of {metric.n} ({seen})"
+        measured_text = f"{metric.successes} of {metric.n} ({measured_text})"
     way, limit = way_of(rule), show(rule.metric, rule.limit)
     if outcome == "fail":
-        return f"{called(rule)}: {seen}, which is not {way} {limit}."
-    held = held_figure(rule, metric)
-    bound = f"the {rule.held_bound} bound {show(rule.metric, held)}" if held != metric.value else ""
+        return f"{called(rule)}: {measured_text}, which is not {way} {limit}."
+    bound_value = held_figure(rule, metric)
+    bound = (
+        f"the {rule.held_bound} bound {show(rule.metric, bound_value)}" if bound_value != metric.value else ""
+    )
     if outcome == "pass":
-        return f"{called(rule)}: {seen}; {bound or 'that'} is {way} {limit}."
+        return f"{called(rule)}: {measured_text}; {bound or 'that'} is {way} {limit}."
     remedy = _say_remedy(rule, metric, needed)
     ending = f"{bound} is not"
-    if not math.isfinite(held):
+    if not math.isfinite(bound_value):
         unit = "request" if rule.metric in REQUESTS else "session" if metric.clusters else "case"
         units = metric.clusters or metric.n
         ending = f"{plural(units, unit)} {'is' if units == 1 else 'are'} too few for a bound"
-    if rule.clears(held):
+    if rule.clears(bound_value):
         ending, remedy = "what could not be graded may be wrong", "more must be graded"
-    return f"{called(rule)}: {seen} is {way} {limit}, but {ending}; {remedy}."
+    return f"{called(rule)}: {measured_text} is {way} {limit}, but {ending}; {remedy}."
 
 
 def say_unmeasured(rule: GateRule, ungraded: int) -> str:
@@ -499,20 +507,20 @@ def say_reason(
     settle = [plural(needed, "case")] if needed else []
     settle += [plural(timed, "timed request")] if timed else []
     ending = f" About {' and '.join(settle)} would settle it." if settle else ""
-    shown = [f"{name_of(rule.metric)} ({rule.vacuous})" for rule in rules if rule.vacuous and rule.must]
-    empty = f"no case to judge by: {', '.join(dict.fromkeys(shown))}."
+    vacuous = [f"{name_of(rule.metric)} ({rule.vacuous})" for rule in rules if rule.vacuous and rule.must]
+    empty = f"no case to judge by: {', '.join(dict.fromkeys(vacuous))}."
     if not named("unknown"):
         return f"Nothing is broken, but {empty}"
-    also = f" And {empty}" if shown else ""
+    also = f" And {empty}" if vacuous else ""
     return f"Nothing is broken, but too few cases to promise: {named('unknown')}.{ending}{also}"
 
 
 def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
     """Why a verdict stays open on cases that were looked at before, and what would settle it."""
-    named = ", ".join(dict.fromkeys(map(name_of, metrics)))
+    names = ", ".join(dict.fromkeys(map(name_of, metrics)))
     fresh = f"about {plural(needed, 'fresh case')}" if needed else "fresh cases"
     return (
-        f"Evaluation {look} on the same questions, so the result may be luck: {named}. Confirm it on "
+        f"Evaluation {look} on the same questions, so the result may be luck: {names}. Confirm it on "
         f"{fresh}, such as captures that were not trained on."
     )
 
@@ -555,6 +563,6 @@ def _list_rules(settings: GateSettings) -> list[str]:
     if (win := settings.win_rule) is not None:
         lines.append(f"a saving of {100 * win.by:g} % of {name_of(win.metric)} of {SUBJECTS[win.against]}")
     if (stop := settings.abort_when) is not None:
-        named = ", ".join(map(name_of, stop.worse_on))
-        lines.append(f"abort when worse than {SUBJECTS[stop.against]} on {named} by {stop.by}")
+        names = ", ".join(map(name_of, stop.worse_on))
+        lines.append(f"abort when worse than {SUBJECTS[stop.against]} on {names} by {stop.by}")
     return lines

@@ -69,24 +69,26 @@ def look_for_champion(work: OpenProject, *, adapter_hash: str) -> Champion:
     if served.parent is None:
         return Champion(None, f"{SERVED_ALREADY}, and nothing was served before it: {HELD_AGAINST_BASE}.")
     # Not by `get`, which takes a part of an id too: a parent is named in full, or is not known here.
-    known = next((release for release in work.releases.list() if release.id == served.parent), None)
-    if known is None:
+    parent = next((release for release in work.releases.list() if release.id == served.parent), None)
+    if parent is None:
         missing = f"the release before it ({served.parent[:12]}) is not known here"
         return Champion(None, f"{SERVED_ALREADY}, and {missing}: {HELD_AGAINST_BASE}.")
-    return Champion(known)
+    return Champion(parent)
 
 
 def with_champion(work: OpenProject, report: Report, champion: Release | None) -> Report:
     """Use the champion's own report where it was not evaluated again on the same cases."""
     if report.champion is not None or champion is None:
         return report
-    known = read_report(work, champion)
-    if known is None or not comparable(known, report):
+    earlier = read_report(work, champion)
+    if earlier is None or not comparable(earlier, report):
         return report
     # Seconds and bytes of another day, perhaps of another machine, say nothing about this one.
-    grades = {name: metric for name, metric in known.candidate.metrics.items() if name not in OF_THE_MACHINE}
-    generation = known.candidate.generation.model_copy(update=UNTIMED)
-    served = known.candidate.model_copy(
+    grades = {
+        name: metric for name, metric in earlier.candidate.metrics.items() if name not in OF_THE_MACHINE
+    }
+    generation = earlier.candidate.generation.model_copy(update=UNTIMED)
+    served = earlier.candidate.model_copy(
         update={"subject": CHAMPION, "metrics": grades, "generation": generation}
     )
     return report.model_copy(update={"others": (*report.others, served), "champion": CHAMPION})
@@ -142,8 +144,8 @@ def find_judged_report(
     work: OpenProject, adapter_hash: str, *, verdict: Verdict, evaluated: Report
 ) -> Report:
     """The report that the verdict is about: it may hold the champion, which was evaluated another day."""
-    kept = find_report(work, adapter_hash)
-    return kept if kept is not None and kept.fingerprint() == verdict.report_hash else evaluated
+    judged = find_report(work, adapter_hash)
+    return judged if judged is not None and judged.fingerprint() == verdict.report_hash else evaluated
 
 
 def keep_verdict(work: OpenProject, adapter_folder: Path, verdict: Verdict) -> None:
@@ -191,11 +193,20 @@ def find_better_run(work: OpenProject, outcome: TrainOutcome, report: Report) ->
     for entry in work.runs.list():
         if entry.id == outcome.run_id or entry.outcome is None:
             continue
-        kept, before = find_report(work, str(entry.outcome.get("adapter_hash", ""))), _read_plan(entry.plan)
-        theirs = kept.candidate.metrics.get(primary.metric) if kept is not None else None
-        if kept is None or before is None or theirs is None or not theirs.n or theirs.value <= mine.value:
+        earlier_report, before = (
+            find_report(work, str(entry.outcome.get("adapter_hash", ""))),
+            _read_plan(entry.plan),
+        )
+        theirs = earlier_report.candidate.metrics.get(primary.metric) if earlier_report is not None else None
+        if (
+            earlier_report is None
+            or before is None
+            or theirs is None
+            or not theirs.n
+            or theirs.value <= mine.value
+        ):
             continue
-        return BetterRun(entry.id, kept, compare_plans(before, plan))
+        return BetterRun(entry.id, earlier_report, compare_plans(before, plan))
     return None
 
 

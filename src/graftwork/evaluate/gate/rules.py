@@ -127,12 +127,12 @@ class Pair(NamedTuple):
 
 def judge_guardrail(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
     """Non-inferiority: the lower bound of the gain is above minus the margin."""
-    other = find_subject(report, rule.reference, around)
-    pair = pair_up(report, rule.metric, with_subject=other, one_sided=True) if other is not None else None
+    subject = find_subject(report, rule.reference, around)
+    pair = pair_up(report, rule.metric, with_subject=subject, one_sided=True) if subject is not None else None
     if pair is None:
         why = (
             explain_missing(rule.reference, around)
-            if other is None
+            if subject is None
             else f"it was not measured on the same cases as {SUBJECTS[rule.reference]}"
         )
         return not_compared(
@@ -173,7 +173,7 @@ def judge_margin(
     sign = -1 if lower_is_better(metric) else 1
     size = show_size(metric, margin)
     low, high = (sign * bound for bound in (pair.low, pair.high))
-    subject = next((words for against, words in SUBJECTS.items() if against == named), named)
+    subject = next((phrase for against, phrase in SUBJECTS.items() if against == named), named)
     return RuleResult(
         metric=metric,
         rule=rule,
@@ -324,8 +324,8 @@ def judge_gains(
 def p_of_primary(report: Report, settings: GateSettings, *, around: Surroundings) -> float | None:
     """What Holm's correction over several adapters starts from; None without a primary metric."""
     primary = settings.primary_rule
-    other = find_subject(report, primary.against, around) if primary else None
-    pair = pair_up(report, primary.metric, with_subject=other) if primary and other else None
+    subject = find_subject(report, primary.against, around) if primary else None
+    pair = pair_up(report, primary.metric, with_subject=subject) if primary and subject else None
     return pair.worst_p if pair is not None else None
 
 
@@ -335,21 +335,21 @@ def judge_primary(
     """The one metric on which the candidate must be better."""
     who = SUBJECTS[primary.against]
     text = f"{name_of(primary.metric)} better than {who}"
-    found = _find(report, primary, around)
-    if isinstance(found, str):
+    pair = _find(report, primary, around)
+    if isinstance(pair, str):
         return not_compared(
-            primary.metric, rule=text, kind="primary", limit=0.0, why=found, against=primary.against
+            primary.metric, rule=text, kind="primary", limit=0.0, why=pair, against=primary.against
         )
-    seen = found.seen
-    p = found.worst_p if adjusted_p is None else max(adjusted_p, found.worst_p)
-    better = found.gain > 0 and p < 1 - found.confidence and (not found.ungraded or found.low > 0)
-    outcome: RuleOutcome = "pass" if better else "unknown" if found.gain > 0 else "fail"
-    too_few = outcome == "unknown" and not found.ungraded
-    tail = (1 - found.confidence) / 2 / around.tried
-    needed = needed_for_mean(found.units, limit=0.0, tail=tail, look=max(around.look, 1)) if too_few else None
+    comparison = pair.seen
+    p = pair.worst_p if adjusted_p is None else max(adjusted_p, pair.worst_p)
+    better = pair.gain > 0 and p < 1 - pair.confidence and (not pair.ungraded or pair.low > 0)
+    outcome: RuleOutcome = "pass" if better else "unknown" if pair.gain > 0 else "fail"
+    too_few = outcome == "unknown" and not pair.ungraded
+    tail = (1 - pair.confidence) / 2 / around.tried
+    needed = needed_for_mean(pair.units, limit=0.0, tail=tail, look=max(around.look, 1)) if too_few else None
     settles = f"; {say_pairs_needed(primary.metric, needed)}" if needed else ""
     endings: dict[RuleOutcome, str] = {
-        "pass": f"better on average over {say_like_these(seen)}",
+        "pass": f"better on average over {say_like_these(comparison)}",
         "unknown": f"which may be chance{settles}" if too_few else "which what was not graded may undo",
         "fail": f"so the adapter is no better than {who}",
     }
@@ -357,22 +357,22 @@ def judge_primary(
         metric=primary.metric,
         rule=text,
         outcome=outcome,
-        value=seen.difference,
-        low=seen.low,
-        high=seen.high,
+        value=comparison.difference,
+        low=comparison.low,
+        high=comparison.high,
         limit=0.0,
         sentence=(
-            f"{name_of(primary.metric)}: {say_counts(seen)} against {who} "
-            f"({show_points(seen.difference)}, {say_test(seen, adjusted=adjusted_p)}), {endings[outcome]}."
-            f"{say_ungraded(found.ungraded)}"
+            f"{name_of(primary.metric)}: {say_counts(comparison)} against {who} "
+            f"({show_points(comparison.difference)}, {say_test(comparison, adjusted=adjusted_p)}), "
+            f"{endings[outcome]}.{say_ungraded(pair.ungraded)}"
         ),
         **(needed.fields if needed else {}),
         kind="primary",
-        against=seen.baseline,
-        n=seen.n,
-        p_value=seen.p_value,
+        against=comparison.baseline,
+        n=comparison.n,
+        p_value=comparison.p_value,
         adjusted_p=adjusted_p,
-        test=seen.test,
+        test=comparison.test,
     )
 
 
@@ -382,27 +382,27 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     share = f" by at least {100 * win.by:g} %" if win.by else ""
     less = "less" if lower_is_better(win.metric) else "more"
     text = f"{name_of(win.metric)} {less} than {'that of ' if win.against != 'log' else ''}{who}{share}"
-    found = _find(report, win, around)
-    if isinstance(found, str):
-        return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=found, against=win.against)
+    pair = _find(report, win, around)
+    if isinstance(pair, str):
+        return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=pair, against=win.against)
     # In the metric's unit. One measurement each has no interval, so a small difference is no saving.
-    other = find_subject(report, win.against, around)
-    now = measured(other, win.metric) if other is not None else None
-    least = MEASURED_ONCE if found.low == found.high else 0.0
-    seen, asked = found.seen, max(win.by, least) * (now.value if now is not None else 0.0)
-    outcome: RuleOutcome = "unknown" if found.gain > asked else "fail"
-    if found.low > asked and not found.too_few:
+    subject = find_subject(report, win.against, around)
+    now = measured(subject, win.metric) if subject is not None else None
+    least = MEASURED_ONCE if pair.low == pair.high else 0.0
+    comparison, threshold = pair.seen, max(win.by, least) * (now.value if now is not None else 0.0)
+    outcome: RuleOutcome = "unknown" if pair.gain > threshold else "fail"
+    if pair.low > threshold and not pair.too_few:
         outcome = "pass"
     needed: Needed | None = None
-    if outcome == "unknown" and not found.ungraded:
-        tail = (1 - found.confidence) / around.tried
-        needed = measurements_for(found.gain, low=found.low, beyond=asked, n=seen.n, tail=tail)
-        needed = Needed(found.pairs_for_a_bound) if found.too_few else needed
+    if outcome == "unknown" and not pair.ungraded:
+        tail = (1 - pair.confidence) / around.tried
+        needed = measurements_for(pair.gain, low=pair.low, beyond=threshold, n=comparison.n, tail=tail)
+        needed = Needed(pair.pairs_for_a_bound) if pair.too_few else needed
     sign = -1 if lower_is_better(win.metric) else 1
-    size = show_size(win.metric, asked) if asked else "nothing"
+    size = show_size(win.metric, threshold) if threshold else "nothing"
     endings: dict[RuleOutcome, str] = {
-        "pass": f"at the least {show_difference(win.metric, sign * found.low)}: the saving that was declared",
-        "unknown": f"which may be {f'no more than {size}' if asked else 'no saving at all'}; "
+        "pass": f"at the least {show_difference(win.metric, sign * pair.low)}: the saving that was declared",
+        "unknown": f"which may be {f'no more than {size}' if threshold else 'no saving at all'}; "
         f"{say_pairs_needed(win.metric, needed)}",
         "fail": f"not the saving of more than {size} that was declared",
     }
@@ -410,31 +410,31 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
         metric=win.metric,
         rule=text,
         outcome=outcome,
-        value=seen.difference,
-        low=finite(min(sign * found.low, sign * found.high)),
-        high=finite(max(sign * found.low, sign * found.high)),
-        limit=sign * asked,
+        value=comparison.difference,
+        low=finite(min(sign * pair.low, sign * pair.high)),
+        high=finite(max(sign * pair.low, sign * pair.high)),
+        limit=sign * threshold,
         sentence=(
-            f"{name_of(win.metric)}: {show_difference(win.metric, seen.difference)} against {who} "
-            f"({say_counts(seen)}), {endings[outcome]}.{say_ungraded(found.ungraded)}"
+            f"{name_of(win.metric)}: {show_difference(win.metric, comparison.difference)} against {who} "
+            f"({say_counts(comparison)}), {endings[outcome]}.{say_ungraded(pair.ungraded)}"
         ),
         **(needed.fields if needed else {}),
         kind="win",
-        against=seen.baseline,
-        n=seen.n,
-        p_value=seen.p_value if seen.test != SIDE_BY_SIDE else None,
-        test=seen.test,
+        against=comparison.baseline,
+        n=comparison.n,
+        p_value=comparison.p_value if comparison.test != SIDE_BY_SIDE else None,
+        test=comparison.test,
     )
 
 
 def _find(report: Report, wanted: Primary | Win, around: Surroundings) -> Pair | str:
     """The pair, or why there is none. A saving is bounded from below; a gain is tested both ways."""
-    other = find_subject(report, wanted.against, around)
-    if other is None:
+    subject = find_subject(report, wanted.against, around)
+    if subject is None:
         return explain_missing(wanted.against, around)
     saving = isinstance(wanted, Win)
     pair = pair_up(
-        report, wanted.metric, with_subject=other, one_sided=saving, tried=around.tried if saving else 1
+        report, wanted.metric, with_subject=subject, one_sided=saving, tried=around.tried if saving else 1
     )
     return pair or f"it was not measured on the same cases as {SUBJECTS[wanted.against]}"
 
@@ -452,9 +452,9 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
         return next((subject for subject in everyone if subject.subject == report.champion), None)
     if against in NAMED:
         return next((subject for subject in everyone if subject.subject == NAMED[against]), None)
-    named = next((subject for subject in everyone if subject.subject == BASE), None)
+    base = next((subject for subject in everyone if subject.subject == BASE), None)
     # A report with one baseline means that one, whatever it is called.
-    return named or (report.baseline if report.baseline.subject not in (LOG, report.champion) else None)
+    return base or (report.baseline if report.baseline.subject not in (LOG, report.champion) else None)
 
 
 def pair_up(
@@ -468,13 +468,13 @@ def pair_up(
     mine, theirs = measured(report.candidate, name), measured(with_subject, name)
     confidence = mine.confidence if mine is not None else confidence_of(report)
     bounds_at = 1 - (1 - confidence) * (2 if one_sided else 1) / tried
-    seen = _compare(report, with_subject, name, confidence=bounds_at)
+    comparison = _compare(report, with_subject, name, confidence=bounds_at)
     kind = mine.kind if mine is not None else "rate"
-    if seen is None:
+    if comparison is None:
         if mine is None or theirs is None or kind != "number" or not (mine.n and theirs.n):
             return None
         # Without pairs the difference can be as small and as large as both intervals allow.
-        seen = Comparison(
+        comparison = Comparison(
             metric=name,
             baseline=with_subject.subject,
             candidate=report.candidate.subject,
@@ -487,16 +487,16 @@ def pair_up(
             p_value=1.0,
             test=SIDE_BY_SIDE,
         )
-    if seen.n == 0:
+    if comparison.n == 0:
         return None
     sign = -1 if lower_is_better(name) else 1
-    low, high = sorted((sign * seen.low, sign * seen.high))
-    gain = sign * seen.difference
+    low, high = sorted((sign * comparison.low, sign * comparison.high))
+    gain = sign * comparison.difference
     low, high = min(low, gain), max(high, gain)
-    worst_p = seen.p_value
+    worst_p = comparison.p_value
     if ungraded := find_ungraded_pairs(report, name, other=with_subject):
         # What made the grader fail may be what is wrong with the answer.
-        worst = _at_worst(report, name, other=with_subject, ungraded=ungraded, confidence=bounds_at)
+        worst = _at_worst(report, name, subject=with_subject, ungraded=ungraded, confidence=bounds_at)
         low, worst_p = min(low, worst[0]), max(worst_p, worst[1])
     fewest = 0
     if name in (*TIMED, PERPLEXITY):
@@ -504,7 +504,7 @@ def pair_up(
     if name == LATENCY_P95:
         fewest = times_for_percentile(confidence)
     units = _units(report, with_subject, name)
-    return Pair(seen, kind, gain, low, high, confidence, len(ungraded), fewest, worst_p, units)
+    return Pair(comparison, kind, gain, low, high, confidence, len(ungraded), fewest, worst_p, units)
 
 
 def _units(report: Report, other: SubjectReport, name: str) -> Units | None:
@@ -524,11 +524,11 @@ def _units(report: Report, other: SubjectReport, name: str) -> Units | None:
 
 
 def _at_worst(
-    report: Report, name: str, *, other: SubjectReport, ungraded: Set[str], confidence: float
+    report: Report, name: str, *, subject: SubjectReport, ungraded: Set[str], confidence: float
 ) -> tuple[float, float]:
     """The least gain, and its p, if a missing grade is wrong for the candidate and right for the other."""
     sign = -1 if lower_is_better(name) else 1
-    mine, theirs = report.candidate.metrics.get(name), other.metrics.get(name)
+    mine, theirs = report.candidate.metrics.get(name), subject.metrics.get(name)
     if mine is not None and mine.kind == "number":
         return -math.inf, 1.0
     if mine is not None and theirs is not None:
@@ -538,31 +538,33 @@ def _at_worst(
         report = report.model_copy(
             update={"candidate": report.candidate.model_copy(update={"metrics": {name: mine}})}
         )
-        other = other.model_copy(update={"metrics": {name: theirs}})
+        subject = subject.model_copy(update={"metrics": {name: theirs}})
     judged = [
         tally.model_copy(update={"grades": {**tally.grades, **dict.fromkeys(tally.unjudged, 0.0)}})
         if tally.grades
         else tally
         for tally in report.judged
     ]
-    found = _compare(report.model_copy(update={"judged": tuple(judged)}), other, name, confidence=confidence)
-    if found is None:
+    comparison = _compare(
+        report.model_copy(update={"judged": tuple(judged)}), subject, name, confidence=confidence
+    )
+    if comparison is None:
         return -1.0, 1.0
-    low = min(sign * found.low, sign * found.high)
+    low = min(sign * comparison.low, sign * comparison.high)
     unjudged = 0
     if name == JUDGE_PREFERENCE and not any(tally.grades for tally in judged):
         # What the comparison could not take in, for lack of names, is counted separately.
-        sides = (other.subject, report.candidate.subject)
+        sides = (subject.subject, report.candidate.subject)
         unjudged = sum(len(t.unjudged) for t in report.judged if (t.baseline, t.candidate) == sides)
-    lost = (low * found.n - unjudged) / (found.n + unjudged) if found.n else -1.0
-    return lost, found.p_value if lost > 0 else 1.0
+    lost = (low * comparison.n - unjudged) / (comparison.n + unjudged) if comparison.n else -1.0
+    return lost, comparison.p_value if lost > 0 else 1.0
 
 
 def explain_missing(against: Against, around: Surroundings) -> str:
     """Why a subject is not there, and how to get it there."""
     if against != "champion":
-        named = NAMED.get(against, against)
-        return f"the {named} was not asked these cases; `graft eval` does that"
+        subject_name = NAMED.get(against, against)
+        return f"the {subject_name} was not asked these cases; `graft eval` does that"
     name = f" ({around.champion[:12]})" if around.champion else ""
     return (
         f"the champion{name} was not asked these cases; `graft eval` asks it, and says why where it cannot "
@@ -575,29 +577,29 @@ def confidence_of(report: Report) -> float:
 
 
 def _compare(report: Report, other: SubjectReport, name: str, *, confidence: float) -> Comparison | None:
-    found = compare(
+    comparisons = compare(
         _only(other, name),
         candidate=_only(report.candidate, name),
         confidence=confidence,
         sessions=report.sessions,
     )
-    if found and found[0].n:
+    if comparisons and comparisons[0].n:
         # First tokens are compared the way whole answers are.
-        return found[0].model_copy(update={"metric": name})
+        return comparisons[0].model_copy(update={"metric": name})
     sides = (other.subject, report.candidate.subject)
     for tally in report.judged if name == JUDGE_PREFERENCE else ():
         if (tally.baseline, tally.candidate) == sides and tally.grades:
             return compare_by_judge(tally, confidence=confidence, sessions=report.sessions)
     # Without scores the report's own comparison is all there is.
-    wanted = (name, other.subject, report.candidate.subject)
-    stored = (c for c in report.comparisons if (c.metric, c.baseline, c.candidate) == wanted)
+    key = (name, other.subject, report.candidate.subject)
+    stored = (c for c in report.comparisons if (c.metric, c.baseline, c.candidate) == key)
     return next(stored, None)
 
 
 def _only(subject: SubjectReport, name: str) -> SubjectReport:
     """The subject with this one metric: nothing else is compared."""
     times = tuple(times_of(subject, name)) if name in TIMED else ()
-    kept = {name: subject.metrics[name]} if name in subject.metrics and name not in TIMED else {}
+    metrics = {name: subject.metrics[name]} if name in subject.metrics and name not in TIMED else {}
     # Where it has no pairs of its own, other timings may not replace them.
     alone = subject.generation.model_copy(update={"single_latency_seconds": times, "first_token_seconds": ()})
-    return subject.model_copy(update={"metrics": kept, "generation": alone})
+    return subject.model_copy(update={"metrics": metrics, "generation": alone})

@@ -60,8 +60,8 @@ def require_metric(name: str) -> None:
 
 def is_like_metric(name: str) -> bool:
     """Whether the gate takes the name for a misspelled metric, so that no check can have a rule under it."""
-    begun = any(known.startswith(name) for known in KNOWN)
-    return begun or bool(get_close_matches(name, KNOWN, n=1, cutoff=NEARLY))
+    is_prefix = any(metric.startswith(name) for metric in KNOWN)
+    return is_prefix or bool(get_close_matches(name, KNOWN, n=1, cutoff=NEARLY))
 
 
 class GateRule(Record):
@@ -91,8 +91,8 @@ class GateRule(Record):
     @model_validator(mode="after")
     def _one_limit_that_fits(self) -> Self:
         require_metric(self.metric)
-        given = [name for name in (*LIMITS, "margin") if getattr(self, name) is not None]
-        if len(given) != 1:
+        limits = [name for name in (*LIMITS, "margin") if getattr(self, name) is not None]
+        if len(limits) != 1:
             raise ValueError(
                 f"the rule for {self.metric} needs `over` or `under`, and not both; or a `margin`"
             )
@@ -145,8 +145,8 @@ class GateRule(Record):
 
     @property
     def limit(self) -> float:
-        given = (self.over, self.under, self.at_least, self.at_most, self.margin)
-        return next(value for value in given if value is not None)
+        limits = (self.over, self.under, self.at_least, self.at_most, self.margin)
+        return next(value for value in limits if value is not None)
 
     @property
     def is_guardrail(self) -> bool:
@@ -278,23 +278,23 @@ class GateSettings(Record):
 
     def rules_hash(self) -> str:
         """What the rules ask for, however they are written; a setting left out is as good as its default."""
-        asked = {
+        settings = {
             "rules": list(self.rules),
             "primary": self.primary_rule,
             "win": self.win_rule,
             "abort_when": self.abort_when,
         }
-        shown = {
+        explicit = {
             name: [rule.model_dump(mode="json", exclude_defaults=True) for rule in value]
             if isinstance(value, list)
             else value.model_dump(mode="json", exclude_defaults=True)
-            for name, value in asked.items()
+            for name, value in settings.items()
             if value
         }
-        return fingerprint(shown)
+        return fingerprint(explicit)
 
     def subjects_needed(self) -> tuple[Against, ...]:
         """Whom the candidate is compared with, in the order of the rules."""
-        named: list[Against] = [rule.reference for rule in self.rules if rule.is_guardrail]
-        named += [rule.against for rule in (self.primary_rule, self.win_rule, self.abort_when) if rule]
-        return tuple(dict.fromkeys(named))
+        subjects: list[Against] = [rule.reference for rule in self.rules if rule.is_guardrail]
+        subjects += [rule.against for rule in (self.primary_rule, self.win_rule, self.abort_when) if rule]
+        return tuple(dict.fromkeys(subjects))

@@ -98,9 +98,9 @@ def survives_silence(test: TwoArms, *, assigned: tuple[int, int]) -> bool:
     baseline, candidate = test.baseline, test.candidate
     baseline = (baseline[0] + missing[0] * won_by_b, baseline[1] + missing[0] * (not won_by_b))
     candidate = (candidate[0] + missing[1] * (not won_by_b), candidate[1] + missing[1] * won_by_b)
-    held = TwoArms(test.alpha, baseline=baseline, candidate=candidate)
-    ahead = held.difference if won_by_b else -held.difference
-    return ahead > 0 and held.log_evidence >= -math.log(test.alpha)
+    counterfactual = TwoArms(test.alpha, baseline=baseline, candidate=candidate)
+    ahead = counterfactual.difference if won_by_b else -counterfactual.difference
+    return ahead > 0 and counterfactual.log_evidence >= -math.log(test.alpha)
 
 
 def units_of(cases: Sequence[Case]) -> tuple[ReplayUnit, ...]:
@@ -110,11 +110,11 @@ def units_of(cases: Sequence[Case]) -> tuple[ReplayUnit, ...]:
     order says nothing about the outcome, so the order of the file must not matter.
     """
     clusters = clusters_of(cases)
-    found: dict[str, list[Case]] = {}
+    groups: dict[str, list[Case]] = {}
     for case in cases:
-        found.setdefault(clusters.get(case.id, f"case {case.id}"), []).append(case)
-    drawn = sorted(found, key=lambda key: (hashlib.sha256(key.encode()).hexdigest(), key))
-    return tuple(tuple(found[key]) for key in drawn)
+        groups.setdefault(clusters.get(case.id, f"case {case.id}"), []).append(case)
+    drawn = sorted(groups, key=lambda key: (hashlib.sha256(key.encode()).hexdigest(), key))
+    return tuple(tuple(groups[key]) for key in drawn)
 
 
 def run_replay(
@@ -126,14 +126,14 @@ def run_replay(
 ) -> Replayed:
     """Ask both, block after block, each twice as large as the one before; stop where it is decided."""
     test = MeanTest(alpha)
-    used = ungraded = asked = start = 0
+    used = ungraded = asked_cases = start = 0
     size = FIRST_BLOCK
     while start < len(units):
         block = units[start : start + size]
         start, size = start + size, size * 2
         cases = [case for unit in block for case in unit]
         of_a, of_b = grade_block(cases)
-        asked += len(cases)
+        asked_cases += len(cases)
         for unit in block:
             difference = judge_unit(unit, of_a, of_b, lower_is_better=lower_is_better)
             if difference is None:
@@ -142,8 +142,8 @@ def run_replay(
             used += 1
             test.update(difference)
             if test.decided:
-                return Replayed(test, used, ungraded, asked)
-    return Replayed(test, used, ungraded, asked)
+                return Replayed(test, used, ungraded, asked_cases)
+    return Replayed(test, used, ungraded, asked_cases)
 
 
 def judge_unit(unit: ReplayUnit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> float | None:
@@ -343,8 +343,8 @@ def find_mismatch(a: ArmTally, b: ArmTally) -> str | None:
     assigned = b.share if b.share is not None else None if a.share is None else 1 - a.share
     if assigned is None or not a.units + b.units:
         return None
-    seen = share_interval(b.units, a.units, confidence=SURE)
-    if seen.low <= assigned <= seen.high:
+    share = share_interval(b.units, a.units, confidence=SURE)
+    if share.low <= assigned <= share.high:
         return None
     return (
         f"B has {b.units / (a.units + b.units):.1%} of the sessions and {assigned:.1%} were assigned, so "

@@ -100,8 +100,8 @@ class LiveChecks:
 
     def find_failing(self, messages: Sequence[Mapping[str, str]], text: str) -> str | None:
         for name in self._names:
-            found = self.grade(name, messages, text)
-            if found is not None and found < 1:
+            mark = self.grade(name, messages, text)
+            if mark is not None and mark < 1:
                 return name
         return None
 
@@ -109,24 +109,24 @@ class LiveChecks:
         """None where the check is not about this answer. Raises CannotGrade."""
         # Requests are checked in several threads at once: each has its own list of failures.
         context = replace(self._context, failed=[])
-        found = grade(name, self._case(name, messages, text), text, context=context)
+        mark = grade(name, self._case(name, messages, text), text, context=context)
         if context.failed:
             raise CannotGrade(context.failed[0].reason)
-        return found
+        return mark
 
     def judge_prefix(self, messages: Sequence[Mapping[str, str]], text: str) -> PrefixVerdict:
         """The first check that no continuation of the text passes, and whether any is still undecided."""
         is_open = False
         for name, judge in self._judges.items():
-            found = judge(self._case(name, messages, text), text, self._context)
-            if found == "fails":
+            verdict = judge(self._case(name, messages, text), text, self._context)
+            if verdict == "fails":
                 return PrefixVerdict(name, is_open=False)
-            is_open = is_open or found is None
+            is_open = is_open or verdict is None
         return PrefixVerdict(None, is_open=is_open)
 
     def _case(self, name: str, messages: Sequence[Mapping[str, str]], text: str) -> Case:
         """The request as a case. Metrics that ask whether there was something to answer see the answer."""
         check = self._context.checks.get(name)
-        own = check is not None and is_own(check.metric)
-        asked = tuple(Message.model_validate(message) for message in messages)
-        return Case(id="request", origin=ORIGIN, messages=asked, reference="" if own else text)
+        is_own_function = check is not None and is_own(check.metric)
+        turns = tuple(Message.model_validate(message) for message in messages)
+        return Case(id="request", origin=ORIGIN, messages=turns, reference="" if is_own_function else text)

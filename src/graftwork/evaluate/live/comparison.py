@@ -62,15 +62,15 @@ def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...
     graded = work.settings.evaluate.graded
     primary = work.settings.gate.primary_rule
     usual = primary.metric if primary is not None and primary.metric in graded else graded[0]
-    chosen = metric or usual
-    if chosen not in graded:
+    name = metric or usual
+    if name not in graded:
         raise UserMistake(
-            f"{chosen} is not graded in this project",
+            f"{name} is not graded in this project",
             why=f"graded are: {', '.join((*graded, *also))}",
             fix="name one of these, or add it under evaluate.metrics or evaluate.checks",
             where="--metric",
         )
-    return chosen
+    return name
 
 
 def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
@@ -115,19 +115,19 @@ def compare_replayed(
         return of_a, of_b
 
     confidence = work.settings.evaluate.confidence
-    found = run_replay(
+    replayed = run_replay(
         units_of(cases), grade_block, alpha=1 - confidence, lower_is_better=name in LOWER_IS_BETTER
     )
-    test = found.test
+    test = replayed.test
     return make_result(
         (first.id, second.id),
         name,
         "cases",
         evidence=ABEvidence(
             winner=test.winner,
-            used=found.used,
-            ungraded=found.ungraded,
-            asked=found.asked,
+            used=replayed.used,
+            ungraded=replayed.ungraded,
+            asked=replayed.asked,
             counts={"wins": test.wins, "losses": test.losses, "ties": test.ties},
             e_value=test.e_value,
             p_value=test.p_value,
@@ -144,8 +144,8 @@ def _subjects(work: OpenProject, pair: tuple[Release, Release], cases: Sequence[
     subjects = []
     for release in pair:
         open_store(work).verify(release.id)
-        named = parse_subject(f"release:{release.id}")
-        subjects.append(resolve_subject(work, named, asking=asking, outcome=None))
+        named_subject = parse_subject(f"release:{release.id}")
+        subjects.append(resolve_subject(work, named_subject, asking=asking, outcome=None))
     return tuple(map(settle_engine, subjects))
 
 
@@ -197,33 +197,33 @@ def watch_live(
     pair = find_pair(work, a, b)
     name = choose_live_metric(work, metric)
     look: LiveComparison | None = None
-    found: ABResult | None = None
+    latest: ABResult | None = None
     try:
-        while found is None or (found.winner is None and found.mismatch is None):
-            if found is not None:
+        while latest is None or (latest.winner is None and latest.mismatch is None):
+            if latest is not None:
                 pause(every_seconds)
             running = find_experiment(work, pair, experiment)
             if look is None or running != look.experiment:
                 look = LiveComparison(work, pair, metric=name, experiment=running)
                 traffic = "traffic that was not assigned at random"
                 work.reporter.info(f"watching {traffic if running is None else f'experiment {running}'}")
-            found = look.look()
-            enough = 1 / (1 - found.confidence)
+            latest = look.look()
+            enough = 1 / (1 - latest.confidence)
             state = (
-                f"B less A {found.low:+.1%} to {found.high:+.1%}, "
-                f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
+                f"B less A {latest.low:+.1%} to {latest.high:+.1%}, "
+                f"evidence {latest.e_value:.3g} of the {enough:.3g} that decide it"
             )
-            assigned = ", ".join(f"{arm} {found.arms[arm].sessions}" for arm in ("A", "B"))
-            phase = f"{found.used} sessions ({assigned} assigned)"
+            assigned = ", ".join(f"{arm} {latest.arms[arm].sessions}" for arm in ("A", "B"))
+            phase = f"{latest.used} sessions ({assigned} assigned)"
             # No remaining time: it depends on future answers.
-            work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})
-            if not found.used and found.ungraded >= HOPELESS:
-                return found
+            work.reporter.progress(phase, latest.used, 0, seconds_left=None, detail={"subject": state})
+            if not latest.used and latest.ungraded >= HOPELESS:
+                return latest
     except KeyboardInterrupt:
         # Nothing is lost: the next check starts from what the endpoint stored.
-        if found is None or isinstance(interruption_error(), StoppedInOrder):
+        if latest is None or isinstance(interruption_error(), StoppedInOrder):
             raise
-    return found
+    return latest
 
 
 class LiveComparison:
@@ -262,10 +262,10 @@ class LiveComparison:
 
     def look(self) -> ABResult:
         """Read what is new, and return what is known."""
-        for place, capture in self._work.captures.read_on(
+        for position, capture in self._work.captures.read_on(
             after=self._captures_read, releases=tuple(self._of), experiment=self.experiment
         ):
-            self._captures_read = place
+            self._captures_read = position
             if capture.shadow_of is not None:
                 continue
             side = self._of[capture.asked_release]
@@ -352,12 +352,12 @@ class LiveComparison:
             )
         else:
             a, b = (release.id for release in self._pair)
-            known = self._work.captures.experiments()
-            others = sum(is_experiment_between(name, a, b) for name in known) - 1
-            if others > 0:
+            experiments = self._work.captures.experiments()
+            other_experiments = sum(is_experiment_between(name, a, b) for name in experiments) - 1
+            if other_experiments > 0:
                 remarks.append(
-                    f"this pair was assigned in {others + 1} experiments, only {self.experiment} counts: "
-                    "repeating one until it is decided is wrong that many times as often"
+                    f"this pair was assigned in {other_experiments + 1} experiments, only {self.experiment} "
+                    "counts: repeating one until it is decided is wrong that many times as often"
                 )
         test = self._live.test
         if self._by_users:
@@ -376,18 +376,22 @@ class LiveComparison:
 def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
-    known = [name for name in work.captures.experiments() if is_experiment_between(name, *ids)]
+    experiments = [name for name in work.captures.experiments() if is_experiment_between(name, *ids)]
     if asked is None:
-        return known[-1] if known else None
-    found = [name for name in known if asked in name]
-    if len(found) != 1:
+        return experiments[-1] if experiments else None
+    matches = [name for name in experiments if asked in name]
+    if len(matches) != 1:
         raise UserMistake(
-            f"{asked!r} is {'no experiment' if not found else f'{len(found)} experiments'} of these two",
-            why=f"kept are: {', '.join(known)}" if known else "no exchange of theirs was assigned at random",
-            fix="give the id of one of these" if known else "graft serve --challenger challenger --share 0.1",
+            f"{asked!r} is {'no experiment' if not matches else f'{len(matches)} experiments'} of these two",
+            why=f"kept are: {', '.join(experiments)}"
+            if experiments
+            else "no exchange of theirs was assigned at random",
+            fix="give the id of one of these"
+            if experiments
+            else "graft serve --challenger challenger --share 0.1",
             where="--experiment",
         )
-    return found[0]
+    return matches[0]
 
 
 def as_case(capture: Capture) -> Case:

@@ -44,20 +44,20 @@ def measure_drift(work: OpenProject) -> PromptDrift:
     try:
         dataset = read_manifest(folder).content_hash
         key = fingerprint([dataset, newest[0].id, len(newest)])
-        kept = work.ledger.get(LEDGER_ENTRY)
-        if kept is not None and kept.fingerprint == key:
-            return PromptDrift.model_validate(kept.output)
-        found = _measure(folder, newest, dataset=dataset)
+        entry = work.ledger.get(LEDGER_ENTRY)
+        if entry is not None and entry.fingerprint == key:
+            return PromptDrift.model_validate(entry.output)
+        drift = _measure(folder, newest, dataset=dataset)
     except GraftError as error:
         return PromptDrift(why_not=error.what)
     work.ledger.put(
         LEDGER_ENTRY,
         fingerprint=key,
-        output=found.model_dump(mode="json"),
+        output=drift.model_dump(mode="json"),
         finished_at=timestamp(),
         seconds=0.0,
     )
-    return found
+    return drift
 
 
 def _read_prompts(folder: Path) -> tuple[list[str], list[str], list[str], set[str]]:
@@ -92,7 +92,7 @@ def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
         return set()
     prompts = [_join_user_turns(capture.request.get("messages")) for capture in captures]
     nearest = compare_prompts(training, held_out, prompts)
-    return {capture.id for capture, found in zip(captures, nearest, strict=True) if found.unlike}
+    return {capture.id for capture, neighbor in zip(captures, nearest, strict=True) if neighbor.unlike}
 
 
 def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> PromptDrift:
@@ -116,10 +116,10 @@ def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> Prom
     prompts = list(live)
     nearest = compare_prompts(training, held_out, prompts)
     by_group: dict[str, list[bool]] = defaultdict(list)
-    for found in nearest:
-        by_group[groups[found.place]].append(found.unlike)
-    farthest = sorted(range(len(prompts)), key=lambda place: nearest[place].similarity)
-    total = _share([found.unlike for found in nearest])
+    for neighbor in nearest:
+        by_group[groups[neighbor.place]].append(neighbor.unlike)
+    farthest = sorted(range(len(prompts)), key=lambda index: nearest[index].similarity)
+    total = _share([neighbor.unlike for neighbor in nearest])
     due = total.low > RETRAIN_ABOVE
     reason = f"no retraining is due: at most {total.high:.0%} are unlike, limit {RETRAIN_ABOVE:.0%}"
     if due:
@@ -127,8 +127,8 @@ def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> Prom
     elif total.high > RETRAIN_ABOVE:
         span = f"between {total.low:.0%} and {total.high:.0%}"
         reason = f"a retraining may be due: {span} are unlike, limit {RETRAIN_ABOVE:.0%}"
-    shown = [place for place in farthest[:MOST_EXAMPLES] if nearest[place].unlike]
-    examples = [" ".join(prompts[place].split()) for place in shown]
+    farthest_unlike = [index for index in farthest[:MOST_EXAMPLES] if nearest[index].unlike]
+    examples = [" ".join(prompts[index].split()) for index in farthest_unlike]
     return PromptDrift(
         dataset=dataset,
         all=total,

@@ -79,8 +79,8 @@ class CanaryRequest:
 
 def parse_share(text: str) -> float:
     """`5%` or `0.05`, as a share."""
-    found = _PERCENT.fullmatch(text)
-    share = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
+    match = _PERCENT.fullmatch(text)
+    share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
     if not 0 < share < 1:
         raise UserMistake(
             f"{text!r} is no share of the sessions",
@@ -97,8 +97,8 @@ def find_canary(work: OpenProject, *, clock: Callable[[], float] = time.time) ->
     Endpoints run one experiment at a time: the canary that began first.
     """
     entries = (work.ledger.get(name) for name in work.ledger.times() if _is_entry(name))
-    known = _parse_running((entry for entry in entries if entry is not None), now=clock())
-    return next((_split(running) for running in known if not running.is_starting), None)
+    canaries = _parse_running((entry for entry in entries if entry is not None), now=clock())
+    return next((_split(running) for running in canaries if not running.is_starting), None)
 
 
 def _entry_of(alias: str) -> str:
@@ -107,15 +107,15 @@ def _entry_of(alias: str) -> str:
 
 def _parse_running(entries: Iterable[StepEntry], *, now: float) -> list[RunningCanary]:
     """Those whose lease has not ended, in the order of their beginning."""
-    found = []
+    canaries = []
     for entry in sorted(entries, key=lambda entry: (entry.fingerprint, entry.step)):
         try:
             running = RunningCanary.model_validate(entry.output) if _is_entry(entry.step) else None
         except ValidationError:
             continue  # of another version
         if running is not None and now < running.until:
-            found.append(running)
-    return found
+            canaries.append(running)
+    return canaries
 
 
 def _is_entry(name: str) -> bool:
@@ -162,35 +162,35 @@ def run_canary(
         )
         while decision is None:
             claim.extend(until=clock() + LEASE_SECONDS + asked.every_seconds)
-            found = look.look()
-            step = look.decide(found)
+            result = look.look()
+            step = look.decide(result)
             live = work.releases.aliases().get(alias)
             over = asked.max_seconds is not None and clock() - began >= asked.max_seconds
             if live != pair[0].id or step == "stop":
                 decision = "undecided"
             elif step != "wait":
                 decision = "promoted" if step == "promote" else "rolled_back"
-            elif over or (asked.max_sessions is not None and found.used >= asked.max_sessions):
+            elif over or (asked.max_sessions is not None and result.used >= asked.max_sessions):
                 decision = "undecided"
             else:
-                answered = {name: arm.sessions for name, arm in found.arms.items()}
+                answered = {name: arm.sessions for name, arm in result.arms.items()}
                 seconds = clock() - began
-                state = f"canary less champion {found.low:+.1%} to {found.high:+.1%}, {seconds:.0f} s"
+                state = f"canary less champion {result.low:+.1%} to {result.high:+.1%}, {seconds:.0f} s"
                 work.reporter.progress(
-                    f"{found.used} sessions graded (champion {answered['A']}, canary {answered['B']})",
-                    found.used,
+                    f"{result.used} sessions graded (champion {answered['A']}, canary {answered['B']})",
+                    result.used,
                     0,
                     seconds_left=None,
                     detail={"subject": state},
                 )
-                if not asked_for_traffic and not found.used and clock() - began >= QUIET_SECONDS:
+                if not asked_for_traffic and not result.used and clock() - began >= QUIET_SECONDS:
                     asked_for_traffic = True
                     ungraded = f"sessions are answered, and none has a grade by {metric} yet"
                     work.reporter.info(ungraded if sum(answered.values()) else f"{_NO_SESSION} ({alias})")
                 pause(asked.every_seconds)
     finally:
         claim.release()
-    champion, canary = _arm(found, "A", found.a), _arm(found, "B", found.b)
+    champion, canary = _arm(result, "A", result.a), _arm(result, "B", result.b)
     difference = 0.0
     if champion.graded and canary.graded:
         difference = canary.successes / canary.graded - champion.successes / champion.graded
@@ -202,18 +202,18 @@ def run_canary(
         share=asked.share,
         metric=metric,
         decision=decision,
-        reason=_explain_move(alias, live) if moved else _explain(decision, found, look),
+        reason=_explain_move(alias, live) if moved else _explain(decision, result, look),
         difference=difference,
-        low=found.low,
-        high=found.high,
+        low=result.low,
+        high=result.high,
         confidence=work.settings.evaluate.confidence,
-        e_value=found.e_value,
+        e_value=result.e_value,
         failures_e_value=look.failures.test.e_value,
         experiment=look.experiment,
         started_at=started_at,
         ended_at=timestamp(),
         seconds=clock() - began,
-        remarks=found.remarks,
+        remarks=result.remarks,
     )
     if decision == "promoted":
         report = _promote(work, pair, asked, report)
@@ -398,7 +398,7 @@ class ShadowPairs:
         self.copies = self.interrupted = self.sessions = 0
 
     def __iter__(self) -> Iterator[ShadowPair]:
-        seen: set[str] = set()
+        sessions: set[str] = set()
         for _, copy in self._captures.read_on(releases=(self._challenger,), copies_only=True):
             live = None if copy.shadow_of is None else self._captures.get(copy.shadow_of)
             if live is None or live.asked_release not in self._champions:
@@ -408,9 +408,9 @@ class ShadowPairs:
                 self.interrupted += 1
                 continue
             session = live.session or f"capture {live.id}"
-            if session not in seen:
-                seen.add(session)
-                self.sessions = len(seen)
+            if session not in sessions:
+                sessions.add(session)
+                self.sessions = len(sessions)
                 yield live, copy
 
     def find_interrupted(self) -> list[str]:

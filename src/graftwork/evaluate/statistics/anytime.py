@@ -71,9 +71,9 @@ def share_interval(wins: int, losses: int, *, confidence: float = 0.95) -> Inter
     def is_excluded(rate: float) -> bool:
         return mixed - _log_chance((wins, losses), (rate, 1 - rate)) >= -math.log(1 - confidence)
 
-    seen = wins / count
-    low = bisect(lambda rate: not is_excluded(rate), 0.0, seen, steps=STEPS) if wins else 0.0
-    high = bisect(is_excluded, seen, 1.0, steps=STEPS) if losses else 1.0
+    rate_seen = wins / count
+    low = bisect(lambda rate: not is_excluded(rate), 0.0, rate_seen, steps=STEPS) if wins else 0.0
+    high = bisect(is_excluded, rate_seen, 1.0, steps=STEPS) if losses else 1.0
     return Interval(low, high)
 
 
@@ -120,9 +120,9 @@ class MeanTest(_Bet):
         """The mean difference, at all times at once."""
         if not self.differences:
             return Interval(-1.0, 1.0)
-        limit, seen = -math.log(1 - confidence), math.fsum(self.differences) / len(self.differences)
-        low = bisect(lambda mean: self._log_against(mean) < limit, -1.0, seen, steps=STEPS)
-        high = bisect(lambda mean: self._log_against(mean) >= limit, seen, 1.0, steps=STEPS)
+        limit, mean_seen = -math.log(1 - confidence), math.fsum(self.differences) / len(self.differences)
+        low = bisect(lambda mean: self._log_against(mean) < limit, -1.0, mean_seen, steps=STEPS)
+        high = bisect(lambda mean: self._log_against(mean) >= limit, mean_seen, 1.0, steps=STEPS)
         return Interval(low, high)
 
     def _log_against(self, mean: float) -> float:
@@ -143,7 +143,7 @@ class MeanTest(_Bet):
 @lru_cache(maxsize=1)
 def _stakes() -> tuple[float, ...]:
     """Chebyshev's nodes: with equal weights they represent the arcsine prior from -1 to 1."""
-    return tuple(math.cos((2 * place + 1) * math.pi / (2 * NODES)) for place in range(NODES))
+    return tuple(math.cos((2 * index + 1) * math.pi / (2 * NODES)) for index in range(NODES))
 
 
 def _log_mean(logs: Sequence[float]) -> float:
@@ -223,9 +223,9 @@ class TwoArms(_Bet):
         It holds for every pair of rates and is the wider for it: it may still reach over 0 when the test,
         which only has to rule out that both are the same, is decided.
         """
-        limit, seen = -math.log(1 - confidence), self.difference
-        low = bisect(lambda d: self._log_against(d) < limit, -1.0, seen, steps=STEPS)
-        high = bisect(lambda d: self._log_against(d) >= limit, seen, 1.0, steps=STEPS)
+        limit, difference = -math.log(1 - confidence), self.difference
+        low = bisect(lambda d: self._log_against(d) < limit, -1.0, difference, steps=STEPS)
+        high = bisect(lambda d: self._log_against(d) >= limit, difference, 1.0, steps=STEPS)
         return Interval(low, high)
 
     def _log_against(self, difference: float) -> float:

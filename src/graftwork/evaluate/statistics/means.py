@@ -175,32 +175,32 @@ def approximate_chance(weights: "Array", counts: "Array") -> "Array":
 
     weights = np.where(counts > 0, weights, 0.0)
     low, high = 1 / np.minimum(weights.min(1), -NEGLIGIBLE), 1 / np.maximum(weights.max(1), NEGLIGIBLE)
-    at: Array = np.zeros(len(weights))
+    point: Array = np.zeros(len(weights))
     for _ in range(SADDLE_STEPS):
-        left = 1 - weights * at[:, None]
-        slope = (counts * weights / left).sum(1)
-        bend = (counts * (weights / left) ** 2).sum(1)
-        low, high = np.where(slope < 0, at, low), np.where(slope < 0, high, at)
-        moved = at - slope / bend
+        factors = 1 - weights * point[:, None]
+        slope = (counts * weights / factors).sum(1)
+        bend = (counts * (weights / factors) ** 2).sum(1)
+        low, high = np.where(slope < 0, point, low), np.where(slope < 0, high, point)
+        moved = point - slope / bend
         # A search that has arrived stays where it is, though that point is now one of the bounds.
-        stays = (moved > low) & (moved < high) | (moved == at)
+        stays = (moved > low) & (moved < high) | (moved == point)
         moved = np.where(stays, moved, (low + high) / 2)
-        arrived = np.abs(moved - at) <= 1e-9 * np.abs(moved)
-        at = moved
+        arrived = np.abs(moved - point) <= 1e-9 * np.abs(moved)
+        point = moved
         if arrived.all():
             break
-    left = 1 - weights * at[:, None]
-    bend = (counts * (weights / left) ** 2).sum(1)
-    root = np.sign(at) * np.sqrt(np.maximum(2 * (counts * np.log(left)).sum(1), 0.0))
+    factors = 1 - weights * point[:, None]
+    bend = (counts * (weights / factors) ** 2).sum(1)
+    root = np.sign(point) * np.sqrt(np.maximum(2 * (counts * np.log(factors)).sum(1), 0.0))
     sure = np.abs(root) > 1e-3
     root = np.where(sure, root, 1.0)
     density = np.exp(-(root**2) / 2) / math.sqrt(2 * math.pi)
     below = np.array([NormalDist().cdf(value) for value in root.tolist()])
-    found = below + density * (1 / root - 1 / np.where(sure, at * np.sqrt(bend), 1.0))
+    chance = below + density * (1 / root - 1 / np.where(sure, point * np.sqrt(bend), 1.0))
     # Next to the mean the formula is 0 / 0. Its limit is a half and a term for the skewness.
     spread, skewness = (counts * weights**2).sum(1), (2 * counts * weights**3).sum(1)
     middle = 0.5 + skewness / (6 * math.sqrt(2 * math.pi) * np.maximum(spread, NEGLIGIBLE) ** 1.5)
-    return np.where(sure, np.clip(found, 0.0, 1.0), np.clip(middle, 0.0, 1.0))
+    return np.where(sure, np.clip(chance, 0.0, 1.0), np.clip(middle, 0.0, 1.0))
 
 
 def _only_needed(weights: "Array", times: "Array") -> "tuple[Array, Array]":
@@ -238,9 +238,9 @@ def _tail(weights: "Array", times: "Array") -> "Array":
     import numpy as np
 
     saddle = _find_saddle(weights, times)
-    left = 1 - weights * saddle[:, None]
-    curvature = (times * (weights / left) ** 2).sum(1) + 1 / saddle**2
-    height = -(times * np.log(left)).sum(1) - np.log(-saddle)
+    factors = 1 - weights * saddle[:, None]
+    curvature = (times * (weights / factors) ** 2).sum(1) + 1 / saddle**2
+    height = -(times * np.log(factors)).sum(1) - np.log(-saddle)
     width = 1 / np.sqrt(curvature)
     stretched = (np.arange(NODES) + 0.5) * (REACH / NODES)
     heights = width[:, None] * np.sinh(stretched)
@@ -248,8 +248,8 @@ def _tail(weights: "Array", times: "Array") -> "Array":
     logs = np.log(1 - weights[:, :, None] * point[:, None, :])
     integrand = np.exp(-(times[:, :, None] * logs).sum(1) - np.log(-point) - height[:, None]).real
     area = (integrand * width[:, None] * np.cosh(stretched)).sum(1) * (REACH / NODES) / np.pi
-    found: Array = np.clip(area * np.exp(height), 0.0, 1.0)
-    return found
+    chance: Array = np.clip(area * np.exp(height), 0.0, 1.0)
+    return chance
 
 
 def _find_saddle(weights: "Array", times: "Array") -> "Array":
@@ -258,21 +258,21 @@ def _find_saddle(weights: "Array", times: "Array") -> "Array":
 
     lowest: Array = 1 / weights.min(1)
     low, high = lowest.copy(), np.zeros(len(weights))
-    at: Array = lowest / 2
+    point: Array = lowest / 2
     for _ in range(NEWTON_STEPS):
-        left = 1 - weights * at[:, None]
-        slope = (times * weights / left).sum(1) - 1 / at
-        bend = (times * (weights / left) ** 2).sum(1) + 1 / at**2
-        low, high = np.where(slope < 0, at, low), np.where(slope < 0, high, at)
-        moved: Array = at - slope / bend
+        factors = 1 - weights * point[:, None]
+        slope = (times * weights / factors).sum(1) - 1 / point
+        bend = (times * (weights / factors) ** 2).sum(1) + 1 / point**2
+        low, high = np.where(slope < 0, point, low), np.where(slope < 0, high, point)
+        moved: Array = point - slope / bend
         # A search that has arrived stays where it is, though that point is now one of the bounds.
-        moved = np.where((moved > low) & (moved < high) | (moved == at), moved, (low + high) / 2)
+        moved = np.where((moved > low) & (moved < high) | (moved == point), moved, (low + high) / 2)
         # Next to a pole the steps are short however far the saddle is: the slope must have vanished too.
-        near = np.abs(moved - at) <= 1e-4 * np.abs(at)
+        near = np.abs(moved - point) <= 1e-4 * np.abs(point)
         if np.all(near & (np.abs(slope) <= 0.1 * np.sqrt(bend))):
             return moved
-        at = moved
-    return at
+        point = moved
+    return point
 
 
 def _lower_bound(units: Units, *, lowest: float, tail: float) -> float:
@@ -289,7 +289,7 @@ def _lower_bound(units: Units, *, lowest: float, tail: float) -> float:
     if off_high <= 0:
         return mean
     # Regula falsi with Illinois' halving: p rises with the limit, smoothly.
-    kept = 0
+    last_side = 0
     for _ in range(SEARCH_STEPS):
         middle = (
             (low + high) / 2 if off_low < -50 else (low * off_high - high * off_low) / (off_high - off_low)
@@ -299,10 +299,10 @@ def _lower_bound(units: Units, *, lowest: float, tail: float) -> float:
             return middle
         if here < 0:
             low, off_low = middle, here
-            off_high, kept = (off_high / 2, -1) if kept == -1 else (off_high, -1)
+            off_high, last_side = (off_high / 2, -1) if last_side == -1 else (off_high, -1)
         else:
             high, off_high = middle, here
-            off_low, kept = (off_low / 2, 1) if kept == 1 else (off_low, 1)
+            off_low, last_side = (off_low / 2, 1) if last_side == 1 else (off_low, 1)
     return low
 
 
@@ -329,7 +329,7 @@ def bootstrap_mean(
         means = [sum(draw.choices(sums, k=len(sums))) / whole for _ in range(resamples)]
     else:
         draws = (draw.choices(parts, k=len(parts)) for _ in range(resamples))
-        means = [sum(total for total, _ in some) / sum(size for _, size in some) for some in draws]
+        means = [sum(total for total, _ in sample) / sum(size for _, size in sample) for sample in draws]
     means.sort()
     tail, last = widened_tail(tail_of(confidence, "two"), n=len(parts)), len(means) - 1
     return Interval(means[math.floor(tail * last)], means[math.ceil((1 - tail) * last)])
@@ -375,14 +375,14 @@ def score_mean(
     """The interval of a mean of grades."""
     which = list(range(len(values)) if clusters is None else clusters)
     if from_0_to_1(values):
-        found = bounded_mean(values, clusters, confidence=confidence)
-        return Estimate(found, "bounded mean")
+        interval = bounded_mean(values, clusters, confidence=confidence)
+        return Estimate(interval, "bounded mean")
     if len(values) > MANY:
         zeros = [0.0] * len(values)
-        found = mean_difference(zeros, values, which, confidence=confidence)
-        return Estimate(found, "Student's t")
-    found = bootstrap_mean(values, clusters=which, confidence=confidence)
-    return Estimate(found, "bootstrap")
+        interval = mean_difference(zeros, values, which, confidence=confidence)
+        return Estimate(interval, "Student's t")
+    interval = bootstrap_mean(values, clusters=which, confidence=confidence)
+    return Estimate(interval, "bootstrap")
 
 
 def score_difference(
@@ -395,13 +395,13 @@ def score_difference(
     """The interval of the mean of `b` less `a`, pair by pair."""
     which = list(range(len(a)) if clusters is None else clusters)
     if from_0_to_1(a) and from_0_to_1(b):
-        found = bounded_difference(a, b, clusters, confidence=confidence)
-        return Estimate(found, "bounded mean")
+        interval = bounded_difference(a, b, clusters, confidence=confidence)
+        return Estimate(interval, "bounded mean")
     if len(a) > MANY:
         return Estimate(mean_difference(a, b, which, confidence=confidence), "Student's t")
     differences = [new - old for old, new in zip(a, b, strict=True)]
-    found = bootstrap_mean(differences, clusters=which, confidence=confidence)
-    return Estimate(found, "bootstrap")
+    interval = bootstrap_mean(differences, clusters=which, confidence=confidence)
+    return Estimate(interval, "bootstrap")
 
 
 def from_0_to_1(values: Sequence[float]) -> bool:

@@ -95,13 +95,13 @@ def _flip_every_way(steps: Sequence[float], reached: float) -> float:
     """All sign flips of both halves; the sorted sums of one are merged with those of the other."""
     if reached <= 0:
         return 1.0
-    left, right = _all_sums(steps[::2]), _all_sums(steps[1::2])
-    far, start = 0, len(right)
-    for total in left:
+    left_sums, right_sums = _all_sums(steps[::2]), _all_sums(steps[1::2])
+    far, start = 0, len(right_sums)
+    for total in left_sums:
         # The larger the sum of the left half, the smaller a sum of the right half will do.
-        while start and total + right[start - 1] >= reached:
+        while start and total + right_sums[start - 1] >= reached:
             start -= 1
-        far += len(right) - start
+        far += len(right_sums) - start
     # For every flip that reaches so far up, its mirror image reaches as far down.
     return min(1.0, 2 * far / (1 << len(steps)))
 
@@ -240,9 +240,9 @@ def mcnemar_power(n: int, *, win_rate: float, loss_rate: float, confidence: floa
         beyond -= losing * exactly(most, n=m, rate=losing)
         weight *= discordant / (1 - discordant) * (n - m) / (m + 1)
         m += 1
-        if under_null + (more := exactly(most + 1, n=m, rate=0.5)) <= tail:
+        if under_null + (next_chance := exactly(most + 1, n=m, rate=0.5)) <= tail:
             most += 1
-            under_null += more
+            under_null += next_chance
             beyond += exactly(most, n=m, rate=losing)
 
 
