@@ -125,8 +125,8 @@ def parse_json(text: str) -> tuple[Any, ...]:
 
 def numbered_sources(case: Case) -> frozenset[int]:
     """The sources `[n]` of the prompt; those of the system turn only where no other turn has any."""
-    asked = [m.content for m in case.messages if m.role in ("user", "tool")]
-    numbers = cited_numbers("\n".join(asked))
+    texts = [m.content for m in case.messages if m.role in ("user", "tool")]
+    numbers = cited_numbers("\n".join(texts))
     return numbers or cited_numbers("\n".join(m.content for m in case.messages))
 
 
@@ -135,8 +135,8 @@ def source_texts(case: Case) -> dict[int, str]:
 
     The question after the last source is not part of it.
     """
-    asked = [m.content for m in case.messages if m.role in ("user", "tool")]
-    return _cut_sources(asked) or _cut_sources([m.content for m in case.messages])
+    texts = [m.content for m in case.messages if m.role in ("user", "tool")]
+    return _cut_sources(texts) or _cut_sources([m.content for m in case.messages])
 
 
 def cited_numbers(text: str) -> frozenset[int]:
@@ -148,10 +148,10 @@ def _cut_sources(contents: list[str]) -> dict[int, str]:
     sources: dict[int, str] = {}
     for content in contents:
         starts = list(_SOURCE_START.finditer(content)) or list(_BRACKETED.finditer(content))
-        for place, start in enumerate(starts):
-            end = starts[place + 1].start() if place + 1 < len(starts) else len(content)
+        for index, start in enumerate(starts):
+            end = starts[index + 1].start() if index + 1 < len(starts) else len(content)
             body = content[start.end() : end]
-            if place == len(starts) - 1:
+            if index == len(starts) - 1:
                 # The last paragraph is the question; without paragraphs, a last line that asks.
                 before, gap, _ = body.strip().rpartition("\n\n")
                 if not gap:
@@ -234,9 +234,9 @@ def split_claims(text: str) -> list[str]:
         leading = _ONLY_CITATIONS.match(piece) if claims else None
         if leading:
             claims[-1] += " " + leading[0].strip()
-        rest = piece[leading.end() :] if leading else piece
-        if content_words(rest) and not rest.strip().endswith(":"):
-            claims.append(rest.strip())
+        claim = piece[leading.end() :] if leading else piece
+        if content_words(claim) and not claim.strip().endswith(":"):
+            claims.append(claim.strip())
     return claims
 
 
@@ -253,12 +253,12 @@ def support(claim: str, sources: Iterable[str]) -> float:
     claimed = content_words(claim)
     if not claimed:
         return 1.0
-    known: set[str] = set()
+    source_words: set[str] = set()
     for source in sources:
-        known |= content_words(source)
-    if any(word.isdigit() and word not in known for word in claimed):
+        source_words |= content_words(source)
+    if any(word.isdigit() and word not in source_words for word in claimed):
         return 0.0
-    return len(claimed & known) / len(claimed)
+    return len(claimed & source_words) / len(claimed)
 
 
 def same_value(expected: Any, given: Any, same_text: Callable[[str, str], bool] | None = None) -> bool:
@@ -271,7 +271,9 @@ def same_value(expected: Any, given: Any, same_text: Callable[[str, str], bool] 
         )
     if isinstance(expected, list) and isinstance(given, list):
         pairs = zip(expected, given, strict=False)
-        return len(expected) == len(given) and all(same_value(one, two, same_text) for one, two in pairs)
+        return len(expected) == len(given) and all(
+            same_value(first, second, same_text) for first, second in pairs
+        )
     if isinstance(expected, str) and isinstance(given, str):
         return same_text(expected, given) if same_text is not None else expected.strip() == given.strip()
     return bool(expected == given)

@@ -120,7 +120,7 @@ class Where(Record):
         return {key: (value,) if isinstance(value, str) else value for key, value in given.items()}
 
     def holds(self, case: Case) -> bool:
-        found = {
+        values = {
             "group": case.group,
             "role": case.group,
             "domain": case.domain,
@@ -128,7 +128,7 @@ class Where(Record):
             "id": case.id,
             "file": case.origin.file,
         }
-        return all(not (wanted := getattr(self, key)) or found[key] in wanted for key in found)
+        return all(not (allowed := getattr(self, key)) or values[key] in allowed for key in values)
 
 
 class GradeCheck(Record):
@@ -159,29 +159,29 @@ class GradeCheck(Record):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        given = self.model_extra or {}
+        extra = self.model_extra or {}
         kind = KINDS.get(self.metric)
-        named = kind is None and not is_own(self.metric) and find_grader(self.metric) is not None
+        is_by_name = kind is None and not is_own(self.metric) and find_grader(self.metric) is not None
         if self.field is not None and (
-            self.metric in OF_WHOLE_ANSWERS or (named and self.metric not in OF_ONE_TEXT)
+            self.metric in OF_WHOLE_ANSWERS or (is_by_name and self.metric not in OF_ONE_TEXT)
         ):
             raise ValueError(
                 f"{self.metric} reads the whole answer: with `field: {self.field}` it would grade nothing; "
                 "leave `field` out, or compare the field by exact, numeric, set or normalised"
             )
         if kind is not None:
-            self._parameters = _read_parameters(self.metric, kind.parameters, given)
+            self._parameters = _read_parameters(self.metric, kind.parameters, extra)
             return self
         if is_own(self.metric):
             require_own_name(self.metric)
-            if given:
-                self._parameters = _read_parameters(self.metric, FilesOfCheck, given)
+            if extra:
+                self._parameters = _read_parameters(self.metric, FilesOfCheck, extra)
             return self
-        if not named:
-            known = (*KINDS, *GRADERS, *CONTEXT_GRADERS)
-            raise ValueError(f"there is no metric {self.metric}; {_hint(self.metric, known)}")
-        if given:
-            raise ValueError(f"{self.metric} takes no {next(iter(given))}")
+        if not is_by_name:
+            metrics = (*KINDS, *GRADERS, *CONTEXT_GRADERS)
+            raise ValueError(f"there is no metric {self.metric}; {_hint(self.metric, metrics)}")
+        if extra:
+            raise ValueError(f"{self.metric} takes no {next(iter(extra))}")
         return self
 
     @property
@@ -224,11 +224,11 @@ class GradeCheck(Record):
             # The field of the answer against the field of the reference, not against the whole of it.
             if self._parameters is not None:
                 return grade_field(self.field, case, text, self._parameters)
-            expected, given = (_WORDS_ALONE.inner(part, self.field) for part in (case.reference, text))
+            expected, answered = (_WORDS_ALONE.inner(part, self.field) for part in (case.reference, text))
             if not expected:
                 return None
             only = case.model_copy(update={"reference": expected})
-            return GRADERS[self.metric](only, given or "", _WORDS_ALONE)
+            return GRADERS[self.metric](only, answered or "", _WORDS_ALONE)
         if self.field is not None:
             # A key that is not there says nothing: the empty text, so that the rule is held against it.
             text = context.fields.inner(text, self.field) or ""
@@ -247,16 +247,16 @@ def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
     """`{contains: x, ignore_case: false}` as `{metric: contains, value: x, ignore_case: false}`."""
     full = dict(given)
     if "metric" not in full:
-        named = [key for key in full if key in KINDS or key == "function"]
-        if len(named) != 1:
+        kinds = [key for key in full if key in KINDS or key == "function"]
+        if len(kinds) != 1:
             unknown = next((key for key in full if key not in GradeCheck.model_fields), "")
             hint = _hint(str(unknown), tuple(KINDS)) if unknown else f"known: {', '.join(KINDS)}"
             raise ValueError(f"a check names one rule as its metric; {hint}")
-        main = full.pop(named[0])
-        if named[0] == "function":
+        main = full.pop(kinds[0])
+        if kinds[0] == "function":
             full["metric"] = main
         else:
-            kind = full["metric"] = named[0]
+            kind = full["metric"] = kinds[0]
             parameter = KINDS[kind].main
             if parameter is not None:
                 full |= {} if main is None or main is True else {parameter: main}
@@ -272,19 +272,19 @@ def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
 def read_case_checks(case: Case) -> tuple[GradeCheck, ...]:
     """The checks that a case brings along. CannotGrade where one makes no sense."""
     checks = []
-    for place, given in enumerate(case.checks):
+    for index, declared in enumerate(case.checks):
         try:
-            checks.append(GradeCheck.model_validate(given))
+            checks.append(GradeCheck.model_validate(declared))
         except ValidationError as error:
-            raise CannotGrade(f"checks.{place} of the case: {say_first(error)}") from error
+            raise CannotGrade(f"checks.{index} of the case: {say_first(error)}") from error
     return tuple(checks)
 
 
 def say_first(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
+    path = ".".join(str(part) for part in first["loc"])
     message = explain_error(first)
-    return f"{place}: {message}" if place else message
+    return f"{path}: {message}" if path else message
 
 
 _PLAIN = GradeContext()
@@ -333,8 +333,8 @@ def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: G
     if check is not None and (check.field is not None or metric == "all_fields"):
         if not any(parse_object(case.reference) for case in about):
             return "no reference is a JSON object"
-        wanted = f"the field {check.field}" if check.field is not None else "any of its fields"
-        return f"no reference has {wanted}"
+        missing_field = f"the field {check.field}" if check.field is not None else "any of its fields"
+        return f"no reference has {missing_field}"
     return _explain_kind(metric, about, context.fields)
 
 
@@ -410,8 +410,8 @@ def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
         # Held against itself it would pass that one whatever it says.
         return None
     grades = [check.grade(case, text, context) for check in set_here]
-    asked = [grade for grade in grades if grade is not None]
-    return sum(grade >= 1.0 for grade in asked) / len(asked) if asked else None
+    applicable = [grade for grade in grades if grade is not None]
+    return sum(grade >= 1.0 for grade in applicable) / len(applicable) if applicable else None
 
 
 def _read_parameters(metric: str, parameters: type[Record], given: dict[str, Any]) -> Record:

@@ -131,8 +131,8 @@ def grade_code_compiles(case: Case, text: str, context: GradeContext) -> Grade:
 
 def grade_code_passes(case: Case, text: str, context: GradeContext) -> Grade:
     """Whether all tests of the case hold. None where it brings none."""
-    found = find_tests(case)
-    return _passes(text, found, context) if found else None
+    tests = find_tests(case)
+    return _passes(text, tests, context) if tests else None
 
 
 def grade_python_tests(_case: Case, text: str, context: GradeContext) -> Grade:
@@ -144,27 +144,27 @@ def grade_python_tests(_case: Case, text: str, context: GradeContext) -> Grade:
 def grade_python_calls(_case: Case, text: str, context: GradeContext) -> Grade:
     """1 if every call gives what it should, else 0."""
     parameters: PythonCalls = context.parameters
-    given = run_calls(extract_code(text), parameters.calls, context)
-    return float(given is not None and all(map(is_right, parameters.calls, given)))
+    returned = run_calls(extract_code(text), parameters.calls, context)
+    return float(returned is not None and all(map(is_right, parameters.calls, returned)))
 
 
 def run_calls(
     source: str, calls: tuple[PythonCall, ...], context: GradeContext
 ) -> list[dict[str, Any]] | None:
     """What each call gave; None if the answer did not get to its end or sent anything else."""
-    asked = json.dumps([call.model_dump(include={"call", "args", "named"}) for call in calls])
-    result = runner_of(context).run(f"CALLS = {asked!r}\n{HARNESS}", {"answer.py": source})
+    calls_json = json.dumps([call.model_dump(include={"call", "args", "named"}) for call in calls])
+    result = runner_of(context).run(f"CALLS = {calls_json!r}\n{HARNESS}", {"answer.py": source})
     if not result.ok:
         return None
     lines = result.stdout.strip().splitlines()
     try:
         # NaN and the infinities stay floats, which equal nothing that is expected.
-        found = json.loads(lines[-1], parse_constant=float) if lines else None
+        returned = json.loads(lines[-1], parse_constant=float) if lines else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, list) or len(found) != len(calls):
+    if not isinstance(returned, list) or len(returned) != len(calls):
         return None
-    return found if all(isinstance(item, dict) for item in found) else None
+    return returned if all(isinstance(item, dict) for item in returned) else None
 
 
 def is_right(call: PythonCall, given: dict[str, Any]) -> bool:
@@ -193,14 +193,14 @@ def same_value(given: Any, expected: Any, depth: int = 0) -> bool:
 
 def find_tests(case: Case) -> tuple[str, ...]:
     """The Python tests among the checks that a case brings along, written in full or in brief."""
-    found = []
+    programs = []
     for check in case.checks:
         tests = check.get("tests") if check.get("metric") == PYTHON_TESTS else check.get(PYTHON_TESTS)
         if isinstance(tests, dict):
             tests = tests.get("tests")
         if isinstance(tests, str):
-            found.append(tests)
-    return tuple(found)
+            programs.append(tests)
+    return tuple(programs)
 
 
 def asks_for_code(case: Case) -> bool:
@@ -215,10 +215,10 @@ def asks_for_code(case: Case) -> bool:
 def extract_code(text: str, *, languages: Collection[str] = _PYTHON) -> str:
     """What is fenced as this language, one block behind the other; else what is fenced; else all of it."""
     blocks = _fenced_blocks(text)
-    named = [code for word, code in blocks if word in languages]
+    in_language = [code for word, code in blocks if word in languages]
     unnamed = [code for word, code in blocks if not word]
-    if named or unnamed:
-        return "\n".join(named or unnamed)
+    if in_language or unnamed:
+        return "\n".join(in_language or unnamed)
     return text
 
 
@@ -247,10 +247,10 @@ def _fenced_blocks(text: str) -> list[tuple[str, str]]:
     lines: list[str] = []
     mark = word = ""
     for line in text.splitlines():
-        found = _FENCE.match(line)
-        if not mark and found:
-            mark, word, lines = found["mark"], found["word"].lower(), []
-        elif mark and found and not found["word"] and found["mark"].startswith(mark):
+        fence = _FENCE.match(line)
+        if not mark and fence:
+            mark, word, lines = fence["mark"], fence["word"].lower(), []
+        elif mark and fence and not fence["word"] and fence["mark"].startswith(mark):
             blocks.append((word, "\n".join(lines)))
             mark = ""
         elif mark:

@@ -83,8 +83,8 @@ def is_own(name: str) -> bool:
 
 
 def require_own_name(name: str) -> None:
-    found = _NAMED.fullmatch(name)
-    if not found or not (found["place"].endswith(".py") or _MODULE.fullmatch(found["place"])):
+    match = _NAMED.fullmatch(name)
+    if not match or not (match["place"].endswith(".py") or _MODULE.fullmatch(match["place"])):
         raise ValueError(
             f"{name} names no function: write path/file.py:function or module:function, "
             "within the project's folder"
@@ -94,15 +94,15 @@ def require_own_name(name: str) -> None:
 def load_own(name: str, *, folder: Path) -> OwnFunction:
     """The function; UserMistake with file and line where it cannot be had."""
     require_own_name(name)
-    place, _, function = name.rpartition(":")
-    path = _find(place, name=name, folder=folder.resolve())
+    location, _, function = name.rpartition(":")
+    path = _find(location, name=name, folder=folder.resolve())
     return _load(str(path), function, sha256(path.read_bytes()).hexdigest())
 
 
 def find_own(name: str, *, folder: Path) -> Path:
     """The function's file."""
-    place, _, _ = name.rpartition(":")
-    return _find(place, name=name, folder=folder.resolve())
+    location, _, _ = name.rpartition(":")
+    return _find(location, name=name, folder=folder.resolve())
 
 
 def hash_own(name: str, *, folder: Path) -> str:
@@ -118,24 +118,24 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     if context.is_reference:
         watched = _WatchedCase.model_construct(**{name: getattr(case, name) for name in Case.model_fields})
         watched._read.clear()
-    asked: list[Any] = [case if watched is None else watched, text]
+    arguments: list[Any] = [case if watched is None else watched, text]
     if isinstance(context.parameters, FilesOfCheck):
-        asked.append(CallEnvironment(context.parameters.files, context))
+        arguments.append(CallEnvironment(context.parameters.files, context))
     try:
-        given = plain_number(function(*asked))
+        returned = plain_number(function(*arguments))
     except CannotGrade:
         raise
     except (Exception, SystemExit) as error:
         path = getattr(getattr(function, "__code__", None), "co_filename", "")
-        place = _line_in(error, path) or path or getattr(function, "__name__", "the function")
-        raise CannotGrade(f"{place}: {describe_error(error)}") from error
-    if given is None or (watched is not None and watched.has_read_reference):
+        location = _line_in(error, path) or path or getattr(function, "__name__", "the function")
+        raise CannotGrade(f"{location}: {describe_error(error)}") from error
+    if returned is None or (watched is not None and watched.has_read_reference):
         # The log's answer is the reference: held against itself it would be right whatever it says.
         return None
-    if isinstance(given, bool | int | float) and 0 <= given <= 1:
-        return float(given)
-    shown = _show(given, repr)[:40]
-    raise CannotGrade(f"{name} gave {shown}: a grade is true, false, None or a number from 0 to 1")
+    if isinstance(returned, bool | int | float) and 0 <= returned <= 1:
+        return float(returned)
+    printed = _show(returned, repr)[:40]
+    raise CannotGrade(f"{name} gave {printed}: a grade is true, false, None or a number from 0 to 1")
 
 
 def require_named(name: str, context: GradeContext) -> None:
@@ -167,8 +167,8 @@ def describe_error(error: BaseException) -> str:
 def name_line(error: BaseException, function: OwnFunction) -> str:
     """` (file.py:7)`: the deepest line of the function's file; empty if the error was raised elsewhere."""
     path = getattr(getattr(function, "__code__", None), "co_filename", "")
-    found = _line_in(error, path)
-    return f" ({Path(path).name}:{found.rpartition(':')[2]})" if found else ""
+    location = _line_in(error, path)
+    return f" ({Path(path).name}:{location.rpartition(':')[2]})" if location else ""
 
 
 def plain_number(given: Any) -> Any:
@@ -235,16 +235,16 @@ def _load(path: str, function: str, content: str) -> OwnFunction:
             fix="run it on its own with python, and fix what it reports",
             where=_line_in(error, path) or path,
         ) from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        known = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
+    attribute = getattr(module, function, None)
+    if not callable(attribute):
+        functions = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
         raise UserMistake(
             f"{Path(path).name} has no function {function}",
-            fix=f"it has {', '.join(known)}" if known else "write it: def name(case, text) -> float",
+            fix=f"it has {', '.join(functions)}" if functions else "write it: def name(case, text) -> float",
             where=path,
         )
-    own: OwnFunction = found
-    return own
+    own_function: OwnFunction = attribute
+    return own_function
 
 
 def _line_in(error: BaseException, path: str) -> str:

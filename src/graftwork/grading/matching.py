@@ -115,8 +115,8 @@ def _require_value(key: str, value: Any, where: str, root: Any) -> None:
         _require(value, where, root)
     elif key in _LISTS_OF_SCHEMAS:
         _demand(isinstance(value, list) and bool(value), where, "a list of schemas", value)
-        for place, inner in enumerate(value):
-            _require(inner, f"{where}/{place}", root)
+        for index, inner in enumerate(value):
+            _require(inner, f"{where}/{index}", root)
     elif key in _MAPS_OF_SCHEMAS:
         _demand(isinstance(value, dict), where, "a mapping of schemas", value)
         for name, inner in value.items():
@@ -134,8 +134,8 @@ def _require_value(key: str, value: Any, where: str, root: Any) -> None:
 def _require_other(key: str, value: Any, where: str, root: Any) -> None:
     """The keywords that are neither schemas, counts nor numbers."""
     if key == "type":
-        named = value if isinstance(value, list) else [value]
-        _demand(bool(named) and all(kind in TYPES for kind in named), where, f"of {', '.join(TYPES)}", value)
+        kinds = value if isinstance(value, list) else [value]
+        _demand(bool(kinds) and all(kind in TYPES for kind in kinds), where, f"of {', '.join(TYPES)}", value)
     elif key == "required":
         _demand(_is_texts(value), where, "a list of keys", value)
     elif key == "dependentRequired":
@@ -152,8 +152,8 @@ def _require_other(key: str, value: Any, where: str, root: Any) -> None:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
     elif key == "$schema":
-        known = isinstance(value, str) and re.match(r"https?://json-schema\.org/", value) is not None
-        _demand(known, where, "a draft of json-schema.org", value)
+        is_draft = isinstance(value, str) and re.match(r"https?://json-schema\.org/", value) is not None
+        _demand(is_draft, where, "a draft of json-schema.org", value)
     elif key == "$ref":
         _demand(isinstance(value, str), where, "a reference like #/$defs/name", value)
         resolve(value, root)
@@ -163,17 +163,17 @@ def resolve(reference: str, root: Any) -> Schema:
     """The part of this schema that a local reference names. Nothing is fetched from anywhere."""
     if not reference.startswith("#"):
         raise ValueError(f"$ref {reference}: only references within the schema (#/…) are followed")
-    found: Any = root
+    target: Any = root
     for part in reference[1:].split("/")[1:]:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdigit() and int(name) < len(found):
-            found = found[int(name)]
-        elif isinstance(found, dict) and name in found:
-            found = found[name]
+        if isinstance(target, list) and name.isdigit() and int(name) < len(target):
+            target = target[int(name)]
+        elif isinstance(target, dict) and name in target:
+            target = target[name]
         else:
             raise ValueError(f"$ref {reference}: the schema has no such part")
-    _demand(isinstance(found, dict | bool), f"$ref {reference}", "a schema", found)
-    schema: Schema = found
+    _demand(isinstance(target, dict | bool), f"$ref {reference}", "a schema", target)
+    schema: Schema = target
     return schema
 
 
@@ -247,15 +247,15 @@ def keep_known(schema: Any) -> Any:
     """A schema without keywords that are not understood, as the tools of a log define it."""
     if not isinstance(schema, dict):
         return schema
-    known: dict[str, Any] = {}
+    kept_schema: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
-            known[key] = {name: keep_known(part) for name, part in value.items()}
+            kept_schema[key] = {name: keep_known(part) for name, part in value.items()}
         elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            known[key] = [keep_known(part) for part in value]
+            kept_schema[key] = [keep_known(part) for part in value]
         elif key in KEYWORDS:
-            known[key] = keep_known(value) if key in _SCHEMAS else value
-    return known
+            kept_schema[key] = keep_known(value) if key in _SCHEMAS else value
+    return kept_schema
 
 
 class _Slow(threading.local):
@@ -275,11 +275,11 @@ class _TimedPattern:
 
     def validate(self, value: Any) -> None:
         try:
-            found = not isinstance(value, str) or matches(self._pattern, value)
+            is_match = not isinstance(value, str) or matches(self._pattern, value)
         except PatternTooSlow as error:
             _slow.reason = str(error)
             raise ValueError("too slow") from error
-        if not found:
+        if not is_match:
             raise ValueError(f"does not match {self._pattern}")
 
 
@@ -298,16 +298,16 @@ def _as_2020_12(schema: Any) -> Any:
         return [_as_2020_12(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    written: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _MAPS_OF_SCHEMAS:
-            written[key] = {name: _as_2020_12(part) for name, part in value.items()}
+            converted[key] = {name: _as_2020_12(part) for name, part in value.items()}
         elif key == "items" and isinstance(value, list):
-            written["prefixItems"] = _as_2020_12(value)
-            written["items"] = _as_2020_12(schema.get("additionalItems", True))
+            converted["prefixItems"] = _as_2020_12(value)
+            converted["items"] = _as_2020_12(schema.get("additionalItems", True))
         elif key in _SCHEMAS | _LISTS_OF_SCHEMAS:
             if key != "additionalItems":
-                written[key] = _as_2020_12(value)
+                converted[key] = _as_2020_12(value)
         elif key not in _NOTES and key != "$schema":
-            written[key] = value
-    return written
+            converted[key] = value
+    return converted

@@ -202,18 +202,18 @@ def grade_answer_match(case: Case, text: str, fields: AnswerFields) -> Grade:
     answer = read_answer(text, fields=fields)
     if answer is None or answer.refused:
         return 0.0
-    given = words_of(answer.answer)
+    answered = words_of(answer.answer)
     width = len(expected)
-    holds = any(given[i : i + width] == expected for i in range(len(given) - width + 1))
-    return float(holds or shared_words(given, expected) >= SAME_WORDS_F1)
+    holds = any(answered[i : i + width] == expected for i in range(len(answered) - width + 1))
+    return float(holds or shared_words(answered, expected) >= SAME_WORDS_F1)
 
 
 def grade_token_f1(case: Case, text: str, fields: AnswerFields) -> Grade:
     """The F1 of the words that answer and reference share."""
     expected = expected_text(case, fields)
-    if expected is None or not (wanted := words_of(expected)):
+    if expected is None or not (expected_words := words_of(expected)):
         return None
-    return shared_words(words_of(given_text(case, text, fields)), wanted)
+    return shared_words(words_of(given_text(case, text, fields)), expected_words)
 
 
 def grade_edit_similarity(case: Case, text: str, fields: AnswerFields) -> Grade:
@@ -271,24 +271,24 @@ def edit_distance(a: str, b: str) -> int:
         vertical = here | down
         diagonal = (((here & up) + up) ^ up) | here
         right = down | (~(diagonal | up) & full)
-        left = up & diagonal
+        leftward = up & diagonal
         if right & last:
             distance += 1
-        elif left & last:
+        elif leftward & last:
             distance -= 1
         right = (right << 1 | 1) & full
-        left = (left << 1) & full
-        up = left | (~(vertical | right) & full)
+        leftward = (leftward << 1) & full
+        up = leftward | (~(vertical | right) & full)
         down = right & vertical
     return distance
 
 
 def chrf(given: str, expected: str) -> float:
     """The F of mean precision and mean recall over the orders that both texts are long enough for."""
-    one, two = re.sub(r"\s+", "", given), re.sub(r"\s+", "", expected)
+    answer_text, reference_text = re.sub(r"\s+", "", given), re.sub(r"\s+", "", expected)
     precisions, recalls = [], []
     for length in range(1, CHRF_LONGEST + 1):
-        ours, theirs = _runs(one, length), _runs(two, length)
+        ours, theirs = _runs(answer_text, length), _runs(reference_text, length)
         if not ours or not theirs:
             break
         shared = sum((ours & theirs).values())

@@ -70,10 +70,10 @@ class JsonPrefix:
                 state = self._close()
             elif state in ("key", "first key"):
                 self._peek()
-                begin = self._at
+                start = self._at
                 self._read_string()
                 if len(self._open) == 1:
-                    self._key = self._decode(begin)
+                    self._key = self._decode(start)
                 if not self._take(":"):
                     raise _NoJson
                 state = "value"
@@ -102,13 +102,13 @@ class JsonPrefix:
         return "after a value"
 
     def _read_separator(self) -> str:
-        found, inside = self._peek(), self._open[-1]
-        if found not in (",", "}" if inside == "{" else "]"):
+        separator, inside = self._peek(), self._open[-1]
+        if separator not in (",", "}" if inside == "{" else "]"):
             raise _NoJson
         if len(self._open) == 1 and inside == "{":
             self.members[self._key] = self._decode(self._value_at)
         self._at += 1
-        if found != ",":
+        if separator != ",":
             return self._close()
         return "key" if inside == "{" else "value"
 
@@ -124,23 +124,23 @@ class JsonPrefix:
         return "after a value"
 
     def _read_literal(self) -> None:
-        rest = self._text[self._at : self._at + 5]
+        ahead = self._text[self._at : self._at + 5]
         for literal in _LITERALS:
-            if rest.startswith(literal):
+            if ahead.startswith(literal):
                 self._at += len(literal)
                 return
-        if any(literal.startswith(rest) for literal in _LITERALS):
+        if any(literal.startswith(ahead) for literal in _LITERALS):
             raise _Cut
         raise _NoJson
 
     def _read_number(self) -> None:
-        found = _NUMBER.match(self._text, self._at)
-        assert found is not None
-        if found.end() == len(self._text):
+        match = _NUMBER.match(self._text, self._at)
+        assert match is not None
+        if match.end() == len(self._text):
             raise _Cut  # it may go on
-        if _WHOLE_NUMBER.fullmatch(found[0]) is None:
+        if _WHOLE_NUMBER.fullmatch(match[0]) is None:
             raise _NoJson
-        self._at = found.end()
+        self._at = match.end()
 
     def _read_string(self) -> None:
         if self._peek() != '"':
@@ -149,11 +149,11 @@ class JsonPrefix:
         while True:
             run = _STRING_RUN.match(self._text, self._at)
             self._at = self._at if run is None else run.end()
-            found = self._char()
+            character = self._char()
             self._at += 1
-            if found == '"':
+            if character == '"':
                 return
-            if found != "\\":
+            if character != "\\":
                 raise _NoJson
             escaped = self._char()
             self._at += 1
@@ -241,28 +241,28 @@ def _find_own(name: str, context: GradeContext) -> PrefixJudge | None:
 
     def ask(case: Case, text: str, _context: GradeContext) -> PrefixGrade:
         try:
-            given = judge(case, text)
+            verdict = judge(case, text)
         except (Exception, SystemExit) as error:
             raise CannotGrade(f"{name}.prefix: {type(error).__name__}") from error
-        return None if given is None else "passes" if given else "fails"
+        return None if verdict is None else "passes" if verdict else "fails"
 
     return ask
 
 
 def _judge_json_object(_case: Case, text: str, _context: GradeContext) -> PrefixGrade:
-    found = read_json_prefix(text)
-    return "fails" if found is None or found.kind not in (None, "object") else None
+    prefix = read_json_prefix(text)
+    return "fails" if prefix is None or prefix.kind not in (None, "object") else None
 
 
 def _judge_schema(text: str, schema: dict[str, Any] | None) -> PrefixGrade:
     if schema is None:
         return "passes"
-    found = read_json_prefix(text)
-    if found is None:
+    prefix = read_json_prefix(text)
+    if prefix is None:
         return "fails"
-    wanted = schema.get("type")
-    known = found.kind in ("object", "array", "string") and wanted in ("object", "array", "string")
-    return "fails" if known and found.kind != wanted else None
+    expected = schema.get("type")
+    comparable = prefix.kind in ("object", "array", "string") and expected in ("object", "array", "string")
+    return "fails" if comparable and prefix.kind != expected else None
 
 
 def _judge_not_refused(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
@@ -270,33 +270,33 @@ def _judge_not_refused(_case: Case, text: str, context: GradeContext) -> PrefixG
     if fields.form == "text":
         answer = read_answer(text, fields=fields)
         return "fails" if answer is not None and answer.refused else None
-    found = read_json_prefix(text)
-    if found is None or found.kind not in (None, "object"):
+    prefix = read_json_prefix(text)
+    if prefix is None or prefix.kind not in (None, "object"):
         return "passes"  # it can no longer be read as an answer, so it refuses nothing
-    refused = look_up(found.members, fields.refused)
+    refused = look_up(prefix.members, fields.refused)
     return None if refused is MISSING else "fails" if refused is True else "passes"
 
 
 def _judge_contains(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
-    asked: Contains = context.parameters
-    values = (asked.value,) if isinstance(asked.value, str) else asked.value
-    searched = text.casefold() if asked.ignore_case else text
-    found = [(value.casefold() if asked.ignore_case else value) in searched for value in values]
-    if asked.need == "none":
-        return "fails" if any(found) else None
-    return "passes" if (all(found) if asked.need == "all" else any(found)) else None
+    rule: Contains = context.parameters
+    values = (rule.value,) if isinstance(rule.value, str) else rule.value
+    searched = text.casefold() if rule.ignore_case else text
+    present = [(value.casefold() if rule.ignore_case else value) in searched for value in values]
+    if rule.need == "none":
+        return "fails" if any(present) else None
+    return "passes" if (all(present) if rule.need == "all" else any(present)) else None
 
 
 def _judge_exact(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
-    asked: Exact = context.parameters
-    wanted, given = plain_text(asked.value or "", asked), plain_text(text, asked)
+    rule: Exact = context.parameters
+    expected, answered = plain_text(rule.value or "", rule), plain_text(text, rule)
     # Spaces at the end may be followed by more of the value, or by nothing.
-    return None if wanted.startswith(given) else "fails"
+    return None if expected.startswith(answered) else "fails"
 
 
 def _judge_regex(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
-    asked: Regex = context.parameters
-    return None if _may_match(asked.pattern, text, whole=asked.whole, seconds=asked.seconds) else "fails"
+    rule: Regex = context.parameters
+    return None if _may_match(rule.pattern, text, whole=rule.whole, seconds=rule.seconds) else "fails"
 
 
 def _may_match(pattern: str, text: str, **options: Any) -> bool:
@@ -308,11 +308,11 @@ def _may_match(pattern: str, text: str, **options: Any) -> bool:
 
 def _judge_format(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
     layout: FormatRule = context.parameters
-    begun, sure = text.lstrip(), text.strip()
+    beginning, sure = text.lstrip(), text.strip()
     starts = [layout.starts_with or ""]
     if layout.template is not None:
         starts.append(re.split(BLANK, layout.template.strip(), maxsplit=1)[0])
-    if not all(begun.startswith(start) or start.startswith(begun) for start in starts):
+    if not all(beginning.startswith(start) or start.startswith(beginning) for start in starts):
         return "fails"
     if any(unwanted.casefold() in sure.casefold() for unwanted in layout.without):
         return "fails"
@@ -322,7 +322,7 @@ def _judge_format(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
         if most is not None and size > most:
             return "fails"
     if layout.pattern is not None and can_match(layout.pattern):
-        texts = (begun, sure)
+        texts = (beginning, sure)
         if not any(_may_match(layout.pattern, part, whole=True) for part in texts):
             return "fails"
     start = layout.starts_with

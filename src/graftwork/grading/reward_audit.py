@@ -138,9 +138,9 @@ def function_name(case: Case) -> str:
         for call in listed:
             if isinstance(call, dict) and isinstance(call.get("call"), str):
                 return str(call["call"])
-    found = _DEFINED.search(extract_code(case.reference))
+    defined = _DEFINED.search(extract_code(case.reference))
     called = [_CALLED.search(tests) for tests in find_tests(case)]
-    names = [match[1] for match in (found, *called) if match]
+    names = [match[1] for match in (defined, *called) if match]
     return names[0] if names else "solve"
 
 
@@ -188,8 +188,8 @@ class ScoreAudit(Record):
         return all(finding.kind in HARMLESS for finding in self.findings)
 
     def describe(self) -> str:
-        shown = f"{self.scores} logged scores from {self.least:g} to {self.most:g}, {self.distinct} values"
-        return "; ".join([shown, *(finding.says for finding in self.findings)])
+        summary = f"{self.scores} logged scores from {self.least:g} to {self.most:g}, {self.distinct} values"
+        return "; ".join([summary, *(finding.says for finding in self.findings)])
 
 
 def audit_scores(replies: Sequence[ScoredReply]) -> ScoreAudit:
@@ -209,8 +209,8 @@ def audit_scores(replies: Sequence[ScoredReply]) -> ScoreAudit:
             if reply_p > SIGNIFICANT:
                 says = f"shuffled scores fit the replies as well (p = {reply_p:.2f})"
                 findings.append(ScoreFinding(kind="independent", says=says))
-        status_p, found = _compare_status(replies)
-        findings += found
+        status_p, status_findings = _compare_status(replies)
+        findings += status_findings
     return ScoreAudit(
         scores=len(scores),
         least=min(scores),
@@ -236,39 +236,41 @@ def require_usable(found: ScoreAudit) -> None:
 
 def _compare_status(replies: Sequence[ScoredReply]) -> tuple[float | None, list[ScoreFinding]]:
     """Whether failed replies have lower scores than others."""
-    known = [reply for reply in replies if reply.failed is not None]
-    failed = [reply.score for reply in known if reply.failed]
-    fine = [reply.score for reply in known if not reply.failed]
+    stated = [reply for reply in replies if reply.failed is not None]
+    failed = [reply.score for reply in stated if reply.failed]
+    fine = [reply.score for reply in stated if not reply.failed]
     if min(len(failed), len(fine)) < LEAST_OF_A_STATUS:
         return None, []
     means = sum(failed) / len(failed), sum(fine) / len(fine)
-    shown = f"failed replies have a mean score of {means[0]:.2f}, others {means[1]:.2f}"
-    p = find_p_value([reply.score for reply in known], [{"failed": float(bool(r.failed))} for r in known])
+    comparison = f"failed replies have a mean score of {means[0]:.2f}, others {means[1]:.2f}"
+    p = find_p_value([reply.score for reply in stated], [{"failed": float(bool(r.failed))} for r in stated])
     if means[0] >= means[1]:
-        return p, [ScoreFinding(kind="contradicts_status", says=shown)]
+        return p, [ScoreFinding(kind="contradicts_status", says=comparison)]
     if p > SIGNIFICANT:
-        return p, [ScoreFinding(kind="ignores_status", says=f"{shown}, which chance explains (p = {p:.2f})")]
+        return p, [
+            ScoreFinding(kind="ignores_status", says=f"{comparison}, which chance explains (p = {p:.2f})")
+        ]
     return p, []
 
 
 def describe_reply(reply: ScoredReply) -> dict[str, float]:
     """What a reader would notice of a reply, as numbers; `word:` features count only if they are frequent."""
     text = reply.reply
-    words = [word.lower() for word in _WORD.findall(text)]
-    asked = {word.lower() for word in _WORD.findall(reply.prompt)}
-    found = {
+    reply_words = [word.lower() for word in _WORD.findall(text)]
+    prompt_words = {word.lower() for word in _WORD.findall(reply.prompt)}
+    features = {
         "length": float(len(text)),
-        "words": float(len(words)),
+        "words": float(len(reply_words)),
         "lines": float(text.count("\n")),
         "digits": sum(map(str.isdigit, text)) / max(len(text), 1),
         "punctuation": sum(not c.isalnum() and not c.isspace() for c in text) / max(len(text), 1),
-        "different_words": len(set(words)) / max(len(words), 1),
-        "words_of_prompt": len(asked & set(words)) / max(len(set(words)), 1),
+        "different_words": len(set(reply_words)) / max(len(reply_words), 1),
+        "words_of_prompt": len(prompt_words & set(reply_words)) / max(len(set(reply_words)), 1),
         "code": float("```" in text),
         "json": float(bool(parse_json(text))),
         "prompt_length": float(len(reply.prompt)),
     }
-    return found | {f"word:{word}": 1.0 for word in set(words)}
+    return features | {f"word:{word}": 1.0 for word in set(reply_words)}
 
 
 def find_p_value(scores: Sequence[float], features: Sequence[dict[str, float]]) -> float:
@@ -277,16 +279,16 @@ def find_p_value(scores: Sequence[float], features: Sequence[dict[str, float]]) 
 
     # All but words; of words those that occur in about half of the replies, which say most.
     counts = Counter(name for feature in features for name in feature)
-    words = [name for name in counts if name.startswith("word:")]
-    words.sort(key=lambda name: (abs(counts[name] - len(features) / 2), name))
-    names = [*(name for name in counts if not name.startswith("word:")), *words[:FREQUENT_WORDS]]
+    word_features = [name for name in counts if name.startswith("word:")]
+    word_features.sort(key=lambda name: (abs(counts[name] - len(features) / 2), name))
+    names = [*(name for name in counts if not name.startswith("word:")), *word_features[:FREQUENT_WORDS]]
     columns = np.array([[feature.get(name, 0.0) for name in names] for feature in features], dtype=float)
     ranks = np.argsort(np.argsort(columns, axis=0, kind="stable"), axis=0, kind="stable").astype(float)
     # Equal values share a rank.
-    for at in range(ranks.shape[1]):
-        _, inverse = np.unique(columns[:, at], return_inverse=True)
-        means = np.bincount(inverse, ranks[:, at]) / np.bincount(inverse)
-        ranks[:, at] = means[inverse]
+    for column in range(ranks.shape[1]):
+        _, inverse = np.unique(columns[:, column], return_inverse=True)
+        means = np.bincount(inverse, ranks[:, column]) / np.bincount(inverse)
+        ranks[:, column] = means[inverse]
     table = _standardize(ranks)
     values = _standardize(np.array(scores, dtype=float)[:, None])[:, 0]
     chance = np.random.default_rng(11)

@@ -77,10 +77,10 @@ class _TimedRunner:
                 self._known[key] = compute(box)
             else:
                 limit = min(box.limits.wall_seconds, self._left)
-                begun = time.monotonic()
+                started = time.monotonic()
                 limits = box.limits.model_copy(update={"wall_seconds": limit})
                 self._known[key] = compute(replace(box, limits=limits))
-                self._left -= time.monotonic() - begun
+                self._left -= time.monotonic() - started
         return self._known[key]
 
 
@@ -96,7 +96,7 @@ def answer(asked: dict[str, Any], context: GradeContext) -> dict[str, Any]:
         if "texts" in asked:
             case = Case.model_validate(asked["case"])
             return {"grades": rank_answers(asked["metric"], case, asked["texts"], context=context)}
-        given = grade_part(
+        graded = grade_part(
             asked["metric"],
             Case.model_validate(asked["case"]),
             asked["text"],
@@ -109,7 +109,7 @@ def answer(asked: dict[str, Any], context: GradeContext) -> dict[str, Any]:
         return {"failed": f"{error.what}: {error.fix}" if error.fix else error.what}
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"[:200]}
-    return {"grade": given}
+    return {"grade": graded}
 
 
 def main() -> int:

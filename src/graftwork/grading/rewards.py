@@ -137,7 +137,7 @@ class RewardRunner:
                 future.cancel()
 
     def grade(self, question: RewardQuestion) -> GradedParts:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         child = self._idle.get()
         took: dict[str, float] = {}
         try:
@@ -148,16 +148,16 @@ class RewardRunner:
         if question.truncated and self._spec.fail_truncated and not failed:
             # Not better than a wrong answer, where rewards may be negative.
             reward = min(reward or 0.0, 0.0)
-        return GradedParts(question.key, reward, grades, failed, time.perf_counter() - begun, took)
+        return GradedParts(question.key, reward, grades, failed, time.perf_counter() - started, took)
 
     def rank(self, metric: str, case: Case, texts: Sequence[str]) -> tuple[list[float] | None, str]:
         """Numbers from 0 to 1 for the answers to one prompt; None, and why, if the function failed."""
         child = self._idle.get()
         try:
-            given = child.ask({"metric": metric, "case": case.model_dump(mode="json"), "texts": list(texts)})
+            reply = child.ask({"metric": metric, "case": case.model_dump(mode="json"), "texts": list(texts)})
         finally:
             self._idle.put(child)
-        return given.get("grades"), given.get("failed", "")
+        return reply.get("grades"), reply.get("failed", "")
 
     def _grade_parts(
         self, child: LineProcess, question: RewardQuestion, took: dict[str, float]
@@ -168,23 +168,23 @@ class RewardRunner:
             return grades, {ENVIRONMENT: episode["failed"]}
         failed: dict[str, str] = {}
         for part in ordered_parts([part for part in self._spec.parts if not part.ranks]):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             if part.metric == ENVIRONMENT:
-                given = {"grade": episode.get("reward")}
+                reply = {"grade": episode.get("reward")}
             elif part.metric == TASKSET:
                 assert self._taskset is not None
-                given = self._taskset.grade(question.case, question.text, truncated=question.truncated)
-                grades |= {f"{TASKSET}/{name}": score for name, score in given.get("scores", {}).items()}
+                reply = self._taskset.grade(question.case, question.text, truncated=question.truncated)
+                grades |= {f"{TASKSET}/{name}": score for name, score in reply.get("scores", {}).items()}
             else:
                 evidence = {**question.evidence, "grades": grades, "truncated": question.truncated}
-                asked = {"case": question.case.model_dump(mode="json"), "text": question.text}
-                given = child.ask({"metric": part.metric, **asked, "evidence": evidence})
-            took[part.metric] = time.perf_counter() - begun
-            if "failed" in given:
-                failed[part.metric] = given["failed"]
+                question_fields = {"case": question.case.model_dump(mode="json"), "text": question.text}
+                reply = child.ask({"metric": part.metric, **question_fields, "evidence": evidence})
+            took[part.metric] = time.perf_counter() - started
+            if "failed" in reply:
+                failed[part.metric] = reply["failed"]
                 break
-            grades[part.metric] = given["grade"]
-            if part.gate and given["grade"] is not None and given["grade"] < 1.0:
+            grades[part.metric] = reply["grade"]
+            if part.gate and reply["grade"] is not None and reply["grade"] < 1.0:
                 break
         return grades, failed
 
@@ -195,14 +195,14 @@ def combine_parts(parts: Sequence[RewardPart], grades: Mapping[str, Grade]) -> f
     Parts may be negative (`trl:`). With a gate the mean is at least 0: an answer that passes is never worth
     less than one that does not.
     """
-    known = [(part, value) for part in parts if (value := grades.get(part.metric)) is not None]
-    if not known:
+    applicable = [(part, value) for part in parts if (value := grades.get(part.metric)) is not None]
+    if not applicable:
         return None
-    if any(part.gate and value < 1.0 for part, value in known):
+    if any(part.gate and value < 1.0 for part, value in applicable):
         return 0.0
-    total = sum(abs(part.weight) for part, _ in known)
-    mean = sum(part.weight * value for part, value in known) / total if total else 0.0
-    return max(mean, 0.0) if any(part.gate for part, _ in known) else mean
+    total = sum(abs(part.weight) for part, _ in applicable)
+    mean = sum(part.weight * value for part, value in applicable) / total if total else 0.0
+    return max(mean, 0.0) if any(part.gate for part, _ in applicable) else mean
 
 
 def ordered_parts(parts: Sequence[RewardPart]) -> list[RewardPart]:
@@ -219,29 +219,29 @@ def grade_part(
     if is_own(metric):
         assert context.folder is not None
         function: Any = load_own(metric, folder=context.folder)
-        asked = [case, text, dict(evidence)]
+        arguments = [case, text, dict(evidence)]
 
         def call() -> Any:
             takes_evidence = len(inspect.signature(function).parameters) >= 3
-            return function(*(asked if takes_evidence else asked[:2]))
+            return function(*(arguments if takes_evidence else arguments[:2]))
 
         returned = _call(call, function)
         return None if returned is None else _number(returned, bounded=True)
     before = len(context.failed)
-    given = grade(metric, case, text, context=context)
+    graded = grade(metric, case, text, context=context)
     if len(context.failed) > before:
         raise CannotGrade(context.failed[-1].reason)
-    return given
+    return graded
 
 
 def rank_answers(metric: str, case: Case, texts: Sequence[str], *, context: GradeContext) -> list[float]:
     """A number from 0 to 1 for each answer to one prompt, by a function `rank(case, texts)`."""
     assert context.folder is not None
     function: Any = load_own(function_of(metric), folder=context.folder)
-    given = _call(lambda: list(function(case, list(texts))), function)
-    if len(given) != len(texts):
-        raise CannotGrade(f"it returned {len(given)} numbers for {len(texts)} answers")
-    return [_number(value, bounded=True) for value in given]
+    numbers = _call(lambda: list(function(case, list(texts))), function)
+    if len(numbers) != len(texts):
+        raise CannotGrade(f"it returned {len(numbers)} numbers for {len(texts)} answers")
+    return [_number(value, bounded=True) for value in numbers]
 
 
 def _grade_by_trl(metric: str, case: Case, text: str, context: GradeContext) -> Grade:
@@ -249,11 +249,11 @@ def _grade_by_trl(metric: str, case: Case, text: str, context: GradeContext) -> 
     assert context.folder is not None
     function: Any = load_own(function_of(metric), folder=context.folder)
     columns = {"reference": [case.reference], "case_id": [case.id], "checks": [list(case.checks)]}
-    asked = [{"role": message.role, "content": message.content} for message in case.messages]
+    prompt = [{"role": message.role, "content": message.content} for message in case.messages]
 
     def call() -> Any:
-        given = function(
-            prompts=[asked],
+        returned = function(
+            prompts=[prompt],
             completions=[[{"role": "assistant", "content": text}]],
             completion_ids=[[]],
             trainer_state=None,
@@ -261,12 +261,12 @@ def _grade_by_trl(metric: str, case: Case, text: str, context: GradeContext) -> 
             log_metric=lambda *_: None,
             **columns,
         )
-        return asyncio.run(given) if inspect.iscoroutine(given) else given
+        return asyncio.run(returned) if inspect.iscoroutine(returned) else returned
 
-    given = _call(call, function)
-    if not isinstance(given, list | tuple) or len(given) != 1:
+    returned = _call(call, function)
+    if not isinstance(returned, list | tuple) or len(returned) != 1:
         raise CannotGrade("it returned no list with one number for the answer")
-    return None if given[0] is None else _number(given[0], bounded=False)
+    return None if returned[0] is None else _number(returned[0], bounded=False)
 
 
 def _call(call: Callable[[], Any], function: Any) -> Any:
@@ -276,12 +276,12 @@ def _call(call: Callable[[], Any], function: Any) -> Any:
         raise CannotGrade(f"{describe_error(error)}{name_line(error, function)}") from error
 
 
-def _number(given: Any, *, bounded: bool) -> float:
+def _number(returned: Any, *, bounded: bool) -> float:
     """What a function returned, as a number; CannotGrade where it is none."""
-    given = plain_number(given)
-    wanted = "a number from 0 to 1" if bounded else "a number"
-    if not isinstance(given, bool | int | float):
-        raise CannotGrade(f"it returned {type(given).__name__} instead of {wanted}")
-    if not math.isfinite(given) or (bounded and not 0 <= given <= 1):
-        raise CannotGrade(f"it returned {given} instead of {wanted}")
-    return float(given)
+    returned = plain_number(returned)
+    expected = "a number from 0 to 1" if bounded else "a number"
+    if not isinstance(returned, bool | int | float):
+        raise CannotGrade(f"it returned {type(returned).__name__} instead of {expected}")
+    if not math.isfinite(returned) or (bounded and not 0 <= returned <= 1):
+        raise CannotGrade(f"it returned {returned} instead of {expected}")
+    return float(returned)

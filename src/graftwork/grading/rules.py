@@ -100,45 +100,45 @@ class BySchema(Record):
 
 
 def grade_exact(case: Case, text: str, context: GradeContext) -> Grade:
-    asked: Exact = context.parameters
-    expected = asked.value if asked.value is not None else expected_text(case, context.fields)
+    rule: Exact = context.parameters
+    expected = rule.value if rule.value is not None else expected_text(case, context.fields)
     if expected is None:
         return None
-    return float(plain_text(text, asked) == plain_text(expected, asked))
+    return float(plain_text(text, rule) == plain_text(expected, rule))
 
 
 def grade_contains(case: Case, text: str, context: GradeContext) -> Grade:
-    asked: Contains = context.parameters
-    values = (asked.value,) if isinstance(asked.value, str) else asked.value
-    searched = text.casefold() if asked.ignore_case else text
-    found = [(value.casefold() if asked.ignore_case else value) in searched for value in values]
-    if asked.need == "none":
-        return float(not any(found))
-    return float(all(found) if asked.need == "all" else any(found))
+    rule: Contains = context.parameters
+    values = (rule.value,) if isinstance(rule.value, str) else rule.value
+    searched = text.casefold() if rule.ignore_case else text
+    present = [(value.casefold() if rule.ignore_case else value) in searched for value in values]
+    if rule.need == "none":
+        return float(not any(present))
+    return float(all(present) if rule.need == "all" else any(present))
 
 
 def grade_regex(case: Case, text: str, context: GradeContext) -> Grade:
-    asked: Regex = context.parameters
+    rule: Regex = context.parameters
     try:
-        return float(matches(asked.pattern, text, whole=asked.whole, seconds=asked.seconds))
+        return float(matches(rule.pattern, text, whole=rule.whole, seconds=rule.seconds))
     except PatternTooSlow as error:
-        raise CannotGrade(f"{asked.pattern}: {error}") from error
+        raise CannotGrade(f"{rule.pattern}: {error}") from error
 
 
 def grade_numeric(case: Case, text: str, context: GradeContext) -> Grade:
-    asked: Numeric = context.parameters
-    expected = asked.value
+    rule: Numeric = context.parameters
+    expected = rule.value
     if expected is None:
         reference = expected_text(case, context.fields)
-        known = numbers_in(reference) if reference is not None else []
-        if not known:
+        reference_numbers = numbers_in(reference) if reference is not None else []
+        if not reference_numbers:
             return None
-        expected = known[-1]
-    given = numbers_in(text)
-    if not given or (asked.which == "only" and len(given) != 1):
+        expected = reference_numbers[-1]
+    answered = numbers_in(text)
+    if not answered or (rule.which == "only" and len(answered) != 1):
         return 0.0
-    meant = {"first": given[:1], "last": given[-1:], "only": given, "any": given}[asked.which]
-    return float(any(within_reach(number, expected, asked) for number in meant))
+    meant = {"first": answered[:1], "last": answered[-1:], "only": answered, "any": answered}[rule.which]
+    return float(any(within_reach(number, expected, rule) for number in meant))
 
 
 def within_reach(number: float, expected: float, asked: Numeric) -> bool:
@@ -149,8 +149,8 @@ def within_reach(number: float, expected: float, asked: Numeric) -> bool:
 
 
 def grade_json_schema(case: Case, text: str, context: GradeContext) -> Grade:
-    asked: BySchema = context.parameters
-    return grade_by_schema(text, asked.document)
+    rule: BySchema = context.parameters
+    return grade_by_schema(text, rule.document)
 
 
 def numbers_in(text: str) -> list[float]:
@@ -161,8 +161,8 @@ def numbers_in(text: str) -> list[float]:
     text = re.sub(r"\[\d{1,6}\]", " ", text)
     text = re.sub(r"(?m)^\s*\d{1,3}[.)]\s", " ", text)
     numbers = []
-    for found in _NUMBER.finditer(text):
-        number = float(found[0].replace(",", "").replace("\u2212", "-"))
+    for match in _NUMBER.finditer(text):
+        number = float(match[0].replace(",", "").replace("\u2212", "-"))
         if math.isfinite(number):
             numbers.append(number)
     return numbers
@@ -219,17 +219,17 @@ class AllFields(Record):
         if not isinstance(self.fields, dict):
             return [(name, Exact()) for name in self.fields]
         rules: list[tuple[str, Record | None]] = []
-        for name, given in self.fields.items():
-            written = {"metric": given} if isinstance(given, str) else dict(given)
-            kind = COMPARED.get(str(written.pop("metric", "exact")))
-            if "value" in written and kind is not None:
+        for name, comparison in self.fields.items():
+            parameters = {"metric": comparison} if isinstance(comparison, str) else dict(comparison)
+            kind = COMPARED.get(str(parameters.pop("metric", "exact")))
+            if "value" in parameters and kind is not None:
                 raise ValueError(f"fields.{name}: all_fields takes no value: the reference is the value")
             try:
-                rules.append((name, None if kind is None else kind.model_validate(written)))
+                rules.append((name, None if kind is None else kind.model_validate(parameters)))
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
-                place = ".".join(str(part) for part in first["loc"])
-                raise ValueError(f"fields.{name}: {place}: {first['msg']}") from error
+                path = ".".join(str(part) for part in first["loc"])
+                raise ValueError(f"fields.{name}: {path}: {first['msg']}") from error
         return rules
 
 
@@ -245,14 +245,14 @@ def grade_field(path: str, case: Case, text: str, rule: Record) -> Grade:
 
 def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
     """Right where all of them are."""
-    asked: AllFields = context.parameters
+    parameters: AllFields = context.parameters
     reference = parse_object(case.reference)
     if reference is None:
         return None
     answer = parse_object(text)
-    if asked.fields is None:
+    if parameters.fields is None:
         return float(answer is not None and same_value(reference, answer))
-    rules = [(name, rule) for name, rule in asked.rules() if rule is not None]
+    rules = [(name, rule) for name, rule in parameters.rules() if rule is not None]
     if all(look_up(reference, name) is MISSING for name, _ in rules):
         return None
     if answer is None:
@@ -270,15 +270,15 @@ def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def grade_normalised(case: Case, text: str, context: GradeContext) -> Grade:
-    asked: Normalised = context.parameters
-    expected = asked.value if asked.value is not None else case.reference
+    rule: Normalised = context.parameters
+    expected = rule.value if rule.value is not None else case.reference
     return float(words_of(text) == words_of(expected)) if expected.strip() else None
 
 
 def grade_set(case: Case, text: str, context: GradeContext) -> Grade:
-    asked: SetOf = context.parameters
-    expected = asked.value if asked.value is not None else _parsed(case.reference)
-    return float(agree(expected, _parsed(text), asked)) if items_of(expected, asked) else None
+    rule: SetOf = context.parameters
+    expected = rule.value if rule.value is not None else _parsed(case.reference)
+    return float(agree(expected, _parsed(text), rule)) if items_of(expected, rule) else None
 
 
 def agree(expected: Any, given: Any, rule: Record) -> bool:
@@ -288,9 +288,9 @@ def agree(expected: Any, given: Any, rule: Record) -> bool:
     texts = isinstance(expected, str) and isinstance(given, str)
     if isinstance(rule, SetOf):
         return items_of(expected, rule) == items_of(given, rule)
-    if isinstance(rule, Numeric) and (wanted := _numbers(expected)):
+    if isinstance(rule, Numeric) and (expected_numbers := _numbers(expected)):
         numbers = _numbers(given)
-        return len(numbers) == 1 and within_reach(numbers[0], wanted[-1], rule)
+        return len(numbers) == 1 and within_reach(numbers[0], expected_numbers[-1], rule)
     if isinstance(rule, Normalised) and texts:
         return words_of(expected) == words_of(given)
     if isinstance(rule, Exact) and texts:
@@ -440,13 +440,13 @@ def follows_template(text: str, template: str) -> bool:
     first, last = pieces[0], pieces[-1]
     if not text.startswith(first) or not text.endswith(last):
         return False
-    at, end = len(first), len(text) - len(last)
+    position, end = len(first), len(text) - len(last)
     for piece in pieces[1:-1]:
-        found = text.find(piece, at + 1, end)
-        if found < 0 or not text[at:found].strip():
+        next_position = text.find(piece, position + 1, end)
+        if next_position < 0 or not text[position:next_position].strip():
             return False
-        at = found + len(piece)
-    return at < end and bool(text[at:end].strip())
+        position = next_position + len(piece)
+    return position < end and bool(text[position:end].strip())
 
 
 def _heading(line: str) -> str:

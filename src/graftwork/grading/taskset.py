@@ -118,33 +118,33 @@ def load_tasks(spec: TasksetSpec, *, folder: Path) -> list[tuple[Case, dict[str,
     """
     worker = start_worker(spec, folder=folder, seconds=LOAD_SECONDS)
     try:
-        found = worker.ask({"load": spec.tasks})
+        reply = worker.ask({"load": spec.tasks})
     finally:
         worker.end()
-    if "refused" in found:
-        raise EnvironmentLacks(**found["refused"])
-    if "failed" in found:
+    if "refused" in reply:
+        raise EnvironmentLacks(**reply["refused"])
+    if "failed" in reply:
         raise EnvironmentLacks(
             f"the task set {spec.name} cannot be loaded",
-            why=found["failed"],
+            why=reply["failed"],
             fix="load it on its own: `vf-validate --only-setup`, and set `rollouts.taskset.tasks` to fewer",
         )
-    cases = make_cases(found["tasks"], name=spec.name, reference=spec.reference)
-    return [(case, task["data"]) for case, task in zip(cases, found["tasks"], strict=True)]
+    cases = make_cases(reply["tasks"], name=spec.name, reference=spec.reference)
+    return [(case, task["data"]) for case, task in zip(cases, reply["tasks"], strict=True)]
 
 
 def make_cases(tasks: Sequence[dict[str, Any]], *, name: str, reference: str | None) -> list[Case]:
     """Pure: what the worker read, as cases."""
-    named = [task["id"] for task in tasks]
-    by_name = all(named) and len(set(named)) == len(named)
+    ids = [task["id"] for task in tasks]
+    by_name = all(ids) and len(set(ids)) == len(ids)
     return [
         Case(
-            id=str(task["id"]) if by_name else f"{name}-{place}",
-            origin=Origin(file=name, line=place + 1),
+            id=str(task["id"]) if by_name else f"{name}-{index}",
+            origin=Origin(file=name, line=index + 1),
             messages=tuple(Message.model_validate(message) for message in task["messages"]),
             reference=_fill(reference, task["data"], name=name),
         )
-        for place, task in enumerate(tasks)
+        for index, task in enumerate(tasks)
     ]
 
 

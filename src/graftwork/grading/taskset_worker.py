@@ -33,9 +33,9 @@ class TasksetRefused(Exception):
 def open_taskset(spec: dict[str, Any]) -> tuple[Any, Any]:
     """The task set; TasksetRefused where Python, verifiers or the package is missing."""
     if sys.version_info[:2] < LEAST_PYTHON:
-        found = ".".join(map(str, sys.version_info[:3]))
+        version = ".".join(map(str, sys.version_info[:3]))
         raise TasksetRefused(
-            f"{sys.executable} is Python {found}, and verifiers needs 3.11 or newer",
+            f"{sys.executable} is Python {version}, and verifiers needs 3.11 or newer",
             fix="set `rollouts.taskset.python` to a newer interpreter with verifiers",
         )
     for folder in reversed(spec["folders"]):
@@ -117,10 +117,10 @@ def needs_runtime(function: Any) -> bool:
 
 def load_tasks(taskset: Any, count: int) -> list[dict[str, Any]]:
     """The first tasks: prompt, identity, data. A task without a prompt of text is refused by name."""
-    found = []
+    tasks = []
     for task in taskset.take(count):
         data = task.data.model_dump(mode="json")
-        found.append(
+        tasks.append(
             {
                 "id": task.data.id or task.data.name,
                 "key": task.hash,
@@ -128,9 +128,9 @@ def load_tasks(taskset: Any, count: int) -> list[dict[str, Any]]:
                 "data": data,
             }
         )
-    if not found:
+    if not tasks:
         raise TasksetRefused("the task set has no tasks", fix="check `rollouts.taskset.options`")
-    return found
+    return tasks
 
 
 def read_prompt(task: Any) -> list[dict[str, str]]:
@@ -167,8 +167,12 @@ def make_trace(vf: Any, task: Any, answer: dict[str, Any]) -> Any:
         agent=vf.AgentInfo(config=vf.AgentConfig(), name="graftwork"),
     )
     messages = [*read_prompt(task), {"role": "assistant", "content": answer["text"]}]
-    for at, message in enumerate(messages):
-        node = {"parent": at - 1 if at else None, "message": message, "sampled": at == len(messages) - 1}
+    for index, message in enumerate(messages):
+        node = {
+            "parent": index - 1 if index else None,
+            "message": message,
+            "sampled": index == len(messages) - 1,
+        }
         trace.nodes.append(vf.MessageNode.model_validate(node))
     reason = "length" if answer.get("truncated") else "stop"
     trace.calls.append(ModelCall(node=len(messages) - 1, finish_reason=reason))
@@ -196,10 +200,10 @@ def grade(vf: Any, taskset: Any, answer: dict[str, Any]) -> dict[str, Any]:
         trace = asyncio.run(score(vf, taskset, answer))
     except (Exception, SystemExit) as error:
         return {"failed": shorten(error)}
-    missing = [name for name, found in trace.rewards.items() if found is None]
+    missing = [name for name, reward in trace.rewards.items() if reward is None]
     if missing or not trace.rewards:
         return {"failed": f"{', '.join(missing) or 'the task'} gave no reward"}
-    scores = {name: found.score for name, found in trace.rewards.items()}
+    scores = {name: reward.score for name, reward in trace.rewards.items()}
     for name, value in scores.items():
         if not math.isfinite(value):
             return {"failed": f"{name} returned {value} instead of a number"}
@@ -239,18 +243,18 @@ def main() -> int:
         return 1
     replies.write(json.dumps({"ready": True}) + "\n")
     while True:
-        asked = json.loads(lines.get())
-        if "load" not in asked:
-            given = grade(vf, taskset, asked)
+        request = json.loads(lines.get())
+        if "load" not in request:
+            reply = grade(vf, taskset, request)
         else:
             try:
-                given = {"tasks": load_tasks(taskset, asked["load"])}
+                reply = {"tasks": load_tasks(taskset, request["load"])}
             except TasksetRefused as error:
-                given = {"refused": error.message}
+                reply = {"refused": error.message}
             except (Exception, SystemExit) as error:
                 why = f"{type(error).__name__}: {shorten(error)}"
-                given = {"refused": {"what": "the task set cannot be loaded", "why": why, "fix": ""}}
-        replies.write(json.dumps(given) + "\n")
+                reply = {"refused": {"what": "the task set cannot be loaded", "why": why, "fix": ""}}
+        replies.write(json.dumps(reply) + "\n")
 
 
 if __name__ == "__main__":

@@ -118,13 +118,13 @@ def grade_tool_calls(case: Case, text: str, _fields: AnswerFields) -> Grade:
     expected = _expected(case)
     if expected is None:
         return None
-    given = read_calls(text)
-    if given is None or len(given) != len(expected):
+    calls = read_calls(text)
+    if calls is None or len(calls) != len(expected):
         return 0.0
     return float(
         all(
-            wanted.name == call.name and _same_argument(wanted.arguments, call.arguments)
-            for wanted, call in zip(expected, given, strict=True)
+            expected_call.name == call.name and _same_argument(expected_call.arguments, call.arguments)
+            for expected_call, call in zip(expected, calls, strict=True)
         )
     )
 
@@ -139,22 +139,22 @@ def grade_tool_call_f1(case: Case, text: str, _fields: AnswerFields) -> Grade:
     expected = _expected(case)
     if expected is None:
         return None
-    given = read_calls(text)
-    if given is None or len(given) > MOST_CALLS:
+    calls = read_calls(text)
+    if calls is None or len(calls) > MOST_CALLS:
         return 0.0
-    if not given and not expected:
+    if not calls and not expected:
         return 1.0
     # The most agreement of calls that keep their order.
-    best = [0.0] * (len(given) + 1)
-    for wanted in expected:
+    best = [0.0] * (len(calls) + 1)
+    for expected_call in expected:
         row = [0.0]
-        for place, call in enumerate(given):
+        for column, call in enumerate(calls):
             agreement = 0.0
-            if wanted.name == call.name:
-                agreement = 0.5 + 0.5 * _share(wanted.arguments, call.arguments)
-            row.append(max(best[place + 1], row[-1], best[place] + agreement))
+            if expected_call.name == call.name:
+                agreement = 0.5 + 0.5 * _share(expected_call.arguments, call.arguments)
+            row.append(max(best[column + 1], row[-1], best[column] + agreement))
         best = row
-    return 2 * best[-1] / (len(expected) + len(given))
+    return 2 * best[-1] / (len(expected) + len(calls))
 
 
 def grade_tool_calls_valid(case: Case, text: str, _fields: AnswerFields) -> Grade:
