@@ -26,8 +26,8 @@ from graftwork.evaluate.cases import choose_cases, clusters_of
 from graftwork.evaluate.judge import Judge, open_judge
 from graftwork.evaluate.judge_statistics import (
     JudgeCalibration,
-    LabelledAnswer,
-    LabelledPair,
+    LabeledAnswer,
+    LabeledPair,
     Mode,
     calibrate,
     opinions_of_marks,
@@ -474,8 +474,8 @@ def _calibrate_mode(
     judge: Judge,
     settings: JudgeSettings,
     mode: Mode,
-    answers: list[LabelledAnswer],
-    pairs: list[LabelledPair],
+    answers: list[LabeledAnswer],
+    pairs: list[LabeledPair],
 ) -> JudgeCalibration:
     def report(done: int, total: int) -> None:
         work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
@@ -503,15 +503,15 @@ def _calibrate_mode(
     return calibration.model_copy(update={"made_at": timestamp()})
 
 
-def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[LabelledPair]]:
+def gather_labels(work: OpenProject) -> tuple[list[LabeledAnswer], list[LabeledPair]]:
     """Rewards, preference pairs, feedback, corrections and reviews, each labelled answer under its own id."""
     prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
     rows = [row for split in SPLITS for row in read_rows(Path(prepared.folder), split)]
     # The scale of the log's rewards, as a check on reviewer_score states it.
     rules = (check.rule for check in work.settings.evaluate.checks if check.metric == "reviewer_score")
     scale = next((rule for rule in rules if isinstance(rule, Review)), Review())
-    answers: list[LabelledAnswer] = []
-    pairs: list[LabelledPair] = []
+    answers: list[LabeledAnswer] = []
+    pairs: list[LabeledPair] = []
     known: set[tuple[str, str, str]] = set()
     cases = choose_cases(rows) if rows else ()
     clusters = clusters_of(cases)
@@ -519,9 +519,9 @@ def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[Labelle
         cluster = clusters.get(case.id, case.id)
         if case.reward is not None and scale.least <= case.reward <= scale.most:
             share = (case.reward - scale.least) / ((scale.most - scale.least) or 1.0)
-            answers.append(LabelledAnswer(_blind(case), case.reference, share >= GOOD_FROM, cluster))
+            answers.append(LabeledAnswer(_blind(case), case.reference, share >= GOOD_FROM, cluster))
         if case.rejected is not None and case.rejected.strip() != case.reference.strip():
-            pairs.append(LabelledPair(_blind(case), case.reference, case.rejected, cluster))
+            pairs.append(LabeledPair(_blind(case), case.reference, case.rejected, cluster))
             known.add(_name_pair(case.messages, case.reference, case.rejected))
     # What each person thought last of each item. People may disagree: each of them is a label.
     last: dict[tuple[str, str | None], list[JudgeLabel]] = {}
@@ -539,10 +539,10 @@ def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[Labelle
             group=label.group,
         )
         cluster = label.session or label.item
-        answers.append(LabelledAnswer(case, label.answer, label.score >= GOOD_FROM, cluster))
+        answers.append(LabeledAnswer(case, label.answer, label.score >= GOOD_FROM, cluster))
         # An edited row is a pair of the log too, where data.logs names the log of reviews.
         if label.instead_of and _name_pair(label.messages, label.answer, label.instead_of) not in known:
-            pairs.append(LabelledPair(case, label.answer, label.instead_of, cluster))
+            pairs.append(LabeledPair(case, label.answer, label.instead_of, cluster))
     return answers, pairs
 
 

@@ -48,7 +48,7 @@ def read_inspect(path: Path) -> ForeignRun:
         samples = listed if isinstance(listed, list) else []
     if not is_inspect(header):
         raise not_as_expected(
-            "this is no log of inspect-ai", why="it has neither `eval` nor `status`", where=str(path)
+            "this is not a log of inspect-ai", why="it has neither `eval` nor `status`", where=str(path)
         )
     spec = header["eval"]
     settings = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
@@ -143,7 +143,7 @@ def _read_sample(sample: dict[str, Any], origin: Origin) -> ForeignSample:
 
 
 def _asked(sample: dict[str, Any]) -> tuple[Message, ...]:
-    """The input, behind the system turns that the solver put before it."""
+    """The input, after the system turns that the solver put before it."""
     prompt = sample.get("input")
     messages = make_messages(prompt) if isinstance(prompt, list) else ()
     if isinstance(prompt, str):

@@ -2,7 +2,7 @@
 
 In: cases and what one or two subjects answered. Out: verdicts and marks; every reply is kept by what was
 asked. A question without a clear reply, or without budget, counts as unjudged; a later run resumes there.
-The answers are marked as material that is no instruction, between marks that occur in none of them.
+The answers are marked as material and not as an instruction, between marks that occur in none of them.
 """
 
 import hashlib
@@ -289,7 +289,7 @@ class Judge:
     def _each(
         self, do: Callable[[Case], Reading], cases: Sequence[Case], progress: Progress
     ) -> list[Reading]:
-        """In the order of the cases. The first error that is no verdict ends it; earlier replies are kept."""
+        """In the order of the cases. An error that is not a verdict ends it; earlier replies are kept."""
         done = count(1)
         return ask_many(
             cases,

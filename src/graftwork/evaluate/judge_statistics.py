@@ -1,6 +1,6 @@
 """Verdicts of a judge counted, and how far the judge agrees with people. Pure.
 
-In: its verdict on every pair, in both orders; answers that people labelled, and what the judge says of them.
+In: its verdict on every pair, in both orders; answers that people labeled, and what the judge says of them.
 Out: a JudgeTally and a Comparison: wins, losses, ties, how steady the judge is; a JudgeCalibration:
 agreement, Cohen's kappa and biases, with intervals over sessions. A judge that changes its mind with the
 order has not decided: that pair is a tie, and counted as inconsistent. Against people, a pair that it leaves
@@ -105,7 +105,7 @@ def compare_by_judge(
     return comparison.model_copy(update={"baseline": tally.baseline, "candidate": tally.candidate})
 
 
-def add_judgement(report: Report, tally: JudgeTally) -> Report:
+def add_judgment(report: Report, tally: JudgeTally) -> Report:
     return report.model_copy(
         update={
             "judged": (*report.judged, tally),
@@ -114,7 +114,7 @@ def add_judgement(report: Report, tally: JudgeTally) -> Report:
     )
 
 
-class LabelledAnswer(NamedTuple):
+class LabeledAnswer(NamedTuple):
     """An answer that a person called good or not. The case shows no reference that gives the label away."""
 
     case: Case
@@ -123,7 +123,7 @@ class LabelledAnswer(NamedTuple):
     cluster: str
 
 
-class LabelledPair(NamedTuple):
+class LabeledPair(NamedTuple):
     """Two answers of which a person preferred one."""
 
     case: Case
@@ -367,10 +367,10 @@ def _length_bias(opinions: Sequence[JudgeOpinion], *, mode: Mode, confidence: fl
 
 
 def opinions_of_marks(
-    labelled: Sequence[LabelledAnswer], marks: Mapping[str, float | None]
+    labeled: Sequence[LabeledAnswer], marks: Mapping[str, float | None]
 ) -> tuple[list[JudgeOpinion], int]:
     """`marks` are by the id of the case; answers without one are counted."""
-    marked = [(answer, marks.get(answer.case.id)) for answer in labelled]
+    marked = [(answer, marks.get(answer.case.id)) for answer in labeled]
     opinions = [
         JudgeOpinion(
             answer.good,
@@ -386,11 +386,11 @@ def opinions_of_marks(
 
 
 def opinions_of_pairs(
-    labelled: Sequence[LabelledPair], verdicts: Sequence[PairVerdict]
+    labeled: Sequence[LabeledPair], verdicts: Sequence[PairVerdict]
 ) -> tuple[list[JudgeOpinion], int]:
     """The answer that the person preferred was the candidate of each verdict."""
     by_case = {verdict.case_id: verdict for verdict in verdicts if verdict.grade is not None}
-    judged = [(pair, by_case[pair.case.id]) for pair in labelled if pair.case.id in by_case]
+    judged = [(pair, by_case[pair.case.id]) for pair in labeled if pair.case.id in by_case]
     opinions = [
         JudgeOpinion(
             True,
@@ -402,4 +402,4 @@ def opinions_of_pairs(
         )
         for pair, verdict in judged
     ]
-    return opinions, len(labelled) - len(opinions)
+    return opinions, len(labeled) - len(opinions)

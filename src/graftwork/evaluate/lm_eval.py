@@ -87,7 +87,7 @@ def _assemble(path: Path, header: dict[str, Any], files: list[tuple[str, Path]])
         sample = _read_row(task, row, origin, several=several, filtered=len(filters[task]) > 1)
         key = (sample.case.id, sample.answer.repeat)
         if key in samples:
-            # The same document once more, behind another filter.
+            # The same document once more, after another filter.
             sample = samples[key].model_copy(update={"scores": {**samples[key].scores, **sample.scores}})
         samples[key] = sample
     notes: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def _read_rows(path: Path) -> Iterator[tuple[dict[str, Any], Origin]]:
         row = parse(line, where=f"{path}:{number}")
         if not isinstance(row, dict) or "doc_id" not in row:
             raise not_as_expected(
-                "this is no sample of lm-eval", why="it has no `doc_id`", where=f"{path}:{number}"
+                "this is not a sample of lm-eval", why="it has no `doc_id`", where=f"{path}:{number}"
             )
         yield row, Origin(file=str(path), line=number)
 

@@ -189,7 +189,7 @@ def common_replies(cases: Sequence[Case]) -> list[str]:
 
 
 def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) -> list[Problem]:
-    """What is wrong with a metric by itself. A metric that graft.yaml does not name is no error."""
+    """What is wrong with a metric by itself. A metric that graft.yaml does not name is not an error."""
     title = name_of(trial.name)
     if trial.name not in named:
         return []

@@ -25,7 +25,7 @@ from graftwork.evaluate.comparison import compare, wear_of
 from graftwork.evaluate.costs import DAYS_PER_MONTH, AnswerPrice, Volume, find_savings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.judge import Judge, first_answers, judge_subjects, open_judge
-from graftwork.evaluate.judge_statistics import JudgeCalibration, Mode, add_judgement
+from graftwork.evaluate.judge_statistics import JudgeCalibration, Mode, add_judgment
 from graftwork.evaluate.report import confuse, make_report, score, sessions_of, slice_report
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.evaluate.subjects import (
@@ -86,7 +86,7 @@ def find_hosting(
     prompt, answer = _lengths(dataset, work.settings.evaluate.max_new_tokens)
     configured = work.settings.evaluate.costs.gpu
     gpu_name = find_gpu(configured).name if configured is not None else None
-    # Machines with one card, the cheapest first. Free sessions are no hosting: they end by themselves.
+    # Machines with one GPU, the cheapest first. Free sessions are not hosting: they end by themselves.
     priced = ((offer.usd_per_hour or 0.0, offer.place, offer) for offer in list_offers() if offer.gpus == 1)
     for usd_per_hour, _, offer in sorted(priced, key=lambda entry: entry[:2]):
         if not usd_per_hour:
@@ -306,7 +306,7 @@ class Grading:
             confidence=settings.confidence,
             progress=self._tell,
         )
-        return add_judgement(report, tally)
+        return add_judgment(report, tally)
 
     def _tell(self, done: int, total: int) -> None:
         self.work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
@@ -331,7 +331,7 @@ def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
     for subject in with_one_engine(lineup).all:
         (subject.folder / GENERATION_FILE).unlink(missing_ok=True)
         if subject.job is not None:
-            # On a card only the worker knows which one it will be.
+            # On a GPU only the worker knows which one it will be.
             for precision in PRECISIONS:
                 forget_answers(subject.job.model_copy(update={"precision": precision}), cases)
 
@@ -371,7 +371,7 @@ def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> N
 
 
 def _timed_later(subject: Subject) -> Subject:
-    """Its own worker times nothing, but on a card one request, whose memory it notes."""
+    """Its own worker times nothing, but on a GPU one request, whose memory it notes."""
     assert subject.job is not None
     requests = 1 if subject.job.device.startswith("cuda") else 0
     return replace(subject, job=subject.job.model_copy(update={"latency_cases": requests}))

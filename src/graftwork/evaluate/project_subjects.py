@@ -136,17 +136,17 @@ def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
 
 
 def find_device() -> str:
-    """The card where there is one that this process may use; found without loading anything heavy."""
+    """The GPU where there is one that this process may use; found without loading anything heavy."""
     from graftwork.process.machine import list_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible not in _cards_found and list_gpus():
-        _cards_found.add(visible)
-    return "cuda" if visible in _cards_found else "cpu"
+    if visible not in _gpus_found and list_gpus():
+        _gpus_found.add(visible)
+    return "cuda" if visible in _gpus_found else "cpu"
 
 
-_cards_found: set[str | None] = set()
-"""Settings of CUDA_VISIBLE_DEVICES under which there was a card: the driver's tool is asked once, since it
+_gpus_found: set[str | None] = set()
+"""Settings of CUDA_VISIBLE_DEVICES under which there was a GPU: the driver's tool is asked once, since it
 takes up to seconds to answer."""
 
 
@@ -272,7 +272,7 @@ def _job(work: OpenProject, name: str, asking: Asking, **fields: Any) -> EvalJob
 
 
 def rows_at_once(device: str) -> int:
-    """A processor has its hands full with few rows; a card takes many in the time of one."""
+    """A CPU has its hands full with few rows; a GPU takes many in the time of one."""
     return 256 if device.startswith("cuda") else 32
 
 
@@ -316,7 +316,7 @@ def subjects_by_settings(work: OpenProject) -> tuple[str, ...]:
 
 
 def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
-    """Worked examples from the training split, and an optimised instruction where the settings want one."""
+    """Worked examples from the training split, and an optimized instruction where the settings want one."""
     settings = work.settings.evaluate
     prompt = choose_examples(
         read_rows(Path(prepared.folder), "train"),
@@ -326,7 +326,7 @@ def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
     )
     if settings.prompt.optimizer == "none":
         return prompt
-    return optimise_prompt(work, prepared, prompt)
+    return optimize_prompt(work, prepared, prompt)
 
 
 def with_logged_prompts(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
@@ -386,7 +386,7 @@ def remark_on_prompts(work: OpenProject, cases: Sequence[Case]) -> tuple[str, ..
     )
 
 
-def optimise_prompt(work: OpenProject, prepared: PreparedData, examples: PromptVariant) -> PromptVariant:
+def optimize_prompt(work: OpenProject, prepared: PreparedData, examples: PromptVariant) -> PromptVariant:
     """The prompt of an earlier search where nothing has changed since."""
     require_gepa()
     settings = work.settings.evaluate
@@ -423,7 +423,7 @@ def optimise_prompt(work: OpenProject, prepared: PreparedData, examples: PromptV
             project_folder=str(work.project.root),
         )
         task = WorkerTask(
-            name="optimising the prompt of the base",
+            name="optimizing the prompt of the base",
             module="graftwork.evaluate.ask.prompt_search",
             job=job,
             folder=folder,

@@ -52,7 +52,7 @@ from graftwork.grading.metrics import (
     TRUNCATED,
     is_scored,
 )
-from graftwork.grading.rules import Exact, Normalised, plain_text
+from graftwork.grading.rules import Exact, Normalized, plain_text
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,
@@ -71,7 +71,7 @@ from graftwork.text.redact import publishable
 from graftwork.text.wording import plural
 
 LARGEST_LOSS = 700.0
-"""e to more than this is no number any more."""
+"""e to more than this is not a number any more."""
 
 Scores = dict[str, float | None]
 NOT_BY_THE_CASE = (
@@ -150,7 +150,7 @@ def make_perplexity(
 ) -> Metric | None:
     """e to the mean of the cases' losses, bounded by how far their sessions differ.
 
-    The repeats of a case weigh the same reply. A loss that is no number is counted as one that failed.
+    The repeats of a case weigh the same reply. A loss that is not a number is counted as one that failed.
     """
     measured = {case: loss for case, loss in losses.items() if loss is not None}
     sound = {case: loss for case, loss in measured.items() if abs(loss) <= LARGEST_LOSS}
@@ -172,7 +172,7 @@ def make_perplexity(
         clusters=len(set(clusters or ())),
         method=f"bootstrap of the mean loss{', by session' if clusters else ''}",
         failed=failed,
-        why_failed="the loss of the recorded reply is no number" if failed else "",
+        why_failed="the loss of the recorded reply is not a number" if failed else "",
         failed_cases=tuple(case for case in measured if case not in sound),
     )
 
@@ -349,7 +349,7 @@ def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: Grade
 
 
 def slice_report(report: Report, cases: Sequence[Case], *, by: Sequence[str]) -> Report:
-    """With every graded metric of baseline and candidate on every part. What has one part only is no cut."""
+    """With every graded metric of baseline and candidate on every part. One part alone is not a cut."""
     cuts = cut_cases(cases, by=by)
     before = report.baseline.metrics
     graded = [
@@ -524,7 +524,7 @@ def _read(check: GradeCheck, text: str) -> str | None:
     if not isinstance(value, str):
         return json.dumps(value, sort_keys=True, ensure_ascii=False)
     rule = check.rule
-    if isinstance(rule, Normalised):
+    if isinstance(rule, Normalized):
         return " ".join(words_of(value))
     return plain_text(value, rule) if isinstance(rule, Exact) else value.strip()
 

@@ -121,7 +121,7 @@ class CostSettings(Record):
         None, description="The metric that counts successes; the primary metric of the gate without it."
     )
     gpu: str | None = Field(
-        None, description="The card to host the small model on; the cheapest offer that serves it without."
+        None, description="The GPU to host the small model on; the cheapest offer that serves it without."
     )
 
 
@@ -138,9 +138,9 @@ class PromptSettings(Record):
         description="Who proposes instructions: an endpoint as URL#model,key=VARIABLE; the base without it.",
     )
     max_answers: int = Field(
-        200, ge=1, description="Answers to training and validation rows that optimising may take."
+        200, ge=1, description="Answers to training and validation rows that optimizing may take."
     )
-    seed: int = Field(0, ge=0, description="Where the optimiser's choices start.")
+    seed: int = Field(0, ge=0, description="Where the optimizer's choices start.")
 
     @field_validator("reflection")
     @classmethod
@@ -166,7 +166,7 @@ class EvaluateSettings(Record):
     max_new_tokens: int = Field(default=64, ge=1)
     """An answer longer than this is cut off and counts as truncated."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Answers generated side by side. Without it 32 on a processor, and on a card 256 or as many as fit."""
+    """Answers generated side by side. Without it 32 on a CPU, and on a GPU 256 or as many as fit."""
     metrics: tuple[str, ...] = tuple(METRICS)
     """What is graded: names of the metrics."""
     checks: tuple[GradeCheck, ...] = ()

@@ -4,7 +4,7 @@ In: a text of `--subject` or of `evaluate.subjects`. Out: what kind of subject i
 not know whether it exists.
 
     base                                 the base model alone
-    base+prompt                          the base with worked examples, and an optimised instruction where
+    base+prompt                          the base with worked examples, and an optimized instruction where
                                          graft.yaml asks for one
     base+logged_prompt                   the base with the system prompt that the log has
     adapter                              what the last training of this model left
@@ -79,7 +79,7 @@ def parse_subject(text: str) -> NamedSubject:
     if colon and which and before in kinds:
         return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
-        f"{text!r} is no subject",
+        f"{text!r} is not a subject",
         why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
         "model:NAME, release:ID, champion, log, engine:NAME or URL#model",
         fix="name one of these, for example `--subject release:champion`",
@@ -118,7 +118,7 @@ def _parse_endpoint(name: str) -> NamedSubject:
     model, *options = model_and_options.split(",")
     parts = urlsplit(address)
     if not parts.hostname or not model:
-        raise _wrong(address, "it names a URL and, behind #, the model that is asked there")
+        raise _wrong(address, "it names a URL and, after #, the model that is asked there")
     if parts.username or parts.password or parts.query:
         raise _wrong(address.split("@")[-1].split("?")[0], "a key in a URL would be written into the report")
     endpoint = Endpoint(url=address.rstrip("/"), model=model)
@@ -256,13 +256,13 @@ def with_one_engine(lineup: Lineup) -> Lineup:
 def share_engine(subjects: Sequence[Subject]) -> bool:
     """Whether one process answers for all of these before it times them.
 
-    On a card opening it, loading the base and recording passes take longer than most evaluations. On a
-    processor each has its own, whose memory is then the subject's.
+    On a GPU opening it, loading the base and recording passes take longer than most evaluations. On a
+    CPU each has its own, whose memory is then the subject's.
     """
     jobs = [subject.job for subject in subjects if subject.job is not None]
     embedded = all(job.engine.partition(" ")[0] == EMBEDDED for job in jobs)
-    on_card = all(job.device.startswith("cuda") and job.shards == 1 for job in jobs)
-    return embedded and on_card and len({(job.base_folder, job.reasoning) for job in jobs}) == 1
+    on_gpu = all(job.device.startswith("cuda") and job.shards == 1 for job in jobs)
+    return embedded and on_gpu and len({(job.base_folder, job.reasoning) for job in jobs}) == 1
 
 
 def timed_together(subjects: Sequence[Subject]) -> list[Subject]:

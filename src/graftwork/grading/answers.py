@@ -227,7 +227,7 @@ def shared_words(given: list[str], expected: list[str]) -> float:
 def split_claims(text: str) -> list[str]:
     """The sentences, each with the citations that follow its full stop.
 
-    Headings and list marks without a word of substance are no claims.
+    Headings and list marks without a word of substance are not claims.
     """
     claims: list[str] = []
     for piece in _SENTENCE_END.split(text):

@@ -50,7 +50,7 @@ from graftwork.grading.rules import (
     Contains,
     Exact,
     FormatRule,
-    Normalised,
+    Normalized,
     Numeric,
     Regex,
     SetOf,
@@ -60,7 +60,7 @@ from graftwork.grading.rules import (
     grade_field,
     grade_format,
     grade_json_schema,
-    grade_normalised,
+    grade_normalized,
     grade_numeric,
     grade_regex,
     grade_set,
@@ -74,7 +74,7 @@ NAME = r"^[a-z0-9][a-z0-9_.-]{0,63}$"
 
 KINDS: dict[str, CheckKind] = {
     "exact": CheckKind(Exact, grade_exact, "value"),
-    "normalised": CheckKind(Normalised, grade_normalised, "value"),
+    "normalised": CheckKind(Normalized, grade_normalized, "value"),
     "set": CheckKind(SetOf, grade_set, "value"),
     "all_fields": CheckKind(AllFields, grade_all_fields, "fields"),
     "contains": CheckKind(Contains, grade_contains, "value"),
@@ -202,7 +202,7 @@ class GradeCheck(Record):
     @property
     def against_reference(self) -> bool:
         """Whether it holds an answer against the reference: by its metric, or for want of a value."""
-        if isinstance(self._parameters, Exact | Numeric | Normalised | SetOf):
+        if isinstance(self._parameters, Exact | Numeric | Normalized | SetOf):
             return self._parameters.value is None
         return isinstance(self._parameters, AllFields) or compares_with_reference(self.metric)
 

@@ -62,7 +62,7 @@ class PythonTests(Record):
     """What the check `python_tests` takes."""
 
     tests: str
-    """Python that is run behind the answer, in its names: assert what must hold."""
+    """Python that is run after the answer, in its names: assert what must hold."""
 
 
 class PythonCall(Record):
@@ -213,7 +213,7 @@ def asks_for_code(case: Case) -> bool:
 
 
 def extract_code(text: str, *, languages: Collection[str] = _PYTHON) -> str:
-    """What is fenced as this language, one block behind the other; else what is fenced; else all of it."""
+    """What is fenced as this language, one block after the other; else what is fenced; else all of it."""
     blocks = _fenced_blocks(text)
     in_language = [code for word, code in blocks if word in languages]
     unnamed = [code for word, code in blocks if not word]

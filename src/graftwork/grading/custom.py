@@ -62,7 +62,7 @@ class CallEnvironment:
         self._context = context
 
     def read_calls(self, text: str) -> tuple[ToolCall, ...] | None:
-        """The tool calls of an answer, each with `name` and `arguments`; None if one of them is no call."""
+        """The tool calls of an answer, each with `name` and `arguments`; None if one is not a call."""
         return read_calls(text)
 
     def run(self, program: str, arguments: Any) -> CallResult:
@@ -75,7 +75,7 @@ class CallEnvironment:
         try:
             return CallResult(True, json.loads(result.stdout.strip().splitlines()[-1]))
         except (IndexError, ValueError, RecursionError):
-            return CallResult(False, why="its last line is no JSON")
+            return CallResult(False, why="its last line is not JSON")
 
 
 def is_own(name: str) -> bool:
@@ -271,7 +271,7 @@ def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
             path.read_text("utf-8")
         except UnicodeDecodeError as error:
             raise UserMistake(
-                f"{name} is no text in UTF-8",
+                f"{name} is not text in UTF-8",
                 why="the files of a check are put into the sandbox as text",
                 fix="write its data as SQL, JSON or CSV",
                 where=str(path),

@@ -229,7 +229,7 @@ def grade_chrf(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def expected_text(case: Case, fields: AnswerFields) -> str | None:
-    """The words of the reference; the whole of it where it is no structured answer."""
+    """The words of the reference; the whole of it where it is not a structured answer."""
     reference = None if _is_bare(case, fields) else read_answer(case.reference, fields=fields)
     if reference is None:
         return case.reference if case.reference.strip() else None

@@ -172,7 +172,7 @@ class JsonPrefix:
         return True
 
     def _peek(self) -> str:
-        """The next character that is no space."""
+        """The next character that is not a space."""
         while self._char() in _SPACE:
             self._at += 1
         return self._text[self._at]

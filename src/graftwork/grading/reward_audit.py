@@ -303,9 +303,9 @@ def find_p_value(scores: Sequence[float], features: Sequence[dict[str, float]]) 
 def _standardize(columns: Any) -> Any:
     import numpy as np
 
-    centred = columns - columns.mean(axis=0)
-    size = np.sqrt((centred**2).sum(axis=0))
-    return centred / np.where(size > 0, size, 1.0)
+    centered = columns - columns.mean(axis=0)
+    size = np.sqrt((centered**2).sum(axis=0))
+    return centered / np.where(size > 0, size, 1.0)
 
 
 def scored_interactions(rows: Iterable[Interaction]) -> list[ScoredReply]:

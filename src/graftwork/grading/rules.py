@@ -156,7 +156,7 @@ def grade_json_schema(case: Case, text: str, context: GradeContext) -> Grade:
 def numbers_in(text: str) -> list[float]:
     """The numbers of a text in order: 1,234.5 and 1e-3 are one each; those within words are none.
 
-    A citation like [1] is no number of the answer, nor is the "1." of a list.
+    A citation like [1] is not a number of the answer, nor is the "1." of a list.
     """
     text = re.sub(r"\[\d{1,6}\]", " ", text)
     text = re.sub(r"(?m)^\s*\d{1,3}[.)]\s", " ", text)
@@ -177,7 +177,7 @@ def plain_text(text: str, asked: Exact) -> str:
 _BETWEEN_ITEMS = re.compile(r"[,;\n]")
 
 
-class Normalised(Record):
+class Normalized(Record):
     """The same words: case, punctuation and runs of spaces do not count."""
 
     value: str | None = None
@@ -269,8 +269,8 @@ def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
     return 1.0
 
 
-def grade_normalised(case: Case, text: str, context: GradeContext) -> Grade:
-    rule: Normalised = context.parameters
+def grade_normalized(case: Case, text: str, context: GradeContext) -> Grade:
+    rule: Normalized = context.parameters
     expected = rule.value if rule.value is not None else case.reference
     return float(words_of(text) == words_of(expected)) if expected.strip() else None
 
@@ -291,7 +291,7 @@ def agree(expected: Any, given: Any, rule: Record) -> bool:
     if isinstance(rule, Numeric) and (expected_numbers := _numbers(expected)):
         numbers = _numbers(given)
         return len(numbers) == 1 and within_reach(numbers[0], expected_numbers[-1], rule)
-    if isinstance(rule, Normalised) and texts:
+    if isinstance(rule, Normalized) and texts:
         return words_of(expected) == words_of(given)
     if isinstance(rule, Exact) and texts:
         return plain_text(given, rule) == plain_text(expected, rule)
@@ -337,7 +337,7 @@ COMPARED: dict[str, type[Record]] = {
     "exact": Exact,
     "numeric": Numeric,
     "set": SetOf,
-    "normalised": Normalised,
+    "normalised": Normalized,
 }
 """The rules that a field can be compared by, as graft.yaml names them."""
 
@@ -432,7 +432,7 @@ def _missing_section(text: str, sections: tuple[str, ...]) -> str | None:
 def follows_template(text: str, template: str) -> bool:
     """The fixed pieces in order, the first at the start, the last at the end, something in each blank.
 
-    Each piece is taken where it first occurs behind a filled blank: no backtracking, so no text is slow.
+    Each piece is taken where it first occurs after a filled blank: no backtracking, so no text is slow.
     """
     pieces = BLANK.split(template)
     if len(pieces) == 1:

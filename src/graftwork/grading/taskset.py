@@ -62,7 +62,7 @@ class TasksetSpec(Record):
 
 
 def start_worker(spec: TasksetSpec, *, folder: Path, seconds: float) -> LineProcess:
-    """`-P`: the folder of the worker is no place to import from."""
+    """`-P`: nothing is imported from the folder of the worker."""
     return LineProcess(
         [find_python(spec, folder), "-P", str(Path(taskset_worker.__file__))],
         hello={"name": spec.name, "options": spec.options, "folders": _folders(spec, folder)},
@@ -103,7 +103,7 @@ def _fingerprint(python: str, *arguments: str) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise EnvironmentLacks(
-            f"{python} is no usable Python",
+            f"{python} is not a usable Python",
             why=str(error)[:200],
             fix="name the interpreter of an environment with verifiers",
             where="train.rollouts.taskset.python",

@@ -91,7 +91,7 @@ def test_the_gate_may_only_name_what_is_evaluated(load):
         ({"checks": [{"name": "json_valid", "contains": "x"}]}, "is a metric already"),
         ({"checks": [{"name": "a", "contains": "x"}, {"name": "a", "contains": "y"}]}, "two checks"),
         ({"repeats": 3}, "same answer"),
-        ({"subjects": ["chamption"]}, "is no subject"),
+        ({"subjects": ["chamption"]}, "is not a subject"),
         ({"subjects": ["http://host/v1"]}, "cannot be asked"),
         ({"slices": ["rle"]}, "slices"),
         ({"sampling": {"temperature": -1}}, "temperature"),

@@ -11,7 +11,7 @@ from graftwork.evaluate.comparison import wear_of
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.figures import percentile, times_for_percentile
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
-from graftwork.evaluate.judge_statistics import add_judgement
+from graftwork.evaluate.judge_statistics import add_judgment
 from graftwork.evaluate.report import make_rate
 from graftwork.records.report import JudgeTally
 
@@ -165,7 +165,7 @@ def test_preferences_of_a_judge_are_counted_by_session():
 
     def judged(sessions):
         found = simple(marks(40, 40), marks(40, 40), sessions=sessions)
-        return decide(add_judgement(found, tally), gate)
+        return decide(add_judgment(found, tally), gate)
 
     assert judged({}).decision == "deploy"
     # Two long sessions are two judgements, not forty.

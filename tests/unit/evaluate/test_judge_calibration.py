@@ -10,8 +10,8 @@ from graftwork.evaluate.gate.rules import Surroundings
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.judge_statistics import (
     JudgeOpinion,
-    LabelledAnswer,
-    LabelledPair,
+    LabeledAnswer,
+    LabeledPair,
     PairVerdict,
     calibrate,
     kappa_of,
@@ -59,7 +59,7 @@ def judged_by_length(preferred_longer, preferred_shorter):
     longer = [("a long answer", "short")] * preferred_longer + [
         ("short", "a long answer")
     ] * preferred_shorter
-    pairs = [LabelledPair(case(str(n)), *texts, str(n)) for n, texts in enumerate(longer)]
+    pairs = [LabeledPair(case(str(n)), *texts, str(n)) for n, texts in enumerate(longer)]
     said = [
         ("second", "first") if len(preferred) > len(other) else ("first", "second")
         for preferred, other in longer
@@ -78,7 +78,7 @@ def test_a_judge_that_prefers_the_longer_answer_does_not_count_where_people_most
 
 def test_a_judge_that_agrees_on_short_and_long_answers_counts():
     texts = [("a long answer", "short")] * 50 + [("short", "a long answer")] * 10
-    pairs = [LabelledPair(case(str(n)), *pair, str(n)) for n, pair in enumerate(texts)]
+    pairs = [LabeledPair(case(str(n)), *pair, str(n)) for n, pair in enumerate(texts)]
     found, _ = opinions_of_pairs(pairs, verdicts_of([("second", "first")] * 60))
     calibration = calibrate(found, **terms("pairwise"))
     assert calibration.sufficient
@@ -88,7 +88,7 @@ def test_a_judge_that_agrees_on_short_and_long_answers_counts():
 
 def test_marks_that_follow_the_length_of_the_answer_do_not_count():
     answers = [
-        LabelledAnswer(case(str(n)), "x" * (100 + n if n < 30 else n), n < 30, str(n)) for n in range(60)
+        LabeledAnswer(case(str(n)), "x" * (100 + n if n < 30 else n), n < 30, str(n)) for n in range(60)
     ]
     by_length = {answer.case.id: float(len(answer.text) >= 100) for answer in answers}
     found = calibrate(opinions_of_marks(answers, by_length)[0], **terms())
@@ -100,7 +100,7 @@ def test_marks_that_follow_the_length_of_the_answer_do_not_count():
 
 
 def test_the_place_that_a_judge_chooses_in_both_orders_is_measured():
-    pairs = [LabelledPair(case(str(n)), "one", "two", str(n)) for n in range(40)]
+    pairs = [LabeledPair(case(str(n)), "one", "two", str(n)) for n in range(40)]
     said = [("second", "first")] * 28 + [("first", "first")] * 10 + [("second", "second")] * 2
     found = calibrate(opinions_of_pairs(pairs, verdicts_of(said))[0], **terms("pairwise"))
     assert (found.position.always_first, found.position.always_second) == (10, 2)
@@ -154,7 +154,7 @@ def test_perfect_agreement_is_not_taken_for_certain():
 
 
 def test_a_pair_that_the_judge_leaves_open_is_a_disagreement():
-    pairs = [LabelledPair(case(str(n)), "good", "bad", str(n)) for n in range(4)]
+    pairs = [LabeledPair(case(str(n)), "good", "bad", str(n)) for n in range(4)]
     said = [("second", "first"), ("first", "second"), ("first", "first"), (None, "first")]
     found, unjudged = opinions_of_pairs(pairs, verdicts_of(said))
     assert [opinion.judge for opinion in found] == [True, False, False]
@@ -163,7 +163,7 @@ def test_a_pair_that_the_judge_leaves_open_is_a_disagreement():
 
 
 def test_marks_from_four_of_five_call_an_answer_good():
-    answers = [LabelledAnswer(case(str(n), "coder"), "text", True, str(n)) for n in range(3)]
+    answers = [LabeledAnswer(case(str(n), "coder"), "text", True, str(n)) for n in range(3)]
     found, unjudged = opinions_of_marks(answers, {"0": 1.0, "1": 0.75, "2": 0.5})
     assert [opinion.judge for opinion in found] == [True, True, False]
     assert calibrate(found, **terms(), unjudged=unjudged).groups == {"coder": "2 of 3"}

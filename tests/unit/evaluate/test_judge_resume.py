@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.evaluate.judge import judge_subjects, open_judge
-from graftwork.evaluate.judge_statistics import add_judgement
+from graftwork.evaluate.judge_statistics import add_judgment
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
@@ -117,7 +117,7 @@ def test_a_report_carries_the_judgement_and_its_comparison(endpoint, tmp_path):
     )
     subject = SubjectReport(subject="base", metrics={}, generation=generation)
     report = Report(cases_hash="x", cases=12, baseline=subject, candidate=subject, comparisons=())
-    judged = add_judgement(report, tally)
+    judged = add_judgment(report, tally)
     assert judged.judged == (tally,)
     [comparison] = judged.comparisons
     assert (comparison.metric, comparison.wins, comparison.losses) == ("judge_preference", 12, 0)

@@ -115,7 +115,7 @@ def test_another_instruction_is_another_question(tmp_path):
 def test_subjects_with_a_prompt_are_named_after_the_base():
     assert parse_subject("base+prompt").kind == "prompt"
     assert parse_subject("base+logged_prompt").kind == "logged_prompt"
-    with pytest.raises(UserMistake, match="no subject"):
+    with pytest.raises(UserMistake, match="not a subject"):
         parse_subject("base+promt")
 
 

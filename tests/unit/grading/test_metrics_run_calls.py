@@ -130,7 +130,7 @@ def test_a_file_that_is_not_of_the_project_is_reported_before_anything_is_asked(
 def test_a_file_that_is_no_text_is_reported_before_anything_is_asked(project):
     (project / "rides.db").write_bytes(b"SQLite format 3\0\xff")
     check = GradeCheck.model_validate({**CHECK, "files": ["rides.db", *FILES]})
-    with pytest.raises(UserMistake, match=r"rides\.db is no text"):
+    with pytest.raises(UserMistake, match=r"rides\.db is not text"):
         require_gradable(GradeContext(checks={"same_rows": check}, folder=project))
 
 

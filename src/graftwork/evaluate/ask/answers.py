@@ -87,7 +87,7 @@ ANSWERS_FILE = "answers.jsonl"
 BATCHES_FILE = "batches.jsonl"
 PLAN_FILE = "plan.json"
 ROUNDS = 4
-"""How many batches of a card are one: the fewer ends, the less time with few rows."""
+"""How many batches of a GPU are one: the fewer ends, the less time with few rows."""
 
 
 class CaseBatch(NamedTuple):
@@ -127,8 +127,8 @@ class AnswerBook:
         if not path.exists():
             job = self._job
             self._take_over()
-            # Several times as many as run at once on a card, where ended rows are replaced by the next of the
-            # batch. A processor takes as long for a row alone as for a row among others, and resumes after
+            # Several times as many as run at once on a GPU, where ended rows are replaced by the next of the
+            # batch. A CPU takes as long for a row alone as for a row among others, and resumes after
             # each batch.
             rounds = ROUNDS if job.device.startswith("cuda") and job.shards == 1 else 1
             size = job.batch_size * rounds

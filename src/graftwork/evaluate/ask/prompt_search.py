@@ -143,7 +143,7 @@ def search_prompt(job: PromptSearchJob) -> None:
 
         def ask_and_report(instruction: str, some: Sequence[Case]) -> list[str]:
             answers = ask(instruction, some)
-            heart.beat("optimising the prompt", min(adapter.answers + len(some), most), most)
+            heart.beat("optimizing the prompt", min(adapter.answers + len(some), most), most)
             return answers
 
         adapter = PromptAdapter(ask_and_report, grade_by(job))

@@ -209,7 +209,7 @@ class CaseRunner:
         if to_time:
             self._report("timing single requests", 0, len(to_time))
         if to_time and not self._warm:
-            # The first pass of a process pays for lazy initialisation; no user's request does.
+            # The first pass of a process pays for lazy initialization; no user's request does.
             self._engine.answer([to_time[0]], self._greedy, adapter=self._adapter)
         for prompt in to_time:
             self._stop_if_asked("all cases are answered, single requests are being timed")

@@ -82,7 +82,7 @@ def _time_in_turn(job: TimingJob, shared: _SharedEngine, heart: Heart) -> None:
             raise stopped(first, "all cases are answered, single requests are being timed")
 
     for name, rendered in prompts.items():
-        # The first pass pays for lazy initialisation; no user's request does.
+        # The first pass pays for lazy initialization; no user's request does.
         time_one(name, rendered[0])
     timings = time_in_turn(prompts, time_one=time_one, after_round=after_round)
     for subject in job.jobs:

@@ -159,7 +159,7 @@ def _ask_engine(
 
 
 def recording_seconds(engine: MeasuringEngine) -> float:
-    """Spent by the embedded engine on recording passes on a card; nothing by others."""
+    """Spent by the embedded engine on recording passes on a GPU; nothing by others."""
     return engine.recording_seconds if isinstance(engine, EmbeddedEngine) else 0.0
 
 

@@ -206,7 +206,7 @@ def _last_parts(losses: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 CLUSTER_LEAST = 3
-"""Fewer failures than this are no cluster."""
+"""Fewer failures than this are not a cluster."""
 MOST_CONFUSIONS = 3
 MOST_CASES = 10_000
 """More cases than this are not worth advising."""

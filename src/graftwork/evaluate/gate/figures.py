@@ -163,7 +163,7 @@ def finite(bound: float) -> float | None:
 
 
 def measured(subject: SubjectReport, name: str) -> Metric | None:
-    """The metric as the report has it; a range of too few requests is no bound of their 95th percentile."""
+    """The metric as the report has it; a range of too few requests does not bound their 95th percentile."""
     slowest = subject.metrics.get(name) if name == LATENCY_P95 else None
     if slowest is not None and slowest.n < times_for_percentile(slowest.confidence):
         return _unbounded(slowest)

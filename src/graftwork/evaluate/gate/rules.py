@@ -385,7 +385,7 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     pair = _find(report, win, around)
     if isinstance(pair, str):
         return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=pair, against=win.against)
-    # In the metric's unit. One measurement each has no interval, so a small difference is no saving.
+    # In the metric's unit. One measurement each has no interval, so a small difference is not a saving.
     subject = find_subject(report, win.against, around)
     now = measured(subject, win.metric) if subject is not None else None
     least = MEASURED_ONCE if pair.low == pair.high else 0.0

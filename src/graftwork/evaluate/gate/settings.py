@@ -258,7 +258,7 @@ class GateSettings(Record):
             Primary(metric=self.primary)
         if isinstance(self.win, str):
             Win(metric=self.win)
-        # What was not cut off may still be empty or wrong: that is no quality by itself.
+        # What was not cut off may still be empty or wrong: that is not quality by itself.
         if self.win is not None and all(rule.metric in (*FIGURES, TRUNCATED) for rule in self.rules):
             raise ValueError(
                 "a cost win needs a rule on the quality of the answers, or whatever is cheap would pass: "

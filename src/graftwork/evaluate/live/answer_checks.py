@@ -29,7 +29,7 @@ def live_context(work: OpenProject) -> GradeContext:
 
 
 def require_live_check(name: str, context: GradeContext, *, where: str) -> None:
-    """Refuse what is no check of the project, and what a live request cannot decide."""
+    """Refuse what is not a check of the project, and what a live request cannot decide."""
     if name not in context.checks and find_grader(name) is None:
         raise UserMistake(
             f"there is no check {name}",

@@ -83,7 +83,7 @@ def parse_share(text: str) -> float:
     share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
     if not 0 < share < 1:
         raise UserMistake(
-            f"{text!r} is no share of the sessions",
+            f"{text!r} is not a share of the sessions",
             why="a canary gets more than none and less than all of them",
             fix="write it like 5% or 0.05",
             where="--canary",
@@ -414,7 +414,7 @@ class ShadowPairs:
                 yield live, copy
 
     def find_interrupted(self) -> list[str]:
-        """A remark where the pairs that are left are no fair sample."""
+        """A remark where the pairs that are left are not a fair sample."""
         if self.interrupted <= MOST_INTERRUPTED * self.copies:
             return []
         return [

@@ -216,7 +216,7 @@ def mcnemar_power(n: int, *, win_rate: float, loss_rate: float, confidence: floa
     """
     discordant = win_rate + loss_rate
     if min(win_rate, loss_rate) < 0 or discordant > 1 + 1e-12:
-        raise ValueError(f"wins of {win_rate} and losses of {loss_rate} are no shares of one whole")
+        raise ValueError(f"wins of {win_rate} and losses of {loss_rate} are not shares of one whole")
     if discordant == 0 or n == 0:
         return 0.0
     tail, losing = (1 - confidence) / 2, loss_rate / discordant
