@@ -454,7 +454,8 @@ def gate_engine(
     cases = held_out(work, prepared)
     asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
     subject_name = ADAPTER if release is None else f"release:{release}"
-    candidate = resolve_subject(work, _through(engine, subject_name), asking=asking, outcome=outcome)
+    through_engine = parse_subject(f"engine:{engine.kind}/{engine.precision}@{subject_name}")
+    candidate = resolve_subject(work, through_engine, asking=asking, outcome=outcome)
     lineup = Lineup(
         baseline=resolve_subject(work, parse_subject(BASE), asking=asking, outcome=outcome),
         candidate=candidate,
@@ -476,7 +477,3 @@ def gate_engine(
     )
     keep_engine_verdict(work, adapter_hash, engine, verdict)
     return verdict
-
-
-def _through(engine: EngineSettings, asked: str) -> NamedSubject:
-    return parse_subject(f"engine:{engine.kind}/{engine.precision}@{asked}")

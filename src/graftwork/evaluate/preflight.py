@@ -133,7 +133,9 @@ def try_metric(
     few = cases[:: max(1, len(cases) // min(SAMPLE, max(SMALLEST_SAMPLE, fitting)))]
     spoiled, _ = mean([(case, text) for index, case in enumerate(few) for text in spoil(index, few)])
     # The first cases alone would flatter an answer that is the reply to one of them.
-    constants = {text: mean([(case, text) for case in few], whole=True)[0] for text in common_replies(few)}
+    # Where all replies differ, some of them are tried.
+    commonest = Counter(case.reference for case in few).most_common(CONSTANTS)
+    constants = {text: mean([(case, text) for case in few], whole=True)[0] for text, _ in commonest}
     best = max(constants, key=lambda text: constants[text] or 0.0, default="")
     return MetricTrial(
         name=name,
@@ -180,12 +182,6 @@ def spoil(place: int, cases: Sequence[Case]) -> list[str]:
     ]
     # A short reply may survive one of them unchanged.
     return [copy for copy in spoiled if copy.strip() != text.strip()][:COPIES]
-
-
-def common_replies(cases: Sequence[Case]) -> list[str]:
-    """The commonest replies, and where all differ some of them: each is tried as the only answer."""
-    counted = Counter(case.reference for case in cases)
-    return [text for text, _ in counted.most_common(CONSTANTS)]
 
 
 def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) -> list[Problem]:

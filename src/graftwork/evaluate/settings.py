@@ -303,15 +303,10 @@ def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:
     return (*settings.graded, *ALWAYS_MEASURED, *measured)
 
 
-def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
-    """What two subjects are compared by: also what only a pair of answers shows."""
-    pairwise = settings.judge is not None and "pairwise" in settings.judge.modes
-    return (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
-
-
 def require_evaluated(name: str, settings: EvaluateSettings) -> None:
     """A rule about a metric that is not measured could never be decided."""
-    comparable = known_comparisons(settings)
+    pairwise = settings.judge is not None and "pairwise" in settings.judge.modes
+    comparable = (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
     if name in comparable:
         # Held-out rows bring no checks along: only graft.yaml, or a file of cases, can say what is right.
         by_checks = name in (TASK_SUCCESS, CHECKS_PASSED) and settings.cases is None

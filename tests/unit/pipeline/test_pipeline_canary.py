@@ -322,7 +322,7 @@ def test_a_share_is_a_percentage_or_a_fraction(text, share):
 
 @pytest.mark.parametrize("text", ["0%", "100%", "1", "five", "-5%", "", "5%%"])
 def test_a_share_of_none_all_or_nonsense_is_refused(text):
-    with pytest.raises(UserMistake, match="no share"):
+    with pytest.raises(UserMistake, match="not a share"):
         parse_share(text)
 
 

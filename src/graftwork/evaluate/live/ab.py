@@ -378,13 +378,6 @@ def _quantile(values: list[float], share: float) -> float | None:
 Winner = Literal["candidate", "baseline"]
 CanaryStep = Literal["promote", "roll_back", "wait", "stop"]
 """`stop`: the arms cannot be compared, and more sessions do not change that."""
-CANARY_TESTS = 2
-"""The metric and the failures."""
-
-
-def split_alpha(confidence: float) -> float:
-    """The error that each test may have, so that together they keep the confidence."""
-    return (1 - confidence) / CANARY_TESTS
 
 
 class CanaryTest:
@@ -396,7 +389,8 @@ class CanaryTest:
     def __init__(
         self, confidence: float = 0.95, *, lower_is_better: bool = False, goes_on: bool = False
     ) -> None:
-        alpha = split_alpha(confidence)
+        # Each of the two tests may have half of the error, so that together they keep the confidence.
+        alpha = (1 - confidence) / 2
         self.metric = LiveTest(alpha, lower_is_better=lower_is_better, goes_on=goes_on)
         self.failures = LiveTest(alpha, lower_is_better=True)
 
