@@ -100,8 +100,7 @@ class KaggleCase(CloudCase):
             yield cls(api, provider, monkeypatch, "kagglesdk", "kaggle", usd_per_hour=0.0, stops_by_flag=True)
 
     def place(self):
-        from graftwork.fleet.places.kaggle import KagglePlace
-        from graftwork.fleet.settings import KaggleSettings
+        from graftwork.fleet.places.kaggle import KagglePlace, KaggleSettings
 
         return KagglePlace(KaggleSettings())
 
@@ -148,8 +147,7 @@ class SageMakerCase(CloudCase):
     def place(self):
         from sagemaker_server import BUCKET, INSTANCE, OTHER_INSTANCE
 
-        from graftwork.fleet.places.sagemaker import SageMakerPlace
-        from graftwork.fleet.settings import SageMakerSettings
+        from graftwork.fleet.places.sagemaker import SageMakerPlace, SageMakerSettings
 
         prices = [
             Offer(
@@ -200,8 +198,7 @@ class HuggingFaceCase(CloudCase):
     def place(self):
         from huggingface_server import REPOSITORY
 
-        from graftwork.fleet.places.huggingface import HuggingFacePlace
-        from graftwork.fleet.settings import HuggingFaceSettings
+        from graftwork.fleet.places.huggingface import HuggingFacePlace, HuggingFaceSettings
 
         return HuggingFacePlace(HuggingFaceSettings(repository=REPOSITORY))
 
@@ -233,8 +230,7 @@ class SkyPilotCase(CloudCase):
             yield cls(api, provider, monkeypatch, "", "", stops_by_flag=True)
 
     def place(self):
-        from graftwork.fleet.places.skypilot import SkyPilotPlace
-        from graftwork.fleet.settings import SkyPilotSettings
+        from graftwork.fleet.places.skypilot import SkyPilotPlace, SkyPilotSettings
 
         cards = {CARD: USD_PER_HOUR, OTHER_CARD: 0.2}
         settings = SkyPilotSettings(
@@ -281,8 +277,7 @@ class AzureMLCase(CloudCase):
     def place(self):
         from azureml_server import ACCOUNT, CONTAINER, GROUP, OTHER_SIZE, SIZE, SUBSCRIPTION, WORKSPACE
 
-        from graftwork.fleet.places.azureml import AzureMLPlace
-        from graftwork.fleet.settings import AzureMLSettings
+        from graftwork.fleet.places.azureml import AzureMLPlace, AzureMLSettings
 
         prices = [
             Offer(
@@ -400,8 +395,7 @@ class LambdaCase(RentedCase):
             yield cls.start(api, provider, tmp_path / "lambda", monkeypatch)
 
     def place(self):
-        from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace
-        from graftwork.fleet.settings import LambdaSettings
+        from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace, LambdaSettings
 
         settings = LambdaSettings(ssh_key="mine", python=self.python)
         machine = {"user": getpass.getuser(), "ssh_port": self.port, "folder": str(self.root / "machine")}
@@ -441,8 +435,7 @@ class RunPodCase(RentedCase):
             yield cls.start(api, provider, folder, monkeypatch)
 
     def place(self):
-        from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
-        from graftwork.fleet.settings import RunPodSettings
+        from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace, RunPodSettings
 
         settings = RunPodSettings(public_key=str(self.root / "key.pub"), python=self.python)
         self.monkeypatch.setattr(RunPodPlace, "folder", str(self.root / "machine"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.place import make_label
-from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
-from graftwork.fleet.settings import CapSettings, RunPodSettings
+from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace, RunPodSettings
+from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll
 from graftwork.store.database import open_database

@@ -23,9 +23,10 @@ from place_contract import order
 from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.jobs import FleetRequest, choose_offer, quote_run
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
-from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace
+from graftwork.fleet.places import CLOUDS
+from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace, LambdaSettings
 from graftwork.fleet.places.rented import RentedPlace
-from graftwork.fleet.settings import CapSettings, FleetSettings, LambdaSettings
+from graftwork.fleet.settings import CapSettings, FleetSettings
 from graftwork.records.errors import EnvironmentLacks, GraftError
 
 SECRET = "hf_s3cr3tvalue"
@@ -60,6 +61,14 @@ def bundles(tmp_path_factory):
 
 def ordered(case, bundle, number=1):
     return order(bundle, number, gpu=case.gpu, usd_per_hour=case.usd_per_hour, seconds=600.0)
+
+
+def test_every_cloud_has_a_section_a_page_and_a_case():
+    pages = Path(__file__).parents[2] / "docs" / "places"
+    assert CASES.keys() == CLOUDS.keys()
+    for name, cloud in CLOUDS.items():
+        assert (cloud.section or name) in FleetSettings.model_fields
+        assert (pages / f"{name}.md").exists()
 
 
 def test_a_job_runs_once_and_its_result_is_fetched(case, bundles, tmp_path):

@@ -20,8 +20,8 @@ from place_contract import processes_with, wait_for
 
 from graftwork.fleet.control import Controller
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
-from graftwork.fleet.places.hosts import HostsPlace, ProcessConnection, local_place, ssh_place
-from graftwork.fleet.settings import CapSettings, HostSettings
+from graftwork.fleet.places.hosts import HostSettings, HostsPlace, ProcessConnection, local_place, ssh_place
+from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.fleet import PlacedJob
 

@@ -16,8 +16,7 @@ from place_contract import PAUSE, order, processes_with, wait_for
 from trial_worker import _resume
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.places.ray import RayPlace
-from graftwork.fleet.settings import RaySettings
+from graftwork.fleet.places.ray import RayPlace, RaySettings
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.fleet import PlacedJob
 

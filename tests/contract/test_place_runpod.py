@@ -19,8 +19,8 @@ from place_contract import PAUSE
 
 from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
-from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
-from graftwork.fleet.settings import CapSettings, RunPodSettings
+from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace, RunPodSettings
+from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.fleet import JobOrder
 

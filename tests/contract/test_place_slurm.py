@@ -16,8 +16,7 @@ from place_contract import PAUSE, order, processes_with, wait_for
 from trial_worker import _resume
 
 from graftwork.fleet.place import Refused
-from graftwork.fleet.places.slurm import SlurmPlace
-from graftwork.fleet.settings import SlurmSettings
+from graftwork.fleet.places.slurm import SlurmPlace, SlurmSettings
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,7 @@ from place_contract import order, wait_for
 
 from graftwork.fleet import simulated_hosts
 from graftwork.fleet.place import PlaceUnreachable
-from graftwork.fleet.places.hosts import ssh_place
-from graftwork.fleet.settings import HostSettings
+from graftwork.fleet.places.hosts import HostSettings, ssh_place
 from graftwork.fleet.simulated_hosts import HostNetwork, start_ray, start_sshd
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 

@@ -16,9 +16,9 @@ from graftwork.fleet.place import Place
 from graftwork.fleet.places import CLOUDS
 from graftwork.fleet.places.hosts import local_place, ssh_place
 from graftwork.fleet.places.manual import ManualPlace
-from graftwork.fleet.places.ray import RayPlace
-from graftwork.fleet.places.slurm import SlurmPlace
-from graftwork.fleet.settings import FleetSettings, RaySettings, SlurmSettings
+from graftwork.fleet.places.ray import RayPlace, RaySettings
+from graftwork.fleet.places.slurm import SlurmPlace, SlurmSettings
+from graftwork.fleet.settings import FleetSettings
 from graftwork.plan.catalog.prices import list_offers
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.process.pieces import MapEngine

@@ -1,10 +1,23 @@
-"""The settings of the fleet: hosts, limits on cost, times; the calendar of places; federated rounds."""
+"""The settings of the fleet: limits on cost, times; the calendar of places; federated rounds.
 
-from typing import Annotated, Literal, Self
+The section of each place stands with the place, in `places/`.
+"""
+
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.records.base import NotSecret, Record, SecretAddress
+from graftwork.fleet.places.azureml import AzureMLSettings
+from graftwork.fleet.places.hosts import HostSettings
+from graftwork.fleet.places.huggingface import HuggingFaceSettings
+from graftwork.fleet.places.kaggle import KaggleSettings
+from graftwork.fleet.places.lambda_cloud import LambdaSettings
+from graftwork.fleet.places.ray import RaySettings
+from graftwork.fleet.places.runpod import RunPodSettings
+from graftwork.fleet.places.sagemaker import SageMakerSettings
+from graftwork.fleet.places.skypilot import SkyPilotSettings
+from graftwork.fleet.places.slurm import SlurmSettings
+from graftwork.records.base import Record, SecretAddress
 from graftwork.records.week import MomentText, WindowText, ZoneName
 
 
@@ -121,185 +134,12 @@ class FederatedSettings(Record):
         return self
 
 
-class HostSettings(Record):
-    """A machine that is reached over SSH."""
-
-    address: Annotated[str, NotSecret("a host, as ssh takes it")] = Field(
-        min_length=1,
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@%:\[\]-]*$",
-        description="[user@]host, as ssh takes it.",
-    )
-    python: str = Field("python3", description="Python 3.11 or later on that machine.")
-    folder: str = Field("~/.graftwork", description="Where jobs and their files are kept there.")
-
-
 class CapSettings(Record):
     """The most that jobs may cost, in dollars. An open job counts with its largest possible cost."""
 
     job_usd: float = Field(5.0, ge=0, description="The most that one job may cost.")
     month_usd: float = Field(50.0, ge=0, description="The most that all jobs of a calendar month may cost.")
     project_usd: float | None = Field(None, ge=0, description="The most that this project may ever cost.")
-
-
-class RunPodSettings(Record):
-    """Pods of RunPod. The key of the account is in RUNPOD_API_KEY."""
-
-    cloud: Literal["secure", "community"] = Field("secure", description="Tier of the pods.")
-    image: str = Field(
-        "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404",
-        description="Docker image with sshd and Python 3.11 or later.",
-    )
-    timer: bool = Field(
-        True, description="Let the pod end itself after the time limit, by runpodctl in the image."
-    )
-    python: str = Field("python3", description="Python 3.11 or later in the image.")
-    disk_gb: int = Field(40, ge=10, description="Disk of the pod in GB.")
-    public_key: Annotated[str, NotSecret("the path of a public key")] = Field(
-        "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the pod."
-    )
-
-
-class LambdaSettings(Record):
-    """Instances of Lambda Cloud. The key of the account is in LAMBDA_API_KEY."""
-
-    ssh_key: Annotated[str, NotSecret("the name of a key")] = Field(
-        "", description="Name of the SSH key in Lambda's console; default: the one with `public_key`."
-    )
-    public_key: Annotated[str, NotSecret("the path of a public key")] = Field(
-        "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the instance."
-    )
-    regions: tuple[str, ...] = Field((), description="Regions that may be used; default: all.")
-    python: str = Field("python3", description="Python 3.11 or later in the image.")
-
-
-class AzureMLSettings(Record):
-    """Jobs of Azure Machine Learning. The login is that of azure-identity: `az login`, or AZURE_CLIENT_ID,
-    AZURE_TENANT_ID and AZURE_CLIENT_SECRET."""
-
-    subscription: Annotated[str, NotSecret("an id, not a login")] = Field(
-        min_length=1, description="Id of the subscription."
-    )
-    resource_group: str = Field(min_length=1, description="Resource group of the workspace.")
-    workspace: str = Field(min_length=1, description="Name of the workspace.")
-    image: str = Field(
-        "pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime",
-        description="Docker image with Python 3.11 or later (`graft fleet image`).",
-    )
-    instances: dict[str, float] = Field(
-        {},
-        description="Machine sizes that may be used, with their price an hour in your region; "
-        "default: those of the catalog.",
-    )
-    spot: bool = Field(True, description="Use low-priority machines: cheaper, may be taken and come back.")
-    compute: str = Field(
-        "", description="A compute cluster of the workspace; default: serverless, Azure brings the machine."
-    )
-    datastore: Annotated[str, NotSecret("a name")] = Field(
-        "workspaceblobstore", description="Datastore for bundles and results."
-    )
-    container: Annotated[str, NotSecret("an address without a login")] = Field(
-        "", description="Address of the datastore's container, if it is not that of the public cloud."
-    )
-    vault: Annotated[str, NotSecret("an address without a login")] = Field(
-        "", description="Address of the Key Vault for secrets; default: that of the workspace."
-    )
-
-
-class SlurmSettings(Record):
-    """A Slurm cluster whose commands are on this machine."""
-
-    folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
-    partition: str = Field("", description="The partition; empty: the default one.")
-    gpus: int = Field(0, ge=0, description="GPUs of a job (--gres=gpu:N); 0: one if --gpu names it.")
-    options: tuple[str, ...] = Field((), description="More options of sbatch, as --account=NAME.")
-    python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
-
-
-class RaySettings(Record):
-    """A Ray cluster that is running already."""
-
-    address: Annotated[str, NotSecret("a host and a port")] = Field(
-        "auto", description="HOST:PORT of the head; auto: that of this machine's node."
-    )
-    jobs: str = Field("http://127.0.0.1:8265", description="Address of the dashboard, which takes jobs.")
-    folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
-    token: Annotated[str, NotSecret("the path of a file")] = Field(
-        "", description="File with the token of the cluster; default: as Ray finds it (~/.ray/auth_token)."
-    )
-    authentication: Literal["token", "none"] = Field(
-        "token", description="none: use a cluster that takes work from anybody who reaches it."
-    )
-    cpus: float = Field(1.0, gt=0, description="Cores of a job.")
-    gpus: float = Field(0.0, ge=0, description="GPUs of a job.")
-    python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
-
-
-class KaggleSettings(Record):
-    """Kernels of Kaggle. The login is that of Kaggle's own client: KAGGLE_API_TOKEN, or KAGGLE_USERNAME and
-    KAGGLE_KEY, or ~/.kaggle."""
-
-    user: str = Field("", description="The account; default: the one that the login belongs to.")
-    accelerator: str = Field(
-        "NvidiaTeslaT4",
-        description="Machine shape of kernels, as Kaggle names it; empty: kernels without a GPU.",
-    )
-
-
-class SageMakerSettings(Record):
-    """Training jobs of SageMaker. The login and the region are those of boto3."""
-
-    role: Annotated[str, NotSecret("the name of a role")] = Field(
-        description="ARN of the role that jobs run as; it needs the bucket and Secrets Manager."
-    )
-    bucket: str = Field(min_length=3, description="S3 bucket for bundles, checkpoints and results.")
-    image: str = Field(
-        "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.11.0-gpu-py312-cu128-ubuntu24.04-sagemaker",
-        description="Docker image in ECR with Python 3.11 or later and boto3 (`graft fleet image`).",
-    )
-    instances: dict[str, float] = Field(
-        {},
-        description="Instance types that may be used, with their on-demand price an hour in your region; "
-        "default: those of the catalog.",
-    )
-    spot: bool = Field(
-        True, description="Use managed spot training: cheaper, may be interrupted and resumed."
-    )
-    volume_gb: int = Field(50, ge=10, description="Disk of the machine in GB.")
-
-
-class HuggingFaceSettings(Record):
-    """Jobs of Hugging Face. The token is that of `hf auth login`, or HF_TOKEN."""
-
-    repository: str = Field(
-        pattern=r"^[\w.-]+/[\w.-]+$",
-        description="A private dataset repository for bundles and results; it is made if it does not exist.",
-    )
-    namespace: str = Field("", description="User or organization that pays; default: that of the repository.")
-    image: str = Field(
-        "pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime",
-        description="Docker image with Python 3.11 or later; `graft fleet image` writes one.",
-    )
-
-
-class SkyPilotSettings(Record):
-    """Managed jobs of SkyPilot, which is installed in an environment of its own."""
-
-    command: Annotated[str, NotSecret("the path of a program")] = Field(
-        "sky", description="SkyPilot's command, as ~/sky/bin/sky."
-    )
-    bucket: str = Field(
-        pattern=r"^(s3|gs|r2|https)://[^/?#@]+",
-        description="Bucket that jobs mount, as s3://name; files of jobs are kept in it.",
-    )
-    local_storage: str = Field("", description="The same bucket as an fsspec URL, if it is another one.")
-    accelerators: dict[str, float] = Field(
-        min_length=1, description="Cards as SkyPilot names them, and the most that an hour may cost."
-    )
-    infra: str = Field(
-        "", description="Where SkyPilot looks, as aws or gcp/us-central1; default: all clouds."
-    )
-    spot: bool = Field(True, description="Use spot machines; SkyPilot recovers a job that lost its machine.")
-    image: str = Field("", description="Docker image of the job; default: SkyPilot's own image.")
 
 
 class FleetSettings(Record):

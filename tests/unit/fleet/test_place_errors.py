@@ -12,8 +12,8 @@ import pytest
 import graftwork.fleet
 from graftwork.fleet.place import NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places import kaggle, skypilot
-from graftwork.fleet.places.ray import RayPlace
-from graftwork.fleet.settings import RaySettings, SkyPilotSettings
+from graftwork.fleet.places.ray import RayPlace, RaySettings
+from graftwork.fleet.places.skypilot import SkyPilotSettings
 from graftwork.records.fleet import JobOrder
 
 

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from graftwork.fleet.place import KeepsForJobs, PlaceUnreachable
-from graftwork.fleet.places.ray import SECRETS, RayPlace
-from graftwork.fleet.settings import RaySettings
+from graftwork.fleet.places.ray import SECRETS, RayPlace, RaySettings
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.fleet import JobOrder, PlacedJob
 

@@ -6,8 +6,7 @@ from place_contract import order
 
 from graftwork.fleet.jobs import choose_offer
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.places.slurm import SlurmPlace
-from graftwork.fleet.settings import SlurmSettings
+from graftwork.fleet.places.slurm import SlurmPlace, SlurmSettings
 from graftwork.records.errors import AnswerIsNo
 
 

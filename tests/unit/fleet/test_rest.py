@@ -5,9 +5,8 @@ import json
 import pytest
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace
-from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace
-from graftwork.fleet.settings import LambdaSettings, RunPodSettings
+from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace, LambdaSettings
+from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace, RunPodSettings
 from graftwork.records.fleet import JobOrder
 
 LABEL = "graft-00000000-000000000001"

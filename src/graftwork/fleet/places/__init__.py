@@ -1,4 +1,7 @@
-"""The places of providers, by the name that --place takes. A new one is a file here and a line below."""
+"""The places of providers, by the name that --place takes.
+
+A new one is a file here with its settings, a line below, and its section in `FleetSettings`.
+"""
 
 from graftwork.fleet.place import CloudPlace
 from graftwork.fleet.places.azureml import AzureMLPlace

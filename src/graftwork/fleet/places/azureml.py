@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Annotated, Any, Self
+
+from pydantic import Field
 
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.rented import RestClient
 from graftwork.fleet.places.storage import MachinePrices, StoragePlace, read_file, start_words
-from graftwork.fleet.settings import AzureMLSettings
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -36,6 +38,39 @@ VAULT_SCOPE = "https://vault.azure.net/.default"
 VAULT_VERSION = "api-version=7.4"
 # The client would send branch and commit of the folder that it is called in, unless one is given.
 NO_GIT = dict.fromkeys(("mlflow.source.git.commit", "mlflow.source.git.branch", "azureml.git.dirty"), "")
+
+
+class AzureMLSettings(Record):
+    """Jobs of Azure Machine Learning. The login is that of azure-identity: `az login`, or AZURE_CLIENT_ID,
+    AZURE_TENANT_ID and AZURE_CLIENT_SECRET."""
+
+    subscription: Annotated[str, NotSecret("an id, not a login")] = Field(
+        min_length=1, description="Id of the subscription."
+    )
+    resource_group: str = Field(min_length=1, description="Resource group of the workspace.")
+    workspace: str = Field(min_length=1, description="Name of the workspace.")
+    image: str = Field(
+        "pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime",
+        description="Docker image with Python 3.11 or later (`graft fleet image`).",
+    )
+    instances: dict[str, float] = Field(
+        {},
+        description="Machine sizes that may be used, with their price an hour in your region; "
+        "default: those of the catalog.",
+    )
+    spot: bool = Field(True, description="Use low-priority machines: cheaper, may be taken and come back.")
+    compute: str = Field(
+        "", description="A compute cluster of the workspace; default: serverless, Azure brings the machine."
+    )
+    datastore: Annotated[str, NotSecret("a name")] = Field(
+        "workspaceblobstore", description="Datastore for bundles and results."
+    )
+    container: Annotated[str, NotSecret("an address without a login")] = Field(
+        "", description="Address of the datastore's container, if it is not that of the public cloud."
+    )
+    vault: Annotated[str, NotSecret("an address without a login")] = Field(
+        "", description="Address of the Key Vault for secrets; default: that of the workspace."
+    )
 
 
 class AzureMLPlace(StoragePlace):

@@ -22,13 +22,15 @@ from contextlib import suppress
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Annotated, Any, Protocol, cast
+
+from pydantic import Field
 
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle, take_packed
 from graftwork.fleet.far_side import GONE, READY, JobHost, PieceWriter, answer, explain_failure
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
-from graftwork.fleet.settings import HostSettings
 from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -45,6 +47,18 @@ SHORT = ("probe", "list", "status", "stop", "wait")
 SHARED_SECONDS = 20
 """How long a connection waits for the next command."""
 Feed = Callable[[IO[bytes]], None]
+
+
+class HostSettings(Record):
+    """A machine that is reached over SSH."""
+
+    address: Annotated[str, NotSecret("a host, as ssh takes it")] = Field(
+        min_length=1,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@%:\[\]-]*$",
+        description="[user@]host, as ssh takes it.",
+    )
+    python: str = Field("python3", description="Python 3.11 or later on that machine.")
+    folder: str = Field("~/.graftwork", description="Where jobs and their files are kept there.")
 
 
 class HostConnection(Protocol):

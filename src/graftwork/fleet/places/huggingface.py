@@ -15,9 +15,11 @@ from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import Field
+
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.storage import StoragePlace, start_words
-from graftwork.fleet.settings import HuggingFaceSettings
+from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -29,6 +31,20 @@ OPEN_STAGES = ("SCHEDULING", "RUNNING")
 MINUTES = {"minute": 60.0, "hour": 1.0, "second": 3600.0}
 """How many of a price's unit an hour has."""
 CLIENT = "python3 -c 'import huggingface_hub' 2>/dev/null || pip install -q 'huggingface_hub>=1.0'"
+
+
+class HuggingFaceSettings(Record):
+    """Jobs of Hugging Face. The token is that of `hf auth login`, or HF_TOKEN."""
+
+    repository: str = Field(
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="A private dataset repository for bundles and results; it is made if it does not exist.",
+    )
+    namespace: str = Field("", description="User or organization that pays; default: that of the repository.")
+    image: str = Field(
+        "pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime",
+        description="Docker image with Python 3.11 or later; `graft fleet image` writes one.",
+    )
 
 
 class HuggingFacePlace(StoragePlace):

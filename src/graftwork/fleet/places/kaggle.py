@@ -17,12 +17,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import Field
+
 from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, parse_exit, read_bundle, take_files
 from graftwork.fleet.far_start import EXIT_FILE
 from graftwork.fleet.place import LABEL, CloudPlace, Login, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.places.storage import PIECE, START_SOURCE, choose_results
-from graftwork.fleet.settings import KaggleSettings
-from graftwork.records.base import fingerprint
+from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -49,6 +50,17 @@ REQUESTS = {
 }
 """The methods of Kaggle's client: service, API and type of the request."""
 DOWNLOAD_SECONDS = 120.0
+
+
+class KaggleSettings(Record):
+    """Kernels of Kaggle. The login is that of Kaggle's own client: KAGGLE_API_TOKEN, or KAGGLE_USERNAME and
+    KAGGLE_KEY, or ~/.kaggle."""
+
+    user: str = Field("", description="The account; default: the one that the login belongs to.")
+    accelerator: str = Field(
+        "NvidiaTeslaT4",
+        description="Machine shape of kernels, as Kaggle names it; empty: kernels without a GPU.",
+    )
 
 
 class KagglePlace(CloudPlace):

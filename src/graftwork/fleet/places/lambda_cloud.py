@@ -8,19 +8,34 @@ another address of the API.
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from urllib.parse import quote
+
+from pydantic import Field
 
 from graftwork.fleet.place import LABEL, Login, PlaceUnreachable, Refused
 from graftwork.fleet.places.rented import RentedMachine, RentedPlace, RestClient, read_public_key, understood
-from graftwork.fleet.settings import LambdaSettings
 from graftwork.process.http_client import may_pass
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, PlacedJob
 from graftwork.records.hardware import Offer
 
 GONE = ("terminated", "preempted")
 QUOTA, CAPACITY = "global/quota-exceeded", "instance-operations/launch/insufficient-capacity"
+
+
+class LambdaSettings(Record):
+    """Instances of Lambda Cloud. The key of the account is in LAMBDA_API_KEY."""
+
+    ssh_key: Annotated[str, NotSecret("the name of a key")] = Field(
+        "", description="Name of the SSH key in Lambda's console; default: the one with `public_key`."
+    )
+    public_key: Annotated[str, NotSecret("the path of a public key")] = Field(
+        "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the instance."
+    )
+    regions: tuple[str, ...] = Field((), description="Regions that may be used; default: all.")
+    python: str = Field("python3", description="Python 3.11 or later in the image.")
 
 
 class LambdaClient(RestClient):

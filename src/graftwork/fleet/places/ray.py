@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.hosts import SharedFolderPlace
-from graftwork.fleet.settings import RaySettings
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.ray_cluster import require_ray
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -39,6 +41,25 @@ WAITING, RUNNING = "PENDING", "RUNNING"
 STATUS = re.compile(r"status code (\d{3})\b")
 """How Ray's client states the HTTP status in its errors."""
 Answer = TypeVar("Answer")
+
+
+class RaySettings(Record):
+    """A Ray cluster that is running already."""
+
+    address: Annotated[str, NotSecret("a host and a port")] = Field(
+        "auto", description="HOST:PORT of the head; auto: that of this machine's node."
+    )
+    jobs: str = Field("http://127.0.0.1:8265", description="Address of the dashboard, which takes jobs.")
+    folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
+    token: Annotated[str, NotSecret("the path of a file")] = Field(
+        "", description="File with the token of the cluster; default: as Ray finds it (~/.ray/auth_token)."
+    )
+    authentication: Literal["token", "none"] = Field(
+        "token", description="none: use a cluster that takes work from anybody who reaches it."
+    )
+    cpus: float = Field(1.0, gt=0, description="Cores of a job.")
+    gpus: float = Field(0.0, ge=0, description="GPUs of a job.")
+    python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
 
 
 class RayPlace(SharedFolderPlace):

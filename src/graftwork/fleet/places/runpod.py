@@ -8,12 +8,14 @@ import shlex
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
+
+from pydantic import Field
 
 from graftwork.fleet.place import LABEL, Login, Refused
 from graftwork.fleet.places.rented import RentedMachine, RentedPlace, RestClient, read_public_key, understood
-from graftwork.fleet.settings import RunPodSettings
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, PlacedJob
 from graftwork.records.hardware import Offer
@@ -25,6 +27,24 @@ START = "/start.sh"
 """Starts sshd in RunPod's images."""
 TIMER_SPARE = 1800.0
 """Seconds after the job's own limit at which the pod ends itself."""
+
+
+class RunPodSettings(Record):
+    """Pods of RunPod. The key of the account is in RUNPOD_API_KEY."""
+
+    cloud: Literal["secure", "community"] = Field("secure", description="Tier of the pods.")
+    image: str = Field(
+        "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404",
+        description="Docker image with sshd and Python 3.11 or later.",
+    )
+    timer: bool = Field(
+        True, description="Let the pod end itself after the time limit, by runpodctl in the image."
+    )
+    python: str = Field("python3", description="Python 3.11 or later in the image.")
+    disk_gb: int = Field(40, ge=10, description="Disk of the pod in GB.")
+    public_key: Annotated[str, NotSecret("the path of a public key")] = Field(
+        "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the pod."
+    )
 
 
 class RunPodClient(RestClient):

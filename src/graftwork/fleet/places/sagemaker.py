@@ -10,12 +10,14 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Annotated, Any, Self
+
+from pydantic import Field
 
 from graftwork.fleet.bundle import BUNDLE_FILE
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.storage import START, MachinePrices, StoragePlace, read_file
-from graftwork.fleet.settings import SageMakerSettings
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -35,6 +37,28 @@ DENIED = (
     "ExpiredTokenException", "InvalidClientTokenId", "AccessDenied", "AccessDeniedException",
     "NoCredentialsError", "NoRegionError", "PartialCredentialsError",
 )  # fmt: skip
+
+
+class SageMakerSettings(Record):
+    """Training jobs of SageMaker. The login and the region are those of boto3."""
+
+    role: Annotated[str, NotSecret("the name of a role")] = Field(
+        description="ARN of the role that jobs run as; it needs the bucket and Secrets Manager."
+    )
+    bucket: str = Field(min_length=3, description="S3 bucket for bundles, checkpoints and results.")
+    image: str = Field(
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.11.0-gpu-py312-cu128-ubuntu24.04-sagemaker",
+        description="Docker image in ECR with Python 3.11 or later and boto3 (`graft fleet image`).",
+    )
+    instances: dict[str, float] = Field(
+        {},
+        description="Instance types that may be used, with their on-demand price an hour in your region; "
+        "default: those of the catalog.",
+    )
+    spot: bool = Field(
+        True, description="Use managed spot training: cheaper, may be interrupted and resumed."
+    )
+    volume_gb: int = Field(50, ge=10, description="Disk of the machine in GB.")
 
 
 class SageMakerPlace(StoragePlace):

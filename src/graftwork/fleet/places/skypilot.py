@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
 from graftwork.fleet.places.storage import StoragePlace, UrlStorage, start_words
-from graftwork.fleet.settings import SkyPilotSettings
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -33,6 +34,27 @@ RUNNING = ("RUNNING", "RECOVERING", "CANCELLING")
 
 RunSky = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str, str]]
 """Runs the command with these words and this much more environment: exit code, output, errors."""
+
+
+class SkyPilotSettings(Record):
+    """Managed jobs of SkyPilot, which is installed in an environment of its own."""
+
+    command: Annotated[str, NotSecret("the path of a program")] = Field(
+        "sky", description="SkyPilot's command, as ~/sky/bin/sky."
+    )
+    bucket: str = Field(
+        pattern=r"^(s3|gs|r2|https)://[^/?#@]+",
+        description="Bucket that jobs mount, as s3://name; files of jobs are kept in it.",
+    )
+    local_storage: str = Field("", description="The same bucket as an fsspec URL, if it is another one.")
+    accelerators: dict[str, float] = Field(
+        min_length=1, description="Cards as SkyPilot names them, and the most that an hour may cost."
+    )
+    infra: str = Field(
+        "", description="Where SkyPilot looks, as aws or gcp/us-central1; default: all clouds."
+    )
+    spot: bool = Field(True, description="Use spot machines; SkyPilot recovers a job that lost its machine.")
+    image: str = Field("", description="Docker image of the job; default: SkyPilot's own image.")
 
 
 class SkyPilotPlace(StoragePlace):

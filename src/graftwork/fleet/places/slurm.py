@@ -12,10 +12,12 @@ import subprocess
 from collections.abc import Mapping
 from datetime import date
 
+from pydantic import Field
+
 from graftwork.files.disk import write_atomic
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
 from graftwork.fleet.places.hosts import SharedFolderPlace
-from graftwork.fleet.settings import SlurmSettings
+from graftwork.records.base import Record
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
@@ -26,6 +28,16 @@ COMMAND_SECONDS = 60.0
 UNTYPED = "gpu"
 """A GPU whose kind the cluster does not name."""
 SCRIPT = "job.sh"
+
+
+class SlurmSettings(Record):
+    """A Slurm cluster whose commands are on this machine."""
+
+    folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
+    partition: str = Field("", description="The partition; empty: the default one.")
+    gpus: int = Field(0, ge=0, description="GPUs of a job (--gres=gpu:N); 0: one if --gpu names it.")
+    options: tuple[str, ...] = Field((), description="More options of sbatch, as --account=NAME.")
+    python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
 
 
 class SlurmPlace(SharedFolderPlace):

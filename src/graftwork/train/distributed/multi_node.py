@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.files.disk import write_atomic
+from graftwork.fleet.places.ray import RaySettings
+from graftwork.fleet.places.slurm import SlurmSettings
 from graftwork.fleet.project import FOLDER, ray_variables
-from graftwork.fleet.settings import RaySettings, SlurmSettings
 from graftwork.process.local_workers import LocalWorkers, WorkerHost
 from graftwork.process.pieces import code_stamp
 from graftwork.process.ray_cluster import DRIVER, LOST, machine_log, require_ray, to_error
