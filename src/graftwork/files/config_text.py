@@ -165,20 +165,20 @@ Plain = str | int | float | bool | None
 INDENT = 2
 
 
-def set_values(text: str, at: Sequence[str], values: Mapping[str, Plain], *, where: str) -> str:
+def set_values(text: str, path: Sequence[str], values: Mapping[str, Plain], *, where: str) -> str:
     """The text with these keys set in the mapping at the path `at`."""
     changed = text
     for key, value in values.items():
-        changed = _set(changed, (*at, key), value, where=where)
+        changed = _set(changed, (*path, key), value, where=where)
     expected = below = parse_yaml(text, where=where).content or {}
-    for key in at:
+    for key in path:
         inner = below.get(key)
         below[key] = inner = dict(inner) if isinstance(inner, dict) else {}
         below = inner
     below.update(values)
     if parse_yaml(changed, where=where).content != expected:
         raise UserMistake(
-            f"{'.'.join(at)} cannot be changed in place",
+            f"{'.'.join(path)} cannot be changed in place",
             why="the file is written in a way that this tool does not edit",
             fix="set it by hand: " + ", ".join(f"{key}: {_write(value)}" for key, value in values.items()),
             where=where,
@@ -214,15 +214,15 @@ def _set(text: str, path: Sequence[str], value: Plain, *, where: str) -> str:
     return text
 
 
-def _is_within(found: yaml.Node, node: yaml.Node) -> bool:
+def _is_within(child: yaml.Node, node: yaml.Node) -> bool:
     """Whether a value is written in its mapping; that of `train:` at the end of the text is empty."""
-    start, end = found.start_mark.index, node.end_mark.index
-    is_empty = start == found.end_mark.index
+    start, end = child.start_mark.index, node.end_mark.index
+    is_empty = start == child.end_mark.index
     return node.start_mark.index <= start and (start < end or (is_empty and start == end))
 
 
-def _replace(text: str, node: yaml.Node, written: str) -> str:
-    return text[: node.start_mark.index] + written + text[node.end_mark.index :]
+def _replace(text: str, node: yaml.Node, new_text: str) -> str:
+    return text[: node.start_mark.index] + new_text + text[node.end_mark.index :]
 
 
 def _add(text: str, node: yaml.MappingNode, path: Sequence[str], value: Plain) -> str:

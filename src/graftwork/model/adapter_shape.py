@@ -66,9 +66,9 @@ class AdapterShape(Record):
         return alpha / (math.sqrt(rank) if self.stabilised else rank)
 
 
-def require_names(wanted: Iterable[str], known: Iterable[str], *, setting: str, where: str = "") -> None:
+def require_names(wanted: Iterable[str], allowed: Iterable[str], *, setting: str, where: str = "") -> None:
     """Refuse a name that no linear layer of the model has, with the nearest that one has."""
-    names = sorted(set(known))
+    names = sorted(set(allowed))
     for name in wanted:
         if name in names:
             continue

@@ -10,11 +10,11 @@ from torch import Tensor
 
 # Annotations of a kernel are read by its compiler: only names that it knows are allowed.
 @triton.jit  # type: ignore[untyped-decorator]
-def _dequantize_nf4(words, scale_codes, chunk_scales, offset, levels, out, count, block: tl.constexpr, chunk: tl.constexpr, tile: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
+def _dequantize_nf4(packed, scale_codes, chunk_scales, offset, levels, out, count, block: tl.constexpr, chunk: tl.constexpr, tile: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
     """Some words of eight codes each, so that a thread reads four bytes and writes sixteen."""
     word = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     inside = word < count
-    codes = tl.load(words + word, mask=inside, other=0)
+    codes = tl.load(packed + word, mask=inside, other=0)
     block_index = word * 8 // block
     scale = tl.load(scale_codes + block_index, mask=inside, other=0).to(tl.float32)
     scale *= tl.load(chunk_scales + block_index // chunk, mask=inside, other=0.0)

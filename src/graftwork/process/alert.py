@@ -58,7 +58,7 @@ class Alarm:
         self._webhook = check_webhook(webhook) if webhook else None
         self._on_info = on_info
         self._pauses = pauses
-        self._left: queue.Queue[Alert | None] = queue.Queue()
+        self._queue: queue.Queue[Alert | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self.undelivered: list[str] = []
 
@@ -86,13 +86,13 @@ class Alarm:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._deliver_all, daemon=True, name="alerts")
                 self._thread.start()
-            self._left.put(alert)
+            self._queue.put(alert)
         return alert
 
     def close(self, *, seconds: float = CLOSING_SECONDS) -> None:
         """Wait for what is being delivered, and say what was not."""
         if self._thread is not None:
-            self._left.put(None)
+            self._queue.put(None)
             self._thread.join(seconds)
             if self._thread.is_alive():
                 self.undelivered.append("an alert is not delivered yet and will not be")
@@ -102,7 +102,7 @@ class Alarm:
         self.undelivered.clear()
 
     def _deliver_all(self) -> None:
-        while (alert := self._left.get()) is not None:
+        while (alert := self._queue.get()) is not None:
             body = alert.model_dump_json().encode()
             if self._command and (failure := run_command(self._command, body)):
                 self.undelivered.append(f"the alert command {failure}")
@@ -141,13 +141,13 @@ def check_webhook(address: str) -> str:
     return address
 
 
-def run_command(words: list[str], body: bytes, *, seconds: float = COMMAND_SECONDS) -> str:
+def run_command(command: list[str], body: bytes, *, seconds: float = COMMAND_SECONDS) -> str:
     """Why it failed, with the last line that it wrote, or nothing. It gets the alert on its input."""
     # Not a pipe: what the command leaves running may keep its end open.
     with tempfile.TemporaryFile() as output:
         try:
             child = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
             )
         except OSError as error:
             return f"could not be started: {error.strerror}"
@@ -156,19 +156,21 @@ def run_command(words: list[str], body: bytes, *, seconds: float = COMMAND_SECON
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            return f"was ended: it took longer than {seconds:.0f} s{_last_line(output, words)}"
+            return f"was ended: it took longer than {seconds:.0f} s{_last_line(output, command)}"
         return (
-            f"ended with exit code {child.returncode}{_last_line(output, words)}" if child.returncode else ""
+            f"ended with exit code {child.returncode}{_last_line(output, command)}"
+            if child.returncode
+            else ""
         )
 
 
-def _last_line(output: IO[bytes], words: list[str]) -> str:
+def _last_line(output: IO[bytes], command: list[str]) -> str:
     """The last line of what a command wrote, without its own arguments. The caller redacts it."""
     output.seek(max(output.seek(0, os.SEEK_END) - LONGEST_OUTPUT, 0))
     lines = output.read().decode(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     # The arguments may be secret: a command that fails often repeats them.
-    for word in sorted(words, key=len, reverse=True):
+    for word in sorted(command, key=len, reverse=True):
         last = last.replace(word, "…") if len(word) >= SHORTEST_SECRET else last
     return f": {last[:LONGEST_LINE]}" if last else ""
 

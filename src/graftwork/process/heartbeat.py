@@ -57,15 +57,15 @@ class Sampler:
         self._clock = clock or steady_clock.steady
         self._probe = probe or find_probe()
         self._every = sample_seconds
-        self._begun = self._clock()
-        self._taken = float("-inf")
-        self._written = float("-inf")
+        self._started_at = self._clock()
+        self._sampled_at = float("-inf")
+        self._written_at = float("-inf")
         self._resident: deque[tuple[float, float]] = deque()
         self._last: tuple[float, float, int | None] | None = None
         self.latest: Vitals | None = None
 
     def due(self) -> bool:
-        return self._clock() - self._taken >= self._every
+        return self._clock() - self._sampled_at >= self._every
 
     def begin_phase(self) -> None:
         """Other work takes other memory: growth is counted from zero."""
@@ -73,7 +73,7 @@ class Sampler:
 
     def sample(self, *, data_share: float | None = None) -> Vitals:
         """Take them now; keep them in the file if it is time for a line."""
-        now = self._taken = self._clock()
+        now = self._sampled_at = self._clock()
         machine = machine_memory()
         resident = resident_gib()
         self._resident.append((now, resident))
@@ -103,8 +103,8 @@ class Sampler:
             data_share=data_share,
             devices=self._probe() if self._probe else (),
         )
-        if now - self._written >= seconds_between_lines(now - self._begun, every=self._every):
-            self._written = now
+        if now - self._written_at >= seconds_between_lines(now - self._started_at, every=self._every):
+            self._written_at = now
             # A full disk is the work's own trouble, and it will say so.
             with suppress(GraftError):
                 self._journal.append(self.latest.model_dump(mode="json", exclude_none=True))
@@ -145,7 +145,7 @@ class Heart:
         self._moved = self._started.steady
         self._doing, self._doing_since = "", self._started.steady
         self._spent: dict[str, float] = {}
-        self._written = float("-inf")
+        self._written_at = float("-inf")
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         """Apart from the other: what moves within a step never waits for the disk."""
@@ -180,7 +180,7 @@ class Heart:
         now = clock.steady()
         with self._lock:
             self._enter("", now)
-            due = phase != self._beat.phase or done == total or now - self._written >= LEAST_SECONDS
+            due = phase != self._beat.phase or done == total or now - self._written_at >= LEAST_SECONDS
             if self._sampler is not None and phase != self._beat.phase:
                 self._sampler.begin_phase()
             self._beat = self._make(phase, done, total, seconds_left=seconds_left, detail=detail)
@@ -194,7 +194,7 @@ class Heart:
         with self._lock:
             self._enter(doing, clock.steady())
 
-    def _make(self, phase: str, done: float, total: float, **more: Any) -> Beat:
+    def _make(self, phase: str, done: float, total: float, **fields: Any) -> Beat:
         return Beat(
             pid=os.getpid(),
             phase=phase,
@@ -204,7 +204,7 @@ class Heart:
             started=self._started.at,
             started_steady=self._started.steady,
             boot=self._started.boot,
-            **more,
+            **fields,
         )
 
     def _enter(self, doing: str, now: float) -> None:
@@ -240,7 +240,7 @@ class Heart:
         with self._writing:
             with self._lock:
                 now = clock.now()
-                self._written = now.steady
+                self._written_at = now.steady
                 beat = self._beat.model_copy(
                     update={
                         "at": now.at,

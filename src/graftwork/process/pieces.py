@@ -117,13 +117,13 @@ class CallThread:
     """Calls one after the other, all in the same thread."""
 
     def __init__(self, name: str) -> None:
-        self._left: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name=name)
         self._thread.start()
 
     def call(self, work: Callable[[], T], *, seconds: float) -> T:
         future: Future[T] = Future()
-        self._left.put((work, future))
+        self._calls.put((work, future))
         try:
             return future.result(timeout=seconds)
         except TimeoutError:
@@ -134,7 +134,7 @@ class CallThread:
 
     def _work(self) -> None:
         while True:
-            work, future = self._left.get()
+            work, future = self._calls.get()
             try:
                 future.set_result(work())
             except BaseException as error:
@@ -201,12 +201,12 @@ def code_stamp() -> str:
 def require_same_code(stamp: str, node: str) -> None:
     """Refuse a node with other code than the command has."""
     if stamp != code_stamp():
-        raise refuse_code(node, found=code_stamp(), wanted=stamp)
+        raise refuse_code(node, actual=code_stamp(), expected=stamp)
 
 
-def refuse_code(node: str, *, found: str, wanted: str) -> NodeRefused:
+def refuse_code(node: str, *, actual: str, expected: str) -> NodeRefused:
     return NodeRefused(
-        f"the node {node} has graftwork {found or 'not installed'}, this command {wanted}",
+        f"the node {node} has graftwork {actual or 'not installed'}, this command {expected}",
         why="nodes with other code could give other datasets",
         fix=f"install the same graftwork on {node}, or take it out of the cluster",
         where=node,

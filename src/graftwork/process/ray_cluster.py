@@ -294,7 +294,7 @@ def check_nodes(ray: Any, stamp: str, folder: str) -> None:
                 where=name,
             ) from None
         if facts["stamp"] != stamp:
-            raise refuse_code(facts["node"], found=facts["stamp"], wanted=stamp)
+            raise refuse_code(facts["node"], actual=facts["stamp"], expected=stamp)
         if not facts["shared"]:
             raise EnvironmentLacks(
                 f"the node {facts['node']} does not see the project's folder",
@@ -357,7 +357,7 @@ class _Tasks:
         )
         self._running: dict[Any, str] = {}
         self._arrived: SimpleQueue[bytes | None] = SimpleQueue()
-        self._asked = time.monotonic()
+        self._polled_at = time.monotonic()
 
     def run(self, messages: Iterator[bytes]) -> None:
         """Until the command closes the stream: it is done, or gone."""
@@ -389,8 +389,8 @@ class _Tasks:
         """Report what is done; False if nothing can come any more."""
         # Pieces that arrive are started between two calls.
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=WAIT_SECONDS)
-        if not ready and time.monotonic() - self._asked >= NODES_SECONDS:
-            self._asked = time.monotonic()
+        if not ready and time.monotonic() - self._polled_at >= NODES_SECONDS:
+            self._polled_at = time.monotonic()
             if not any(node["Alive"] and node["Resources"].get("CPU") for node in self._ray.nodes()):
                 self._say(lost="no node is left")
                 return False

@@ -9,6 +9,6 @@ UNREACHED = 255
 """The exit code of ssh itself."""
 
 
-def ssh_command(*more: str) -> list[str]:
+def ssh_command(*options: str) -> list[str]:
     """The client with options that never ask a person; the host and the command follow."""
-    return [*(shlex.split(os.environ.get(COMMAND, "")) or ["ssh"]), *OPTIONS, *more, "--"]
+    return [*(shlex.split(os.environ.get(COMMAND, "")) or ["ssh"]), *OPTIONS, *options, "--"]

@@ -275,13 +275,13 @@ def compiled_cache() -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder)}
 
 
-def start_detached(words: list[str], *, log: Path, folder: Path) -> subprocess.Popen[bytes]:
+def start_detached(command: list[str], *, log: Path, folder: Path) -> subprocess.Popen[bytes]:
     """Start it in `folder`; what it says goes to the end of `log`."""
     try:
         make_folder(log.parent)
         with append_to(log) as output:
             return subprocess.Popen(
-                words,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -152,8 +152,8 @@ def import_release(work: OpenProject, path: Path) -> ImportedRelease:
         remarks.insert(0, f"the same weights were judged here before: {imported.release.decision}")
     if imported.named_base and imported.named_base not in (base.name, loadable_name(base.name)):
         remarks.append(f"its config names the base {imported.named_base}; it is imported for {base.name}")
-    if imported.left:
-        remarks.append(f"left out: {', '.join(imported.left)}")
+    if imported.skipped:
+        remarks.append(f"left out: {', '.join(imported.skipped)}")
     with store.shared_lock():
         new = not store.has(imported.release.id)
         release = store.put(imported.release, sources=imported.sources, progress=progress)
@@ -376,14 +376,14 @@ def deploy(
     return Deployed.model_validate(report).model_copy(update={"to": to})
 
 
-def _run_there(target: SshTarget, words: Sequence[str], given: str) -> dict[str, Any]:
+def _run_there(target: SshTarget, command: Sequence[str], stdin_text: str) -> dict[str, Any]:
     """Run graft in the project on the serving machine; what it printed as JSON."""
-    script = f"cd -- {shlex.quote(target.folder)} && exec {shlex.join(words)}"
+    script = f"cd -- {shlex.quote(target.folder)} && exec {shlex.join(command)}"
     where = f"{target.host}:{target.folder}"
     try:
         done = subprocess.run(
             [*ssh_command(), target.host, f"sh -c {shlex.quote(script)}"],
-            input=given.encode(),
+            input=stdin_text.encode(),
             capture_output=True,
             check=False,
         )
@@ -400,15 +400,15 @@ def _run_there(target: SshTarget, words: Sequence[str], given: str) -> dict[str,
     raise _explain(done.returncode, report, done.stderr.decode(errors="replace"), where)
 
 
-def _explain(code: int, found: dict[str, Any], errors: str, where: str) -> GraftError:
+def _explain(code: int, report: dict[str, Any], errors: str, where: str) -> GraftError:
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no output")[:300]
     if code == UNREACHED:
         return EnvironmentLacks(
             f"the serving machine cannot be reached: {last}", fix="make ssh work without asking", where=where
         )
     return EnvironmentLacks(
-        f"the serving machine did not take the release: {found.get('what') or last}",
-        why=str(found.get("why", "")) or f"`graft` there ended with {code}",
-        fix=str(found.get("fix", "")) or "install graftwork there, with a graft.yaml of the same project",
+        f"the serving machine did not take the release: {report.get('what') or last}",
+        why=str(report.get("why", "")) or f"`graft` there ended with {code}",
+        fix=str(report.get("fix", "")) or "install graftwork there, with a graft.yaml of the same project",
         where=where,
     )

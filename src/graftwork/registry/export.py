@@ -286,10 +286,10 @@ def _require_alike(parents: Sequence[_Parent], method: MergeMethod) -> None:
             )
 
 
-def _weigh(parents: Sequence[_Parent], asked: str) -> list[float]:
-    if asked == EQUAL:
+def _weigh(parents: Sequence[_Parent], weights_text: str) -> list[float]:
+    if weights_text == EQUAL:
         return [1 / len(parents)] * len(parents)
-    if asked == BY_DATA:
+    if weights_text == BY_DATA:
         tokens = [parent.trained_tokens or 0 for parent in parents]
         if not all(tokens):
             unknown = ", ".join(parent.name for parent in parents if not parent.trained_tokens)
@@ -300,12 +300,12 @@ def _weigh(parents: Sequence[_Parent], asked: str) -> list[float]:
             )
         return [count / sum(tokens) for count in tokens]
     try:
-        weights = [float(part) for part in asked.split(",")]
+        weights = [float(part) for part in weights_text.split(",")]
     except ValueError:
         weights = []
     if len(weights) != len(parents) or not all(0 < weight < math.inf for weight in weights):
         raise UserMistake(
-            f"{asked!r} is not a list of {len(parents)} positive weights",
+            f"{weights_text!r} is not a list of {len(parents)} positive weights",
             fix="use equal, data, or numbers as 0.5,0.3,0.2",
             where="--weights",
         )

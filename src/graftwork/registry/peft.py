@@ -84,12 +84,12 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 class PeftImport(NamedTuple):
-    """`named_base` is the base in the adapter's own config; `left` are files that were not imported."""
+    """`named_base` is the base in the adapter's own config; `skipped` are files that were not imported."""
 
     release: Release
     sources: dict[str, Path | bytes]
     named_base: str
-    left: tuple[str, ...]
+    skipped: tuple[str, ...]
 
 
 FindVerdict = Callable[[str], Verdict | None]
@@ -139,7 +139,7 @@ def import_peft_folder(
         release=release,
         sources=sources | {name: text.encode() for name, text in texts.items()},
         named_base=named_base,
-        left=tuple(sorted(set(names) - set(ADAPTER_FILES))),
+        skipped=tuple(sorted(set(names) - set(ADAPTER_FILES))),
     )
 
 

@@ -179,9 +179,9 @@ def collect_garbage(
             unused = set(work.releases.collect(unused, when=timestamp()))
         return set(contents.ids) - unused
 
-    def stays(there: frozenset[str]) -> None:
+    def stays(remaining: frozenset[str]) -> None:
         for entry in work.releases.entries():
-            if entry.collected_at is not None and entry.id in there:
+            if entry.collected_at is not None and entry.id in remaining:
                 # Marked above or by a collection that was killed, and in use since.
                 work.releases.add(work.releases.get(entry.id))
                 reasons.setdefault(entry.id, HELD_LATE)
@@ -415,7 +415,7 @@ def _draw_making(
 
 
 def _draw_file(
-    work: OpenProject, drawing: _Drawing, data: str, file: InputFile, found: dict[str, list[int]]
+    work: OpenProject, drawing: _Drawing, data: str, file: InputFile, line_numbers: dict[str, list[int]]
 ) -> None:
     try:
         is_same = file_digest(work.project.root / file.file) == file.sha256
@@ -424,7 +424,7 @@ def _draw_file(
         state = "no longer there"
     node = drawing.node("file", file.file, sha256=file.sha256[:12], rows=str(file.rows), state=state)
     drawing.edge(data, node, "read from")
-    for split, numbers in found.items():
+    for split, numbers in line_numbers.items():
         name = f"{file.file} {split}"
         of = drawing.node("lines", name, split=split, count=str(len(numbers)), lines=to_ranges(numbers))
         drawing.edge(node, of, split)

@@ -213,41 +213,41 @@ class Pushed(NamedTuple):
 
 
 def push_release(
-    store: ReleaseStore, place: RemoteStore, release_id: str, *, progress: ProgressCallback = no_progress
+    store: ReleaseStore, remote: RemoteStore, release_id: str, *, progress: ProgressCallback = no_progress
 ) -> Pushed:
     """Verify the release, upload missing files, read them back, and write the manifest last."""
     with store.shared_lock():
         release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
         count = ProgressCounter(progress, "send and read back", 2 * sum(file.size for file in release.files))
-        sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file, count=count))
+        sent = tuple(file for file in release.files if remote.put_blob(folder / file.path, file, count=count))
         remote_release = None  # missing, or damaged, so that it is written again
         with suppress(Damaged, UserMistake):
-            remote_release = place.read(release.id)
+            remote_release = remote.read(release.id)
         for name in (MINISIGN, SIGSTORE):
             # A manifest with another time has other bytes and its own signatures.
             if (folder / name).is_file() and remote_release in (None, release):
-                place.put_text(release.id, name, (folder / name).read_bytes())
+                remote.put_text(release.id, name, (folder / name).read_bytes())
         if remote_release is None:
-            place.put_text(release.id, MANIFEST, (folder / MANIFEST).read_bytes())
+            remote.put_text(release.id, MANIFEST, (folder / MANIFEST).read_bytes())
     return Pushed(release, tuple(file.path for file in sent), sum(file.size for file in sent))
 
 
 def pull_release(
-    store: ReleaseStore, place: RemoteStore, release_id: str, *, progress: ProgressCallback = no_progress
+    store: ReleaseStore, remote: RemoteStore, release_id: str, *, progress: ProgressCallback = no_progress
 ) -> ReceivedRelease:
     """Fetch into the store. Hold the store's `shared_lock()` around this and the entry in the index."""
-    release = place.read(release_id)
-    require_own_files(release, place.refuse)
+    release = remote.read(release_id)
+    require_own_files(release, remote.refuse)
     signatures = {
         name: data
         for name in (MINISIGN, SIGSTORE)
-        if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
+        if (data := remote.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
     }
     total = 0 if store.has(release_id) else sum(file.size for file in release.files)
     count = ProgressCounter(progress if total else no_progress, "fetch", total)
     return store.receive(
         release,
         signatures=signatures,
-        fetch=lambda file, path: place.get_blob(file, path, count=count),
+        fetch=lambda file, path: remote.get_blob(file, path, count=count),
         progress=progress,
     )

@@ -45,10 +45,10 @@ class ReleaseSettings(Record):
 
     @field_validator("signing_key")
     @classmethod
-    def _signing_key_is_a_file(cls, given: str | None) -> str | None:
-        if given is not None and _KEY_ITSELF.search(given):
+    def _signing_key_is_a_file(cls, value: str | None) -> str | None:
+        if value is not None and _KEY_ITSELF.search(value):
             raise ValueError("this is a key itself: write it to a file that only you can read, and name it")
-        return given
+        return value
 
     @field_validator("store")
     @classmethod

@@ -252,9 +252,9 @@ def sign_manifest(folder: Path, *, key: SecretKey, comment: str) -> bytes:
     return sign((folder / MANIFEST).read_bytes(), key=key, trusted_comment=comment).encode()
 
 
-def load_public_key(given: str, *, root: Path) -> str:
+def load_public_key(text_or_path: str, *, root: Path) -> str:
     """The key as text. `release.public_key` is the key itself or the name of a file that contains it."""
-    text = given.strip()
+    text = text_or_path.strip()
     if len(text) < 200 and "\n" not in text and (root / text).is_file():
         text = _read(root / text)
     read_public_key(text)

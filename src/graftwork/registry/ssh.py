@@ -169,12 +169,12 @@ def push_over_ssh(
 def _run(
     target: SshTarget,
     script: str,
-    given: tuple[str, ...],
+    arguments: tuple[str, ...],
     *,
     stream: IO[bytes] | None = None,
     count: ProgressCounter | None = None,
 ) -> str:
-    remote = " ".join(("sh", "-c", shlex.quote(_HEAD + script), "sh", *map(shlex.quote, given)))
+    remote = " ".join(("sh", "-c", shlex.quote(_HEAD + script), "sh", *map(shlex.quote, arguments)))
     command = ssh_command()
     try:
         process = subprocess.Popen(

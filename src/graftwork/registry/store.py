@@ -536,12 +536,12 @@ class ReleaseStore:
             return garbage
 
     def _linked_hashes(
-        self, kept: Collection[str], unreadable_ids: Collection[str]
+        self, release_ids: Collection[str], unreadable_ids: Collection[str]
     ) -> tuple[set[str], tuple[str, ...]]:
         """The hashes in the manifests of these releases, and all releases with an unreadable manifest."""
         linked: set[str] = set()
         unreadable = set(unreadable_ids)
-        for release_id in sorted(kept):
+        for release_id in sorted(release_ids):
             try:
                 linked |= {file.sha256 for file in read_manifest(self.folder(release_id)).files}
             except GraftError:

@@ -375,7 +375,7 @@ class ReviewStore(ProjectTable):
         with self._database.read() as connection:
             return tuple(self._standing(connection))
 
-    def apply(self, entry: ReviewEntry, given: Sequence[Feedback]) -> int:
+    def apply(self, entry: ReviewEntry, feedback_rows: Sequence[Feedback]) -> int:
         """Keep the feedback that a decision comes to; how many captures got it.
 
         None do if the decision was undone, or applied by another process, since the entry was read.
@@ -385,7 +385,7 @@ class ReviewStore(ProjectTable):
             if entry.place not in standing or standing[entry.place].applied:
                 return 0
             connection.execute(update(reviews).where(reviews.c.seq == entry.place).values(applied=True))
-            return sum(insert_feedback(connection, self._project, new) for new in given)
+            return sum(insert_feedback(connection, self._project, new) for new in feedback_rows)
 
     def _standing(self, connection: Connection) -> list[ReviewEntry]:
         query = select(reviews.c.seq, reviews.c.item, reviews.c.applied, reviews.c.body).where(

@@ -42,14 +42,14 @@ class CycleTable(StepLedger):
         bodies = self._database.scalars(query.order_by(steps.c.step.desc()).limit(limit))
         return tuple(CycleState.model_validate(body) for body in bodies)
 
-    def keep_output(self, cycle: CycleState, held: str, step: str, output: Record) -> None:
+    def keep_output(self, cycle: CycleState, holder: str, step: str, output: Record) -> None:
         """Keep what a step made, by who holds the step `held` in this cycle; raises Superseded otherwise.
 
         In one transaction: a coordinator that lost its claim must not replace what its successor made.
         """
-        claimed = cycle.step(held)
+        claimed = cycle.step(holder)
         with self._database.write() as connection:
-            require_held(self._load(connection), held, claimed.token if claimed is not None else 0)
+            require_held(self._load(connection), holder, claimed.token if claimed is not None else 0)
             self._keep(connection, name_cycle(cycle.number, step), output.fingerprint(), output)
 
     def _load(self, connection: Connection) -> CoordinatorState:

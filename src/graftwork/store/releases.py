@@ -286,10 +286,10 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
             raise release_not_found_error(release_id, several=False, where=self._database.name)
         return row
 
-    def _free_version(self, connection: Connection, release: Release, given: str | None) -> str:
-        if given is not None:
-            self._require_free(connection, release.model, require_version(given), but=release.id)
-            return given
+    def _free_version(self, connection: Connection, release: Release, requested: str | None) -> str:
+        if requested is not None:
+            self._require_free(connection, release.model, require_version(requested), but=release.id)
+            return requested
         of_model = (releases.c.project == self._project) & (releases.c.model == release.model)
         versioned = select(releases.c.version, releases.c.seq).where(
             of_model, releases.c.version.is_not(None)

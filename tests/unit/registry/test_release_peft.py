@@ -51,7 +51,7 @@ def test_files_that_do_not_belong_to_an_adapter_are_left_out_and_reported(folder
     (folder / "training_args.bin").write_bytes(b"\x80\x04")
     (folder / "README.md").write_text("their words")
     taken = take(folder)
-    assert taken.left == ("README.md", "training_args.bin")
+    assert taken.skipped == ("README.md", "training_args.bin")
     assert b"their words" not in taken.sources["README.md"]
 
 

@@ -152,9 +152,9 @@ class LoraExperts(nn.Module):
     def device(self) -> torch.device:
         return next(iter(self.stacks.values())).device
 
-    def forward(self, *arguments: Any, **named: Any) -> Any:
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
         if self.active is None or self.active not in self.scales:
-            return self.base_layer(*arguments, **named)
+            return self.base_layer(*arguments, **keywords)
         changed = {}
         for stack in self.adapted(self.active):
             weight = self.stacks[stack]
@@ -163,7 +163,7 @@ class LoraExperts(nn.Module):
             low = a.view(experts, -1, a.shape[1])
             high = b.view(b.shape[0], -1, experts).permute(2, 0, 1)
             changed[stack] = torch.baddbmm(weight, high, low, alpha=self.scales[self.active])
-        return functional_call(self.base_layer, changed, arguments, named)
+        return functional_call(self.base_layer, changed, arguments, keywords)
 
     def adapted(self, name: str) -> tuple[str, ...]:
         """The stacks that an adapter changes, in the order of the module."""

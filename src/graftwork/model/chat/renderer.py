@@ -231,7 +231,7 @@ class RenderedTurn(NamedTuple):
     `body` is what the template makes of the reply and `end` the control token after it.
     """
 
-    asked: list[str]
+    prompt: list[str]
     body: str
     end: str
 
@@ -295,13 +295,13 @@ class ChatRenderer:
         messages = [{"role": role, "content": content} for role, content in turns]
         return self._render(ToolMessages(messages, None), generate=generate)
 
-    def _render(self, given: "ToolMessages", *, generate: bool) -> str:
+    def _render(self, conversation: "ToolMessages", *, generate: bool) -> str:
         self._start()
         try:
             return self._template.render(
-                messages=given.messages,
+                messages=conversation.messages,
                 add_generation_prompt=generate,
-                tools=given.tools,
+                tools=conversation.tools,
                 documents=None,
                 **self._values,
             )
@@ -337,19 +337,19 @@ class ChatRenderer:
                     why="some templates write one call a turn only, or no text before a call",
                     fix="drop the row",
                 )
-        elif not _is_reply(turn.body, reply, asked="".join(turn.asked)):
+        elif not _is_reply(turn.body, reply, prompt="".join(turn.prompt)):
             raise not_a_plain_turn()
         return turn
 
-    def _answer(self, given: "ToolMessages") -> RenderedTurn:
-        prompt = self._render(given._replace(messages=given.messages[:-1]), generate=True)
-        answered = self._render(given, generate=False)
+    def _answer(self, conversation: "ToolMessages") -> RenderedTurn:
+        prompt = self._render(conversation._replace(messages=conversation.messages[:-1]), generate=True)
+        answered = self._render(conversation, generate=False)
         reply = answered.removeprefix(prompt)
         end = self.control.search(reply)
         if not answered.startswith(prompt) or end is None:
             raise not_a_plain_turn()
         body = reply[: end.start()].replace(GUARD, "")
-        return RenderedTurn(asked=self._pieces(prompt), body=body, end=end.group())
+        return RenderedTurn(prompt=self._pieces(prompt), body=body, end=end.group())
 
     @property
     def tool_form(self) -> ToolForm:
@@ -468,7 +468,7 @@ def _to_message(spoken: TextAndCalls) -> dict[str, Any]:
     return {"role": "assistant", "content": spoken.text, "tool_calls": calls}
 
 
-def _is_reply(body: str, reply: str, *, asked: str) -> bool:
+def _is_reply(body: str, reply: str, *, prompt: str) -> bool:
     """Whether `body` is the reply, up to what is the template's own.
 
     That is white space at the edges of a turn, which it trims or writes; and the tag that opens the
@@ -477,7 +477,7 @@ def _is_reply(body: str, reply: str, *, asked: str) -> bool:
     if body.strip() == reply.strip():
         return True
     opened = reply.lstrip().removeprefix("<think>")
-    return asked.rstrip().endswith("<think>") and opened != reply.lstrip() and opened.strip() == body.strip()
+    return prompt.rstrip().endswith("<think>") and opened != reply.lstrip() and opened.strip() == body.strip()
 
 
 class _GenerationBlock(Extension):
@@ -495,9 +495,9 @@ def _any_of(texts: Iterable[str]) -> str:
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
 
 
-def _split_control_token(found: re.Match[str]) -> str:
-    text = found.group()
-    if len(text) == 1 and not found.lastindex:
+def _split_control_token(match: re.Match[str]) -> str:
+    text = match.group()
+    if len(text) == 1 and not match.lastindex:
         raise CannotProve(
             "a message holds a control token of one character",
             why="it cannot be distinguished from the ones that the template writes",
@@ -531,14 +531,14 @@ class Skeleton(NamedTuple):
     around it; `end` is the control token that ends the turn.
     """
 
-    asked: list[list[str | int]]
+    prompt: list[list[str | int]]
     body: list[str | int]
     end: str
 
     def fill(self, contents: Sequence[str]) -> RenderedTurn:
         """The turn with the contents in their places."""
         return RenderedTurn(
-            [_fill(parts, contents) for parts in self.asked], _fill(self.body, contents), self.end
+            [_fill(parts, contents) for parts in self.prompt], _fill(self.body, contents), self.end
         )
 
 
@@ -583,7 +583,7 @@ class SkeletonCache:
     def __init__(self, turns: ChatRenderer) -> None:
         self._turns = turns
         self._eye = ContentChecks(turns.syntax)
-        self._known: dict[tuple[str, ...], Skeleton | None] = {}
+        self._by_roles: dict[tuple[str, ...], Skeleton | None] = {}
         self.trusted = self._eye.copies_only
 
     def find(self, roles: tuple[str, ...], contents: Sequence[str]) -> Skeleton | None:
@@ -594,11 +594,11 @@ class SkeletonCache:
         if not self.trusted or len(set(contents)) != len(contents):
             return None
         try:
-            skeleton = self._known[roles]
+            skeleton = self._by_roles[roles]
         except KeyError:
-            if len(self._known) >= self.LIMIT:
-                self._known.clear()
-            skeleton = self._known[roles] = self._derive(roles)
+            if len(self._by_roles) >= self.LIMIT:
+                self._by_roles.clear()
+            skeleton = self._by_roles[roles] = self._derive(roles)
         if skeleton is None or not all(map(self._eye.overlooks, contents)):
             return None
         return skeleton
@@ -621,7 +621,7 @@ class SkeletonCache:
         if body.strip() != marks[-1]:
             return None
         pieces = self._turns.control.split(prompt)
-        return Skeleton(asked=[_parts(piece) for piece in pieces], body=_parts(body), end=end.group())
+        return Skeleton(prompt=[_parts(piece) for piece in pieces], body=_parts(body), end=end.group())
 
     def _write(self, roles: Sequence[str], contents: Sequence[str]) -> tuple[str, str]:
         turns = list(zip(roles, contents, strict=True))
@@ -639,7 +639,7 @@ def _fill(parts: list[str | int], contents: Sequence[str]) -> str:
 
 
 def _filled(text: str, contents: Sequence[str]) -> str:
-    return MARK.sub(lambda found: contents[int(found.group(1))], text)
+    return MARK.sub(lambda match: contents[int(match.group(1))], text)
 
 
 def _texts(node: nodes.Node) -> Iterator[str]:

@@ -296,7 +296,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], reply: str) -> RenderedTokens:
         """Prompt, reply and end of turn, proven: by the template and the tokenizer themselves."""
         draft = self._draft_for_real(messages, reply)
-        encoded = self._segments.encode_for_real((*draft.asked[::2], draft.body), prove=(draft.body,))
+        encoded = self._segments.encode_for_real((*draft.prompt[::2], draft.body), prove=(draft.body,))
         row = self._finish(draft, encoded)
         if isinstance(row, CannotProve):
             raise row
@@ -309,7 +309,7 @@ class ChatTemplate:
         """
         drafts = [self._draft(messages, reply) for messages, reply in conversations]
         good = [draft for draft in drafts if isinstance(draft, RenderedTurn)]
-        texts = {text for draft in good for text in draft.asked[::2]}
+        texts = {text for draft in good for text in draft.prompt[::2]}
         bodies = {draft.body for draft in good}
         encoded = self._segments.encode(texts | bodies, prove=bodies)
         return [d if isinstance(d, CannotProve) else self._finish(d, encoded) for d in drafts]
@@ -371,7 +371,7 @@ class ChatTemplate:
     def _finish(self, draft: RenderedTurn, encoded: EncodedTexts) -> RenderedTokens | CannotProve:
         if draft.body in encoded.lost:
             return does_not_survive()
-        tokens = self._join(draft.asked, encoded.tokens)
+        tokens = self._join(draft.prompt, encoded.tokens)
         trained_from = len(tokens)
         tokens.frombytes(encoded.tokens[draft.body])
         tokens.append(self.eos)

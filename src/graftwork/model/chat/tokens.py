@@ -192,7 +192,7 @@ class WordTokenizer:
         self._tokenizer = tokenizer
         self._rule = cut
         self._cut_ascii = cut.compile(ASCII)
-        self._known: dict[str, bytes] = {}
+        self._tokens: dict[str, bytes] = {}
         self._lost: set[str] = set()
 
     def encode(self, texts: Sequence[str]) -> list[bytes | None]:
@@ -201,22 +201,22 @@ class WordTokenizer:
         unknown: set[str] = set()
         for cut in cuts:
             unknown.update(cut or ())
-        unknown.difference_update(self._known)
+        unknown.difference_update(self._tokens)
         # A word on its own must be one word for the tokenizer too.
         provable = [word for word in unknown - self._lost if self._cut(word) == [word]]
         encoded = [e.ids for e in self._tokenizer.encode_batch_fast(provable, add_special_tokens=False)]
         decoded = self._tokenizer.decode_batch(encoded, skip_special_tokens=False)
         for word, ids, back in zip(provable, encoded, decoded, strict=True):
             if back == word:
-                self._known[word] = array("i", ids).tobytes()
-        self._lost.update(word for word in unknown if word not in self._known)
+                self._tokens[word] = array("i", ids).tobytes()
+        self._lost.update(word for word in unknown if word not in self._tokens)
         results = [self._join(text, cut) for text, cut in zip(texts, cuts, strict=True)]
         # Long words rarely repeat, and a full cache is cleared.
         for word in unknown:
             if len(word) > self.LONGEST:
-                self._known.pop(word, None)
-        if len(self._known) > self.LIMIT:
-            self._known.clear()
+                self._tokens.pop(word, None)
+        if len(self._tokens) > self.LIMIT:
+            self._tokens.clear()
         if len(self._lost) > self.LIMIT:
             self._lost.clear()
         return results
@@ -238,7 +238,7 @@ class WordTokenizer:
         if cut is None or "".join(cut) != text:
             return None
         try:
-            return b"".join(map(self._known.__getitem__, cut))
+            return b"".join(map(self._tokens.__getitem__, cut))
         except KeyError:  # a word whose tokens do not decode to it
             return None
 
@@ -260,30 +260,30 @@ class TextEncoder:
     def __init__(self, tokenizer: "Tokenizer", definition: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
         cut = find_word_pattern(definition)
-        self._words = WordTokenizer(tokenizer, cut=cut) if cut else None
+        self._word_tokenizer = WordTokenizer(tokenizer, cut=cut) if cut else None
         # Tokens that have a name but are no control tokens (`<tool_call>`): the tokenizer finds them in text.
         # Those that strip adjacent spaces or match only whole words are left to it.
-        self._named: dict[str, bytes | None] = {}
+        self._named_tokens: dict[str, bytes | None] = {}
         for token in definition["added_tokens"]:
             if token["content"] and not token["special"]:
                 greedy = token["lstrip"] or token["rstrip"] or token["single_word"]
                 ids = None if greedy else array("i", [token["id"]]).tobytes()
-                self._named[token["content"]] = ids
-        longest_first = sorted(self._named, key=len, reverse=True)
+                self._named_tokens[token["content"]] = ids
+        longest_first = sorted(self._named_tokens, key=len, reverse=True)
         self._cut_named = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")").split
-        self._seen = 0
+        self._encoded_count = 0
         self._recent: dict[str, bytes] = {}
         self._recent_before: dict[str, bytes] = {}
         self._recent_size = 0
         # Some decoders take one space off the beginning of whatever they decode.
         self._drops_space = self._decode([self._encode([" a"])[0]]) == ["a"]
-        if self._words:
+        if self._word_tokenizer:
             self._checked(list(PROBE_TEXTS), self._by_words(list(PROBE_TEXTS)))
         self._is_wide = False
 
     @property
     def goes_by_words(self) -> bool:
-        return self._words is not None
+        return self._word_tokenizer is not None
 
     def encode(self, texts: Iterable[str], *, prove: Collection[str] = ()) -> EncodedTexts:
         """Encode all; for the texts in `prove`, also find the ones that do not survive."""
@@ -300,9 +300,11 @@ class TextEncoder:
         fresh = list(new)
         if not self._is_wide and not all(map(str.isascii, fresh)):
             self._is_wide = True
-            if self._words:
+            if self._word_tokenizer:
                 self._checked(list(WIDE_PROBE_TEXTS), self._by_words(list(WIDE_PROBE_TEXTS)))
-        by_words = self._checked(fresh, self._by_words(fresh)) if self._words else [None] * len(fresh)
+        by_words = (
+            self._checked(fresh, self._by_words(fresh)) if self._word_tokenizer else [None] * len(fresh)
+        )
         proven = {text for text, ids in zip(fresh, by_words, strict=True) if ids is not None}
         unproven = [text for text in fresh if text not in proven]
         tokens.update((text, ids) for text, ids in zip(fresh, by_words, strict=True) if ids is not None)
@@ -325,15 +327,17 @@ class TextEncoder:
         }
 
     def _by_words(self, texts: list[str]) -> list[bytes | None]:
-        assert self._words is not None
-        if not self._named:
-            return self._words.encode(texts)
+        assert self._word_tokenizer is not None
+        if not self._named_tokens:
+            return self._word_tokenizer.encode(texts)
         # A named token is a hard boundary inside plain text, as control tokens are around it.
         cuts = [self._cut_named(text) for text in texts]
-        coded = iter(self._words.encode([piece for cut in cuts for piece in cut[::2]]))
+        coded = iter(self._word_tokenizer.encode([piece for cut in cuts for piece in cut[::2]]))
         results: list[bytes | None] = []
         for cut in cuts:
-            pieces = [self._named[piece] if index % 2 else next(coded) for index, piece in enumerate(cut)]
+            pieces = [
+                self._named_tokens[piece] if index % 2 else next(coded) for index, piece in enumerate(cut)
+            ]
             encoded = [piece for piece in pieces if piece is not None]
             results.append(b"".join(encoded) if len(encoded) == len(pieces) else None)
         return results
@@ -342,16 +346,16 @@ class TextEncoder:
         """The same, or nothing at all if the tokenizer says otherwise for one of a sample."""
         sample = []
         for index in range(len(texts)):
-            number = self._seen + index
+            number = self._encoded_count + index
             if number < self.CHECKED_FIRST or number % self.CHECKED_EVERY == 0:
                 sample.append(index)
-        self._seen += len(texts)
+        self._encoded_count += len(texts)
         if not sample:
             return by_words
         truth = self._encode([texts[index] for index in sample])
         if all(by_words[index] in (None, ids) for index, ids in zip(sample, truth, strict=True)):
             return by_words
-        self._words = None
+        self._word_tokenizer = None
         self._recent.clear()
         self._recent_before.clear()
         return [None] * len(texts)

@@ -39,14 +39,16 @@ def grouped_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    **rest: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """(batch, heads, 1, d) against (batch, groups, length, d); more than one token goes the stock way."""
     rows, heads, new, width = query.shape
     if new != 1:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
         return output, None
     groups = key.shape[1]
     scale = scaling if scaling is not None else width**-0.5
@@ -68,7 +70,7 @@ class CacheShape(NamedTuple):
     dtype: torch.dtype
 
 
-class PassPlaces(NamedTuple):
+class PassLayout(NamedTuple):
     """Where one pass writes, and what it reads."""
 
     rows: Tensor
@@ -114,7 +116,7 @@ class SlotCache:
 
     def __init__(self, shape: CacheShape, device: torch.device) -> None:
         self._shape, self._device = shape, device
-        self.places: PassPlaces | None = None
+        self.layout: PassLayout | None = None
         self._groups = torch.arange(shape.groups, device=device)[None, :, None]
         self.cache = DynamicCache()
         self.cache.layers = [_SlotLayer(self, layer) for layer in range(shape.layers)]
@@ -174,8 +176,8 @@ class SlotCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store [batch, groups, tokens, width]; what the rows see: [batch, groups, columns, width]."""
-        assert self.places is not None
-        rows, positions, columns, leading = self.places
+        assert self.layout is not None
+        rows, positions, columns, leading = self.layout
         index = (rows[:, None, None], self._groups, positions[:, None, :])
         views = []
         for tensor, new in zip(self._room[layer], (keys, values), strict=True):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graftwork.model.adapters.lora import AdapterRows, weights_of_adapter
 from graftwork.model.adapters.peft import activate
-from graftwork.model.generate.cache import CacheShape, PassPlaces, SlotCache
+from graftwork.model.generate.cache import CacheShape, PassLayout, SlotCache
 from graftwork.model.generate.lean import LeanPass
 from graftwork.model.generate.recorded import GraphRecorder
 from graftwork.model.generate.sampling import (
@@ -469,7 +469,7 @@ class SlotDecoder:
         self, tokens: Tensor, positions: Tensor, slots: Tensor, columns: int, *, leading: bool, adapted: bool
     ) -> Tensor:
         """Logits after the last token of each row."""
-        self._cache.places = PassPlaces(slots, positions, columns, leading)
+        self._cache.layout = PassLayout(slots, positions, columns, leading)
         if adapted:
             assert self._adapters is not None
             self._adapters.choose(self._choice[: len(slots)] if leading else self._choice[slots])

@@ -94,12 +94,12 @@ def choose_tokens(logits: Tensor, rows: Sequence[RowSampling | None], steps: Seq
     return next_tokens
 
 
-def _draw(kept: Tensor, numbers: Tensor) -> Tensor:
+def _draw(probabilities: Tensor, numbers: Tensor) -> Tensor:
     """The first place whose cumulative probability exceeds the random number; never one of probability 0."""
-    with any_order(kept):
-        reached = kept.cumsum(dim=-1)
+    with any_order(probabilities):
+        reached = probabilities.cumsum(dim=-1)
     index = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
-    return index.clamp(max=kept.shape[1] - 1).squeeze(1)
+    return index.clamp(max=probabilities.shape[1] - 1).squeeze(1)
 
 
 def _likeliest(
@@ -193,14 +193,16 @@ def wants_own_logprobs(row: TokenOptions | None) -> bool:
     return row is not None and row.logprobs == 0
 
 
-def chosen_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> Tensor | None:
+def chosen_logprobs(
+    logits: Tensor, next_tokens: Tensor, rows: Sequence[TokenOptions | None]
+) -> Tensor | None:
     """Of the chosen token of each row, in one go and without waiting for a GPU. None if no row asks."""
     if not any(map(wants_own_logprobs, rows)):
         return None
-    return torch.log_softmax(logits.float(), dim=-1).gather(1, chosen[:, None]).squeeze(1)
+    return torch.log_softmax(logits.float(), dim=-1).gather(1, next_tokens[:, None]).squeeze(1)
 
 
-def note_top_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+def note_top_logprobs(logits: Tensor, next_tokens: Tensor, rows: Sequence[TokenOptions | None]) -> None:
     """Note the log-probabilities before any constraint, temperature or restriction, with the likeliest."""
     for index, row in enumerate(rows):
         if row is None or not row.logprobs:
@@ -208,19 +210,19 @@ def note_top_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOption
         logprobs = torch.log_softmax(logits[index].float(), dim=-1)
         values, tokens = logprobs.topk(row.logprobs)
         top = list(zip(tokens.tolist(), values.tolist(), strict=True))
-        row.noted.append(TokenLogprobs(float(logprobs[chosen[index]]), top))
+        row.noted.append(TokenLogprobs(float(logprobs[next_tokens[index]]), top))
 
 
-def note_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+def note_logprobs(logits: Tensor, next_tokens: Tensor, rows: Sequence[TokenOptions | None]) -> None:
     """All log-probabilities that rows ask for, at once."""
-    logprobs = chosen_logprobs(logits, chosen, rows)
+    logprobs = chosen_logprobs(logits, next_tokens, rows)
     if logprobs is not None:
         note_own_logprobs(logprobs, rows)
-    note_top_logprobs(logits, chosen, rows)
+    note_top_logprobs(logits, next_tokens, rows)
 
 
-def note_own_logprobs(own: Tensor, rows: Sequence[TokenOptions | None]) -> None:
-    for row, value in zip(rows, own.tolist(), strict=True):
+def note_own_logprobs(logprobs: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+    for row, value in zip(rows, logprobs.tolist(), strict=True):
         if row is not None and wants_own_logprobs(row):
             row.noted.append(TokenLogprobs(value, []))
 

@@ -114,24 +114,24 @@ SHORTEST = 16
 
 class SlotContents:
     def __init__(self, slots: int) -> None:
-        self._held: list[tuple[str | None, list[int]] | None] = [None] * slots
+        self._contents: list[tuple[str | None, list[int]] | None] = [None] * slots
 
     def hold(self, slot: int, adapter: str | None, tokens: list[int]) -> None:
-        self._held[slot] = adapter, tokens
+        self._contents[slot] = adapter, tokens
 
     def clear_slot(self, slot: int) -> None:
-        self._held[slot] = None
+        self._contents[slot] = None
 
     def move(self, source: int, target: int) -> None:
-        self._held[target], self._held[source] = self._held[source], None
+        self._contents[target], self._contents[source] = self._contents[source], None
 
     def forget(self) -> None:
-        self._held = [None] * len(self._held)
+        self._contents = [None] * len(self._contents)
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> tuple[int, int]:
         """The slot with the longest common beginning, and its length; 0 where there is none worth it."""
         best, longest = 0, 0
-        for slot, content in enumerate(self._held):
+        for slot, content in enumerate(self._contents):
             if content is not None and content[0] == adapter:
                 length = _matching(content[1], prompt)
                 if length > longest:

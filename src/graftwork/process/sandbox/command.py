@@ -80,9 +80,9 @@ def shut_by_bubblewrap(
     disk_bytes: int,
     as_root: bool,
     environment: Mapping[str, str],
-    shown: Mapping[str, str],
+    extra_folders: Mapping[str, str],
 ) -> list[str]:
-    """Everything up to the command that it runs. `shown` are folders besides the views, read-only."""
+    """Everything up to the command that it runs. `extra_folders` are shown besides the views, read-only."""
     command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"]
     command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if not as_root:
@@ -95,7 +95,7 @@ def shut_by_bubblewrap(
     command += ["--clearenv"]
     for name, value in environment.items():
         command += ["--setenv", name, value]
-    targets = {*(view.target for view in views), *shown.values()}
+    targets = {*(view.target for view in views), *extra_folders.values()}
     above = {str(folder) for path in targets for folder in PurePosixPath(path).parents}
     for folder in sorted(above - {"/"} - targets):
         # Bubblewrap would shut those for others whose originals are shut: /root above an interpreter.
@@ -106,7 +106,7 @@ def shut_by_bubblewrap(
         else:
             option = {"link": "--symlink", "device": "--dev-bind"}.get(kind, "--ro-bind")
             command += [option, source, target]
-    for source, target in shown.items():
+    for source, target in extra_folders.items():
         command += ["--ro-bind", source, target]
     command += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", FOLDER]
     return [*command, "--remount-ro", "/", "--chdir", FOLDER, "--"]
@@ -171,7 +171,7 @@ def command_for(
         disk_bytes=limits.disk_bytes,
         as_root=described["uid"] is not None,
         environment=scrubbed_environment(FOLDER),
-        shown={str(INSIDE): f"{_BOX_FILES}/{INSIDE.name}"},
+        extra_folders={str(INSIDE): f"{_BOX_FILES}/{INSIDE.name}"},
     )
     return [*walls, *_interpret(_BOX_FILES, described)]
 

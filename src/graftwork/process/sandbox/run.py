@@ -94,12 +94,12 @@ _LOOK_EVERY = 0.05
 
 
 class Talk:
-    """The messages so far. `asked` is called with each message of the sandbox and may return an answer."""
+    """The messages so far. `on_message` gets each message of the sandbox and may return an answer."""
 
     def __init__(
-        self, channel: socket.socket, asked: Callable[[bytes], bytes | None], *, outgoing: bytearray
+        self, channel: socket.socket, on_message: Callable[[bytes], bytes | None], *, outgoing: bytearray
     ) -> None:
-        self.channel, self.asked = channel, asked
+        self.channel, self.on_message = channel, on_message
         self.outgoing, self.incoming = outgoing, bytearray()
         self.heard: dict[str, bytearray] = {}
         self.messages = self.peak_bytes = 0
@@ -205,7 +205,7 @@ def _take_messages(talk: Talk) -> bool:
         message = bytes(talk.incoming[_HEAD.size : _HEAD.size + length])
         del talk.incoming[: _HEAD.size + length]
         talk.messages += 1
-        answer = talk.asked(message)
+        answer = talk.on_message(message)
         if answer is not None:
             talk.outgoing += frame(answer)
     return True
@@ -243,7 +243,7 @@ class Sandbox:
         """Whether it is Python at all; nothing of it is run."""
         messages: list[bytes] = []
         task = {"action": "compile", "name": "answer.py", "source": source, "files": {}}
-        result = self.in_box(task, asked=messages.append)
+        result = self.in_box(task, on_message=messages.append)
         return result if messages == [b"compiled"] else _without_nonce(result)
 
     def test(self, source: str, tests: str, *, files: dict[str, str] | None = None) -> SandboxResult:
@@ -262,7 +262,7 @@ class Sandbox:
         task = {"action": "test", "name": "answer.py", "source": source, "files": files or {}}
         # One more: the process of the tests is not the answer's.
         limits = self.limits.model_copy(update={"processes": self.limits.processes + 1})
-        result = replace(self, limits=limits).in_box(task, asked=answer)
+        result = replace(self, limits=limits).in_box(task, on_message=answer)
         if len(messages) == 2 and messages[1].startswith(UNSUPPORTED):
             why = messages[1].removeprefix(UNSUPPORTED).decode(errors="replace")
             return result.model_copy(update={"ok": False, "reason": "unsupported", "stderr": why})
@@ -272,12 +272,12 @@ class Sandbox:
         self,
         task: dict[str, Any],
         *,
-        asked: Callable[[bytes], bytes | None] = lambda _message: None,
+        on_message: Callable[[bytes], bytes | None] = lambda _message: None,
         jobs: Sequence[dict[str, Any]] = (),
         job_limits: Limits | None = None,
     ) -> SandboxResult:
         try:
-            return run_in_box(self, task, asked=asked, jobs=jobs, job_limits=job_limits)
+            return run_in_box(self, task, on_message=on_message, jobs=jobs, job_limits=job_limits)
         except BoxNotMade as error:
             raise EnvironmentLacks(
                 f"the sandbox ({self.kind}) could not be made: {error}",
@@ -290,7 +290,7 @@ def run_in_box(
     sandbox: Sandbox,
     task: dict[str, Any],
     *,
-    asked: Callable[[bytes], bytes | None] = lambda _message: None,
+    on_message: Callable[[bytes], bytes | None] = lambda _message: None,
     jobs: Sequence[dict[str, Any]] = (),
     job_limits: Limits | None = None,
 ) -> SandboxResult:
@@ -333,7 +333,7 @@ def run_in_box(
                 os.close(status_far)
             far.close()
             outgoing = bytearray(b"".join(frame(marshal.dumps(message)) for message in tasks))
-            talk = Talk(near, asked, outgoing=outgoing)
+            talk = Talk(near, on_message, outgoing=outgoing)
             assert process.stdout is not None
             assert process.stderr is not None
             outputs = {"stdout": process.stdout.fileno(), "stderr": process.stderr.fileno()}

@@ -142,11 +142,11 @@ def _special(kind: type, name: str) -> Any:
 
 
 class _Writer:
-    """One message. `kept` are the containers that may change, in the order in which they occur."""
+    """One message. `containers` are those that may change, in the order in which they occur."""
 
-    def __init__(self, peer: Peer, kept: list[Any]) -> None:
-        self._peer, self.out, self.kept = peer, bytearray(), list(kept)
-        self._places = {id(item): position for position, item in enumerate(kept)}
+    def __init__(self, peer: Peer, containers: list[Any]) -> None:
+        self._peer, self.out, self.containers = peer, bytearray(), list(containers)
+        self._positions = {id(item): position for position, item in enumerate(containers)}
 
     def write(self, value: Any, depth: int = 0) -> None:  # noqa: PLR0912  # one branch for each tag
         if depth > _DEEPEST:
@@ -169,11 +169,11 @@ class _Writer:
             for item in value:
                 self.write(item, depth + 1)
         elif kind in _MUTABLE:
-            if id(value) in self._places:
-                self._tag(b"m", self._places[id(value)])
+            if id(value) in self._positions:
+                self._tag(b"m", self._positions[id(value)])
                 return
-            self._places[id(value)] = len(self.kept)
-            self.kept.append(value)
+            self._positions[id(value)] = len(self.containers)
+            self.containers.append(value)
             self._tag(b"l", _MUTABLE.index(kind))
             self.write_content(value, depth)
         elif isinstance(value, BaseException):
@@ -256,8 +256,8 @@ def _text_of(error: BaseException) -> str:
 
 
 class _ValueReader:
-    def __init__(self, peer: Peer, content: bytes, kept: list[Any]) -> None:
-        self._peer, self._content, self._at, self.kept = peer, content, 0, list(kept)
+    def __init__(self, peer: Peer, content: bytes, containers: list[Any]) -> None:
+        self._peer, self._content, self._position, self.containers = peer, content, 0, list(containers)
 
     def read(self, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912  # one branch for each tag
         if depth > 2 * _DEEPEST:
@@ -283,10 +283,10 @@ class _ValueReader:
         if tag == b"z":
             return frozenset([self.read(depth + 1) for _ in range(number)])
         if tag == b"m":
-            return self.kept[number]
+            return self.containers[number]
         if tag == b"l":
             container: Any = _MUTABLE[number]()
-            self.kept.append(container)
+            self.containers.append(container)
             fill(container, self.read(depth + 1))
             return container
         if tag == b"v":
@@ -306,10 +306,10 @@ class _ValueReader:
         raise ValueError("no such tag")
 
     def _take(self, count: int) -> bytes:
-        part = self._content[self._at : self._at + count]
+        part = self._content[self._position : self._position + count]
         if len(part) != count:
             raise ValueError("cut short")
-        self._at += count
+        self._position += count
         return part
 
     def _read_error(self, depth: int) -> BaseException:
@@ -405,9 +405,9 @@ def _content(remote: Remote) -> Any:
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    def method(self: Remote, *args: Any, **named: Any) -> Any:
+    def method(self: Remote, *args: Any, **keywords: Any) -> Any:
         if name == "__call__":
-            return _ask(self, "call", self, args, named)
+            return _ask(self, "call", self, args, keywords)
         alone = name in _WITH_OTHERS and not _is_trusted(self)
         if alone and not all(issubclass(type(arg), Remote) for arg in args):
             if object.__getattribute__(self, "_base"):
@@ -436,13 +436,13 @@ class Peer:
 
     def ask(self, action: str, *args: Any) -> Any:
         with self._lock:
-            exported = self._send(b"?", (action, args), [])
+            containers = self._send(b"?", (action, args), [])
             while True:
-                kind, reader = self._receive(exported)
+                kind, reader = self._receive(containers)
                 if kind == b"?":
                     self._answer(reader)
                     continue
-                return self._conclude(kind, reader, exported)
+                return self._conclude(kind, reader, containers)
 
     def serve(self) -> None:
         """Answer until the other end is gone."""
@@ -452,11 +452,11 @@ class Peer:
                 raise Lost
             self._answer(reader)
 
-    def _conclude(self, kind: bytes, reader: _ValueReader, kept: list[Any]) -> Any:
+    def _conclude(self, kind: bytes, reader: _ValueReader, containers: list[Any]) -> Any:
         try:
             result, printed = reader.read(), reader.read()
-            contents = [reader.read() for _ in kept]
-            for container, content in zip(kept, contents, strict=True):
+            contents = [reader.read() for _ in containers]
+            for container, content in zip(containers, contents, strict=True):
                 fill(container, content)
         except (ValueError, TypeError, LookupError, ArithmeticError, UnicodeError) as error:
             raise Lost from error
@@ -472,7 +472,7 @@ class Peer:
             serve = getattr(self, f"_on_{action}")
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             raise Lost from error
-        exported, kind = reader.kept, b"="
+        containers, kind = reader.containers, b"="
         try:
             result = serve(*args)
         except (Lost, NotSupported):
@@ -480,16 +480,16 @@ class Peer:
         except BaseException as error:
             kind, result = b"!", error
         try:
-            self._send(kind, result, exported, reply=True)
+            self._send(kind, result, containers, reply=True)
         except (TypeError, ValueError, RecursionError) as error:
-            self._send(b"!", TypeError(str(error)), exported, reply=True)
+            self._send(b"!", TypeError(str(error)), containers, reply=True)
 
-    def _send(self, kind: bytes, value: Any, kept: list[Any], *, reply: bool = False) -> list[Any]:
-        writer = _Writer(self, kept)
+    def _send(self, kind: bytes, value: Any, containers: list[Any], *, reply: bool = False) -> list[Any]:
+        writer = _Writer(self, containers)
         writer.write(value)
         if reply:
             writer.write(self.printed.take() if self.printed is not None else "")
-            for container in kept:
+            for container in containers:
                 writer.write_content(container)
         message = memoryview(kind + _LENGTH.pack(len(writer.out)) + bytes(writer.out))
         try:
@@ -497,14 +497,14 @@ class Peer:
                 message = message[os.write(self._writes, message) :]
         except OSError as error:
             raise Lost from error
-        return writer.kept
+        return writer.containers
 
-    def _receive(self, kept: list[Any]) -> tuple[bytes, _ValueReader]:
+    def _receive(self, containers: list[Any]) -> tuple[bytes, _ValueReader]:
         head = self._take(1 + _LENGTH.size)
         length = _LENGTH.unpack(head[1:])[0]
         if length > _MOST_BYTES or head[:1] not in (b"?", b"=", b"!"):
             raise Lost
-        return head[:1], _ValueReader(self, self._take(length), kept if head[:1] != b"?" else [])
+        return head[:1], _ValueReader(self, self._take(length), containers if head[:1] != b"?" else [])
 
     def _take(self, count: int) -> bytes:
         parts = bytearray()
@@ -587,8 +587,8 @@ class Peer:
     def _on_names(self) -> tuple[str, ...]:
         return tuple(self.names)
 
-    def _on_call(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return function(*args, **named)
+    def _on_call(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return function(*args, **keywords)
 
     def _on_special(self, value: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name not in _SPECIALS:
@@ -675,12 +675,12 @@ class Printed(io.BytesIO):
 class AnswerNames(dict["str", "Any"]):
     """The globals of the tests: names that they do not define are those of the answer."""
 
-    def __init__(self, peer: Peer, known: frozenset[str]) -> None:
+    def __init__(self, peer: Peer, names: frozenset[str]) -> None:
         super().__init__(__name__="answer", __builtins__=builtins)
-        self._peer, self._known = peer, known
+        self._peer, self._names = peer, names
 
     def __missing__(self, name: str) -> Any:
-        if name in self._known or not hasattr(builtins, name):
+        if name in self._names or not hasattr(builtins, name):
             return self._peer.lookup(name)
         raise KeyError(name)
 
@@ -688,9 +688,9 @@ class AnswerNames(dict["str", "Any"]):
 class AnswerModule(types.ModuleType):
     """For tests that import the answer."""
 
-    def __init__(self, peer: Peer, known: frozenset[str]) -> None:
+    def __init__(self, peer: Peer, names: frozenset[str]) -> None:
         super().__init__("answer")
-        vars(self).update(_peer=peer, __all__=sorted(name for name in known if not name.startswith("_")))
+        vars(self).update(_peer=peer, __all__=sorted(name for name in names if not name.startswith("_")))
 
     def __getattr__(self, name: str) -> Any:
         try:
